@@ -1,0 +1,27 @@
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin/python
+
+.PHONY: env test test-all lint clean
+
+env: $(VENV)/ready
+
+$(VENV)/ready: requirements.txt setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(RUN) -m pip install --quiet --upgrade pip
+	$(RUN) -m pip install --quiet -r requirements.txt
+	$(RUN) -m pip install --quiet --no-deps --no-build-isolation -e . || $(RUN) -m pip install --quiet --no-deps -e .
+	touch $@
+
+test: env lint
+	$(RUN) -m pytest -n 2 -m "not slow"
+
+test-all: env lint
+	$(RUN) -m pytest -n 2
+
+lint: env
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,1 @@
+"""What namedmesh costs and gains, measured: each module is a command that writes JSON."""

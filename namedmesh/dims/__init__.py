@@ -1,0 +1,23 @@
+"""What a name is: dimensions, meshes, layouts, and the algebra of shardings.
+
+The package can be called, too: `nm.dims("batch=8 model=16")` makes dimensions.
+"""
+
+import sys
+import types
+
+from namedmesh.dims.dimension import Dimension as Dimension
+from namedmesh.dims.dimension import Shape as Shape
+from namedmesh.dims.dimension import dims as dims
+from namedmesh.dims.errors import NamedMeshError as NamedMeshError
+from namedmesh.dims.layout import Layout as Layout
+from namedmesh.dims.mesh import Mesh as Mesh
+from namedmesh.dims.sharding import Sharding as Sharding
+
+
+class _Callable(types.ModuleType):
+    def __call__(self, text: str) -> list[Dimension]:
+        return dims(text)
+
+
+sys.modules[__name__].__class__ = _Callable

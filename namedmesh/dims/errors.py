@@ -1,0 +1,50 @@
+"""The one error class, and the sentences every error is made of."""
+
+import difflib
+from collections.abc import Iterable, Sequence
+
+from namedmesh.dims.source import Source, caller
+
+
+class NamedMeshError(ValueError):
+    """A mistake in a program, mesh, layout or input: what is wrong, where, and how to mend it."""
+
+    def __init__(self, problem: str, *details: str, fix: str, source: Source | None = None):
+        source = source or caller()
+        self.problem, self.details, self.fix, self.source = problem, details, fix, source
+        lines = [problem, *(f"  {detail}" for detail in details)]
+        lines.append(f"  at {source}: {source.code}" if source.code else f"  at {source}")
+        lines.append(f"  fix: {fix}")
+        super().__init__("\n".join(lines))
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A did-you-mean for a name that is not known, or the list of what is."""
+    known = sorted(set(known))
+    close = difflib.get_close_matches(name, known, n=1)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"use one of: {', '.join(known)}" if known else "there are none to choose from"
+
+
+def listing(names: Sequence[str]) -> str:
+    """Names in a sentence: a, b and c."""
+    names = list(names)
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
+
+
+def checked_identifier(name: object, what: str) -> str:
+    """Returns name when it is an identifier, or raises."""
+    if not isinstance(name, str) or not name.isidentifier():
+        raise NamedMeshError(
+            f"{what} name {name!r} is not an identifier",
+            fix="use letters, digits and underscores, not starting with a digit",
+        )
+    return name
+
+
+def checked_size(size: object, what: str) -> int:
+    """Returns size as an int when it is a positive whole number, or raises."""
+    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # type: ignore[arg-type]
+        raise NamedMeshError(f"{what} has size {size!r}", fix="a size is a positive whole number")
+    return int(size)  # type: ignore[arg-type]

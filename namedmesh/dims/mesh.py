@@ -1,0 +1,76 @@
+"""Mesh: devices arranged along named axes."""
+
+import math
+import re
+from collections.abc import Sequence
+
+from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, did_you_mean
+
+
+class Mesh:
+    """Devices in a grid of named axes, the last axis changing fastest.
+
+    >>> Mesh(data=2, expert=4)
+    Mesh(data=2, expert=4)
+
+    device_assignment lists, for each place of the grid in row-major order, the number of the device
+    that takes it; without one, devices take their places in order.
+    """
+
+    def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
+        self.axes: dict[str, int] = {
+            checked_identifier(name, "mesh axis"): checked_size(size, f"mesh axis {name}") for name, size in axes.items()
+        }
+        if not self.axes:
+            raise NamedMeshError("a mesh needs at least one axis", fix="write e.g. nm.Mesh(data=8)")
+        self.device_assignment = None if device_assignment is None else tuple(device_assignment)
+        if self.device_assignment is not None and sorted(self.device_assignment) != list(range(self.devices)):
+            raise NamedMeshError(
+                f"device_assignment does not place {self.devices} devices once each: {self.device_assignment}",
+                f"mesh: {self}",
+                fix=f"give a permutation of 0 to {self.devices - 1}",
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> "Mesh":
+        """A mesh from one line: 'data=2 expert=4'."""
+        axes: dict[str, int] = {}
+        for match in re.finditer(r"[^\s,;]+", text):
+            name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
+            if not equals or not size.isdigit() or name in axes:
+                raise NamedMeshError(
+                    f"cannot read {match.group()!r} as axis=size" if name not in axes else f"mesh axis {name} is given twice",
+                    text,
+                    " " * match.start() + "^" * len(match.group()),
+                    fix="write a mesh as 'data=2 expert=4'",
+                )
+            axes[name] = int(size)
+        return cls(**axes)
+
+    @property
+    def devices(self) -> int:
+        """How many devices the mesh has."""
+        return math.prod(self.axes.values())
+
+    def size(self, axes: Sequence[str]) -> int:
+        """How many devices lie along the axes together."""
+        return math.prod(self.axes[axis] for axis in axes)
+
+    def check_axis(self, axis: str, what: str) -> None:
+        """Raises when the mesh has no such axis."""
+        if axis not in self.axes:
+            raise NamedMeshError(f"{what}: the mesh has no axis {axis!r}", f"mesh: {self}", fix=did_you_mean(axis, self.axes))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Mesh) and (list(self.axes.items()), self.device_assignment) == (
+            list(other.axes.items()),
+            other.device_assignment,
+        )
+
+    def __hash__(self) -> int:
+        return hash((tuple(self.axes.items()), self.device_assignment))
+
+    def __str__(self) -> str:
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+
+    __repr__ = __str__

@@ -1,0 +1,163 @@
+"""The sharding algebra: which dimension of a tensor holds which mesh axes, and what moving them costs."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.mesh import Mesh
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """For one tensor, the axes each of its dimensions holds; each axis is held at most once.
+
+    whole names the dimensions that were asked to stay whole whatever the layout says; it does not take
+    part in equality, since it says nothing of where the data is.
+    """
+
+    held: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    whole: frozenset[str] = field(default=frozenset(), compare=False)
+
+    @classmethod
+    def of(cls, held: Mapping[str, Iterable[str]], whole: Iterable[str] = ()) -> "Sharding":
+        """A sharding from a mapping of dimension name to axes."""
+        pairs = sorted((name, tuple(axes)) for name, axes in held.items())
+        return cls(tuple((name, axes) for name, axes in pairs if axes), frozenset(whole))
+
+    @property
+    def mapping(self) -> dict[str, tuple[str, ...]]:
+        """The held axes by dimension name."""
+        return dict(self.held)
+
+    def axes(self, name: str) -> tuple[str, ...]:
+        """The axes a dimension holds."""
+        return self.mapping.get(name, ())
+
+    def holder(self, axis: str) -> str | None:
+        """The dimension that holds an axis."""
+        return next((name for name, axes in self.held if axis in axes), None)
+
+    @property
+    def used(self) -> tuple[str, ...]:
+        """Every axis that some dimension holds."""
+        return tuple(axis for _, axes in self.held for axis in axes)
+
+    def only(self, names: Iterable[str]) -> "Sharding":
+        """This sharding restricted to some dimensions."""
+        names = set(names)
+        return Sharding.of({name: axes for name, axes in self.held if name in names}, self.whole & names)
+
+    def kept_whole(self, names: Iterable[str]) -> "Sharding":
+        """The same places, with these dimensions asked to stay whole."""
+        return Sharding(self.held, frozenset(names))
+
+    def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
+        """The size of one device's piece, the padding of sizes that do not divide included."""
+        return tuple(-(-dim.size // mesh.size(self.axes(dim.name))) for dim in shape)
+
+    def divides(self, shape: Shape, mesh: Mesh) -> bool:
+        """Whether every held dimension divides evenly."""
+        return all(dim.size % mesh.size(self.axes(dim.name)) == 0 for dim in shape)
+
+    def waste(self, shape: Shape, mesh: Mesh) -> float:
+        """The share of all devices' elements that is padding."""
+        padded = math.prod(
+            local * mesh.size(self.axes(dim.name))
+            for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
+        )
+        return 1 - shape.elements / padded
+
+    def text(self, shape: Shape) -> str:
+        """The shape with the held axes: [group=64/data+expert, model=512]."""
+        parts = (str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "") for dim in shape)
+        return f"[{', '.join(parts)}]"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One move on the way from one sharding to another; elements counts what one device sends or receives."""
+
+    kind: str  # Slice (free), AllGather, AllToAll or CollectivePermute
+    axes: tuple[str, ...]
+    result: Sharding
+    elements: int
+
+
+def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Step]:
+    """The moves that take a tensor from source to target, each one collective or a free local slice.
+
+    An axis leaves a dimension only from the end of its list, and joins another at the end; what is in the
+    way is put last by a CollectivePermute first. AllToAlls come before AllGathers, so that they move less.
+    """
+    current = {dim.name: list(source.axes(dim.name)) for dim in shape}
+    goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
+    sizes = {dim.name: dim.size for dim in shape}
+    steps: list[Step] = []
+
+    def local(name: str) -> int:
+        return -(-sizes[name] // mesh.size(current[name]))
+
+    def emit(kind: str, axes: Iterable[str], elements: int) -> None:
+        steps.append(Step(kind, tuple(axes), Sharding.of(current, target.whole), elements))
+
+    def pieces() -> int:
+        return math.prod(local(name) for name in current)
+
+    def ragged(name: str) -> bool:
+        """Several axes on a size they do not divide: XLA re-tiles these expensively, so go through whole."""
+        lists = (current[name], goal[name])
+        return any(len(axes) > 1 and sizes[name] % mesh.size(axes) for axes in lists) or (
+            bool(current[name]) and bool(goal[name]) and any(sizes[name] % mesh.size(axes) for axes in lists)
+        )
+
+    def permute(name: str, order: list[str]) -> None:
+        if order != current[name]:
+            current[name] = order
+            emit("CollectivePermute", order, pieces())
+
+    def append_missing(name: str) -> None:
+        used = {axis for axes in current.values() for axis in axes}
+        missing = [axis for axis in goal[name] if axis not in used]
+        if missing:
+            current[name] = current[name] + missing
+            emit("Slice", missing, pieces())
+
+    def gather(name: str, keep: list[str]) -> None:
+        axes = current[name][len(keep) :]
+        if axes:
+            received = pieces() * mesh.size(axes)
+            current[name] = keep
+            emit("AllGather", axes, received)
+
+    wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
+    for name in current:
+        if all(axis in goal[name] for axis in current[name]) and not ragged(name):
+            append_missing(name)
+    for name in current:
+        if current[name] == goal[name] or ragged(name):
+            continue
+        staying = [axis for axis in current[name] if axis in goal[name]]
+        leaving = [axis for axis in current[name] if axis not in goal[name]]
+        moving = [axis for axis in leaving if axis in wanted_by and not ragged(wanted_by[axis])]
+        moving.sort(key=lambda axis: wanted_by[axis])
+        dropped = [axis for axis in leaving if axis not in moving]
+        permute(name, staying + dropped + moving)
+        while moving:
+            other = wanted_by[moving[-1]]
+            group = [axis for axis in moving if wanted_by[axis] == other]
+            moving = moving[: -len(group)]
+            ways = mesh.size(group)
+            sent = pieces() // local(other) * (-(-local(other) // ways) * ways)
+            current[name] = current[name][: -len(group)]
+            current[other] = current[other] + group
+            emit("AllToAll", group, sent)
+        gather(name, staying)
+    for name in current:
+        if current[name] != goal[name] and ragged(name):
+            gather(name, [])
+    for name in current:
+        append_missing(name)
+    for name in current:
+        permute(name, goal[name])
+    return steps

@@ -1,0 +1,39 @@
+"""Where in the user's own code something was written."""
+
+import linecache
+import os
+import re
+import sys
+from dataclasses import dataclass
+
+_PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+
+
+@dataclass(frozen=True)
+class Source:
+    """One line of the user's program."""
+
+    file: str
+    line: int
+
+    @property
+    def code(self) -> str:
+        """The text of the line, without indentation."""
+        return linecache.getline(self.file, self.line).strip()
+
+    @property
+    def variable(self) -> str | None:
+        """The variable the line assigns to, when it is a plain assignment."""
+        match = re.match(r"([A-Za-z_]\w*)\s*(?::[^=]+)?=[^=]", self.code)
+        return match.group(1) if match else None
+
+    def __str__(self) -> str:
+        return f"{os.path.basename(self.file)}:{self.line}"
+
+
+def caller() -> Source:
+    """The innermost line on the stack that is not namedmesh's own (dataclasses' generated code counts as such)."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<string>")):
+        frame = frame.f_back
+    return Source(frame.f_code.co_filename, frame.f_lineno)

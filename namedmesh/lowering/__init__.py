@@ -1,0 +1,1 @@
+"""Where data lives and moves: plan, emission, export, compilation."""

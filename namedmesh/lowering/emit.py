@@ -1,0 +1,120 @@
+"""Emission: one TensorFlow op or a few for each named op, with a sharding said of every result."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.sharding import Sharding, Step
+from namedmesh.lowering.annotate import GspmdAnnotator
+from namedmesh.lowering.plan import Plan
+from namedmesh.ops.context import Context
+from namedmesh.ops.evaluate import lowered
+from namedmesh.ops.op import Op
+from namedmesh.ops.program import Body, Placeholder
+from namedmesh.ops.tensor import Tensor
+
+
+class Emitter(Context):
+    """Lowers a planned program; every value it makes is said to lie where the plan has it."""
+
+    compiled = True
+
+    def __init__(self, plan: Plan, precision: str):
+        self.plan, self.mesh, self.precision = plan, plan.mesh, precision
+        self.annotator = GspmdAnnotator(plan.mesh)
+
+    def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
+        """The value, said to lie as a sharding of its shape says."""
+        return self.annotator.annotate(value, [sharding.axes(dim.name) for dim in shape])
+
+    def place(self, value: Any, tensor: Tensor) -> Any:
+        return self.at(value, tensor.shape, self.plan.natural[tensor])
+
+    def moved(self, value: Any, shape: Shape, steps: Sequence[Step]) -> Any:
+        """The value after some moves; each is an annotation that differs from the one before by one collective."""
+        for step in steps:
+            value = self.at(value, shape, step.result)
+        return value
+
+    def run(self, program: Body, values: Sequence[Any], key: Any = None) -> list[Any]:
+        return self.body(program, program.ops, (*program.inputs, *program.captures), values, program.outputs)
+
+    def body(
+        self, owner: object, ops: Sequence[Op], given: Sequence[Tensor], values: Sequence[Any], outputs: Sequence[Tensor]
+    ) -> list[Any]:
+        """Emits ops on values for the given tensors, and brings the outputs to where their owner wants them."""
+        known = {t: self.at(v, t.shape, self.plan.shardings[t]) for t, v in zip(given, values, strict=True)}
+        moved: dict[tuple[Tensor, Sharding], Any] = {}
+        for op in ops:
+            if not isinstance(op, Placeholder):
+                with tf.name_scope(f"nm.{self.plan.names[op]}/"):
+                    self.op(op, known, moved)
+        results = []
+        for i, tensor in enumerate(outputs):
+            with tf.name_scope(f"nm.{self.plan.names[tensor.producer]}/"):
+                results.append(self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ())))
+        return results
+
+    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[Tensor, Sharding], Any]) -> None:
+        """Emits one op: operands brought into place, the op itself, results settled."""
+        values, places = [], []
+        for i, tensor in enumerate(op.inputs):
+            value, place = known[tensor], self.plan.shardings[tensor]
+            steps = self.plan.operands.get((op, i), ())
+            if steps:
+                place = steps[-1].result
+                if (tensor, place) not in moved:
+                    moved[tensor, place] = self.moved(value, tensor.shape, steps)
+                value = moved[tensor, place]
+            values.append(value)
+            places.append(place)
+        split = any(place.held for place in places) or any(self.plan.natural[t].held for t in op.outputs)
+        made = self.manual(op, values, places) if op.manual and split else lowered(op, self, values)
+        for tensor, value in zip(op.outputs, made, strict=True):
+            value = self.place(value, tensor)
+            known[tensor] = self.moved(value, tensor.shape, self.plan.moves.get(tensor, ()))
+
+    def manual(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
+        """Emits an op on each device's own piece; partial sums come out side by side and are added up outside."""
+        natural = [self.plan.natural[tensor] for tensor in op.outputs]
+        axes = {name: on for place in (*places, *natural) for name, on in place.held}
+        inside = Local(self, axes)
+        pieces = [
+            self.annotator.to_local(value, [place.axes(dim.name) for dim in tensor.shape])
+            for value, tensor, place in zip(values, op.inputs, places, strict=True)
+        ]
+        results = []
+        partial = self.plan.partial.get(op, ())
+        for tensor, piece, place in zip(op.outputs, lowered(op, inside, pieces), natural, strict=True):
+            on = [place.axes(dim.name) for dim in tensor.shape]
+            if partial:
+                sizes = [self.mesh.size(partial), *tensor.shape.sizes]
+                stacked = self.annotator.from_local(piece[None], [partial, *on], sizes)
+                results.append(tf.reduce_sum(stacked, 0))
+            else:
+                results.append(self.annotator.from_local(piece, on, tensor.shape.sizes))
+        return results
+
+
+class Local(Context):
+    """Lowering inside a manual region: sizes are those of one device's piece."""
+
+    compiled = True
+
+    def __init__(self, emitter: Emitter, axes: dict[str, tuple[str, ...]]):
+        self.emitter, self.axes, self.precision = emitter, axes, emitter.precision
+        self.positions: dict[tuple[str, ...], Any] = {}
+        for on in {on for on in axes.values() if on}:
+            ways = emitter.mesh.size(on)
+            self.positions[on] = emitter.annotator.to_local(tf.range(ways), [on])[0]
+
+    def size(self, dim: Dimension) -> int:
+        return dim.size // self.emitter.mesh.size(self.axes.get(dim.name, ()))
+
+    def offset(self, dim: Dimension) -> Any | None:
+        on = self.axes.get(dim.name, ())
+        return self.positions[on] * self.size(dim) if on else None

@@ -1,0 +1,55 @@
+"""The plan as a table a person reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from namedmesh.lowering.plan import PHASES, Plan
+from namedmesh.ops.program import every_op
+
+
+def human(size: float) -> str:
+    """Bytes in the largest unit that keeps them above one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with their cells aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def plan_table(plan: Plan) -> str:
+    """Tensors, then collectives, then totals."""
+    params = f", params {plan.params.text!r}" if plan.params != plan.layout else ""
+    lines = [f"plan of {plan.program.name} on {plan.mesh}, layout {plan.layout.text!r}{params}", ""]
+    rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
+    for op in every_op(plan.program.ops):
+        for tensor in op.outputs:
+            if tensor not in plan.shardings or not len(tensor.shape) or (op.derived and tensor.primal is None):
+                continue
+            sharding = plan.shardings[tensor]
+            waste = sharding.waste(tensor.shape, plan.mesh)
+            place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
+            row = (tensor.label, place, human(plan.bytes_per_device(tensor)), f"{waste:.0%}" if waste else "", str(op.source))
+            if row not in rows:
+                rows.append(row)
+    lines += columns(rows) + [""]
+    rows = [("phase", "collective", "axes", "tensor", "bytes/device", "times", "line")]
+    for phase in PHASES:
+        for one in plan.of_phase(phase):
+            place = f"{one.source}: {one.source.code}"
+            rows.append((phase, one.kind, "+".join(one.axes), one.tensor, human(one.bytes), str(one.times), place))
+    lines += columns(rows) if len(rows) > 1 else ["  no communication"]
+    lines.append("")
+    for phase in PHASES:
+        kinds: dict[str, int] = {}
+        for one in plan.of_phase(phase):
+            kinds[one.kind] = kinds.get(one.kind, 0) + one.times
+        text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
+        lines.append(f"  total {phase}: {text}, {human(plan.total_bytes([phase]))} per device")
+    return "\n".join(lines)

@@ -1,0 +1,55 @@
+"""Context: what an op's lowering may ask of the lowering around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension, Shape
+
+
+class Context:
+    """Plain, unsharded lowering; the sharded lowering overrides what differs on a mesh."""
+
+    compiled = False  # whether XLA-only TensorFlow ops may be used
+    precision = "default"
+
+    def size(self, dim: Dimension) -> int:
+        """The size of a dimension where this op runs: its own, or one device's piece of it."""
+        return dim.size
+
+    def sizes(self, dims: Sequence[Dimension] | Shape) -> list[int]:
+        """The sizes of several dimensions."""
+        return [self.size(dim) for dim in dims]
+
+    def offset(self, dim: Dimension) -> Any | None:
+        """Where this device's piece of a dimension starts; None when it has all of it."""
+        return None
+
+    def place(self, value: Any, shape: Shape) -> Any:
+        """Says that an intermediate value lies as the op's result does, dimension by dimension."""
+        return value
+
+    def run(self, program: Any, values: Sequence[Any], key: Any = None) -> list[Any]:
+        """Lowers a loop body or a branch on these values."""
+        from namedmesh.ops.evaluate import run
+
+        return run(program, values, self)
+
+
+def align(value: Any, shape: Shape, order: Shape) -> Any:
+    """Transposes and expands a value so that it broadcasts, by name, against the dimensions of order."""
+    present = [dim.name for dim in order if dim.name in shape.names]
+    value = arrange(value, shape, present)
+    if len(present) == len(order):
+        return value
+    sizes = iter(tf.unstack(tf.shape(value)) if value.shape.rank is None else value.shape.as_list())
+    return tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
+
+
+def arrange(value: Any, shape: Shape, names: Sequence[str]) -> Any:
+    """Transposes a value so that its dimensions come in the order of names."""
+    permutation = [shape.position(name) for name in names]
+    return value if permutation == sorted(permutation) else tf.transpose(value, permutation)

@@ -1,0 +1,147 @@
+"""Choices and loops decided at run time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.constants import as_tensor
+from namedmesh.ops.context import Context
+from namedmesh.ops.op import Op
+from namedmesh.ops.program import Body, trace_body
+from namedmesh.ops.structures import flatten, unflatten
+from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.trace import current
+
+
+@dataclass(eq=False)
+class Cond(Op):
+    """One of two branches."""
+
+    yes: Body
+    no: Body
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """Both branches, for passes that look at every op."""
+        return self.yes, self.no
+
+    def results(self):
+        return [(tensor.shape, tensor.dtype) for tensor in self.yes.outputs]
+
+    def lower(self, context: Context, condition, *values):
+        count = len(self.yes.captures)
+        branches = (lambda: context.run(self.yes, values[:count])), (lambda: context.run(self.no, values[count:]))
+        return tf.cond(condition, *branches)
+
+    def vjp(self, *cotangents: Tensor):
+        from namedmesh.ops.autodiff import body_vjp
+
+        count = len(self.yes.captures)
+        sides = self.inputs[1 : 1 + count], self.inputs[1 + count :]
+        wanted = [[i for i, tensor in enumerate(side) if tensor.floating] for side in sides]
+
+        def branch(body: Body, which: int) -> Callable[[], list[Tensor]]:
+            def backward() -> list[Tensor]:
+                from namedmesh.ops.constants import zeros
+
+                trace = current("cond")
+                given = [trace.bring(cotangent) for cotangent in cotangents]
+                made = body_vjp(body, [trace.bring(t) for t in sides[which]], given, wanted[which])
+                other = [zeros(sides[1 - which][i].shape, sides[1 - which][i].dtype) for i in wanted[1 - which]]
+                return made + other if which == 0 else other + made
+
+            return backward
+
+        made = cond(self.inputs[0], branch(self.yes, 0), branch(self.no, 1))
+        places = [1 + i for i in wanted[0]] + [1 + count + i for i in wanted[1]]
+        found = dict(zip(places, made, strict=True))
+        return [found.get(i) for i in range(len(self.inputs))]
+
+    def flops(self) -> int:
+        return max(sum(op.flops() for op in body.ops) for body in self.bodies)
+
+
+@dataclass(eq=False)
+class While(Op):
+    """A body repeated while a condition holds."""
+
+    test: Body
+    body: Body
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """Condition and body, for passes that look at every op."""
+        return self.test, self.body
+
+    def results(self):
+        return [(tensor.shape, tensor.dtype) for tensor in self.body.inputs]
+
+    def lower(self, context: Context, *values):
+        carries, tests = len(self.body.inputs), len(self.test.captures)
+        start, rest = values[:carries], values[carries:]
+        return tf.while_loop(
+            lambda *carry: context.run(self.test, [*carry, *rest[:tests]])[0],
+            lambda *carry: context.run(self.body, [*carry, *rest[tests:]]),
+            list(start),
+            parallel_iterations=1,
+        )
+
+    def vjp(self, *cotangents: Tensor):
+        raise self.error(
+            "a loop of unknown length has no derivative", *map(str, self.inputs[: len(self.body.inputs)]),
+            fix="use nm.scan over a dimension, or nm.stop_gradient on the loop's start",
+        )  # fmt: skip
+
+
+def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
+    """The leaves of a result, each checked to be like the expected one (its order of dimensions restored)."""
+    from namedmesh.ops.structure import transpose
+
+    leaves, wanted = [as_tensor(leaf) for leaf in flatten(made)], flatten(expected)
+    if len(leaves) != len(wanted):
+        raise NamedMeshError(
+            f"{what}: {len(leaves)} tensors where {len(wanted)} are due", fix=f"return the structure of {structure}"
+        )
+    result = []
+    for leaf, want in zip(leaves, wanted, strict=True):
+        if {*leaf.shape} != {*want.shape} or leaf.dtype != want.dtype:
+            raise NamedMeshError(
+                f"{what}: {leaf.label} is {leaf.dtype}{leaf.shape} where {want.dtype}{want.shape} is due",
+                fix=f"make it like {want.label}, e.g. with nm.cast, nm.sum or nm.broadcast",
+            )
+        result.append(transpose(leaf, want.shape))
+    return result
+
+
+def _checked_condition(what: str, condition: Tensor) -> Tensor:
+    if len(condition.shape) or condition.dtype != "bool":
+        raise NamedMeshError(f"{what}: the condition is no bool scalar", str(condition), fix="reduce it with nm.any or nm.all")
+    return condition
+
+
+def cond(condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor) -> Any:
+    """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
+    _checked_condition("cond", condition)
+    first, structure = trace_body(lambda: yes(*operands), [])
+    second, _ = trace_body(lambda: matched("cond: the second branch", no(*operands), list(first.outputs), "the first branch"), [])
+    outputs = Cond((condition, *first.captured, *second.captured), first, second).outputs
+    return unflatten(structure, iter(outputs))
+
+
+def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
+    """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
+    leaves = [as_tensor(leaf) for leaf in flatten(list(start))]
+    specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
+    arguments = lambda carry: unflatten(list(start), iter(carry))  # noqa: E731
+    checked, _ = trace_body(lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs)
+    repeated, _ = trace_body(
+        lambda *carry: matched("while_loop: the body", body(*arguments(carry)), leaves, "the carry"), specs
+    )
+    outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs
+    made = unflatten(list(start), iter(outputs))
+    return made[0] if len(start) == 1 else tuple(made)

@@ -1,0 +1,162 @@
+"""Ops of the user's own: a derivative of one's own, and any TensorFlow function as a named op."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.constants import as_tensor
+from namedmesh.ops.context import Context
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.program import InputSpec
+from namedmesh.ops.structures import flatten, unflatten
+from namedmesh.ops.tensor import Tensor
+
+
+@dataclass(eq=False)
+class CustomVjp(Op):
+    """Results passed on as they are, whose cotangents go to the user's own backward function."""
+
+    elementwise = True
+    count: int  # results first, then the arguments, then the residuals
+    arguments: int
+    residuals: Any
+    structure: Any
+    backward: Callable[..., Any]
+
+    @property
+    def kind(self) -> str:
+        return "custom_vjp"
+
+    def results(self):
+        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
+
+    def lower(self, context: Context, *values):
+        return [tf.identity(value) for value in values[: self.count]]
+
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        arguments = self.inputs[self.count : self.count + self.arguments]
+        saved = unflatten(self.residuals, iter(self.inputs[self.count + self.arguments :]))
+        made = self.backward(saved, unflatten(self.structure, iter(cotangents)))
+        made = list(made) if isinstance(made, (tuple, list)) else [made]
+        if len(made) != self.arguments:
+            raise self.error(
+                f"the backward function returned {len(made)} cotangents for {self.arguments} arguments",
+                *map(str, arguments),
+                fix="return one cotangent (or None) for each argument of the function, in order",
+            )
+        for dx, x in zip(made, arguments, strict=True):
+            if dx is not None and ({*dx.shape} != {*x.shape} or dx.dtype != x.dtype):
+                raise self.error(
+                    f"the backward function's cotangent of {x.label} is {dx.dtype}{dx.shape}",
+                    str(x),
+                    fix="give it the shape and dtype of its argument",
+                )
+        return [None] * self.count + made + [None] * (len(self.inputs) - self.count - self.arguments)
+
+
+def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
+    """A function with a derivative of its own.
+
+    forward(*tensors) returns (result, residuals); backward(residuals, cotangent) returns a cotangent per tensor.
+    """
+
+    def function(*arguments):
+        tensors = tuple(as_tensor(argument) for argument in arguments)
+        made = forward(*tensors)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise NamedMeshError("custom_vjp: forward did not return (result, residuals)", fix="return a pair")
+        structure, residuals = made
+        results, saved = flatten(structure), flatten(residuals)
+        outputs = CustomVjp((*results, *tensors, *saved), len(results), len(tensors), residuals, structure, backward).outputs
+        return unflatten(structure, iter(outputs))
+
+    return function
+
+
+@dataclass(eq=False)
+class TfCall(Op):
+    """A TensorFlow function of positional tensors; dimensions in batch are left split, all others are whole."""
+
+    manual = True
+    function: Callable[..., Any]
+    made: tuple[InputSpec, ...]
+    batch: tuple[Dimension, ...]
+
+    @property
+    def kind(self) -> str:
+        return "call_tf"
+
+    def results(self):
+        return [(one.shape, one.dtype) for one in self.made]
+
+    def lower(self, context: Context, *values):
+        results = tf.nest.flatten(self.function(*values))
+        for value, one in zip(results, self.made, strict=True):
+            if value.shape.as_list() != context.sizes(one.shape) or value.dtype != tf.as_dtype(one.dtype):
+                raise self.error(
+                    f"the function made {value.dtype.name}{value.shape.as_list()}, not {one.dtype}{one.shape}",
+                    fix="give the shape and dtype it makes, in order, as nm.spec",
+                )
+        return results
+
+    def vjp(self, *cotangents: Tensor):
+        floating = [i for i, x in enumerate(self.inputs) if x.floating]
+        made = TfVjp((*self.inputs, *cotangents), self, tuple(floating)).outputs
+        found = dict(zip(floating, made, strict=True))
+        return [found.get(i) for i in range(len(self.inputs))]
+
+    def placement(self) -> Placement:
+        batch = {dim.name for dim in self.batch}
+        named = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
+        return Placement(whole=frozenset(named - batch))
+
+
+@dataclass(eq=False)
+class TfVjp(Op):
+    """TensorFlow's own gradient of a TensorFlow function."""
+
+    manual = True
+    of: TfCall
+    wanted: tuple[int, ...]
+
+    @property
+    def kind(self) -> str:
+        return "call_tf_vjp"
+
+    def results(self):
+        return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
+
+    def lower(self, context: Context, *values):
+        count = len(self.of.inputs)
+        watched = [values[i] for i in self.wanted]
+        with tf.GradientTape() as tape:
+            tape.watch(watched)
+            results = tf.nest.flatten(self.of.function(*values[:count]))
+        kept = [(y, dy) for y, dy in zip(results, values[count:], strict=True) if y.dtype.is_floating]
+        made = tape.gradient([y for y, _ in kept], watched, [dy for _, dy in kept], unconnected_gradients="zero")
+        return [tf.convert_to_tensor(one) for one in made]
+
+    def placement(self) -> Placement:
+        return self.of.placement()
+
+
+def call_tf(
+    function: Callable[..., Any], *tensors: Tensor, result: InputSpec | Sequence[InputSpec], batch: Sequence[Dimension] = ()
+) -> Any:
+    """Any TensorFlow function as a named op, differentiated by TensorFlow.
+
+    It receives positional tensors in the order of their dimensions and returns what result describes
+    (nm.spec). Dimensions in batch may be split over devices: the function sees one device's piece of them and
+    must treat their elements independently. All other dimensions are made whole first.
+    """
+    specs = (result,) if isinstance(result, InputSpec) else tuple(result)
+    outputs = TfCall(tuple(as_tensor(t) for t in tensors), function, specs, tuple(batch)).outputs
+    return outputs[0] if isinstance(result, InputSpec) else outputs
+
+

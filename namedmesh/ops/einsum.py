@@ -1,0 +1,140 @@
+"""Einsum over any number of operands, as a path of binary contractions whose every intermediate has names."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import opt_einsum
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
+from tensorflow.compiler.xla import xla_data_pb2
+
+from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ops.context import Context, arrange
+from namedmesh.ops.elementwise import _labelled
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.reduce import sum
+from namedmesh.ops.structure import broadcast, transpose
+from namedmesh.ops.tensor import Tensor
+
+_PRECISION = {name: getattr(xla_data_pb2.PrecisionConfig, name.upper()) for name in ("default", "high", "highest")}
+
+
+@dataclass(eq=False)
+class Einsum(Op):
+    """A contraction of two operands; every dimension is in at least two of the three tensors."""
+
+    shape: Shape
+
+    def results(self):
+        return [(self.shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, a, b):
+        left, right = (tensor.shape for tensor in self.inputs)
+        if not context.compiled:
+            letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
+            spell = lambda names: "".join(letters[name] for name in names)  # noqa: E731
+            return tf.einsum(f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b)
+        batch = [name for name in left.names if name in right.names and name in self.shape.names]
+        contracted = [name for name in left.names if name in right.names and name not in self.shape.names]
+        numbers = xla_data_pb2.DotDimensionNumbers(
+            lhs_batch_dimensions=[left.position(name) for name in batch],
+            rhs_batch_dimensions=[right.position(name) for name in batch],
+            lhs_contracting_dimensions=[left.position(name) for name in contracted],
+            rhs_contracting_dimensions=[right.position(name) for name in contracted],
+        )
+        precision = xla_data_pb2.PrecisionConfig(operand_precision=[_PRECISION[context.precision]] * 2)
+        made = tf2xla.dot_general(a, b, numbers, precision_config=precision)
+        shared = {*batch, *contracted}
+        order = [*batch, *(name for name in (*left.names, *right.names) if name not in shared)]
+        return arrange(made, Shape(self.shape.named(name) for name in order), self.shape.names)  # type: ignore[arg-type]
+
+    def vjp(self, dy: Tensor):
+        a, b = self.inputs
+        return [_contract(dy, b, a.shape), _contract(dy, a, b.shape)]
+
+    def flops(self) -> int:
+        return 2 * Shape({dim.name: dim for tensor in self.inputs for dim in tensor.shape}.values()).elements
+
+    def placement(self) -> Placement:
+        names = {name for tensor in self.inputs for name in tensor.shape.names}
+        return Placement(reduced=frozenset(names - {*self.shape.names}))
+
+
+def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
+    """Multiplies tensors, by name, and sums over every dimension that is not in dims.
+
+    The result has exactly dims, in that order: nm.einsum([x, w], [G, S, H]).
+    """
+    if isinstance(operands, Tensor) or not builtins.all(isinstance(operand, Tensor) for operand in operands) or not operands:
+        raise NamedMeshError("einsum: the first argument is not a list of tensors", fix="write nm.einsum([x, w], [B, H])")
+    operands, shape = list(operands), Shape(dims)
+    same_sizes("einsum", **_labelled(tuple(operands)), result=shape)
+    known = {dim.name for operand in operands for dim in operand.shape}
+    for dim in shape:
+        if dim.name not in known:
+            raise NamedMeshError(
+                f"einsum: result dimension {dim.name} is in none of the operands",
+                *map(str, operands),
+                f"result: {shape}",
+                fix=did_you_mean(dim.name, known) + "; to add a dimension use nm.broadcast",
+            )
+    if len({operand.dtype for operand in operands}) > 1:
+        raise NamedMeshError(
+            "einsum: operands of different dtypes", *map(str, operands), fix="make them agree with nm.cast(x, dtype)"
+        )
+    if operands[0].dtype == "bool":
+        raise NamedMeshError("einsum: operands are bool", *map(str, operands), fix="use nm.cast(x, 'float32')")
+    for left, right in _path(operands, shape):
+        a, b = operands[left], operands[right]
+        rest = [operand for i, operand in enumerate(operands) if i not in (left, right)]
+        kept = {*shape.names, *(name for operand in rest for name in operand.shape.names)}
+        order = [dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names}]
+        others = {dim.name: dim for dim in (*a.shape, *b.shape) if dim.name in kept and dim not in order}
+        operands = [*rest, _contract(a, b, Shape(shape if not rest else [*order, *others.values()]))]
+    (result,) = operands
+    return _reordered(_summed(result, {*shape.names}), shape)
+
+
+def _path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
+    """The cheapest order of binary contractions."""
+    if len(operands) < 3:
+        return [(0, 1)] if len(operands) == 2 else []
+    letters: dict[str, str] = {}
+    for operand in operands:
+        for name in operand.shape.names:
+            letters.setdefault(name, opt_einsum.get_symbol(len(letters)))
+    terms = ",".join("".join(letters[name] for name in operand.shape.names) for operand in operands)
+    equation = f"{terms}->{''.join(letters[name] for name in shape.names)}"
+    path, _ = opt_einsum.contract_path(
+        equation, *(operand.shape.sizes for operand in operands), shapes=True, optimize="auto", memory_limit=None
+    )
+    pairs = []
+    for step in path:
+        left, *others = sorted(step)
+        pairs += [(left, right) for right in others]
+    return pairs
+
+
+def _summed(x: Tensor, kept: set[str]) -> Tensor:
+    gone = [dim for dim in x.shape if dim.name not in kept]
+    return sum(x, over=gone) if gone else x
+
+
+def _reordered(x: Tensor, shape: Shape) -> Tensor:
+    return x if x.shape == shape else transpose(x, shape)
+
+
+def _contract(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
+    """Two operands contracted to a shape; what only one of them has is summed before, what neither has broadcast after."""
+    a = _summed(a, {*shape.names, *b.shape.names})
+    b = _summed(b, {*shape.names, *a.shape.names})
+    present = Shape(dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names})
+    if not {*a.shape.names} & {*b.shape.names} or not a.floating:
+        made = _reordered(_summed(a * b, {*present.names}), present)
+    else:
+        made = Einsum((a, b), present).output
+    return made if present == shape else broadcast(made, shape)

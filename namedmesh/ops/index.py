@@ -1,0 +1,167 @@
+"""Reading and writing by index along one named dimension; dimensions shared by name are batch dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.context import Context, arrange
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.program import checked_dtype
+from namedmesh.ops.tensor import INTEGERS, Tensor
+
+
+@dataclass(eq=False)
+class OneHot(Op):
+    """One at each index along a new last dimension, zero elsewhere (everywhere, for an index outside it)."""
+
+    dim: Dimension
+    dtype: str
+
+    def results(self):
+        return [(Shape([*self.inputs[0].shape, self.dim]), self.dtype)]
+
+    def lower(self, context: Context, indices):
+        places = tf.range(context.size(self.dim), dtype=indices.dtype)
+        offset = context.offset(self.dim)
+        if offset is not None:
+            places += tf.cast(offset, indices.dtype)
+        return tf.cast(tf.equal(tf.expand_dims(indices, -1), places), tf.as_dtype(self.dtype))
+
+    def vjp(self, dy: Tensor):
+        return [None]
+
+
+@dataclass(eq=False)
+class Gather(Op):
+    """The slices of a tensor at some indices along a dimension; zeros for an index outside it."""
+
+    manual = True
+    dim: Dimension
+
+    @property
+    def batch(self) -> list[str]:
+        """Dimensions that table and indices share."""
+        table, indices = self.inputs
+        return [name for name in indices.shape.names if name in table.shape.names and name != self.dim.name]
+
+    def results(self):
+        table, indices = self.inputs
+        rest = [dim for dim in table.shape if dim.name not in (self.dim.name, *self.batch)]
+        return [(Shape([*indices.shape, *rest]), table.dtype)]
+
+    def lower(self, context: Context, table, indices):
+        source, places = (tensor.shape for tensor in self.inputs)
+        batch, size = self.batch, context.size(self.dim)
+        others = [name for name in places.names if name not in batch]
+        rest = [name for name in source.names if name not in (self.dim.name, *batch)]
+        table = arrange(table, source, [*batch, self.dim.name, *rest])
+        indices = arrange(indices, places, [*batch, *others])
+        offset = context.offset(self.dim)
+        if offset is not None:
+            indices -= tf.cast(offset, indices.dtype)
+        inside = (indices >= 0) & (indices < size)
+        found = tf.gather(table, tf.where(inside, indices, 0), axis=len(batch), batch_dims=len(batch))
+        mask = tf.reshape(inside, inside.shape.as_list() + [1] * len(rest))
+        found = tf.where(mask, found, tf.zeros([], found.dtype))
+        made = self.output.shape
+        order = [*batch, *others, *rest]
+        return arrange(found, Shape(made.named(name) for name in order), made.names)  # type: ignore[arg-type]
+
+    def vjp(self, dy: Tensor):
+        table, indices = self.inputs
+        return [ScatterAdd((indices, dy), self.dim, table.shape).output, None]
+
+    def placement(self) -> Placement:
+        return Placement(reduced=frozenset([self.dim.name]))
+
+
+@dataclass(eq=False)
+class ScatterAdd(Op):
+    """Zeros with updates added at some indices along a dimension; an index outside it adds nothing."""
+
+    manual = True
+    dim: Dimension
+    shape: Shape
+
+    def results(self):
+        return [(self.shape, self.inputs[1].dtype)]
+
+    def lower(self, context: Context, indices, updates):
+        places, given = (tensor.shape for tensor in self.inputs)
+        batch = [name for name in places.names if name in self.shape.names]
+        others = [name for name in places.names if name not in batch]
+        rest = [name for name in self.shape.names if name not in (self.dim.name, *batch)]
+        indices = arrange(indices, places, [*batch, *others])
+        updates = arrange(updates, given, [*batch, *others, *rest])
+        size = context.size(self.dim)
+        offset = context.offset(self.dim)
+        if offset is not None:
+            indices -= tf.cast(offset, indices.dtype)
+        indices = tf.where((indices >= 0) & (indices < size), indices, size)
+        sizes = indices.shape.as_list()
+        grid = [
+            tf.broadcast_to(tf.reshape(tf.range(n, dtype=indices.dtype), [-1 if i == j else 1 for j in range(len(sizes))]), sizes)
+            for i, n in enumerate(sizes[: len(batch)])
+        ]
+        made = {dim.name: context.size(dim) for dim in self.shape}
+        order = [*batch, self.dim.name, *rest]
+        spare = 0 if context.compiled else 1  # XLA drops indices outside; eager TensorFlow needs a row for them
+        target = tf.zeros([made[name] + (spare if name == self.dim.name else 0) for name in order], updates.dtype)
+        target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
+        if spare:
+            target = target[tuple([slice(None)] * len(batch) + [slice(0, size)])]
+        return arrange(target, Shape(self.shape.named(name) for name in order), self.shape.names)  # type: ignore[arg-type]
+
+    def vjp(self, dy: Tensor):
+        from namedmesh.ops.structure import transpose
+
+        indices, updates = self.inputs
+        return [None, transpose(Gather((dy, indices), self.dim).output, updates.shape)]
+
+    def flops(self) -> int:
+        return self.inputs[1].shape.elements
+
+    def placement(self) -> Placement:
+        return Placement(reduced=frozenset(set(self.inputs[0].shape.names) - set(self.shape.names)))
+
+
+def _checked_indices(what: str, indices: Tensor) -> Tensor:
+    if not isinstance(indices, Tensor) or indices.dtype not in INTEGERS:
+        raise NamedMeshError(f"{what}: the indices are not integers", str(indices), fix="use nm.cast(indices, 'int32')")
+    return indices
+
+
+def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
+    """One at each index along a new last dimension, zero elsewhere."""
+    _checked_indices("one_hot", indices)
+    if not isinstance(dim, Dimension) or indices.shape.named(dim.name):
+        raise NamedMeshError(
+            f"one_hot: {dim} is not a new dimension", str(indices), fix="give a Dimension that the indices do not have"
+        )
+    return OneHot((indices,), dim, checked_dtype(dtype)).output
+
+
+def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
+    """The slices of table at indices along a dimension; shared names are batch dimensions; outside reads zero."""
+    table.require("gather", dim)
+    _checked_indices("gather", indices)
+    same_sizes("gather", **{table.label: table.shape.without(dim.name), indices.label + "'": indices.shape.without(dim.name)})
+    return Gather((table, indices), dim).output
+
+
+def scatter_add(updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()) -> Tensor:
+    """Zeros along a new dimension, with updates added at indices.
+
+    Dimensions of the indices are summed over, except those listed in batch; every other dimension of
+    updates is kept. An index outside the dimension adds nothing.
+    """
+    _checked_indices("scatter_add", indices)
+    updates.require("scatter_add", *indices.shape)
+    indices.require("scatter_add", *batch)
+    rest = [one for one in updates.shape if one.name not in indices.shape.names]
+    return ScatterAdd((indices, updates), dim, Shape([*batch, dim, *rest])).output

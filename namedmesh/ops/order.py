@@ -1,0 +1,157 @@
+"""Ops that order the elements along a dimension: cumulative sums, sorting, the largest few."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.context import Context
+from namedmesh.ops.index import ScatterAdd, gather
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.structure import rename, transpose
+from namedmesh.ops.tensor import Tensor
+
+
+@dataclass(eq=False)
+class Cumsum(Op):
+    """Running sums along a dimension."""
+
+    dim: Dimension
+    exclusive: bool
+    reverse: bool
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x):
+        at = self.inputs[0].shape.position(self.dim.name)
+        if not context.compiled or self.dim.size <= 32:
+            return tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
+        return _doubling_cumsum(x, at, self.dim.size, self.exclusive, self.reverse)
+
+    def vjp(self, dy: Tensor):
+        return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
+
+    def flops(self) -> int:
+        return self.inputs[0].shape.elements
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.dim.name]))
+
+
+def _doubling_cumsum(x, at: int, size: int, exclusive: bool, reverse: bool):
+    """Running sums in log2(size) shifted additions; XLA's own takes size additions per element on some backends."""
+
+    def shifted(value, by: int):
+        kept = [slice(None)] * at + [slice(by, None) if reverse else slice(0, size - by)]
+        paddings = [[0, 0] for _ in range(value.shape.rank)]
+        paddings[at] = [0, by] if reverse else [by, 0]
+        return tf.pad(value[tuple(kept)], paddings)
+
+    total = shifted(x, 1) if exclusive else x
+    step = 1
+    while step < size:
+        total = total + shifted(total, step)
+        step *= 2
+    return total
+
+
+@dataclass(eq=False)
+class TopK(Op):
+    """The largest elements along a dimension, in order, and their indices."""
+
+    manual = True
+    dim: Dimension
+    k: Dimension
+
+    def results(self):
+        x = self.inputs[0]
+        shape = x.shape.replaced(self.dim.name, self.k)
+        return [(shape, x.dtype), (shape, "int32")]
+
+    def lower(self, context: Context, x):
+        at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
+        last = [i for i in range(rank) if i != at] + [at]
+        values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
+        back = list(range(at)) + [rank - 1] + list(range(at, rank - 1))
+        return tf.transpose(values, back), tf.transpose(indices, back)
+
+    def vjp(self, dvalues: Tensor, dindices: Tensor):
+        (x,) = self.inputs
+        return [_scattered(dvalues, self.outputs[1], self.k, self.dim, x)]
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.dim.name, self.k.name]))
+
+
+def _scattered(dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor) -> Tensor:
+    """dy put back at its indices along a dimension of x, all other dimensions being batch dimensions."""
+    if along.name == dim.name:
+        hidden = Dimension(f"{dim.name}_sorted", along.size)
+        dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
+    return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
+
+
+@dataclass(eq=False)
+class Argsort(Op):
+    """The order that sorts a dimension; equal elements keep theirs."""
+
+    manual = True
+    dim: Dimension
+    descending: bool
+
+    def results(self):
+        return [(self.inputs[0].shape, "int32")]
+
+    def lower(self, context: Context, x):
+        direction = "DESCENDING" if self.descending else "ASCENDING"
+        at = self.inputs[0].shape.position(self.dim.name)
+        if context.compiled and self.descending:
+            size = self.dim.size  # TensorFlow's descending order reverses ties under XLA; sort the reversed negatives
+            flipped = tf.argsort(tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x), at, stable=True)
+            return tf.clip_by_value(flipped, 0, size - 1)
+        return tf.argsort(x, at, direction, stable=True)
+
+    def vjp(self, dy: Tensor):
+        return [None]
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.dim.name]))
+
+
+def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    """Running sums along a dimension; exclusive leaves out the element itself, reverse sums from the end."""
+    x.require("cumsum", dim)
+    if x.dtype == "bool":
+        raise NamedMeshError("cumsum: the operand is bool", str(x), fix="use nm.cast(x, 'int32')")
+    return Cumsum((x,), dim, exclusive, reverse).output
+
+
+def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
+    """The k.size largest elements along a dimension and their indices, the largest first, in dimension k."""
+    x.require("top_k", dim)
+    if not isinstance(k, Dimension) or k.size > dim.size or (k.name != dim.name and x.shape.named(k.name)):
+        raise NamedMeshError(
+            f"top_k: {k} cannot hold the largest of {dim}", str(x), fix=f"give a new dimension of size at most {dim.size}"
+        )
+    values, indices = TopK((x,), dim, k).outputs
+    return values, indices
+
+
+def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
+    """The indices that sort a dimension; equal elements keep their order."""
+    x.require("argsort", dim)
+    return Argsort((x,), dim, descending).output
+
+
+def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
+    """The elements along a dimension in order."""
+    indices = argsort(x, dim, descending)
+    hidden = Dimension(f"{dim.name}_sorted", dim.size)
+    found = gather(x, rename(indices, dim, hidden), dim)
+    return transpose(rename(found, hidden, dim), x.shape)
+
+

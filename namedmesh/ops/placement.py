@@ -1,0 +1,151 @@
+"""Explicit placement: which dimension holds which mesh axes, said in names and independent of any layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.context import Context
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.program import Body, every_op, trace_body
+from namedmesh.ops.structures import unflatten
+from namedmesh.ops.tensor import Tensor
+
+
+@dataclass(eq=False)
+class Move(Op):
+    """The same value elsewhere: the one op that states where its result lies.
+
+    take: dimensions that take the axes the layout gives them.  give: dimensions that become whole.
+    exact: exactly these axes and no others.  Without any of them the result lies as its primal does.
+    """
+
+    elementwise = True
+    take: tuple[str, ...] = ()
+    give: tuple[str, ...] = ()
+    exact: Mapping[str, tuple[str, ...]] | None = None
+    called: str = "cotangent"
+
+    @property
+    def kind(self) -> str:
+        return self.called
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x):
+        return tf.identity(x)
+
+    def vjp(self, dy: Tensor):
+        return [Move((dy,)).output]
+
+
+def reshard(x: Tensor, *dims: Dimension) -> Tensor:
+    """The dimensions become the holders of their axes.
+
+    If another dimension held them this is an AllToAll; if none did, a free local slice; if the layout does
+    not map them, nothing. So the same model text is right under every layout.
+    """
+    x.require("reshard", *dims)
+    if not dims:
+        raise NamedMeshError("reshard: no dimension given", str(x), fix="name the dimension that takes its axes")
+    return Move((x,), take=tuple(dim.name for dim in dims), called="reshard").output
+
+
+def replicate(x: Tensor, *dims: Dimension) -> Tensor:
+    """The dimensions become whole on every device (all of them, when none is named): an AllGather of what was held."""
+    x.require("replicate", *dims)
+    return Move((x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate").output
+
+
+def split(x: Tensor, dim: Dimension) -> Tensor:
+    """The paper's split: this dimension alone is split, over the axes the layout gives it."""
+    if not isinstance(dim, Dimension):
+        raise NamedMeshError(f"split: {dim!r} is not a Dimension", str(x), fix="to cut a tensor into pieces use nm.chunk")
+    x.require("split", dim)
+    others = tuple(name for name in x.shape.names if name != dim.name)
+    return Move((x,), take=(dim.name,), give=others, called="split").output
+
+
+def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
+    """The paper's shard: exactly these dimensions lie on exactly these mesh axes, whatever the layout says."""
+    x.require("shard", *axes)
+    exact = {dim.name: (on,) if isinstance(on, str) else tuple(on) for dim, on in axes.items()}
+    used = [axis for on in exact.values() for axis in on]
+    twice = sorted({axis for axis in used if used.count(axis) > 1})
+    if twice:
+        raise NamedMeshError(
+            f"shard: mesh axis {twice[0]!r} is given to two dimensions of {x.label}", str(x), fix="give each axis to one dimension"
+        )
+    return Move((x,), exact=exact, called="shard").output
+
+
+@dataclass(eq=False)
+class Manual(Op):
+    """A region each device runs on its own piece, without any communication."""
+
+    manual = True
+    body: Body
+    over: tuple[Dimension, ...]
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """The region, for passes that look at every op."""
+        return (self.body,)
+
+    def results(self):
+        return [(tensor.shape, tensor.dtype) for tensor in self.body.outputs]
+
+    def lower(self, context: Context, *values):
+        return context.run(self.body, values)
+
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        from namedmesh.ops.autodiff import body_vjp
+
+        wanted = [i for i, tensor in enumerate(self.inputs) if tensor.floating]
+        count = len(self.inputs)
+
+        def backward(*values):
+            return body_vjp(self.body, values[:count], values[count:], wanted)
+
+        made = manual(backward, *self.inputs, *cotangents, over=self.over)
+        found = dict(zip(wanted, made, strict=True))
+        return [found.get(i) for i in range(count)]
+
+    def flops(self) -> int:
+        return sum(op.flops() for op in self.body.ops)
+
+    def placement(self) -> Placement:
+        batch = {dim.name for dim in self.over}
+        named = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
+        return Placement(whole=frozenset(named - batch))
+
+
+def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]) -> Any:
+    """Runs a function on each device's own piece along some dimensions, where no communication can happen.
+
+    Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
+    the result is the same under every layout. All other dimensions are whole inside.
+    """
+    dims = (over,) if isinstance(over, Dimension) else tuple(over)
+    body, structure = trace_body(function, [(t.shape, t.dtype, t.label) for t in tensors])
+    names = {dim.name for dim in dims}
+    for op in every_op(body.ops):
+        asked = op.placement()
+        mixed = (asked.whole | asked.reduced | set(asked.renames)) & names
+        if isinstance(op, Move) and op.called != "cotangent":
+            raise op.error("nothing moves inside a manual region", *map(str, op.inputs), fix="move the tensor before the region")
+        if mixed:
+            name = sorted(mixed)[0]
+            raise op.error(
+                f"mixes elements of dimension {name}, over which the region is split",
+                *map(str, op.inputs),
+                fix=f"leave {name} out of over=, or do this outside the region",
+            )
+    made = Manual((*tensors, *body.captured), body, dims).outputs
+    return unflatten(structure, iter(made))

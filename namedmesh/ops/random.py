@@ -1,0 +1,148 @@
+"""Random numbers by counter: each element hashes the key with its own named index, so every layout draws the same bits."""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.constants import as_tensor, full
+from namedmesh.ops.context import Context
+from namedmesh.ops.elementwise import cast, erfinv, log
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.program import checked_dtype
+from namedmesh.ops.reduce import argmax
+from namedmesh.ops.tensor import Operand, Tensor
+
+KEY = Dimension("key_word", 2)
+_ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
+
+
+def _threefry(key, counter):
+    """Threefry-2x32 with 20 rounds (Salmon et al. 2011) on unsigned 32-bit words."""
+    word = lambda number: tf.constant(number, tf.uint32)  # noqa: E731
+    keys = [key[0], key[1], tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(key[0], key[1]), word(0x1BD11BDA))]
+    a, b = counter[0] + keys[0], counter[1] + keys[1]
+    for group in range(5):
+        for by in _ROTATIONS[group % 2]:
+            a = a + b
+            turned = tf.bitwise.bitwise_or(tf.bitwise.left_shift(b, word(by)), tf.bitwise.right_shift(b, word(32 - by)))
+            b = tf.bitwise.bitwise_xor(turned, a)
+        a = a + keys[(group + 1) % 3]
+        b = b + keys[(group + 2) % 3] + word(group + 1)
+    return a, b
+
+
+@dataclass(eq=False)
+class Bits(Op):
+    """32 random bits an element."""
+
+    shape: Shape
+
+    def results(self):
+        return [(self.shape, "uint32")]
+
+    def lower(self, context: Context, key):
+        words = [tf.zeros([], tf.uint32), tf.zeros([], tf.uint32)]
+        word, stride = 0, 1
+        for dim in reversed(self.shape.dims):
+            if stride * dim.size > 2**32:
+                word, stride = word + 1, 1
+            sizes = [context.size(dim) if other is dim else 1 for other in self.shape]
+            index = tf.cast(tf.range(context.size(dim)), tf.uint32)
+            offset = context.offset(dim)
+            index = index if offset is None else index + tf.cast(offset, tf.uint32)
+            words[word] = words[word] + tf.reshape(index * tf.constant(stride, tf.uint32), sizes)
+            stride *= dim.size
+        counter = [tf.broadcast_to(word, context.sizes(self.shape)) for word in words]
+        return _threefry((key[0], key[1]), counter)[0]
+
+    def vjp(self, dy: Tensor):
+        return [None]
+
+
+@dataclass(eq=False)
+class FoldIn(Op):
+    """A new key from a key and a number."""
+
+    def results(self):
+        return [(Shape([KEY]), "uint32")]
+
+    def lower(self, context: Context, key, number):
+        return tf.stack(_threefry((key[0], key[1]), (tf.cast(number, tf.uint32), tf.zeros([], tf.uint32))))
+
+    def vjp(self, dy: Tensor):
+        return [None, None]
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([KEY.name]))
+
+
+def key(seed: int) -> Tensor:
+    """A random key from a seed known while tracing; take one as an input to draw anew each step."""
+    return key_from_seed(as_tensor(seed))
+
+
+def key_from_seed(seed: Tensor) -> Tensor:
+    """A random key from an int32 scalar."""
+    if len(seed.shape) or seed.dtype != "int32":
+        raise NamedMeshError("random: the seed is no int32 scalar", str(seed), fix="declare it as nm.spec([], 'int32')")
+    return FoldIn((full([KEY], 0, "uint32"), seed)).output
+
+
+def fold_in(key: Tensor, number: Operand) -> Tensor:
+    """A new key from a key and a whole number: a step, a layer."""
+    _checked_key("fold_in", key)
+    number = as_tensor(number)
+    if len(number.shape) or number.dtype not in ("int32", "uint32"):
+        raise NamedMeshError("fold_in: the number is no int32 scalar", str(number), fix="use nm.cast(number, 'int32')")
+    return FoldIn((key, number)).output
+
+
+def fold_in_name(key: Tensor, name: str) -> Tensor:
+    """A new key from a key and a name."""
+    return fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+
+
+def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
+    """32 random bits an element, as uint32."""
+    _checked_key("random.bits", key)
+    return Bits((key,), Shape(dims)).output
+
+
+def uniform(key: Tensor, dims: Sequence[Dimension], low: float = 0.0, high: float = 1.0, dtype: str = "float32") -> Tensor:
+    """Numbers evenly spread from low (included) to high (not included)."""
+    unit = cast(bits(key, dims) // 256, "float32") * 2.0**-24
+    return cast(unit * (high - low) + low, checked_dtype(dtype))
+
+
+def normal(key: Tensor, dims: Sequence[Dimension], mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32") -> Tensor:
+    """Normally distributed numbers."""
+    centred = uniform(key, dims, -1.0 + 2.0**-24, 1.0)
+    return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, checked_dtype(dtype))
+
+
+def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
+    """True with a probability, which may be a tensor that broadcasts by name."""
+    return uniform(key, dims) < probability
+
+
+def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
+    """Gumbel noise: added to logits, its argmax is a sample."""
+    return cast(-log(-log(uniform(key, dims) + 2.0**-25)), checked_dtype(dtype))
+
+
+def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
+    """An index along a dimension drawn with probability softmax(logits)."""
+    logits.require("categorical", over)
+    return argmax(logits + gumbel(key, logits.shape, logits.dtype), over)
+
+
+def _checked_key(what: str, key: Tensor) -> None:
+    if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
+        raise NamedMeshError(f"{what}: the first argument is no random key", str(key), fix="make one with nm.random.key(seed)")

@@ -1,0 +1,141 @@
+"""Variables: parameters and other state, how they start, and how a step changes them."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
+from namedmesh.ops import random
+from namedmesh.ops.constants import full
+from namedmesh.ops.program import Variable, checked_dtype, whole_names
+from namedmesh.ops.structure import transpose
+from namedmesh.ops.tensor import FLOATS, Tensor
+from namedmesh.ops.trace import current
+
+Initializer = Callable[[Tensor, Shape, str], Tensor]
+
+
+def constant_init(value: float) -> Initializer:
+    """Every element the same number."""
+    return lambda key, shape, dtype: full(shape, value, dtype)
+
+
+def normal_init(stddev: float) -> Initializer:
+    """Normally distributed around zero."""
+    return lambda key, shape, dtype: random.normal(key, shape, stddev=stddev, dtype=dtype)
+
+
+def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
+    """Normally distributed with variance scale / (size of the dimensions that are summed over)."""
+    return normal_init(math.sqrt(scale / math.prod(dim.size for dim in fan_in)))
+
+
+def param(
+    name: str,
+    dims: Sequence[Dimension],
+    init: Initializer | None = None,
+    dtype: str = "float32",
+    whole: Sequence[Dimension] = (),
+) -> Tensor:
+    """A trainable tensor that lives from step to step; the same name again gives the same tensor.
+
+    init(key, shape, dtype) makes its first value (by default normal, variance one over the first dimension).
+    Dimensions in whole stay unsplit under every layout: a small weight that every device keeps.
+    """
+    if checked_dtype(dtype) not in FLOATS:
+        raise NamedMeshError(f"parameter {name} is {dtype}", fix="parameters are floating point; use nm.state for others")
+    shape = Shape(dims)
+    start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
+    return _variable(name, shape, start, dtype, True, whole, True)
+
+
+def state(
+    name: str,
+    dims: Sequence[Dimension],
+    init: Initializer | float | int = 0,
+    dtype: str = "float32",
+    whole: Sequence[Dimension] = (),
+    of: Tensor | None = None,
+) -> Tensor:
+    """A tensor that lives from step to step and is not trained: a counter, an optimizer's slot, a cache.
+
+    A slot says which parameter it is of, and rests where that parameter rests.
+    """
+    start = init if callable(init) else constant_init(init)
+    shape = Shape(dims)
+    if of is not None:
+        owner = _of("state", of)
+        whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
+    return _variable(name, shape, start, checked_dtype(dtype), False, whole, of is not None)
+
+
+def _variable(
+    name: str, shape: Shape, init: Initializer, dtype: str, trainable: bool, whole: Sequence[Dimension], at_rest: bool
+) -> Tensor:
+    trace = current("param" if trainable else "state")
+    full_name = trace.scope + name
+    for part in full_name.split("/"):
+        checked_identifier(part, "variable")
+    known = trace.root.variables.get(full_name)
+    if known is not None:
+        if (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
+            raise NamedMeshError(
+                f"variable {full_name} exists already with another shape, dtype or role",
+                f"before: {known.dtype}{known.shape} at {known.tensor.producer.source}",
+                f"now: {dtype}{shape}",
+                fix="give the new one its own name, or put it in its own nm.scope",
+            )
+        return known.tensor
+    tensor = trace.root.placeholder(shape, dtype, full_name)
+    names = whole_names(shape, whole, f"variable {full_name}")
+    trace.root.variables[full_name] = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor)
+    return tensor
+
+
+def _of(what: str, tensor: Tensor) -> Variable:
+    variables = current(what).root.variables
+    for variable in variables.values():
+        if variable.tensor is tensor:
+            return variable
+    raise NamedMeshError(
+        f"{what}: {getattr(tensor, 'label', tensor)} is not a variable",
+        fix=f"pass the tensor that nm.param or nm.state returned; {did_you_mean(getattr(tensor, 'label', str(tensor)), variables)}",
+    )
+
+
+def parameters() -> dict[str, Tensor]:
+    """Every parameter made so far, by name."""
+    return {name: variable.tensor for name, variable in current("parameters").root.variables.items() if variable.trainable}
+
+
+def assign(variable: Tensor, value: Tensor) -> None:
+    """Gives a variable its value for the next step."""
+    trace = current("assign")
+    found = _of("assign", variable)
+    if trace is not trace.root:
+        raise NamedMeshError(
+            f"assign: {found.name} is assigned inside a loop body or branch", fix="return the value and assign it outside"
+        )
+    if {*value.shape} != {*found.shape} or value.dtype != found.dtype:
+        raise NamedMeshError(
+            f"assign: {found.name} is {found.dtype}{found.shape}, the value {value.dtype}{value.shape}",
+            fix="give it the variable's dimensions and dtype, e.g. with nm.cast",
+        )
+    if found.name in trace.updates:
+        raise NamedMeshError(f"assign: {found.name} is assigned twice in one step", fix="assign the final value once")
+    trace.updates[found.name] = transpose(trace.bring(value), found.shape)
+
+
+def scope(name: str) -> contextlib.AbstractContextManager[None]:
+    """Variables made within carry a prefix: with nm.scope('layer_0'): ..."""
+    checked_identifier(name, "scope")
+    return _scoped(name)
+
+
+@contextlib.contextmanager
+def _scoped(name: str) -> Iterator[None]:
+    with current("scope").named(name):
+        yield

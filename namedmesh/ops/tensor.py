@@ -1,0 +1,164 @@
+"""Tensor: a named value in a program; it knows its shape and its maker, nothing of meshes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from namedmesh.dims.dimension import Dimension, Shape, missing_dim
+from namedmesh.dims.errors import NamedMeshError
+
+if TYPE_CHECKING:
+    from namedmesh.ops.op import Op
+
+FLOATS = ("float32", "bfloat16", "float16", "float64")
+INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
+BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint32": 4, "bfloat16": 2, "float16": 2}
+
+
+class Tensor:
+    """The result of one named op."""
+
+    def __init__(self, shape: Shape, dtype: str, producer: Op, name: str | None = None):
+        self.shape = shape
+        self.dtype = dtype
+        self.producer = producer
+        self.name = name
+        self.primal: Tensor | None = None
+
+    @property
+    def label(self) -> str:
+        """What to call the tensor: its own name, the variable it was assigned to, or the op that made it."""
+        if self.name:
+            return self.name
+        if self.primal is not None:
+            return f"d_{self.primal.label}"
+        return self.producer.source.variable or self.producer.kind
+
+    @property
+    def floating(self) -> bool:
+        """Whether the tensor can carry a gradient."""
+        return self.dtype in FLOATS
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of one element."""
+        return BYTES.get(self.dtype, 1)
+
+    def require(self, what: str, *dims: Dimension) -> None:
+        """Raises unless the tensor has these dimensions."""
+        for dim in dims:
+            if not isinstance(dim, Dimension) or self.shape.named(dim.name) != dim:
+                raise missing_dim(what, dim, self.shape, self.label)
+
+    def __str__(self) -> str:
+        return f"{self.label}: {self.dtype}{self.shape}"
+
+    def __repr__(self) -> str:
+        return f"Tensor({self})"
+
+    def __bool__(self) -> bool:
+        raise NamedMeshError(
+            f"the value of {self.label} is not known while tracing, so it is neither true nor false",
+            str(self),
+            fix="use nm.where for a choice per element, nm.cond for a choice of what to run",
+        )
+
+    def __iter__(self):
+        raise NamedMeshError(
+            f"{self.label} cannot be iterated over", str(self), fix="use nm.scan, or nm.chunk for a list of pieces"
+        )
+
+    def __array__(self, *unused):
+        raise NamedMeshError(
+            f"{self.label} has no value while tracing", str(self), fix="return it from the traced function and run the step"
+        )
+
+    def __add__(self, other: Operand) -> Tensor:
+        return _apply("add", self, other)
+
+    def __radd__(self, other: Operand) -> Tensor:
+        return _apply("add", other, self)
+
+    def __sub__(self, other: Operand) -> Tensor:
+        return _apply("subtract", self, other)
+
+    def __rsub__(self, other: Operand) -> Tensor:
+        return _apply("subtract", other, self)
+
+    def __mul__(self, other: Operand) -> Tensor:
+        return _apply("multiply", self, other)
+
+    def __rmul__(self, other: Operand) -> Tensor:
+        return _apply("multiply", other, self)
+
+    def __truediv__(self, other: Operand) -> Tensor:
+        return _apply("divide", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Tensor:
+        return _apply("divide", other, self)
+
+    def __floordiv__(self, other: Operand) -> Tensor:
+        return _apply("floor_divide", self, other)
+
+    def __rfloordiv__(self, other: Operand) -> Tensor:
+        return _apply("floor_divide", other, self)
+
+    def __mod__(self, other: Operand) -> Tensor:
+        return _apply("remainder", self, other)
+
+    def __rmod__(self, other: Operand) -> Tensor:
+        return _apply("remainder", other, self)
+
+    def __pow__(self, other: Operand) -> Tensor:
+        return _apply("power", self, other)
+
+    def __rpow__(self, other: Operand) -> Tensor:
+        return _apply("power", other, self)
+
+    def __and__(self, other: Operand) -> Tensor:
+        return _apply("logical_and", self, other)
+
+    def __rand__(self, other: Operand) -> Tensor:
+        return _apply("logical_and", other, self)
+
+    def __or__(self, other: Operand) -> Tensor:
+        return _apply("logical_or", self, other)
+
+    def __ror__(self, other: Operand) -> Tensor:
+        return _apply("logical_or", other, self)
+
+    def __xor__(self, other: Operand) -> Tensor:
+        return _apply("logical_xor", self, other)
+
+    def __rxor__(self, other: Operand) -> Tensor:
+        return _apply("logical_xor", other, self)
+
+    def __lt__(self, other: Operand) -> Tensor:
+        return _apply("less", self, other)
+
+    def __le__(self, other: Operand) -> Tensor:
+        return _apply("less_equal", self, other)
+
+    def __gt__(self, other: Operand) -> Tensor:
+        return _apply("greater", self, other)
+
+    def __ge__(self, other: Operand) -> Tensor:
+        return _apply("greater_equal", self, other)
+
+    def __neg__(self) -> Tensor:
+        return _apply("negative", self)
+
+    def __abs__(self) -> Tensor:
+        return _apply("absolute", self)
+
+    def __invert__(self) -> Tensor:
+        return _apply("logical_not", self)
+
+
+def _apply(function: str, *operands: Operand) -> Tensor:
+    from namedmesh.ops.elementwise import apply
+
+    return apply(function, *operands)
+
+
+Operand = Tensor | float | int | bool

@@ -1,0 +1,239 @@
+"""Ops along the order of one dimension: slices, pads, shifts, rolls, reversals."""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ops.constants import as_tensor, zeros
+from namedmesh.ops.context import Context, arrange
+from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.tensor import Tensor
+
+
+@dataclass(eq=False)
+class Window(Op):
+    """An op that needs one dimension whole and keeps the others."""
+
+    dim: Dimension  # of the operand
+
+    @property
+    def at(self) -> int:
+        """Where the dimension stands in the operand."""
+        return self.inputs[0].shape.position(self.dim.name)
+
+    def made(self) -> Dimension:
+        """The dimension in the result."""
+        return self.dim
+
+    def results(self):
+        x = self.inputs[0]
+        return [(x.shape.replaced(self.dim.name, self.made()), x.dtype)]
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.dim.name]))
+
+
+@dataclass(eq=False)
+class Slice(Window):
+    """Some elements in a row, or every so many."""
+
+    start: int
+    size: int
+    stride: int
+
+    def made(self) -> Dimension:
+        return self.dim.resized(self.size)
+
+    def lower(self, context: Context, x):
+        index = [builtins.slice(None)] * self.at + [builtins.slice(self.start, self.start + (self.size - 1) * self.stride + 1, self.stride)]
+        return x[tuple(index)]
+
+    def vjp(self, dy: Tensor):
+        after = self.dim.size - self.start - (self.size - 1) * self.stride - 1
+        return [Pad((dy,), self.made(), self.start, after, self.stride - 1, 0.0).output]
+
+
+@dataclass(eq=False)
+class Pad(Window):
+    """A value put before, after, and (interior) between the elements."""
+
+    low: int
+    high: int
+    interior: int
+    value: float
+
+    def made(self) -> Dimension:
+        return self.dim.resized(self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior)
+
+    def lower(self, context: Context, x):
+        shape = self.inputs[0].shape
+        value = tf.constant(self.value, x.dtype)
+        if self.interior:
+            spread = tf.expand_dims(x, self.at + 1)
+            spread = tf.pad(spread, _paddings(len(shape) + 1, self.at + 1, 0, self.interior), constant_values=value)
+            sizes = context.sizes(shape)
+            sizes[self.at] *= self.interior + 1
+            x = tf.reshape(spread, sizes)
+            x = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(0, sizes[self.at] - self.interior)])]
+        return tf.pad(x, _paddings(len(shape), self.at, self.low, self.high), constant_values=value)
+
+    def vjp(self, dy: Tensor):
+        return [Slice((dy,), self.made(), self.low, self.dim.size, self.interior + 1).output]
+
+
+@dataclass(eq=False)
+class Reverse(Window):
+    """The elements from last to first."""
+
+    def lower(self, context: Context, x):
+        return tf.reverse(x, [self.at])
+
+    def vjp(self, dy: Tensor):
+        return [reverse(dy, self.dim)]
+
+
+@dataclass(eq=False)
+class Roll(Window):
+    """The elements moved on, those that fall off the end coming in at the start."""
+
+    by: int
+
+    def lower(self, context: Context, x):
+        return tf.concat([x[self._part(self.dim.size - self.by, None)], x[self._part(0, self.dim.size - self.by)]], self.at)
+
+    def _part(self, start: int, stop: int | None) -> tuple:
+        return tuple([builtins.slice(None)] * self.at + [builtins.slice(start, stop)])
+
+    def vjp(self, dy: Tensor):
+        return [roll(dy, self.dim, -self.by)]
+
+
+@dataclass(eq=False)
+class DynamicSlice(Window):
+    """A window whose start is known only at run time; kept inside the dimension."""
+
+    size: int
+
+    def made(self) -> Dimension:
+        return self.dim.resized(self.size)
+
+    def lower(self, context: Context, x, start):
+        start = tf.clip_by_value(start, 0, self.dim.size - self.size)
+        begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
+        sizes = context.sizes(self.inputs[0].shape)
+        sizes[self.at] = self.size
+        return tf.slice(x, tf.stack(begin), sizes)
+
+    def vjp(self, dy: Tensor):
+        x, start = self.inputs
+        return [dynamic_update(zeros(x.shape, x.dtype), dy, start, self.dim), None]
+
+
+@dataclass(eq=False)
+class DynamicUpdate(Window):
+    """A tensor with a window of it, at a start known only at run time, replaced."""
+
+    def lower(self, context: Context, x, update, start):
+        shape, patch = self.inputs[0].shape, self.inputs[1].shape
+        size = patch.named(self.dim.name).size  # type: ignore[union-attr]
+        start = tf.clip_by_value(start, 0, self.dim.size - size)
+        update = arrange(update, patch, shape.names)
+        if context.compiled:
+            begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
+            return tf2xla.dynamic_update_slice(x, update, tf.stack(begin))
+        before = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(0, start)])]
+        after = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(start + size, None)])]
+        return tf.concat([before, update, after], self.at)
+
+    def vjp(self, dy: Tensor):
+        x, update, start = self.inputs
+        size = update.shape.named(self.dim.name).size  # type: ignore[union-attr]
+        nothing = zeros(update.shape, update.dtype)
+        return [dynamic_update(dy, nothing, start, self.dim), dynamic_slice(dy, start, self.dim, size), None]
+
+
+
+
+
+def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
+    return [[low, high] if i == at else [0, 0] for i in range(rank)]
+
+
+def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
+    """size elements from start on along a dimension, every stride-th; the dimension keeps its name."""
+    x.require("slice", dim)
+    if start < 0 or size < 1 or stride < 1 or start + (size - 1) * stride >= dim.size:
+        raise NamedMeshError(
+            f"slice: {size} elements from {start} with stride {stride} do not lie in {dim}",
+            str(x),
+            fix=f"keep start + (size - 1) * stride below {dim.size}",
+        )
+    return x if (start, size) == (0, dim.size) else Slice((x,), dim, start, size, stride).output
+
+
+def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
+    """The tensor made longer along a dimension, filled with a value; the dimension keeps its name."""
+    x.require("pad", dim)
+    if low < 0 or high < 0:
+        raise NamedMeshError(f"pad: {low} before and {high} after {dim}", str(x), fix="use nm.slice to make it shorter")
+    return Pad((x,), dim, low, high, 0, value).output if low or high else x
+
+
+def reverse(x: Tensor, dim: Dimension) -> Tensor:
+    """The elements along a dimension from last to first."""
+    x.require("reverse", dim)
+    return Reverse((x,), dim).output
+
+
+def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
+    """The elements moved on along a dimension, coming in again at the other end."""
+    x.require("roll", dim)
+    return Roll((x,), dim, by % dim.size).output if by % dim.size else x
+
+
+def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
+    """The elements moved on along a dimension (back, when negative), a value coming in."""
+    x.require("shift", dim)
+    if abs(by) >= dim.size:
+        raise NamedMeshError(f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size")
+    if by == 0:
+        return x
+    kept = slice(x, dim, max(-by, 0), dim.size - abs(by))
+    return pad(kept, dim.resized(dim.size - abs(by)), max(by, 0), max(-by, 0), value)
+
+
+def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
+    """size elements along a dimension from a start known at run time (kept inside the dimension)."""
+    x.require("dynamic_slice", dim)
+    if not 1 <= size <= dim.size:
+        raise NamedMeshError(f"dynamic_slice: {size} elements do not lie in {dim}", str(x), fix="ask for at most its size")
+    return DynamicSlice((x, _scalar_index("dynamic_slice", start)), dim, size).output
+
+
+def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
+    """x with the elements along a dimension, from a start known at run time, replaced by update."""
+    x.require("dynamic_update", dim)
+    patch = update.shape.named(dim.name)
+    if patch is None or patch.size > dim.size or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}:
+        raise NamedMeshError(
+            f"dynamic_update: the update does not fit along {dim}",
+            str(x),
+            str(update),
+            fix=f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}",
+        )
+    if update.dtype != x.dtype:
+        raise NamedMeshError("dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)")
+    return DynamicUpdate((x, update, _scalar_index("dynamic_update", start)), dim).output
+
+
+def _scalar_index(what: str, start: Tensor | int) -> Tensor:
+    index = as_tensor(start)
+    if len(index.shape) or index.dtype != "int32":
+        raise NamedMeshError(f"{what}: the start is no int32 scalar", str(index), fix="use nm.cast(start, 'int32')")
+    return index

@@ -1,0 +1,113 @@
+"""Audit: the collectives the compiler made against the collectives the plan has."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.mesh import Mesh
+from namedmesh.runtime.hlo import Found, collectives
+
+ALTERED = {"float32": ("bfloat16",), "bfloat16": ("float32",), "float16": ("float32",), "bool": ("uint8", "int32")}
+
+
+@dataclass
+class Audit:
+    """What was planned and found, what was found and not planned, what was planned and not found."""
+
+    matched: list[tuple[dict[str, Any], Found]] = field(default_factory=list)
+    unplanned: list[Found] = field(default_factory=list)
+    missing: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def exact(self) -> bool:
+        """Whether plan and compiler agree on every collective."""
+        return not self.unplanned and not self.missing
+
+    def count(self, kind: str) -> int:
+        """How many collectives of a kind the compiled code has, loops counted once; planned kinds where matched."""
+        return sum(planned["kind"] == kind for planned, _ in self.matched) + sum(one.kind == kind for one in self.unplanned)
+
+    def enforce(self, strict: bool | None) -> None:
+        """Raises for a collective that was not planned, or warns; strict unless said follows NAMEDMESH_STRICT."""
+        if not self.unplanned:
+            return
+        strict = os.environ.get("NAMEDMESH_STRICT", "") not in ("", "0") if strict is None else strict
+        problem = f"the compiler made {len(self.unplanned)} collectives that the plan does not have"
+        details = [
+            f"{one.kind} over {'+'.join(one.axes) if one.axes else 'other groups'} of {one.elements} {one.dtype} elements, from {one.op or one.name}"
+            for one in self.unplanned
+        ]
+        if strict:
+            raise NamedMeshError(problem, *details, fix="reshard or replicate the tensors named here explicitly, or run with strict=False")
+        warnings.warn("\n  ".join([problem, *details]), stacklevel=3)
+
+    def __str__(self) -> str:
+        lines = [f"audit: {len(self.matched)} as planned, {len(self.unplanned)} unplanned, {len(self.missing)} not made"]
+        lines += [f"  unplanned {one.kind} {one.axes} {one.elements} {one.dtype} {one.op}" for one in self.unplanned]
+        lines += [f"  not made {one['kind']} {'+'.join(one['axes'])} of {one['tensor']} ({one['op']})" for one in self.missing]
+        return "\n".join(lines + [f"  {note}" for note in self.notes])
+
+
+def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
+    """Matches every collective in compiled HLO text with one of the plan, best evidence first."""
+    result = Audit()
+    open_found = [one for one in collectives(text, mesh) if one.axes != ()]
+    open_planned = list(planned)
+    tests = (
+        lambda plan, one: _same(plan, one) and _attributed(plan, one),
+        lambda plan, one: _same(plan, one),
+        lambda plan, one: _scatter_as_reduce(plan, one),
+        lambda plan, one: _altered(plan, one) and _attributed(plan, one),
+        lambda plan, one: _altered(plan, one),
+    )
+    for test in tests:
+        for one in list(open_found):
+            for plan in open_planned:
+                if test(plan, one):
+                    open_found.remove(one)
+                    open_planned.remove(plan)
+                    result.matched.append((plan, one))
+                    result.notes += _notes(plan, one)
+                    break
+    result.unplanned, result.missing = open_found, open_planned
+    result.notes = [f"{note} ({count} times)" if count > 1 else note for note, count in Counter(result.notes).items()]
+    return result
+
+
+def _attributed(plan: dict[str, Any], one: Found) -> bool:
+    """Whether the compiler's metadata names the planned op."""
+    return re.search(rf"nm\.{re.escape(plan['op'])}(?![\w.])", one.op) is not None
+
+
+def _same(plan: dict[str, Any], one: Found) -> bool:
+    return (plan["kind"], tuple(plan["axes"]), plan["elements"], plan["dtype"]) == (one.kind, one.axes, one.elements, one.dtype)
+
+
+def _scatter_as_reduce(plan: dict[str, Any], one: Found) -> bool:
+    """A planned ReduceScatter where the backend reduces and then slices."""
+    return plan["kind"] == "ReduceScatter" and one.kind == "AllReduce" and _same({**plan, "kind": "AllReduce"}, one)
+
+
+def _altered(plan: dict[str, Any], one: Found) -> bool:
+    """The same elements sent in another precision, by the backend's choice."""
+    if one.dtype not in ALTERED.get(plan["dtype"], ()):
+        return False
+    changed = {**plan, "dtype": one.dtype}
+    return _same(changed, one) or _scatter_as_reduce(changed, one)
+
+
+def _notes(plan: dict[str, Any], one: Found) -> list[str]:
+    notes = []
+    if plan["kind"] != one.kind:
+        notes.append(f"planned {plan['kind']} made as {one.kind} followed by a slice")
+    if plan["dtype"] != one.dtype:
+        notes.append(f"planned {plan['kind']} of {plan['dtype']} sent as {one.dtype}")
+    return notes

@@ -1,0 +1,192 @@
+"""Executable: an Artifact compiled for the devices at hand, ready to run."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.runtime.artifact import Artifact, TensorSpec, unpacked
+from namedmesh.runtime.audit import Audit, audit
+from namedmesh.runtime.bridge import caller, dtype_of, gspmd
+from namedmesh.runtime.devices import device_mesh
+from namedmesh.runtime.state import State
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a compiled step takes: bytes are per device."""
+
+    compile_seconds: float
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    aliased_bytes: int
+    code_bytes: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, results and temporaries, what is updated in place counted once."""
+        return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.aliased_bytes
+
+
+class Executable:
+    """A step on devices: call it with a state and inputs, get the next state and the results."""
+
+    def __init__(self, artifact: Artifact, *, strict: bool | None = None):
+        self.artifact = artifact
+        self.mesh = device_mesh(artifact.mesh)
+        self.variables = {spec.name: spec for spec in artifact.variables}
+        self.inputs = {spec.name: spec for spec in artifact.inputs}
+        self._updated = [spec.name for spec in artifact.variables if spec.updated]
+        self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
+        results = [*artifact.outputs, *(spec for spec in artifact.variables if spec.updated)]
+        donated = [len(self.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated]
+        self._step, seconds = self._compiled(artifact.step_module, [*self.inputs.values(), *self.variables.values()], results, donated)
+        self._init: Any = None
+        memory = self._step.memory_analysis()
+        self.report = Report(
+            seconds,
+            memory.argument_size_in_bytes,
+            memory.output_size_in_bytes,
+            memory.temp_size_in_bytes,
+            memory.alias_size_in_bytes,
+            memory.generated_code_size_in_bytes,
+        )
+        self.audit: Audit = audit(self._step.as_text(), artifact.mesh, artifact.collectives)
+        self.audit.enforce(strict)
+
+    def sharding(self, spec: TensorSpec) -> NamedSharding:
+        """Where an entry or a result lies."""
+        axes = [tuple(spec.held.get(name, ())) or None for name, _ in spec.dims]
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
+
+    def _abstract(self, spec: TensorSpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.padded(self.artifact.mesh), dtype_of(spec.dtype), sharding=self.sharding(spec))
+
+    def _compiled(self, module: bytes, given: list[TensorSpec], results: list[TensorSpec], donated: list[int]) -> tuple[Any, float]:
+        shapes = tuple((spec.padded(self.artifact.mesh), dtype_of(spec.dtype)) for spec in results)
+        function = jax.jit(
+            caller(module, shapes),
+            in_shardings=tuple(self.sharding(spec) for spec in given),
+            out_shardings=[self.sharding(spec) for spec in results],
+            donate_argnums=tuple(donated),
+            keep_unused=True,
+        )
+        start = time.perf_counter()
+        with gspmd():
+            compiled = function.lower(*(self._abstract(spec) for spec in given)).compile()
+        return compiled, time.perf_counter() - start
+
+    def init(self, seed: int = 0) -> State:
+        """The first state; every device makes its own pieces, nothing is ever whole in one place."""
+        if not self.variables:
+            return State({}, self.variables)
+        if self._init is None:
+            seed_spec = TensorSpec("seed", (), "int32", {})
+            self._init, _ = self._compiled(self.artifact.init_module, [seed_spec], list(self.variables.values()), [])
+            audit(self._init.as_text(), self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
+        made = self._init(jax.device_put(np.int32(seed), NamedSharding(self.mesh, PartitionSpec())))
+        return State(dict(zip(self.variables, jax.block_until_ready(made), strict=True)), self.variables)
+
+    def place(self, values: Mapping[str, Any]) -> State:
+        """A state from whole arrays: each device reads its own piece."""
+        _same_names("variable", values, self.variables)
+        return State({name: self._put(self.variables[name], values[name], "variable") for name in self.variables}, self.variables)
+
+    def put(self, **inputs: Any) -> dict[str, jax.Array]:
+        """Inputs laid out on the devices ahead of a step."""
+        _same_names("input", inputs, self.inputs)
+        return {name: self._put(spec, inputs[name], "input") for name, spec in self.inputs.items()}
+
+    def _put(self, spec: TensorSpec, value: Any, what: str) -> jax.Array:
+        sharding, sizes = self.sharding(spec), spec.padded(self.artifact.mesh)
+        if isinstance(value, jax.Array) and value.shape == sizes and value.dtype == dtype_of(spec.dtype):
+            if value.sharding.is_equivalent_to(sharding, value.ndim):
+                return value
+        array = np.asarray(value)
+        weak = isinstance(value, (int, float)) and array.dtype.kind in "if" and dtype_of(spec.dtype).kind in ("i", "f", "u")
+        if array.shape != spec.sizes or not (array.dtype == dtype_of(spec.dtype) or (weak and float(value).is_integer())):
+            raise NamedMeshError(
+                f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}",
+                fix=f"give an array of shape {spec.sizes} and dtype {spec.dtype}",
+            )
+        array = array.astype(dtype_of(spec.dtype), copy=False)
+        if sizes != spec.sizes:
+            array = np.pad(array, [(0, more - size) for more, size in zip(sizes, spec.sizes, strict=True)])
+        return jax.make_array_from_callback(sizes, sharding, lambda index: array[index])
+
+    def __call__(self, state: Mapping[str, Any] | None, *inputs: Any, **named: Any) -> tuple[State, Any]:
+        """One step: (state, inputs) -> (next state, results). The state given is used up where it is updated."""
+        state = self._checked_state(state)
+        if len(inputs) > len(self.inputs):
+            raise NamedMeshError(
+                f"{len(inputs)} inputs were given, {self.artifact.name} takes {len(self.inputs)}",
+                fix=f"give the state, then: {', '.join(self.inputs)}",
+            )
+        positional = dict(zip(self.inputs, inputs, strict=False))
+        twice = [name for name in named if name in positional]
+        if twice:
+            raise NamedMeshError(f"input {twice[0]} was given twice", fix="give it by position or by name")
+        ready = self.put(**positional, **named)
+        made = self._step(*ready.values(), *state.arrays.values())
+        if self._block:
+            jax.block_until_ready(made)
+        count = len(self.artifact.outputs)
+        updated = dict(zip(self._updated, made[count:], strict=True))
+        return State(state.arrays | updated, self.variables), unpacked(self.artifact.structure, list(made[:count]))
+
+    def _checked_state(self, state: Mapping[str, Any] | None) -> State:
+        state = State({}, self.variables) if state is None else state
+        if not isinstance(state, State):
+            raise NamedMeshError(
+                f"the state is a {type(state).__name__}", fix="start from step.init(seed), or step.place({name: array}) for arrays of your own"
+            )
+        _same_names("variable", state.arrays, self.variables)
+        for name, array in state.arrays.items():
+            spec = self.variables[name]
+            if array.is_deleted():
+                raise NamedMeshError(
+                    f"variable {name} of this state was used up by an earlier step", fix="use the state that step returned"
+                )
+            if array.shape != spec.padded(self.artifact.mesh) or array.dtype != dtype_of(spec.dtype):
+                raise NamedMeshError(
+                    f"variable {name} of this state is {array.dtype}{list(array.shape)}, not {spec.text}",
+                    fix="start from this step's own init or place",
+                )
+            if not array.sharding.is_equivalent_to(self.sharding(spec), array.ndim):
+                raise NamedMeshError(
+                    f"variable {name} of this state lies elsewhere than {self.artifact.name} has it",
+                    f"wanted: {spec.text} with {spec.held}",
+                    fix="move it with step.place(state)",
+                )
+        return State({name: state.arrays[name] for name in self.variables}, self.variables)
+
+
+def _same_names(what: str, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in wanted:
+            raise NamedMeshError(f"there is no {what} {name!r}", fix=did_you_mean(name, wanted))
+    for name in wanted:
+        if name not in given:
+            raise NamedMeshError(f"{what} {name!r} is missing", fix=f"give all of: {', '.join(wanted)}")
+
+
+def load(path: str | os.PathLike, *, strict: bool | None = None) -> Executable:
+    """Reads an Artifact and compiles it for the devices at hand."""
+    return Executable(Artifact.load(path), strict=strict)
+
+
+def cache_compilations(folder: str | os.PathLike) -> None:
+    """Keeps compiled programs in a folder, so that the next process starts without compiling."""
+    os.makedirs(folder, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
