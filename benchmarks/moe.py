@@ -68,7 +68,7 @@ def layer(sizes: Sizes):
 
 def program(sizes: Sizes = Sizes()) -> nm.Program:
     """Forward and backward of the layer: results are y and the gradients of the input and of every weight."""
-    moe, (G, S, E, C, M, H) = layer(sizes)
+    moe, (G, S, _E, _C, M, _H) = layer(sizes)
 
     def step(x, dy):
         y, aux = moe(x)

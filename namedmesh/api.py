@@ -6,6 +6,11 @@ from namedmesh.dims.dimension import dims as dims
 from namedmesh.dims.errors import NamedMeshError as NamedMeshError
 from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
+from namedmesh.lowering.compile import Step as Step
+from namedmesh.lowering.compile import compile as compile
+from namedmesh.lowering.export import export as export
+from namedmesh.lowering.plan import Plan as Plan
+from namedmesh.lowering.planner import plan as plan
 from namedmesh.ops import random as random
 from namedmesh.ops.autodiff import grad as grad
 from namedmesh.ops.constants import full as full
@@ -115,9 +120,4 @@ from namedmesh.ops.windows import reverse as reverse
 from namedmesh.ops.windows import roll as roll
 from namedmesh.ops.windows import shift as shift
 from namedmesh.ops.windows import slice as slice
-from namedmesh.lowering.compile import Step as Step
-from namedmesh.lowering.compile import compile as compile
-from namedmesh.lowering.export import export as export
-from namedmesh.lowering.plan import Plan as Plan
-from namedmesh.lowering.planner import plan as plan
 from namedmesh.runtime.artifact import Artifact as Artifact

@@ -63,8 +63,7 @@ class Sharding:
     def waste(self, shape: Shape, mesh: Mesh) -> float:
         """The share of all devices' elements that is padding."""
         padded = math.prod(
-            local * mesh.size(self.axes(dim.name))
-            for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
+            local * mesh.size(self.axes(dim.name)) for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
         )
         return 1 - shape.elements / padded
 
@@ -78,7 +77,7 @@ class Sharding:
 class Step:
     """One move on the way from one sharding to another; elements counts what one device sends or receives."""
 
-    kind: str  # Slice (free), AllGather, AllToAll or CollectivePermute
+    kind: str  # Slice (free), AllGather, AllToAll, CollectivePermute or AllReduce
     axes: tuple[str, ...]
     result: Sharding
     elements: int
@@ -125,10 +124,15 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
 
     def gather(name: str, keep: list[str]) -> None:
         axes = current[name][len(keep) :]
-        if axes:
-            received = pieces() * mesh.size(axes)
-            current[name] = keep
-            emit("AllGather", axes, received)
+        ways = mesh.size(axes)
+        if not axes:
+            return
+        if 2 * sizes[name] <= ways:  # mostly padding: XLA sums pieces that are zero elsewhere instead
+            received, kind = pieces() // local(name) * sizes[name], "AllReduce"
+        else:
+            received, kind = pieces() * ways, "AllGather"
+        current[name] = keep
+        emit(kind, axes, received)
 
     wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
     for name in current:

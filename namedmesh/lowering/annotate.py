@@ -39,7 +39,9 @@ class GspmdAnnotator:
 
     def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
         """Each device's own piece of a value that lies on these axes."""
-        return tf2xla.spmd_full_to_shard_shape(self.annotate(value, axes), manual_sharding=self.proto(axes), dim=-1, unspecified_dims=[])
+        return tf2xla.spmd_full_to_shard_shape(
+            self.annotate(value, axes), manual_sharding=self.proto(axes), dim=-1, unspecified_dims=[]
+        )
 
     def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
         """The whole value, of which each device has made its own piece."""

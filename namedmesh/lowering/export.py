@@ -16,6 +16,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
+from namedmesh.lowering.regions import close_regions
 from namedmesh.ops.program import Program
 from namedmesh.ops.tensor import Tensor
 from namedmesh.runtime.artifact import Artifact, TensorSpec, VariableSpec, packed
@@ -75,7 +76,7 @@ def lower(plans: Sequence[Plan], precision: str = "default") -> bytes:
 
     specs = [tf.TensorSpec(spec.padded(plans[0].mesh), tf.as_dtype(spec.dtype), spec.name) for spec in entries(plans[0])]
     function = tf.function(main, jit_compile=True, autograph=False)
-    return function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized")
+    return close_regions(function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized"))
 
 
 def plan_initializers(plan: Plan) -> list[Plan]:
@@ -89,7 +90,9 @@ def plan_initializers(plan: Plan) -> list[Plan]:
     return plans
 
 
-def export(program: Program, mesh: Mesh, layout: Layout | str, params: Layout | str | None = None, precision: str = "default") -> Artifact:
+def export(
+    program: Program, mesh: Mesh, layout: Layout | str, params: Layout | str | None = None, precision: str = "default"
+) -> Artifact:
     """Plans and lowers a program and its initializer for one mesh and layout."""
     return export_planned(make_plan(program, mesh, layout, params), precision)
 

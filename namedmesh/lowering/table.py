@@ -38,7 +38,7 @@ def plan_table(plan: Plan) -> str:
             row = (tensor.label, place, human(plan.bytes_per_device(tensor)), f"{waste:.0%}" if waste else "", str(op.source))
             if row not in rows:
                 rows.append(row)
-    lines += columns(rows) + [""]
+    lines += [*columns(rows), ""]
     rows = [("phase", "collective", "axes", "tensor", "bytes/device", "times", "line")]
     for phase in PHASES:
         for one in plan.of_phase(phase):

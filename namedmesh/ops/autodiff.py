@@ -29,9 +29,14 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     targets = flatten(wrt)
     for target in targets:
         if not isinstance(target, Tensor) or not target.floating:
-            raise NamedMeshError(f"grad: cannot differentiate with respect to {target}", fix="name floating point tensors in wrt=")
+            raise NamedMeshError(
+                f"grad: cannot differentiate with respect to {target}", fix="name floating point tensors in wrt="
+            )
     if not targets:
-        raise NamedMeshError("grad: there is nothing to differentiate with respect to", fix="make parameters with nm.param, or name tensors in wrt=")
+        raise NamedMeshError(
+            "grad: there is nothing to differentiate with respect to",
+            fix="make parameters with nm.param, or name tensors in wrt=",
+        )
     if not loss.floating or (cotangent is None and len(loss.shape)):
         raise NamedMeshError(
             "grad: the loss is no floating point scalar", str(loss), fix="reduce it, e.g. nm.mean(loss), or give cotangent="
@@ -40,9 +45,17 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     with trace.at(trace.source, "backward", derived=True):
         start = full([], 1, loss.dtype) if cotangent is None else cotangent
         if start.shape != loss.shape or start.dtype != loss.dtype:
-            raise NamedMeshError("grad: the cotangent is not like the loss", str(loss), str(start), fix="give it the same dimensions, order and dtype")
+            raise NamedMeshError(
+                "grad: the cotangent is not like the loss",
+                str(loss),
+                str(start),
+                fix="give it the same dimensions, order and dtype",
+            )
         found = _reverse(list(trace.ops), {loss: start}, targets)
-        made = [found.get(target) if found.get(target) is not None else _primal(zeros(target.shape, target.dtype), target) for target in targets]
+        made = [
+            found.get(target) if found.get(target) is not None else _primal(zeros(target.shape, target.dtype), target)
+            for target in targets
+        ]
     trace.phase = "update" if trace.phase == "forward" else trace.phase
     return unflatten(wrt, iter(made))
 

@@ -16,6 +16,11 @@ from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.tensor import FLOATS, Tensor
 
 
+def scalar_of(value: float | int | bool, dtype: tf.DType) -> tf.Tensor:
+    """A known number as a TensorFlow scalar; any number stands for true or false where bool is due."""
+    return tf.constant(bool(value) if dtype == tf.bool else value, dtype)
+
+
 @dataclass(eq=False)
 class Fill(Op):
     """Every element the same known number."""
@@ -28,7 +33,7 @@ class Fill(Op):
         return [(self.shape, self.dtype)]
 
     def lower(self, context: Context):
-        scalar = tf.constant(self.value, tf.as_dtype(self.dtype))
+        scalar = scalar_of(self.value, tf.as_dtype(self.dtype))
         return tf.broadcast_to(scalar, context.sizes(self.shape)) if len(self.shape) else scalar
 
 

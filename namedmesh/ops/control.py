@@ -137,11 +137,9 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
     """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
     leaves = [as_tensor(leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
-    arguments = lambda carry: unflatten(list(start), iter(carry))  # noqa: E731
+    arguments = lambda carry: unflatten(list(start), iter(carry))
     checked, _ = trace_body(lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs)
-    repeated, _ = trace_body(
-        lambda *carry: matched("while_loop: the body", body(*arguments(carry)), leaves, "the carry"), specs
-    )
+    repeated, _ = trace_body(lambda *carry: matched("while_loop: the body", body(*arguments(carry)), leaves, "the carry"), specs)
     outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs
     made = unflatten(list(start), iter(outputs))
     return made[0] if len(start) == 1 else tuple(made)

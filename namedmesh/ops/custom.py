@@ -158,5 +158,3 @@ def call_tf(
     specs = (result,) if isinstance(result, InputSpec) else tuple(result)
     outputs = TfCall(tuple(as_tensor(t) for t in tensors), function, specs, tuple(batch)).outputs
     return outputs[0] if isinstance(result, InputSpec) else outputs
-
-

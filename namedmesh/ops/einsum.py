@@ -36,7 +36,7 @@ class Einsum(Op):
         left, right = (tensor.shape for tensor in self.inputs)
         if not context.compiled:
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
-            spell = lambda names: "".join(letters[name] for name in names)  # noqa: E731
+            spell = lambda names: "".join(letters[name] for name in names)
             return tf.einsum(f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b)
         batch = [name for name in left.names if name in right.names and name in self.shape.names]
         contracted = [name for name in left.names if name in right.names and name not in self.shape.names]

@@ -74,7 +74,10 @@ class Elementwise(Op):
         rule = FUNCTIONS[self.function].vjp
         if rule is None:
             return [None] * len(self.inputs)
-        return [None if dx is None else fit(dx, x.shape) for dx, x in zip(rule(dy, self.output, *self.inputs), self.inputs, strict=True)]
+        return [
+            None if dx is None else fit(dx, x.shape)
+            for dx, x in zip(rule(dy, self.output, *self.inputs), self.inputs, strict=True)
+        ]
 
     def flops(self) -> int:
         return self.output.shape.elements if self.output.floating else 0
@@ -209,19 +212,18 @@ subtract = _define("subtract", tf.subtract, lambda dy, y, a, b: [dy, -dy])
 multiply = _define("multiply", tf.multiply, lambda dy, y, a, b: [dy * b, dy * a])
 divide = _define("divide", tf.divide, lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float")
 floor_divide = _define("floor_divide", tf.math.floordiv)
-remainder = _define("remainder", tf.math.floormod)
+remainder = _define("remainder", tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))])
 power = _define(
     "power",
     tf.pow,
-    lambda dy, y, a, b: [dy * b * power(a, b - 1.0), where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0)],
+    lambda dy, y, a, b: [
+        where(equal(b, 0.0), 0.0, dy * b * power(a, b - 1.0)),
+        where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0),
+    ],
     takes="float",
 )
-maximum = _define(
-    "maximum", tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)]
-)
-minimum = _define(
-    "minimum", tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)]
-)
+maximum = _define("maximum", tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)])
+minimum = _define("minimum", tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)])
 negative = _define("negative", tf.negative, lambda dy, y, x: [-dy])
 absolute = _define("absolute", tf.abs, lambda dy, y, x: [dy * sign(x)])
 sign = _define("sign", tf.sign)
@@ -236,12 +238,8 @@ cos = _define("cos", tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
 tanh = _define("tanh", tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 sigmoid = _define("sigmoid", tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 softplus = _define("softplus", tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float")
-erf = _define(
-    "erf", tf.math.erf, lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))], takes="float"
-)
-erfinv = _define(
-    "erfinv", tf.math.erfinv, lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)], takes="float"
-)
+erf = _define("erf", tf.math.erf, lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))], takes="float")
+erfinv = _define("erfinv", tf.math.erfinv, lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)], takes="float")
 relu = _define("relu", tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 floor = _define("floor", tf.floor, takes="float")
 round = _define("round", tf.round, takes="float")

@@ -12,6 +12,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context, arrange
 from namedmesh.ops.op import Op, Placement
 from namedmesh.ops.program import checked_dtype
+from namedmesh.ops.structure import rename, transpose
 from namedmesh.ops.tensor import INTEGERS, Tensor
 
 
@@ -118,8 +119,6 @@ class ScatterAdd(Op):
         return arrange(target, Shape(self.shape.named(name) for name in order), self.shape.names)  # type: ignore[arg-type]
 
     def vjp(self, dy: Tensor):
-        from namedmesh.ops.structure import transpose
-
         indices, updates = self.inputs
         return [None, transpose(Gather((dy, indices), self.dim).output, updates.shape)]
 
@@ -128,6 +127,11 @@ class ScatterAdd(Op):
 
     def placement(self) -> Placement:
         return Placement(reduced=frozenset(set(self.inputs[0].shape.names) - set(self.shape.names)))
+
+
+def _apart(dim: Dimension) -> Dimension:
+    """A dimension of the indices under a name that is not the indexed one."""
+    return Dimension(f"{dim.name}_index", dim.size)
 
 
 def _checked_indices(what: str, indices: Tensor) -> Tensor:
@@ -151,7 +155,10 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     table.require("gather", dim)
     _checked_indices("gather", indices)
     same_sizes("gather", **{table.label: table.shape.without(dim.name), indices.label + "'": indices.shape.without(dim.name)})
-    return Gather((table, indices), dim).output
+    own = indices.shape.named(dim.name)
+    if own is None:
+        return Gather((table, indices), dim).output
+    return rename(Gather((table, rename(indices, own, _apart(own))), dim).output, _apart(own), own)
 
 
 def scatter_add(updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()) -> Tensor:
@@ -163,5 +170,8 @@ def scatter_add(updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequenc
     _checked_indices("scatter_add", indices)
     updates.require("scatter_add", *indices.shape)
     indices.require("scatter_add", *batch)
+    own = indices.shape.named(dim.name)
+    if own is not None:
+        updates, indices = rename(updates, own, _apart(own)), rename(indices, own, _apart(own))
     rest = [one for one in updates.shape if one.name not in indices.shape.names]
     return ScatterAdd((indices, updates), dim, Shape([*batch, dim, *rest])).output

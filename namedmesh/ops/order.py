@@ -76,7 +76,7 @@ class TopK(Op):
         at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
         last = [i for i in range(rank) if i != at] + [at]
         values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
-        back = list(range(at)) + [rank - 1] + list(range(at, rank - 1))
+        back = [*list(range(at)), rank - 1, *list(range(at, rank - 1))]
         return tf.transpose(values, back), tf.transpose(indices, back)
 
     def vjp(self, dvalues: Tensor, dindices: Tensor):
@@ -153,5 +153,3 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     hidden = Dimension(f"{dim.name}_sorted", dim.size)
     found = gather(x, rename(indices, dim, hidden), dim)
     return transpose(rename(found, hidden, dim), x.shape)
-
-

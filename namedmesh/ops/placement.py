@@ -80,7 +80,9 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(
-            f"shard: mesh axis {twice[0]!r} is given to two dimensions of {x.label}", str(x), fix="give each axis to one dimension"
+            f"shard: mesh axis {twice[0]!r} is given to two dimensions of {x.label}",
+            str(x),
+            fix="give each axis to one dimension",
         )
     return Move((x,), exact=exact, called="shard").output
 

@@ -20,12 +20,13 @@ from namedmesh.ops.reduce import argmax
 from namedmesh.ops.tensor import Operand, Tensor
 
 KEY = Dimension("key_word", 2)
+_MANTISSA = {"bfloat16": 8, "float16": 11}
 _ROTATIONS = ((13, 15, 26, 6), (17, 29, 16, 24))
 
 
 def _threefry(key, counter):
     """Threefry-2x32 with 20 rounds (Salmon et al. 2011) on unsigned 32-bit words."""
-    word = lambda number: tf.constant(number, tf.uint32)  # noqa: E731
+    word = lambda number: tf.constant(number, tf.uint32)
     keys = [key[0], key[1], tf.bitwise.bitwise_xor(tf.bitwise.bitwise_xor(key[0], key[1]), word(0x1BD11BDA))]
     a, b = counter[0] + keys[0], counter[1] + keys[1]
     for group in range(5):
@@ -117,8 +118,9 @@ def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 def uniform(key: Tensor, dims: Sequence[Dimension], low: float = 0.0, high: float = 1.0, dtype: str = "float32") -> Tensor:
     """Numbers evenly spread from low (included) to high (not included)."""
-    unit = cast(bits(key, dims) // 256, "float32") * 2.0**-24
-    return cast(unit * (high - low) + low, checked_dtype(dtype))
+    digits = _MANTISSA.get(checked_dtype(dtype), 24)
+    unit = cast(bits(key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
+    return cast(unit * (high - low) + low, dtype)
 
 
 def normal(key: Tensor, dims: Sequence[Dimension], mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32") -> Tensor:
@@ -134,13 +136,18 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     """Gumbel noise: added to logits, its argmax is a sample."""
-    return cast(-log(-log(uniform(key, dims) + 2.0**-25)), checked_dtype(dtype))
+    return cast(-log(-log(_open_unit(bits(key, dims)))), checked_dtype(dtype))
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     """An index along a dimension drawn with probability softmax(logits)."""
     logits.require("categorical", over)
     return argmax(logits + gumbel(key, logits.shape, logits.dtype), over)
+
+
+def _open_unit(words: Tensor) -> Tensor:
+    """Random bits as numbers strictly between 0 and 1, both logarithms of which are finite."""
+    return (cast(words // 512, "float32") + 0.5) * 2.0**-23
 
 
 def _checked_key(what: str, key: Tensor) -> None:

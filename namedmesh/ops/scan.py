@@ -59,7 +59,7 @@ class Scan(Op):
         if not context.compiled:
             return self._unrolled(context, list(first), xs, positions, captured)
         histories = self.outputs[self.carries :]
-        buffers = [context.place(_zeros(tensor), tensor) for tensor in histories]
+        buffers = [context.place(tf.zeros(context.sizes(t.shape), tf.as_dtype(t.dtype)), t) for t in histories]
 
         def step(i, carry, buffers):
             index = self.over.size - 1 - i if self.reverse else i
@@ -121,7 +121,9 @@ class Scan(Op):
             outer = [
                 (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i] for i, y in enumerate(body.outputs)
             ]
-            made = dict(zip(floating, body_vjp(body, values, outer, floating, dict(zip(kept, rows["kept"], strict=True))), strict=True))
+            made = dict(
+                zip(floating, body_vjp(body, values, outer, floating, dict(zip(kept, rows["kept"], strict=True))), strict=True)
+            )
             sums = [total_so_far + made[i] for i, total_so_far in zip(captured, carry["sum"], strict=True)]
             return {"carry": [made[i] for i in carried], "sum": sums}, [made[i] for i in read]
 
@@ -166,10 +168,6 @@ class Scan(Op):
         return self.over.size * sum(op.flops() for op in self.body.ops)
 
 
-def _zeros(tensor: Tensor):
-    return tf.zeros(tensor.shape.sizes, tf.as_dtype(tensor.dtype))
-
-
 def _read(x, at: int, index):
     """One slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
@@ -179,7 +177,13 @@ def _read(x, at: int, index):
 
 
 def scan(
-    function: Callable[[Any, Any], Any], carry: Any, xs: Any = None, *, over: Dimension, reverse: bool = False, remat: str = "none"
+    function: Callable[[Any, Any], Any],
+    carry: Any,
+    xs: Any = None,
+    *,
+    over: Dimension,
+    reverse: bool = False,
+    remat: str = "none",
 ) -> tuple[Any, Any]:
     """Repeats function(carry, x) -> (carry, y) along a dimension; returns the last carry and the ys stacked along it.
 
@@ -196,7 +200,9 @@ def scan(
         row.require("scan", over)
     for leaf in first:
         if leaf.shape.named(over.name):
-            raise NamedMeshError(f"scan: the carry {leaf.label} has the loop's own dimension {over.name}", str(leaf), fix="rename it")
+            raise NamedMeshError(
+                f"scan: the carry {leaf.label} has the loop's own dimension {over.name}", str(leaf), fix="rename it"
+            )
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
@@ -209,7 +215,9 @@ def scan(
         ys = [as_tensor(y) for y in flatten(made[1])]
         for y in ys:
             if y.shape.named(over.name):
-                raise NamedMeshError(f"scan: the result {y.label} has the loop's own dimension {over.name}", str(y), fix="rename it")
+                raise NamedMeshError(
+                    f"scan: the result {y.label} has the loop's own dimension {over.name}", str(y), fix="rename it"
+                )
         return [*matched("scan: the body's carry", made[0], first, "the carry"), *ys]
 
     traced, _ = trace_body(body, specs)

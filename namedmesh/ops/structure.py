@@ -102,7 +102,9 @@ class Reshape(Op):
         return [transpose(reshape(dy, self.new, self.old), self.inputs[0].shape)]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset(dim.name for dim in (*self.old[1:], *self.new[1:])), renames={self.old[0].name: self.new[0].name})
+        return Placement(
+            whole=frozenset(dim.name for dim in (*self.old[1:], *self.new[1:])), renames={self.old[0].name: self.new[0].name}
+        )
 
 
 @dataclass(eq=False)
@@ -132,8 +134,6 @@ class Concat(Op):
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name]))
-
-
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
@@ -233,7 +233,9 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
     sizes = [dim.size // parts] * parts if isinstance(parts, int) and parts > 0 else parts
     if isinstance(sizes, int) or sum(sizes) != dim.size or any(size < 1 for size in sizes):
         raise NamedMeshError(
-            f"chunk: {parts} does not cut {dim} into whole pieces", str(x), fix="give a divisor of the size, or sizes that add up to it"
+            f"chunk: {parts} does not cut {dim} into whole pieces",
+            str(x),
+            fix="give a divisor of the size, or sizes that add up to it",
         )
     starts = [sum(sizes[:i]) for i in range(len(sizes))]
     return [slice(x, dim, start, size) for start, size in zip(starts, sizes, strict=True)]

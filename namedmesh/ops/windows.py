@@ -10,7 +10,7 @@ from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.constants import as_tensor, zeros
+from namedmesh.ops.constants import as_tensor, scalar_of, zeros
 from namedmesh.ops.context import Context, arrange
 from namedmesh.ops.op import Op, Placement
 from namedmesh.ops.tensor import Tensor
@@ -51,7 +51,9 @@ class Slice(Window):
         return self.dim.resized(self.size)
 
     def lower(self, context: Context, x):
-        index = [builtins.slice(None)] * self.at + [builtins.slice(self.start, self.start + (self.size - 1) * self.stride + 1, self.stride)]
+        index = [builtins.slice(None)] * self.at + [
+            builtins.slice(self.start, self.start + (self.size - 1) * self.stride + 1, self.stride)
+        ]
         return x[tuple(index)]
 
     def vjp(self, dy: Tensor):
@@ -73,7 +75,7 @@ class Pad(Window):
 
     def lower(self, context: Context, x):
         shape = self.inputs[0].shape
-        value = tf.constant(self.value, x.dtype)
+        value = scalar_of(self.value, x.dtype)
         if self.interior:
             spread = tf.expand_dims(x, self.at + 1)
             spread = tf.pad(spread, _paddings(len(shape) + 1, self.at + 1, 0, self.interior), constant_values=value)
@@ -152,13 +154,10 @@ class DynamicUpdate(Window):
         return tf.concat([before, update, after], self.at)
 
     def vjp(self, dy: Tensor):
-        x, update, start = self.inputs
+        _x, update, start = self.inputs
         size = update.shape.named(self.dim.name).size  # type: ignore[union-attr]
         nothing = zeros(update.shape, update.dtype)
         return [dynamic_update(dy, nothing, start, self.dim), dynamic_slice(dy, start, self.dim, size), None]
-
-
-
 
 
 def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:

@@ -46,7 +46,9 @@ class Audit:
             for one in self.unplanned
         ]
         if strict:
-            raise NamedMeshError(problem, *details, fix="reshard or replicate the tensors named here explicitly, or run with strict=False")
+            raise NamedMeshError(
+                problem, *details, fix="reshard or replicate the tensors named here explicitly, or run with strict=False"
+            )
         warnings.warn("\n  ".join([problem, *details]), stacklevel=3)
 
     def __str__(self) -> str:

@@ -47,4 +47,3 @@ def gspmd() -> Any:
 def dtype_of(name: str) -> np.dtype:
     """The numpy dtype of a name, bfloat16 included."""
     return np.dtype(jax.numpy.bfloat16) if name == "bfloat16" else np.dtype(name)
-

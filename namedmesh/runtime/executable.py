@@ -49,7 +49,9 @@ class Executable:
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         results = [*artifact.outputs, *(spec for spec in artifact.variables if spec.updated)]
         donated = [len(self.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated]
-        self._step, seconds = self._compiled(artifact.step_module, [*self.inputs.values(), *self.variables.values()], results, donated)
+        self._step, seconds = self._compiled(
+            artifact.step_module, [*self.inputs.values(), *self.variables.values()], results, donated
+        )
         self._init: Any = None
         memory = self._step.memory_analysis()
         self.report = Report(
@@ -71,7 +73,9 @@ class Executable:
     def _abstract(self, spec: TensorSpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(spec.padded(self.artifact.mesh), dtype_of(spec.dtype), sharding=self.sharding(spec))
 
-    def _compiled(self, module: bytes, given: list[TensorSpec], results: list[TensorSpec], donated: list[int]) -> tuple[Any, float]:
+    def _compiled(
+        self, module: bytes, given: list[TensorSpec], results: list[TensorSpec], donated: list[int]
+    ) -> tuple[Any, float]:
         shapes = tuple((spec.padded(self.artifact.mesh), dtype_of(spec.dtype)) for spec in results)
         function = jax.jit(
             caller(module, shapes),
@@ -147,7 +151,8 @@ class Executable:
         state = State({}, self.variables) if state is None else state
         if not isinstance(state, State):
             raise NamedMeshError(
-                f"the state is a {type(state).__name__}", fix="start from step.init(seed), or step.place({name: array}) for arrays of your own"
+                f"the state is a {type(state).__name__}",
+                fix="start from step.init(seed), or step.place({name: array}) for arrays of your own",
             )
         _same_names("variable", state.arrays, self.variables)
         for name, array in state.arrays.items():

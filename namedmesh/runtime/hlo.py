@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterable
@@ -53,7 +54,9 @@ def collectives(text: str, mesh: Mesh) -> list[Found]:
             continue
         kind = KINDS[match["kind"]]
         results = _SHAPE.findall(match["type"])
-        operands = [shape for name in re.findall(r"%([\w.\-]+)", match["operands"]) for shape in _SHAPE.findall(types.get(name, ""))]
+        operands = [
+            shape for name in re.findall(r"%([\w.\-]+)", match["operands"]) for shape in _SHAPE.findall(types.get(name, ""))
+        ]
         if match["start"] and len(results) > len(operands) and operands:
             results = results[len(operands) :]
         sides = operands if kind in ("ReduceScatter", "AllReduce") and operands else results
@@ -112,8 +115,15 @@ def _mesh_groups(axes: list[tuple[str, int]], ids: np.ndarray, chosen: list[tupl
     picked: dict[tuple[str, str, str], int] = {}
     for name, size in axes:
         parts = [one for one in chosen if one[0] == name]
-        cuts = sorted({1, size, *(int(before) for _, before, _ in parts if before), *(int(before) * int(n) for _, before, n in parts if before)})
-        for low, high in zip(cuts, cuts[1:], strict=False):
+        cuts = sorted(
+            {
+                1,
+                size,
+                *(int(before) for _, before, _ in parts if before),
+                *(int(before) * int(n) for _, before, n in parts if before),
+            }
+        )
+        for low, high in itertools.pairwise(cuts):
             for one in parts:
                 start, stop = (int(one[1]), int(one[1]) * int(one[2])) if one[1] else (1, size)
                 if start <= low and high <= stop:

@@ -1,0 +1,60 @@
+"""Time and size of lowering one MoE layer, forward and backward, for 8, 128 and 2,048 devices."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+import jax
+import tensorflow as tf
+from absl import app, flags
+
+import namedmesh as nm
+from benchmarks import moe
+from benchmarks.result import publish
+from namedmesh.lowering.export import lower
+
+SIZES = moe.Sizes(group=2048, seq=2048, model=1024, hidden=8192, expert=2048)
+DEVICES = (8, 128, 2048)
+
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Timed rounds over all numbers of devices, after one to warm up.", lower_bound=1)
+
+
+def lowered(devices: int) -> tuple[float, int]:
+    """Seconds to trace, plan and lower the layer, and the bytes of its StableHLO."""
+    start = time.perf_counter()
+    plan = nm.plan(moe.program(SIZES), nm.Mesh(all=devices), "group:all, expert:all")
+    module = lower([plan])
+    return time.perf_counter() - start, len(module)
+
+
+def measure(rounds: int) -> dict[str, Any]:
+    """The medians of several rounds, and how the most devices compare with the fewest."""
+    measured: dict[int, list[tuple[float, int]]] = {devices: [] for devices in DEVICES}
+    for devices in DEVICES:
+        lowered(devices)
+    for _ in range(rounds):
+        for devices in DEVICES:
+            measured[devices].append(lowered(devices))
+    rows = []
+    for devices, pairs in measured.items():
+        seconds, sizes = zip(*pairs, strict=True)
+        rows.append({"devices": devices, "seconds": statistics.median(seconds), "bytes": max(sizes)})
+    return {
+        "rows": rows,
+        "size_ratio": rows[-1]["bytes"] / rows[0]["bytes"],
+        "time_ratio": rows[-1]["seconds"] / rows[0]["seconds"],
+        "rounds": rounds,
+        "sizes": {**vars(SIZES), "capacity": SIZES.capacity},
+        "versions": {"tensorflow": tf.__version__, "jax": jax.__version__},
+    }
+
+
+def main(_arguments: list[str]) -> None:
+    """Measures and publishes."""
+    publish(measure(_ROUNDS.value))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,19 @@
+"""What every benchmark does with its numbers: print them as JSON and write them where --json says."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+from typing import Any
+
+from absl import flags
+
+_JSON = flags.DEFINE_string("json", None, "The file the result is written to.")
+
+
+def publish(result: dict[str, Any]) -> None:
+    """Prints a result and writes it to the file of --json, if there is one."""
+    text = json.dumps(result, indent=2)
+    print(text)
+    if _JSON.value:
+        pathlib.Path(_JSON.value).write_text(text + "\n")

@@ -1,0 +1,205 @@
+import jax
+import numpy as np
+import pytest
+from jax.extend.random import threefry2x32_p
+
+import namedmesh as nm
+from namedmesh.ops.random import _open_unit, key_from_seed
+from tests.checks import MESH, assert_same, assert_sharded_same, evaluated
+
+B, S, M = nm.dims("batch=8 seq=6 model=10")
+N = nm.Dimension("draws", 200_000)
+
+
+def threefry(key, first, second):
+    """jax's threefry2x32 of counters (first[i], second[i])."""
+    first, second = (jax.numpy.asarray(np.asarray(words).astype(np.uint32)) for words in (first, second))
+    keys = [jax.numpy.full(first.shape, word, "uint32") for word in key]
+    return tuple(np.asarray(word) for word in threefry2x32_p.bind(*keys, first, second))
+
+
+def key_of(seed):
+    """The key of a seed: threefry of (seed, 0) under the zero key."""
+    return np.concatenate(threefry([0, 0], [seed], [0]))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 12345, -1])
+def test_bits_are_threefry_of_the_row_major_index(seed):
+    found = evaluated(nm.trace(lambda: nm.random.bits(nm.random.key(seed), [B, S])), {})
+    expected, _ = threefry(key_of(seed & 0xFFFFFFFF), np.arange(48), np.zeros(48))
+    np.testing.assert_array_equal(np.asarray(found), expected.reshape(8, 6))
+
+
+def test_counters_beyond_32_bits_use_the_second_word():
+    """The leading dimension of more than 2^32 elements counts in the second word; checked on its last rows alone."""
+    rows, columns = nm.dims("rows=3 columns=4")
+    from namedmesh.ops.context import Context
+
+    class Huge(Context):
+        def size(self, dim):
+            return {"rows": 3, "columns": 4}[dim.name]
+
+        def offset(self, dim):
+            return {"rows": 2**20, "columns": 2**31 - 4}[dim.name]
+
+    def bits(key):
+        return nm.random.bits(key, [nm.Dimension("rows", 2**21), nm.Dimension("columns", 2**31)])
+
+    program = nm.trace(bits, key=nm.spec([nm.random.KEY], "uint32"))
+    import tensorflow as tf
+
+    op = program.outputs[0].producer
+    found = np.asarray(op.lower(Huge(), tf.constant([7, 9], tf.uint32)))
+    first = np.broadcast_to(np.arange(2**31 - 4, 2**31), (3, 4)).ravel()
+    second = np.repeat(np.arange(2**20, 2**20 + 3), 4)
+    expected, _ = threefry([7, 9], first, second)
+    np.testing.assert_array_equal(found.ravel(), expected)
+    assert (rows.size, columns.size) == found.shape
+
+
+def test_fold_in_makes_new_keys():
+    def keys(n):
+        key = nm.random.key(5)
+        return [nm.random.fold_in(key, n), nm.random.fold_in(key, 1), nm.random.fold_in_name(key, "a"), nm.random.fold_in_name(key, "b")]
+
+    found = [np.asarray(one) for one in evaluated(nm.trace(keys, n=nm.spec([], "int32")), {"n": np.int32(3)})]
+    np.testing.assert_array_equal(found[0], np.concatenate(threefry(key_of(5), [3], [0])))
+    assert len({tuple(one) for one in found}) == 4
+
+
+def draws(seed):
+    """One of everything, from a seed given at run time."""
+    key = key_from_seed(seed)
+    fold = lambda n: nm.random.fold_in(key, n)
+    logits = nm.log(nm.cast(nm.range(M) + 1, "float32"))
+    return {
+        "bits": nm.random.bits(key, [B, S, M]),
+        "reordered": nm.random.bits(key, [M, S, B]),
+        "uniform": nm.random.uniform(fold(1), [B, S, M], -3.0, 5.0),
+        "normal": nm.random.normal(fold(2), [B, M], 1.0, 2.0),
+        "bernoulli": nm.random.bernoulli(fold(3), [B, M], 0.3),
+        "bernoulli_each": nm.random.bernoulli(fold(3), [B, M], nm.cast(nm.range(M), "float32") / 10.0),
+        "gumbel": nm.random.gumbel(fold(4), [B, S]),
+        "categorical": nm.random.categorical(fold(5), nm.broadcast(logits, [B, S, M]), M),
+    }
+
+
+@pytest.mark.parametrize("layout", ["batch:a+b", "seq:a, batch:b", "model:b, batch:a", "model:a+b"])
+def test_the_same_bits_under_every_layout(layout):
+    specs, given = {"seed": nm.spec([], "int32")}, {"seed": np.int32(17)}
+    program = nm.trace(draws, **specs)
+    step = nm.compile(program, mesh=MESH, layout=layout, strict=True)
+    _, found = step(step.init(), **given)
+    expected = evaluated(program, given)
+    for name in ("bits", "reordered", "uniform", "bernoulli", "bernoulli_each", "categorical"):
+        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(expected[name]), err_msg=name)
+    assert_same({name: found[name] for name in ("normal", "gumbel")}, {name: expected[name] for name in ("normal", "gumbel")})
+
+
+@pytest.mark.parametrize("layout", ["batch:a+b", "batch:b, seq:a"])
+def test_drawing_communicates_nothing(layout):
+    def drawn(seed):
+        key = key_from_seed(seed)
+        return nm.random.bits(key, [B, S]), nm.random.normal(key, [B, S, M]), nm.random.gumbel(key, [S, B])
+
+    step = assert_sharded_same(drawn, {"seed": nm.spec([], "int32")}, {"seed": np.int32(3)}, layout)
+    assert step.plan.collectives == []
+    assert step.audit.count("AllGather") + step.audit.count("AllReduce") + step.audit.count("AllToAll") == 0
+
+
+def test_a_large_draw_is_made_in_pieces():
+    """A device keeps its own piece of a draw and never the whole of it."""
+    rows, columns = nm.dims("rows=1024 columns=4096")
+
+    def drawn(seed):
+        return nm.sum(nm.random.normal(key_from_seed(seed), [rows, columns]), over=columns)
+
+    whole = 1024 * 4096 * 4
+    step = nm.compile(drawn, seed=nm.spec([], "int32"), mesh=MESH, layout="rows:a+b", strict=True)
+    assert step.report.temporary_bytes <= 2 * whole // 8
+    step = nm.compile(drawn, seed=nm.spec([], "int32"), mesh=MESH, layout="columns:a+b", strict=True)
+    assert step.report.temporary_bytes <= 2 * whole // 8
+
+
+@pytest.fixture(scope="module")
+def sample():
+    def many():
+        key = nm.random.key(0)
+        logits = nm.log(nm.cast(nm.range(nm.Dimension("choice", 4)) + 1, "float32"))
+        return {
+            "uniform": nm.random.uniform(key, [N], 2.0, 4.0),
+            "normal": nm.random.normal(key, [N], 1.0, 2.0),
+            "gumbel": nm.random.gumbel(key, [N]),
+            "bernoulli": nm.random.bernoulli(key, [N], 0.3),
+            "categorical": nm.random.categorical(
+                key, nm.broadcast(logits, [N, nm.Dimension("choice", 4)]), nm.Dimension("choice", 4)
+            ),
+            "half": nm.random.uniform(key, [N], dtype="float16"),
+            "brain": nm.cast(nm.random.uniform(key, [N], dtype="bfloat16"), "float32"),
+        }
+
+    return {name: np.asarray(value) for name, value in evaluated(nm.trace(many), {}).items()}
+
+
+def test_uniform_moments(sample):
+    x = sample["uniform"]
+    assert x.min() >= 2 and x.max() < 4
+    assert abs(x.mean() - 3) < 0.006 and abs(x.var() - 4 / 12) < 0.005
+    assert np.all(np.abs(np.histogram(x, 20, (2, 4))[0] / N.size - 0.05) < 0.0025)
+
+
+def test_normal_moments(sample):
+    x = (sample["normal"] - 1) / 2
+    assert abs(x.mean()) < 0.01 and abs(x.std() - 1) < 0.01
+    assert abs((x**3).mean()) < 0.03 and abs((x**4).mean() - 3) < 0.1
+    assert abs((x < -1).mean() - 0.158655) < 0.004 and 3.9 < np.abs(x).max() < 6
+
+
+def test_gumbel_moments(sample):
+    x = sample["gumbel"]
+    assert abs(x.mean() - 0.577216) < 0.015 and abs(x.var() - np.pi**2 / 6) < 0.03
+
+
+def test_bernoulli_and_categorical_frequencies(sample):
+    assert sample["bernoulli"].dtype == bool
+    assert abs(sample["bernoulli"].mean() - 0.3) < 0.005
+    counts = np.bincount(sample["categorical"], minlength=4) / N.size
+    np.testing.assert_allclose(counts, np.arange(1, 5) / 10, atol=0.005)
+
+
+@pytest.mark.parametrize("name", ["half", "brain"])
+def test_short_floats_stay_below_the_upper_bound(sample, name):
+    """Rounding to a short float must not bring in the bound that is excluded."""
+    x = sample[name].astype(np.float32)
+    assert x.min() >= 0 and x.max() < 1
+    assert abs(x.mean() - 0.5) < 0.006
+
+
+def test_extreme_bits_make_finite_numbers():
+    words = np.array([0, 1, 511, 512, 2**31, 2**32 - 513, 2**32 - 512, 2**32 - 1], np.uint32)
+    program = nm.trace(lambda words: _open_unit(words), words=nm.spec([B], "uint32"))
+    unit = np.asarray(evaluated(program, {"words": words}))
+    assert unit.min() > 0 and unit.max() < 1 and np.all(np.diff(unit) >= 0)
+    assert np.all(np.isfinite(np.log(-np.log(unit))))
+
+
+def test_nothing_random_carries_a_gradient():
+    def still(x):
+        noise = nm.random.normal(nm.random.key(1), [B])
+        return nm.grad(nm.sum(x * noise), x) - noise
+
+    np.testing.assert_allclose(evaluated(nm.trace(still, x=nm.spec([B])), {"x": np.zeros(8, np.float32)}), 0, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda x: nm.random.bits(x, [B]), "no random key"),
+        (lambda x: nm.random.fold_in(nm.random.key(0), 0.5), "int32 scalar"),
+        (lambda x: key_from_seed(x), "int32 scalar"),
+        (lambda x: nm.random.categorical(nm.random.key(0), x, S), "no dimension seq"),
+    ],
+)
+def test_misuse_is_explained(wrong, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        nm.trace(wrong, x=nm.spec([B]))

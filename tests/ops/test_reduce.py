@@ -1,0 +1,149 @@
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from tests.checks import Case, assert_same, assert_sharded_same, distinct, evaluated, expected_of, function_of, uniform
+
+B, S, M = nm.dims("batch=4 seq=3 model=10")
+
+
+def softmax(x, axes):
+    e = np.exp(x - x.max(axes, keepdims=True))
+    return e / e.sum(axes, keepdims=True)
+
+
+CASES = {
+    "sum": Case(lambda x: nm.sum(x, over=M), lambda x: x.sum(2)),
+    "sum_two": Case(lambda x: nm.sum(x, over=[M, B]), lambda x: x.sum((0, 2))),
+    "sum_all": Case(nm.sum, np.sum),
+    "sum_middle": Case(lambda x: nm.sum(x, over=S), lambda x: x.sum(1)),
+    "mean": Case(lambda x: nm.mean(x, over=[B, M]), lambda x: x.mean((0, 2))),
+    "mean_all": Case(nm.mean, np.mean),
+    "max": Case(lambda x: nm.max(x, over=M), lambda x: x.max(2)),
+    "max_two": Case(lambda x: nm.max(x, over=[B, S]), lambda x: x.max((0, 1))),
+    "min": Case(lambda x: nm.min(x, over=[B, M]), lambda x: x.min((0, 2))),
+    "prod": Case(lambda p: nm.prod(p, over=M), lambda p: p.prod(2), "p"),
+    "prod_two": Case(lambda p: nm.prod(p, over=[B, S]), lambda p: p.prod((0, 1)), "p"),
+    "logsumexp": Case(lambda x: nm.logsumexp(x, over=M), lambda x: np.log(np.exp(x).sum(2))),
+    "logsumexp_all": Case(nm.logsumexp, lambda x: np.log(np.exp(x).sum())),
+    "softmax": Case(lambda x: nm.softmax(x, over=M), lambda x: softmax(x, (2,))),
+    "softmax_two": Case(lambda x: nm.softmax(x, over=[B, M]), lambda x: softmax(x, (0, 2))),
+    "log_softmax": Case(lambda x: nm.log_softmax(x, over=M), lambda x: np.log(softmax(x, (2,)))),
+    "log_softmax_batch": Case(lambda x: nm.log_softmax(x, over=B), lambda x: np.log(softmax(x, (0,)))),
+    "any": Case(lambda x: nm.any(x > 1.5, over=M), lambda x: (x > 1.5).any(2), wrt=()),
+    "all": Case(lambda x: nm.all(x > -1.9, over=[B, M]), lambda x: (x > -1.9).all((0, 2)), wrt=()),
+    "argmax": Case(lambda x: nm.argmax(x, M), lambda x: x.argmax(2).astype(np.int32), wrt=()),
+    "argmin": Case(lambda x: nm.argmin(x, B), lambda x: x.argmin(0).astype(np.int32), wrt=()),
+    "argmax_ties": Case(lambda i: nm.argmax(i, M), lambda i: i.argmax(2).astype(np.int32), "i", ()),
+    "argmin_ties": Case(lambda i: nm.argmin(i, M), lambda i: i.argmin(2).astype(np.int32), "i", ()),
+    "int_sum": Case(lambda i: nm.sum(i, over=M), lambda i: i.sum(2), "i", ()),
+    "int_max": Case(lambda i: nm.max(i, over=B), lambda i: i.max(0), "i", ()),
+}
+SPECS = {"x": nm.spec([B, S, M]), "p": nm.spec([B, S, M]), "i": nm.spec([B, S, M], "int32")}
+ARRAYS = {
+    "x": distinct(1, 4, 3, 10) / 5,
+    "p": uniform(2, 4, 3, 10, low=0.5, high=1.5),
+    "i": np.random.default_rng(3).integers(-3, 3, (4, 3, 10)).astype(np.int32),
+}
+
+
+def test_values_and_gradients():
+    program = nm.trace(function_of(CASES), **SPECS)
+    assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS), rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["batch:b, model:a", "batch:a, model:b", "model:a+b"])
+def test_sharded(layout):
+    assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
+
+
+def extremes(x):
+    """Reductions at ties and zeros."""
+    made = {
+        "max": nm.max(x, over=M),
+        "min": nm.min(x, over=M),
+        "prod": nm.prod(x, over=M),
+        "prod_all": nm.prod(x),
+    }
+    return made | {f"d{name}": nm.grad(nm.sum(y), x) for name, y in made.items()}
+
+
+TIES = np.array(
+    [
+        [1, 3, 3, 0, 0, 3, 2, 1, 1, 2],
+        [1, 2, 1, 2, 0, 1, 2, 1, 3, 1],
+        [2, 2, 2, 2, 1, 1, 1, 1, 1, 3],
+        [-1, -1, -1, -1, -1, -1, -1, -1, -1, -1],
+    ],
+    np.float32,
+)
+
+
+def test_gradients_at_ties_and_zeros():
+    """Equal winners share the gradient; a product's gradient is the product of the others, zeros or not."""
+    found = evaluated(nm.trace(extremes, x=nm.spec([B, M])), {"x": TIES})
+    others = np.stack([[np.prod(np.delete(row, i)) for i in range(10)] for row in TIES])
+    top, low = (TIES == TIES.max(1, keepdims=True)), (TIES == TIES.min(1, keepdims=True))
+    expected = {
+        "max": TIES.max(1),
+        "min": TIES.min(1),
+        "prod": TIES.prod(1),
+        "prod_all": TIES.prod(),
+        "dmax": top / top.sum(1, keepdims=True),
+        "dmin": low / low.sum(1, keepdims=True),
+        "dprod": others,
+        "dprod_all": np.zeros((4, 10)),
+    }
+    assert others.any(), "one row has a single zero, whose gradient is not zero"
+    assert_same(found, expected)
+
+
+@pytest.mark.parametrize("layout", ["model:b", "batch:b, model:a"])
+def test_ties_and_zeros_sharded(layout):
+    assert_sharded_same(extremes, {"x": nm.spec([B, M])}, {"x": TIES}, layout)
+
+
+def test_softmax_of_large_and_of_impossible_logits():
+    """Neither overflows, and an impossible choice gets probability zero and gradient zero."""
+
+    def masked(x):
+        logits = nm.where(nm.range(M) < 4, x + 1000.0, -float("inf"))
+        p, l, z = nm.softmax(logits, over=M), nm.log_softmax(x * 1000.0, over=M), nm.logsumexp(logits, over=M)
+        return {"p": p, "l": l, "z": z, "dp": nm.grad(nm.sum(p * x), x), "dz": nm.grad(nm.sum(z), x)}
+
+    x = uniform(4, 4, 10)
+    found = evaluated(nm.trace(masked, x=nm.spec([B, M])), {"x": x})
+    wide = x.astype(np.float64)
+    p = np.concatenate([softmax(wide[:, :4], (1,)), np.zeros((4, 6))], 1)
+    top = wide * 1000 - (wide * 1000).max(1, keepdims=True)
+    inner = p * (wide - (p * wide).sum(1, keepdims=True)) + p
+    expected = {
+        "p": p,
+        "l": top - np.log(np.exp(top).sum(1, keepdims=True)),
+        "z": np.log(np.exp(wide[:, :4]).sum(1)) + 1000,
+        "dp": inner,
+        "dz": p,
+    }
+    assert_same(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_logsumexp_of_nothing_possible_is_minus_infinity():
+    def nothing(x):
+        return nm.logsumexp(nm.where(x > 100.0, x, -float("inf")), over=M)
+
+    assert np.all(np.asarray(evaluated(nm.trace(nothing, x=nm.spec([B, M])), {"x": TIES})) == -np.inf)
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda x: nm.sum(x, over=S), "no dimension seq"),
+        (lambda x: nm.sum(x > 0, over=M), "number"),
+        (lambda x: nm.any(x, over=M), "bool"),
+        (lambda x: nm.max(x, over=[M, M]), "twice"),
+        (lambda x: nm.sum(x, over="model"), "not a Dimension"),
+    ],
+)
+def test_misuse_is_explained(wrong, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        nm.trace(wrong, x=nm.spec([B, M]))
