@@ -5,7 +5,6 @@ namedmesh against the same written by hand in JAX and, where mesh_tensorflow can
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,32 +32,34 @@ def counted(text: str) -> dict[str, int]:
     return dict(Counter(found.kind for found in collectives(text, MESH)))
 
 
-def interleaved(programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5) -> dict[str, tuple[float, float]]:
-    """The median milliseconds of each program on the clock and on the processors, timed in turns of alternating order."""
+def interleaved(programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5) -> dict[str, np.ndarray]:
+    """Milliseconds on the clock and on the processors of each program's steps, taken in turns of alternating order."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for i in range(warm + steps):
         for name in list(programs) if i % 2 else reversed(programs):
             clock, processors = time.perf_counter(), time.process_time()
             jax.block_until_ready(programs[name]())
-            taken[name].append((1e3 * (time.perf_counter() - clock), 1e3 * (time.process_time() - processors)))
-    return {
-        name: (statistics.median(clock for clock, _ in pairs[warm:]), statistics.median(used for _, used in pairs[warm:]))
-        for name, pairs in taken.items()
-    }
+            taken[name].append((time.perf_counter() - clock, time.process_time() - processors))
+    return {name: 1e3 * np.array(pairs[warm:]).T for name, pairs in taken.items()}
 
 
 def compared(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], steps: int) -> dict[str, float]:
-    """Our times and another program's, and their ratios: above 1 we are slower; processor time feels a shared machine less."""
+    """Median times of our program and another, and their ratios: above 1 we are slower.
+
+    On a shared machine the ratios of each turn's pair and of processor time are steadier than that of the medians.
+    """
     times = interleaved({"namedmesh": ours, name: theirs}, steps)
     (clock, processors), (their_clock, their_processors) = times["namedmesh"], times[name]
-    return {
-        f"ratio_to_{name}": clock / their_clock,
-        "namedmesh_ms": clock,
-        f"{name}_ms": their_clock,
-        f"processor_ratio_to_{name}": processors / their_processors,
-        "namedmesh_processor_ms": processors,
-        f"{name}_processor_ms": their_processors,
+    numbers = {
+        f"ratio_to_{name}": np.median(clock) / np.median(their_clock),
+        f"paired_ratio_to_{name}": np.median(clock / their_clock),
+        f"processor_ratio_to_{name}": np.median(processors) / np.median(their_processors),
+        "namedmesh_ms": np.median(clock),
+        f"{name}_ms": np.median(their_clock),
+        "namedmesh_processor_ms": np.median(processors),
+        f"{name}_processor_ms": np.median(their_processors),
     }
+    return {key: float(number) for key, number in numbers.items()}
 
 
 def check(made: dict[str, Any], wanted: Sequence[Any]) -> None:
@@ -96,7 +97,8 @@ def measure(steps: int) -> dict[str, Any]:
     except ImportError:
         return result
     check(ours(), results())
-    return {**compared("mesh_tensorflow", ours, run, steps), **result}
+    beside = compared("mesh_tensorflow", ours, run, steps)
+    return {**result, "ratio_to_mesh_tensorflow": beside["ratio_to_mesh_tensorflow"], "beside_mesh_tensorflow": beside}
 
 
 def main(_arguments: list[str]) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-import tensorflow.compat.v1 as tf1
-from tensorflow.python.framework import ops
 
 from benchmarks.moe import Sizes
+
+tf1: Any = importlib.import_module("tensorflow.compat.v1")
 
 
 def imported() -> Any:
@@ -20,6 +20,7 @@ def imported() -> Any:
     if importlib.util.find_spec("mesh_tensorflow") is None:
         raise ImportError("mesh_tensorflow is not installed")
     tf1.estimator = SimpleNamespace(CheckpointSaverListener=object, SessionRunHook=object)
+    ops: Any = importlib.import_module("tensorflow.python.framework.ops")
     ops.register_tensor_conversion_function = tf.register_tensor_conversion_function
     return importlib.import_module("mesh_tensorflow")
 

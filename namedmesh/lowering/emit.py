@@ -34,6 +34,14 @@ class Emitter(Context):
     def place(self, value: Any, tensor: Tensor) -> Any:
         return self.at(value, tensor.shape, self.plan.natural[tensor])
 
+    def hold(self, value: Any, op: Op, i: int) -> Any:
+        return self.at(value, op.inputs[i].shape, self.operand_place(op, i))
+
+    def operand_place(self, op: Op, i: int) -> Sharding:
+        """Where an operand lies when the op reads it."""
+        steps = self.plan.operands.get((op, i), ())
+        return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
+
     def moved(self, value: Any, shape: Shape, steps: Sequence[Step]) -> Any:
         """The value after some moves; each is an annotation that differs from the one before by one collective."""
         for step in steps:
@@ -63,17 +71,15 @@ class Emitter(Context):
         """Emits one op: operands brought into place, the op itself, results settled."""
         values, places = [], []
         for i, tensor in enumerate(op.inputs):
-            value, place = known[tensor], self.plan.shardings[tensor]
+            value, place = known[tensor], self.operand_place(op, i)
             steps = self.plan.operands.get((op, i), ())
             if steps:
-                place = steps[-1].result
                 if (tensor, place) not in moved:
                     moved[tensor, place] = self.moved(value, tensor.shape, steps)
                 value = moved[tensor, place]
             values.append(value)
             places.append(place)
-        split = any(place.held for place in places) or any(self.plan.natural[t].held for t in op.outputs)
-        made = self.manual(op, values, places) if op.manual and split else lowered(op, self, values)
+        made = self.manual(op, values, places) if op.manual else lowered(op, self, values)
         for tensor, value in zip(op.outputs, made, strict=True):
             value = self.place(value, tensor)
             known[tensor] = self.moved(value, tensor.shape, self.plan.moves.get(tensor, ()))

@@ -28,8 +28,12 @@ class Context:
         """Where this device's piece of a dimension starts; None when it has all of it."""
         return None
 
-    def place(self, value: Any, shape: Shape) -> Any:
-        """Says that an intermediate value lies as the op's result does, dimension by dimension."""
+    def place(self, value: Any, tensor: Any) -> Any:
+        """Says that a value lies as a result of an op does."""
+        return value
+
+    def hold(self, value: Any, op: Any, i: int) -> Any:
+        """Says inside a loop what was said outside: that a value lies as an operand of the loop does."""
         return value
 
     def run(self, program: Any, values: Sequence[Any], key: Any = None) -> list[Any]:

@@ -13,7 +13,9 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.placement import grouped_by_lack
 from namedmesh.ops.program import InputSpec
+from namedmesh.ops.structure import transpose
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
 
@@ -57,6 +59,7 @@ class CustomVjp(Op):
                     str(x),
                     fix="give it the shape and dtype of its argument",
                 )
+        made = [None if dx is None else transpose(dx, x.shape) for dx, x in zip(made, arguments, strict=True)]
         return [None] * self.count + made + [None] * (len(self.inputs) - self.count - self.arguments)
 
 
@@ -106,9 +109,10 @@ class TfCall(Op):
         return results
 
     def vjp(self, *cotangents: Tensor):
-        floating = [i for i, x in enumerate(self.inputs) if x.floating]
-        made = TfVjp((*self.inputs, *cotangents), self, tuple(floating)).outputs
-        found = dict(zip(floating, made, strict=True))
+        found: dict[int, Tensor] = {}
+        for lacking, wanted in grouped_by_lack(self.inputs, self.batch).items():
+            made = TfVjp((*self.inputs, *cotangents), self, tuple(wanted), lacking).outputs
+            found.update(zip(wanted, made, strict=True))
         return [found.get(i) for i in range(len(self.inputs))]
 
     def placement(self) -> Placement:
@@ -119,11 +123,12 @@ class TfCall(Op):
 
 @dataclass(eq=False)
 class TfVjp(Op):
-    """TensorFlow's own gradient of a TensorFlow function."""
+    """TensorFlow's own gradient of a TensorFlow function, in arguments that lack the batch dimensions in summed."""
 
     manual = True
     of: TfCall
     wanted: tuple[int, ...]
+    summed: tuple[Dimension, ...]
 
     @property
     def kind(self) -> str:
@@ -143,7 +148,7 @@ class TfVjp(Op):
         return [tf.convert_to_tensor(one) for one in made]
 
     def placement(self) -> Placement:
-        return self.of.placement()
+        return Placement(self.of.placement().whole, reduced=frozenset(dim.name for dim in self.summed))
 
 
 def call_tf(
@@ -156,5 +161,13 @@ def call_tf(
     must treat their elements independently. All other dimensions are made whole first.
     """
     specs = (result,) if isinstance(result, InputSpec) else tuple(result)
+    for one in specs:
+        for dim in batch:
+            if dim not in one.shape:
+                raise NamedMeshError(
+                    f"call_tf: a result lacks the batch dimension {dim.name}",
+                    f"result: {one.shape}",
+                    fix=f"leave {dim.name} out of batch=, so that the function sees all of it",
+                )
     outputs = TfCall(tuple(as_tensor(t) for t in tensors), function, specs, tuple(batch)).outputs
     return outputs[0] if isinstance(result, InputSpec) else outputs

@@ -89,11 +89,12 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
 
 @dataclass(eq=False)
 class Manual(Op):
-    """A region each device runs on its own piece, without any communication."""
+    """A region each device runs on its own piece, without any communication; sums over summed are finished after it."""
 
     manual = True
     body: Body
     over: tuple[Dimension, ...]
+    summed: tuple[Dimension, ...] = ()
 
     @property
     def bodies(self) -> tuple[Body, ...]:
@@ -109,14 +110,15 @@ class Manual(Op):
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         from namedmesh.ops.autodiff import body_vjp
 
-        wanted = [i for i, tensor in enumerate(self.inputs) if tensor.floating]
         count = len(self.inputs)
+        found: dict[int, Tensor] = {}
+        for lacking, wanted in grouped_by_lack(self.inputs, self.over).items():
 
-        def backward(*values):
-            return body_vjp(self.body, values[:count], values[count:], wanted)
+            def backward(*values, wanted=wanted):
+                return body_vjp(self.body, values[:count], values[count:], wanted)
 
-        made = manual(backward, *self.inputs, *cotangents, over=self.over)
-        found = dict(zip(wanted, made, strict=True))
+            made = _region(backward, (*self.inputs, *cotangents), self.over, lacking)
+            found.update(zip(wanted, made, strict=True))
         return [found.get(i) for i in range(count)]
 
     def flops(self) -> int:
@@ -125,7 +127,16 @@ class Manual(Op):
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.over}
         named = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=frozenset(named - batch))
+        return Placement(whole=frozenset(named - batch), reduced=frozenset(dim.name for dim in self.summed))
+
+
+def grouped_by_lack(tensors: Sequence[Tensor], over: Sequence[Dimension]) -> dict[tuple[Dimension, ...], list[int]]:
+    """The places of the floating point tensors, by which of some dimensions they lack: their cotangents are sums over those."""
+    groups: dict[tuple[Dimension, ...], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if tensor.floating:
+            groups.setdefault(tuple(dim for dim in over if dim not in tensor.shape), []).append(i)
+    return groups
 
 
 def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]) -> Any:
@@ -134,12 +145,18 @@ def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Seq
     Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
     the result is the same under every layout. All other dimensions are whole inside.
     """
-    dims = (over,) if isinstance(over, Dimension) else tuple(over)
+    return _region(function, tensors, (over,) if isinstance(over, Dimension) else tuple(over), ())
+
+
+def _region(
+    function: Callable[..., Any], tensors: Sequence[Tensor], over: tuple[Dimension, ...], summed: tuple[Dimension, ...]
+) -> Any:
+    """A manual region whose results are sums over the dimensions in summed, and have all others of over."""
     body, structure = trace_body(function, [(t.shape, t.dtype, t.label) for t in tensors])
-    names = {dim.name for dim in dims}
+    names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
     for op in every_op(body.ops):
         asked = op.placement()
-        mixed = (asked.whole | asked.reduced | set(asked.renames)) & names
+        mixed = (asked.whole | (asked.reduced - sums) | set(asked.renames)) & names
         if isinstance(op, Move) and op.called != "cotangent":
             raise op.error("nothing moves inside a manual region", *map(str, op.inputs), fix="move the tensor before the region")
         if mixed:
@@ -149,5 +166,14 @@ def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Seq
                 *map(str, op.inputs),
                 fix=f"leave {name} out of over=, or do this outside the region",
             )
-    made = Manual((*tensors, *body.captured), body, dims).outputs
+    for tensor in body.outputs:
+        lost = sorted(names - sums - {*tensor.shape.names})
+        if lost:
+            raise NamedMeshError(
+                f"manual: the result {tensor.label} lacks dimension {lost[0]}, over which the region is split",
+                str(tensor),
+                fix="compute it outside the region",
+                source=tensor.producer.source,
+            )
+    made = Manual((*tensors, *body.captured), body, over, summed).outputs
     return unflatten(structure, iter(made))

@@ -205,7 +205,8 @@ def trace(function: Callable[..., Any], /, *specs: InputSpec, **named: InputSpec
         outputs = tuple(root.bring(checked_tensor(leaf, f"a result of {name}")) for leaf in flatten(structure))
     held = [variable.tensor.producer for variable in root.variables.values()] + [t.producer for t in inputs.values()]
     ops = live(root.ops, [*outputs, *root.updates.values()], held)
-    return Program(name, ops, inputs, dict(arguments), root.variables, root.updates, structure, outputs)
+    updates = {key: root.updates[key] for key in root.variables if key in root.updates}
+    return Program(name, ops, inputs, dict(arguments), root.variables, updates, structure, outputs)
 
 
 def _flat_arguments(function: Callable[..., Any], bound: inspect.BoundArguments) -> dict[str, Any]:

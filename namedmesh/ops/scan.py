@@ -63,10 +63,11 @@ class Scan(Op):
 
         def step(i, carry, buffers):
             index = self.over.size - 1 - i if self.reverse else i
-            slices = [_read(x, at, index) for x, at in zip(xs, positions, strict=True)]
+            rows = [context.hold(x, self, i) for i, x in enumerate(xs, self.carries)]
+            slices = [_read(x, at, index) for x, at in zip(rows, positions, strict=True)]
             made = context.run(self.body, [*carry, *slices, *captured])
             written = [
-                context.place(tf2xla.dynamic_update_slice(buffer, value[None], [index] + [0] * value.shape.rank), tensor)
+                context.place(_written(context.place(buffer, tensor), value, index), tensor)
                 for buffer, value, tensor in zip(buffers, made[self.carries :], histories, strict=True)
             ]
             return i + 1, made[: self.carries], written
@@ -166,6 +167,11 @@ class Scan(Op):
 
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)
+
+
+def _written(buffer, value, index):
+    """The buffer with one row replaced."""
+    return tf2xla.dynamic_update_slice(buffer, value[None], [index] + [0] * value.shape.rank)
 
 
 def _read(x, at: int, index):

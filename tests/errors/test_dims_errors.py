@@ -1,0 +1,470 @@
+"""Dimensions, meshes and layouts that are wrong in themselves, before any program sees them."""
+
+import math
+
+import numpy as np
+
+import namedmesh as nm
+from namedmesh.dims.layout import Layout
+from tests.errors.wrong import B, M, Table, message_of
+
+wrong = Table()
+
+
+@wrong("""
+dimension name 'batch-size' is not an identifier
+  at LINE: nm.Dimension("batch-size", 4)
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def dimension_name_with_a_dash():
+    nm.Dimension("batch-size", 4)
+
+
+@wrong("""
+dimension name 3 is not an identifier
+  at LINE: nm.Dimension(3, 4)
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def dimension_name_that_is_a_number():
+    nm.Dimension(3, 4)
+
+
+@wrong("""
+dimension batch has size 0
+  at LINE: nm.Dimension("batch", 0)
+  fix: a size is a positive whole number
+""")
+def dimension_of_size_zero():
+    nm.Dimension("batch", 0)
+
+
+@wrong("""
+dimension batch has size 4.0
+  at LINE: nm.Dimension("batch", 4.0)
+  fix: a size is a positive whole number
+""")
+def dimension_of_a_float_size():
+    nm.Dimension("batch", 4.0)
+
+
+@wrong("""
+dimension batch has size True
+  at LINE: nm.Dimension("batch", True)
+  fix: a size is a positive whole number
+""")
+def dimension_of_size_true():
+    nm.Dimension("batch", True)
+
+
+@wrong("""
+dimension batch has size -1
+  at LINE: B.resized(-1)
+  fix: a size is a positive whole number
+""")
+def dimension_resized_below_one():
+    B.resized(-1)
+
+
+@wrong("""
+cannot read 'model' as name=size
+  batch=4 model
+          ^^^^^
+  at LINE: nm.dims("batch=4 model")
+  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+""")
+def dims_without_a_size():
+    nm.dims("batch=4 model")
+
+
+@wrong("""
+cannot read 'model=-8' as name=size
+  batch=4 model=-8
+          ^^^^^^^^
+  at LINE: nm.dims("batch=4 model=-8")
+  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+""")
+def dims_of_a_negative_size():
+    nm.dims("batch=4 model=-8")
+
+
+@wrong("""
+cannot read '2model=8' as name=size
+  batch=4 2model=8
+          ^^^^^^^^
+  at LINE: nm.dims("batch=4 2model=8")
+  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+""")
+def dims_of_a_name_that_starts_with_a_digit():
+    nm.dims("batch=4 2model=8")
+
+
+@wrong("""
+dimension batch appears twice in one shape: [batch=4, model=8, batch=2]
+  at LINE: nm.dims("batch=4 model=8 batch=2")
+  fix: rename one of them, e.g. nm.rename(x, batch, nm.Dimension('batch_2', 2))
+""")
+def dims_twice():
+    nm.dims("batch=4 model=8 batch=2")
+
+
+@wrong("""""")
+def dims_of_no_text():
+    nm.dims(8)
+
+
+@wrong("""
+dimension batch appears twice in one shape: [batch=4, model=8, batch=4]
+  at LINE: nm.spec([B, M, B])
+  fix: rename one of them, e.g. nm.rename(x, batch, nm.Dimension('batch_2', 4))
+""")
+def shape_with_a_dimension_twice():
+    nm.spec([B, M, B])
+
+
+@wrong("""
+'batch' is not a Dimension
+  at LINE: nm.spec(["batch", "model"])
+  fix: make dimensions with nm.dims('batch=8 model=16') and pass those
+""")
+def shape_of_names():
+    nm.spec(["batch", "model"])
+
+
+@wrong("""
+a single dimension batch=4 where a list is due
+  at LINE: nm.spec(B)
+  fix: write [batch]
+""")
+def shape_of_one_dimension_without_a_list():
+    nm.spec(B)
+
+
+@wrong("""""")
+def shape_of_a_number():
+    nm.spec(4)
+
+
+@wrong("""
+'b' is not a Dimension
+  at LINE: nm.spec("batch")
+  fix: make dimensions with nm.dims('batch=8 model=16') and pass those
+""")
+def shape_of_one_string():
+    nm.spec("batch")
+
+
+@wrong("""
+a mesh needs at least one axis
+  at LINE: nm.Mesh()
+  fix: write e.g. nm.Mesh(data=8)
+""")
+def mesh_without_axes():
+    nm.Mesh()
+
+
+@wrong("""
+mesh axis data has size 0
+  at LINE: nm.Mesh(data=0, expert=4)
+  fix: a size is a positive whole number
+""")
+def mesh_of_size_zero():
+    nm.Mesh(data=0, expert=4)
+
+
+@wrong("""
+mesh axis expert has size -4
+  at LINE: nm.Mesh(data=2, expert=-4)
+  fix: a size is a positive whole number
+""")
+def mesh_of_negative_size():
+    nm.Mesh(data=2, expert=-4)
+
+
+@wrong("""
+mesh axis data has size 2.0
+  at LINE: nm.Mesh(data=2.0)
+  fix: a size is a positive whole number
+""")
+def mesh_of_float_size():
+    nm.Mesh(data=2.0)
+
+
+@wrong("""
+mesh axis data has size nan
+  at LINE: nm.Mesh(data=math.nan)
+  fix: a size is a positive whole number
+""")
+def mesh_of_nan():
+    nm.Mesh(data=math.nan)
+
+
+@wrong("""
+mesh axis name 'data-parallel' is not an identifier
+  at LINE: nm.Mesh(**{"data-parallel": 2})
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def mesh_axis_that_is_no_identifier():
+    nm.Mesh(**{"data-parallel": 2})
+
+
+@wrong("""
+device_assignment does not place 4 devices once each: (0, 1, 1, 3)
+  mesh: Mesh(data=2, expert=2)
+  at LINE: nm.Mesh(data=2, expert=2, device_assignment=[0, 1, 1, 3])
+  fix: give a permutation of 0 to 3
+""")
+def mesh_with_a_device_twice():
+    nm.Mesh(data=2, expert=2, device_assignment=[0, 1, 1, 3])
+
+
+@wrong("""
+device_assignment does not place 4 devices once each: (0, 1)
+  mesh: Mesh(data=4)
+  at LINE: nm.Mesh(data=4, device_assignment=[0, 1])
+  fix: give a permutation of 0 to 3
+""")
+def mesh_with_too_few_devices_assigned():
+    nm.Mesh(data=4, device_assignment=[0, 1])
+
+
+@wrong("""""")
+def mesh_with_devices_that_are_no_numbers():
+    nm.Mesh(data=2, device_assignment=["cpu:0", 1])
+
+
+@wrong("""""")
+def mesh_with_an_assignment_that_is_no_list():
+    nm.Mesh(data=2, device_assignment=2)
+
+
+@wrong("""
+cannot read 'expert' as axis=size
+  data=2 expert
+         ^^^^^^
+  at LINE: nm.Mesh.parse("data=2 expert")
+  fix: write a mesh as 'data=2 expert=4'
+""")
+def mesh_text_without_a_size():
+    nm.Mesh.parse("data=2 expert")
+
+
+@wrong("""""")
+def mesh_text_with_a_superscript():
+    nm.Mesh.parse("data=²")
+
+
+@wrong("""
+mesh axis data is given twice
+  data=2, expert=4, data=2
+                    ^^^^^^
+  at LINE: nm.Mesh.parse("data=2, expert=4, data=2")
+  fix: write a mesh as 'data=2 expert=4'
+""")
+def mesh_text_with_an_axis_twice():
+    nm.Mesh.parse("data=2, expert=4, data=2")
+
+
+@wrong("""""")
+def mesh_text_that_is_no_text():
+    nm.Mesh.parse({"data": 2})
+
+
+@wrong("""
+cannot read 'hidden model' as dimension:axis
+  batch:data, hidden model
+              ^^^^^^^^^^^^
+  at LINE: nm.Layout("batch:data, hidden model")
+  fix: write a layout as 'group:data+expert, hidden:model'
+""")
+def layout_without_a_colon():
+    nm.Layout("batch:data, hidden model")
+
+
+@wrong("""
+cannot read 'hidden:model:expert' as dimension:axis
+  batch:data
+hidden:model:expert
+             ^^^^^^^^^^^^^^^^^^^
+  at LINE: nm.Layout("batch:data\\nhidden:model:expert")
+  fix: write a layout as 'group:data+expert, hidden:model'
+""")
+def layout_on_several_lines():
+    nm.Layout("batch:data\nhidden:model:expert")
+
+
+@wrong("""
+cannot read 'batch:data+' as dimension:axis
+  batch:data+
+  ^^^^^^^^^^^
+  at LINE: nm.Layout("batch:data+")
+  fix: write a layout as 'group:data+expert, hidden:model'
+""")
+def layout_with_a_stray_plus():
+    nm.Layout("batch:data+")
+
+
+@wrong("""
+the layout maps dimension batch twice: to data and to expert
+  at LINE: nm.Layout("batch:data, batch:expert")
+  fix: write it once; several axes are joined with a plus, e.g. batch:data+expert
+""")
+def layout_that_maps_a_dimension_twice():
+    nm.Layout("batch:data, batch:expert")
+
+
+@wrong("""
+the layout puts dimension batch twice on one axis: data+data
+  at LINE: nm.Layout("batch:data+data")
+  fix: name each axis once
+""")
+def layout_that_uses_an_axis_twice():
+    nm.Layout("batch:data+data")
+
+
+@wrong("""
+dimension name 'batch-size' is not an identifier
+  at LINE: nm.Layout("batch-size:data")
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def layout_of_a_name_that_is_no_identifier():
+    nm.Layout("batch-size:data")
+
+
+@wrong("""
+mesh axis name 'data/2' is not an identifier
+  at LINE: nm.Layout("batch:data/2")
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def layout_of_an_axis_that_is_no_identifier():
+    nm.Layout("batch:data/2")
+
+
+@wrong("""
+a layout cannot be made from list ['batch:data']
+  at LINE: nm.Layout(["batch:data"])
+  fix: give a string such as 'batch:data, hidden:model', a dict, or Layout.from_yaml(path)
+""")
+def layout_that_is_a_list():
+    nm.Layout(["batch:data"])
+
+
+@wrong("""
+the layout maps dimension 'batch' to 2
+  at LINE: nm.Layout({"batch": 2})
+  fix: give the name of a mesh axis, or a list of names
+""")
+def layout_to_a_number():
+    nm.Layout({"batch": 2})
+
+
+@wrong("""
+the layout maps dimension 'batch' to nan
+  at LINE: nm.Layout({"batch": math.nan})
+  fix: give the name of a mesh axis, or a list of names
+""")
+def layout_to_nan():
+    nm.Layout({"batch": math.nan})
+
+
+@wrong("""
+the layout maps dimension 'batch' to ['data', inf]
+  at LINE: nm.Layout({"batch": ["data", math.inf]})
+  fix: give the name of a mesh axis, or a list of names
+""")
+def layout_to_infinity_in_a_list():
+    nm.Layout({"batch": ["data", math.inf]})
+
+
+@wrong("""
+dimension name 0 is not an identifier
+  at LINE: nm.Layout({0: "data"})
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def layout_of_a_key_that_is_no_string():
+    nm.Layout({0: "data"})
+
+
+@wrong("""
+dimension name Dimension(name='batch', size=4) is not an identifier
+  at LINE: nm.Layout({B: "data"})
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def layout_of_a_dimension_as_key():
+    nm.Layout({B: "data"})
+
+
+@wrong("""
+the layout is not YAML: while parsing a flow sequence in "<unicode string>", line 1, column 8: batch: [data ^ expected ',' or ']', but got '<stream end>' in "<unicode string>", line 1, column 13: batch: [data ^
+  at LINE: nm.Layout.from_yaml("batch: [data")
+  fix: write lines such as 'hidden: model'
+""")
+def yaml_that_does_not_parse():
+    nm.Layout.from_yaml("batch: [data")
+
+
+@wrong("""
+the YAML layout is no mapping: ['batch', 'data']
+  at LINE: nm.Layout.from_yaml("- batch\\n- data")
+  fix: write lines such as 'hidden: model'
+""")
+def yaml_that_is_a_list():
+    nm.Layout.from_yaml("- batch\n- data")
+
+
+@wrong("""
+the layout maps dimension 'batch' to 2
+  at LINE: nm.Layout.from_yaml("batch: 2")
+  fix: give the name of a mesh axis, or a list of names
+""")
+def yaml_with_a_number():
+    nm.Layout.from_yaml("batch: 2")
+
+
+@wrong("""
+the layout maps dimension 'batch' to nan
+  at LINE: nm.Layout.from_yaml("batch: .nan")
+  fix: give the name of a mesh axis, or a list of names
+""")
+def yaml_with_nan():
+    nm.Layout.from_yaml("batch: .nan")
+
+
+@wrong("""
+dimension name True is not an identifier
+  at LINE: nm.Layout.from_yaml("on: data")
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def yaml_with_a_key_that_is_no_string():
+    nm.Layout.from_yaml("on: data")
+
+
+@wrong("""""")
+def yaml_that_maps_a_dimension_twice():
+    nm.Layout.from_yaml("batch: data\nbatch: expert")
+
+
+@wrong("""
+there is no layout file 'nowhere/layout.yaml'
+  at LINE: nm.Layout.from_yaml("nowhere/layout.yaml")
+  fix: check the path
+""")
+def yaml_file_that_is_not_there():
+    nm.Layout.from_yaml("nowhere/layout.yaml")
+
+
+@wrong.rows
+def test_message(function, message):
+    assert message_of(function) == message
+
+
+def test_a_yaml_file_that_is_wrong_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "layout.yaml").write_bytes(b"\xff\xfe\x00batch")
+    (tmp_path / "folder.yaml").mkdir()
+
+
+def test_sizes_from_numpy_are_sizes():
+    """What looks like a mistake and is none."""
+    assert nm.Dimension("batch", np.int64(4)) == B
+    assert nm.Mesh(data=np.int32(2)) == nm.Mesh.parse("data:2")
+    assert Layout({"batch": (axis for axis in ["data"])}) == nm.Layout("batch:data")

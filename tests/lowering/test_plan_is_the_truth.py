@@ -1,0 +1,112 @@
+"""The plan of the MoE layer under five kinds of layout, held against what the compiler made."""
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from benchmarks.moe import Sizes, program
+
+SIZES = Sizes(group=8, seq=32, model=16, hidden=32, expert=8)
+LAYOUTS = {
+    "group and expert on one axis": ("all=8", "group:all, expert:all", None),
+    "two axes": ("data=2 expert=4", "group:data+expert, expert:expert", None),
+    "three axes": ("data=2 expert=2 model=2", "group:data+expert, expert:expert, hidden:model", None),
+    "data parallel": ("data=8", "group:data", None),
+    "fully sharded": ("data=8", "group:data", "model:data"),
+    "hidden split": ("model=8", "hidden:model", None),
+}
+KINDS = {
+    "group and expert on one axis": {"forward": {"AllToAll": 2}, "backward": {"AllToAll": 2, "AllReduce": 1}},
+    "two axes": {"forward": {"AllToAll": 2}, "backward": {"AllToAll": 2, "AllReduce": 3}},
+    "three axes": {"forward": {"AllToAll": 2, "AllReduce": 1}, "backward": {"AllToAll": 2, "AllReduce": 4}},
+    "data parallel": {"forward": {}, "backward": {"AllReduce": 3}},
+    "fully sharded": {"forward": {"AllGather": 3}, "backward": {"ReduceScatter": 3}},
+    "hidden split": {"forward": {"AllReduce": 1}, "backward": {"AllReduce": 1}},
+}
+
+
+@pytest.fixture(scope="module")
+def layer():
+    traced = program(SIZES)
+    rng = np.random.default_rng(0)
+    inputs = {name: rng.normal(size=spec.shape.sizes).astype(np.float32) for name, spec in traced.specs.items()}
+    state = {name: np.asarray(value) for name, value in traced.initial_state(0).items()}
+    return traced, inputs, state, traced.evaluate(state, **inputs)[1]
+
+
+@pytest.mark.parametrize("label", LAYOUTS)
+def test_compiler_does_what_the_plan_says(label, layer):
+    traced, inputs, state, wanted = layer
+    mesh, layout, params = LAYOUTS[label]
+    step = nm.compile(traced, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True)
+    for phase, kinds in KINDS[label].items():
+        assert Counter(one.kind for one in step.plan.of_phase(phase)) == kinds
+    assert step.audit.exact, str(step.audit)
+    for planned, found in step.audit.matched:
+        assert planned["bytes"] == found.elements * 4
+        assert f"nm.{planned['op']}" in found.op, "the compiler's metadata names the planned op"
+    _, got = step(step.place(state), **inputs)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+def test_all_to_all_bytes_are_those_of_the_dispatched_tokens(layer):
+    plan = nm.plan(layer[0], nm.Mesh(all=8), "group:all, expert:all")
+    one_device = SIZES.expert * SIZES.group * SIZES.capacity * SIZES.model * 4 // 8
+    assert [one.bytes for one in plan.collectives if one.kind == "AllToAll"] == [one_device] * 4
+    (gate,) = [one for one in plan.collectives if one.kind == "AllReduce"]
+    assert (gate.tensor, gate.bytes) == ("d_wg", SIZES.model * SIZES.expert * 4)
+
+
+def test_moved_axis_is_put_last_whatever_order_it_is_written_in(layer):
+    written = [nm.plan(layer[0], nm.Mesh(data=2, expert=4), f"group:{order}, expert:expert") for order in ("data+expert", "expert+data")]
+    assert [[(c.kind, c.axes) for c in plan.collectives] for plan in written][0] == [(c.kind, c.axes) for c in written[1].collectives]
+    assert written[1].count("CollectivePermute") == 0
+
+
+def test_plan_prints_every_collective_with_its_line(layer):
+    text = str(nm.plan(layer[0], nm.Mesh(all=8), "group:all, expert:all"))
+    assert "xe = nm.reshard(xe, E)  # group -> expert: one AllToAll" in text
+    assert "total forward: 2 AllToAll" in text
+    assert "total backward: 2 AllToAll, 1 AllReduce" in text
+    assert "wi          float32[expert=8/all, model=16, hidden=32]" in text
+
+
+def test_scan_counts_its_collectives_once_an_iteration():
+    B, M, H, L = nm.dims("batch=8 model=8 hidden=16 layer=5")
+
+    def step(x):
+        wi, wo = nm.param("wi", [L, M, H]), nm.param("wo", [L, H, M])
+
+        def body(h, w):
+            return h + nm.einsum([nm.relu(nm.einsum([h, w[0]], [B, H])), w[1]], [B, M]), None
+
+        y, _ = nm.scan(body, x, (wi, wo), over=L, remat="full")
+        return nm.grad(nm.sum(y * y))
+
+    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=4, model=2), layout="batch:data, hidden:model", strict=True)
+    assert compiled.audit.exact, str(compiled.audit)
+    assert compiled.plan.count("AllReduce", "forward") == 5
+    assert {one.times for one in compiled.plan.of_phase("backward")} == {5}
+
+
+def test_fully_sharded_stack_gathers_one_layer_at_a_time():
+    B, M, H, L = nm.dims("batch=8 model=16 hidden=16 layer=4")
+
+    def step(x):
+        w = nm.param("w", [L, M, H])
+        v = nm.param("v", [L, H, M])
+        y, _ = nm.scan(lambda h, ws: (h + nm.einsum([nm.einsum([h, ws[0]], [B, H]), ws[1]], [B, M]), None), x, (w, v), over=L)
+        grads = nm.grad(nm.mean(y * y))
+        for name, weight in nm.parameters().items():
+            slot = nm.state(f"{name}_slot", weight.shape, of=weight)
+            nm.assign(slot, slot * 0.9 + grads[name])
+            nm.assign(weight, weight - grads[name] * 0.1)
+
+    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data", params="model:data", strict=True)
+    gathers = [one for one in compiled.plan.collectives if one.kind == "AllGather"]
+    assert gathers and all(one.bytes == M.size * H.size * 4 and one.times == L.size for one in gathers)
+    assert compiled.plan.of_phase("update") == []
+    assert compiled.audit.exact, str(compiled.audit)

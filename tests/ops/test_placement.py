@@ -1,0 +1,164 @@
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+
+G, E, M, H = nm.dims("group=8 expert=4 model=10 hidden=6")
+
+
+def scaled(move):
+    """A move with something on either side of it, so that its gradient goes through it too."""
+    return lambda x: nm.sin(move(nm.square(x)))
+
+
+CASES = {
+    "reshard": Case(scaled(lambda x: nm.reshard(x, E)), lambda x: np.sin(x**2)),
+    "there_and_back": Case(scaled(lambda x: nm.reshard(nm.reshard(x, E) * 2.0, G)), lambda x: np.sin(2 * x**2)),
+    "replicate": Case(scaled(nm.replicate), lambda x: np.sin(x**2)),
+    "replicate_one": Case(scaled(lambda x: nm.replicate(x, G)), lambda x: np.sin(x**2)),
+    "split": Case(scaled(lambda x: nm.split(x, E)), lambda x: np.sin(x**2)),
+    "shard": Case(scaled(lambda x: nm.shard(x, {E: "a", M: "b"})), lambda x: np.sin(x**2)),
+    "shard_both": Case(scaled(lambda x: nm.shard(x, {G: ("b", "a")})), lambda x: np.sin(x**2)),
+    "shard_none": Case(scaled(lambda x: nm.shard(x, {})), lambda x: np.sin(x**2)),
+}
+SPECS = {"x": nm.spec([G, E, M], whole=[E])}
+ARRAYS = {"x": uniform(1, 8, 4, 10)}
+
+
+def test_values_and_gradients():
+    """Without a mesh a move is the identity."""
+    program = nm.trace(function_of(CASES), **SPECS)
+    assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS))
+
+
+@pytest.mark.parametrize("layout", ["group:b, expert:b", "group:a+b, expert:b", "group:b+a, expert:b", "model:b, group:a", "expert:a"])
+def test_sharded(layout):
+    assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
+
+
+def counts(function, layout, **specs):
+    plan = nm.plan(nm.trace(function, **specs), MESH, layout)
+    kinds = ("AllToAll", "AllGather", "AllReduce", "CollectivePermute")
+    return {kind: plan.count(kind) for kind in kinds if plan.count(kind)}
+
+
+def test_what_each_move_costs():
+    """reshard: an AllToAll where another dimension holds the axis, a free slice where none does, nothing where unmapped."""
+    x = nm.spec([G, E, H], whole=[E])
+    whole = nm.spec([G, E, H], whole=[G, E])
+    assert counts(lambda x: nm.reshard(x, E), "group:b, expert:b", x=x) == {"AllToAll": 1}
+    assert counts(lambda x: nm.reshard(x, E), "expert:b", x=whole) == {}
+    assert counts(lambda x: nm.reshard(x, E), "group:b", x=x) == {}
+    assert counts(lambda x: nm.replicate(x), "group:b", x=x) == {"AllGather": 1}
+    assert counts(lambda x: nm.split(x, E), "group:a, expert:b", x=x) == {"AllGather": 1}
+    assert counts(lambda x: nm.shard(x, {E: "b"}), "group:b", x=x) == {"AllToAll": 1}
+    assert counts(lambda x: nm.shard(x, {G: "b"}), "group:b", x=x) == {}
+
+
+def test_the_gradient_of_a_reshard_is_the_reshard_back():
+    def loss(x):
+        return nm.grad(nm.sum(nm.sin(nm.reshard(x * 2.0, E))), x)
+
+    x = nm.spec([G, E, H], whole=[E])
+    assert counts(loss, "group:b, expert:b", x=x) == {"AllToAll": 2}
+
+
+def region(x, w, v):
+    """A manual region that captures a weight, takes another, and sorts along a dimension that is whole inside."""
+    scale = nm.exp(v)
+
+    def inside(x, w):
+        h = nm.einsum([x, w], [G, E, H])
+        return nm.sort(nm.tanh(h) * scale, H), nm.cumsum(x, M)
+
+    y, z = nm.manual(inside, x, w, over=G)
+    return {"y": y, "z": z} | nm.grad(nm.sum(nm.square(y)) + nm.sum(y) + nm.sum(z * z), {"dx": x, "dw": w, "dv": v})
+
+
+def plain_region(x, w, v):
+    h = np.tanh(np.einsum("gem,mh->geh", x, w)) * np.exp(v)[:, None]
+    return np.sort(h, 2), np.cumsum(x, 2)
+
+
+REGION_SPECS = {"x": nm.spec([G, E, M]), "w": nm.spec([M, H]), "v": nm.spec([E])}
+REGION_ARRAYS = {"x": uniform(2, 8, 4, 10) / 4, "w": uniform(3, 10, 6) / 4, "v": uniform(4, 4) / 4}
+
+
+def test_manual_region():
+    found = evaluated(nm.trace(region, **REGION_SPECS), REGION_ARRAYS)
+    given = [REGION_ARRAYS[key].astype(np.float64) for key in "xwv"]
+
+    def loss(*arrays):
+        y, z = plain_region(*arrays)
+        return np.sum(y**2) + np.sum(y) + np.sum(z**2)
+
+    expected = dict(zip("yz", plain_region(*given), strict=True))
+    for at, name in enumerate("xwv"):
+        slope = np.zeros(given[at].shape)
+        for index in np.ndindex(*slope.shape):
+            nudge = np.zeros(slope.shape)
+            nudge[index] = 1e-6
+            more, less = ([*given[:at], given[at] + sign * nudge, *given[at + 1 :]] for sign in (1, -1))
+            slope[index] = (loss(*more) - loss(*less)) / 2e-6
+        expected[f"d{name}"] = slope
+    assert_same(found, expected, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("layout", ["group:a+b", "group:b, expert:a", "group:a, model:b", "group:a, hidden:b"])
+def test_manual_region_sharded(layout):
+    assert_sharded_same(region, REGION_SPECS, REGION_ARRAYS, layout)
+
+
+def test_manual_region_over_a_size_that_does_not_divide():
+    tens = nm.Dimension("tens", 10)
+
+    def inside(x):
+        y = nm.manual(lambda x: nm.sort(x, M.resized(4)), x, over=tens)
+        return y, nm.grad(nm.sum(nm.square(y)), x)
+
+    specs = {"x": nm.spec([tens, M.resized(4)])}
+    with pytest.raises(nm.NamedMeshError, match="keeps it whole"):
+        nm.plan(nm.trace(lambda x: nm.manual(nm.tanh, nm.replicate(x), over=tens), x=nm.spec([tens], whole=[tens])), MESH, "tens:b")
+    assert_sharded_same(inside, specs, {"x": uniform(5, 10, 4)}, "tens:b")
+
+
+def test_scan_random_and_batched_gather_inside_a_manual_region():
+    """Ops that ask for the size of a dimension get that of the device's own piece."""
+
+    def inside(x, i):
+        picked = nm.gather(x, i, M)
+        total, steps = nm.scan(lambda c, row: (c + row, c * row), nm.zeros([G]), nm.transpose(x, [M, G]), over=M)
+        noise = nm.random.uniform(nm.random.key(3), [G, H])
+        return picked, total, steps, noise, nm.one_hot(i, H)
+
+    def outside(x, i):
+        made = nm.manual(inside, x, i, over=G)
+        return [*made, nm.grad(nm.sum(made[0]) + nm.sum(nm.square(made[2])), x)]
+
+    specs = {"x": nm.spec([G, M]), "i": nm.spec([G], "int32")}
+    arrays = {"x": uniform(6, 8, 10), "i": np.arange(8, dtype=np.int32)}
+    step = assert_sharded_same(outside, specs, arrays, "group:b")
+    assert step.plan.total_bytes() == 0
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda x: nm.split(x, 2), "not a Dimension"),
+        (lambda x: nm.reshard(x), "no dimension given"),
+        (lambda x: nm.shard(x, {G: "a", E: "a"}), "given to two dimensions"),
+        (lambda x: nm.manual(lambda x: nm.sum(x, over=G), x, over=G), "mixes elements of dimension group"),
+        (lambda x: nm.manual(lambda x: nm.cumsum(x, G), x, over=G), "mixes elements of dimension group"),
+        (lambda x: nm.manual(lambda x: nm.replicate(x), x, over=G), "nothing moves"),
+        (lambda x: nm.manual(lambda x: (x, nm.range(E)), x, over=G), "lacks dimension group"),
+    ],
+)
+def test_misuse_is_explained(wrong, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        nm.trace(wrong, x=SPECS["x"])
+
+
+def test_an_axis_the_mesh_does_not_have():
+    with pytest.raises(nm.NamedMeshError, match="no axis 'c'"):
+        nm.plan(nm.trace(lambda x: nm.shard(x, {G: "c"}), **SPECS), MESH, "")
