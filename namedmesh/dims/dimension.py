@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text, did_you_mean
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,11 @@ class Shape(Sequence[Dimension]):
     def __init__(self, dims: Iterable[Dimension] = ()):
         if isinstance(dims, Dimension):
             raise NamedMeshError(f"a single dimension {dims} where a list is due", fix=f"write [{dims.name}]")
+        if isinstance(dims, str) or not isinstance(dims, Iterable):
+            raise NamedMeshError(
+                f"{type(dims).__name__} {dims!r} where a list of dimensions is due",
+                fix="make dimensions with nm.dims('batch=8 model=16') and pass a list of them",
+            )
         self.dims = tuple(dims)
         seen: dict[str, Dimension] = {}
         for dim in self.dims:
@@ -110,22 +115,21 @@ def dims(text: str) -> list[Dimension]:
     >>> G
     Dimension(name='group', size=64)
     """
-    found = []
-    for match in re.finditer(r"[^\s,;]+", text):
+    found: dict[str, Dimension] = {}
+    for match in re.finditer(r"[^\s,;]+", checked_text(text, "dimensions", "batch=8 model=16")):
         name, equals, size = match.group().partition("=")
-        if not equals or not name.isidentifier() or not re.fullmatch(r"\d+", size) or int(size) < 1:
+        if not equals or not name.isidentifier() or not re.fullmatch(r"\d{1,18}", size) or int(size) < 1 or name in found:
             raise NamedMeshError(
-                f"cannot read {match.group()!r} as name=size",
+                f"dimension {name} is given twice" if name in found else f"cannot read {match.group()!r} as name=size",
                 text,
                 " " * match.start() + "^" * len(match.group()),
-                fix="write dimensions as 'batch=8 model=16', each size a positive whole number",
+                fix="write dimensions as 'batch=8 model=16', each name once, each size a positive whole number",
             )
-        found.append(Dimension(name, int(size)))
-    Shape(found)
-    return found
+        found[name] = Dimension(name, int(size))
+    return [*found.values()]
 
 
-def same_sizes(what: str, **shapes: Shape) -> None:
+def same_sizes(what: str, /, **shapes: Shape) -> None:
     """Raises unless every name has one size across the shapes."""
     sizes: dict[str, tuple[str, int]] = {}
     for label, shape in shapes.items():

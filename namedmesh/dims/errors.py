@@ -33,18 +33,29 @@ def listing(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
 
 
-def checked_identifier(name: object, what: str) -> str:
+def checked_identifier(name: object, what: str, *details: str) -> str:
     """Returns name when it is an identifier, or raises."""
-    if not isinstance(name, str) or not name.isidentifier():
+    if not isinstance(name, str):
+        fix = f"write its name, {name.name!r}" if hasattr(name, "name") else "write the name as a string"  # type: ignore[attr-defined]
+        raise NamedMeshError(f"{what} name {name!r} is not a string", *details, fix=fix)
+    if not name.isidentifier():
         raise NamedMeshError(
             f"{what} name {name!r} is not an identifier",
+            *details,
             fix="use letters, digits and underscores, not starting with a digit",
         )
     return name
 
 
-def checked_size(size: object, what: str) -> int:
+def checked_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # type: ignore[arg-type]
-        raise NamedMeshError(f"{what} has size {size!r}", fix="a size is a positive whole number")
+        raise NamedMeshError(f"{what} has size {size!r}", *details, fix="a size is a positive whole number")
     return int(size)  # type: ignore[arg-type]
+
+
+def checked_text(text: object, what: str, example: str) -> str:
+    """Returns text when it is a string, or raises."""
+    if not isinstance(text, str):
+        raise NamedMeshError(f"{what} cannot be read from {type(text).__name__} {text!r}", fix=f"write a string such as {example!r}")
+    return text

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
@@ -36,41 +36,62 @@ class Layout:
                 f"a layout cannot be made from {type(rules).__name__} {rules!r}",
                 fix="give a string such as 'batch:data, hidden:model', a dict, or Layout.from_yaml(path)",
             )
+        written = f"layout: {rules}"
         shared = Counter(axis for _, axes in entries for axis in axes)
         self.rules: dict[str, tuple[str, ...]] = {}
         for name, axes in entries:
-            checked_identifier(name, "dimension")
+            checked_identifier(name, "dimension", written)
             for axis in axes:
-                checked_identifier(axis, "mesh axis")
+                checked_identifier(axis, "mesh axis", written)
             if name in self.rules:
                 raise NamedMeshError(
                     f"the layout maps dimension {name} twice: to {'+'.join(self.rules[name])} and to {'+'.join(axes)}",
+                    written,
                     fix=f"write it once; several axes are joined with a plus, e.g. {name}:{'+'.join((*self.rules[name], *axes))}",
                 )
             if len(set(axes)) != len(axes):
                 raise NamedMeshError(
-                    f"the layout puts dimension {name} twice on one axis: {'+'.join(axes)}", fix="name each axis once"
+                    f"the layout puts dimension {name} twice on one axis: {'+'.join(axes)}",
+                    written,
+                    fix=f"name each axis once, e.g. {name}:{'+'.join(dict.fromkeys(axes))}",
                 )
             self.rules[name] = tuple(sorted(axes, key=lambda axis: shared[axis] > 1))
 
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
         """A layout from YAML text or a file of it: a mapping from dimension to an axis or a list of axes."""
-        text = str(text_or_path)
+        text, what = str(text_or_path), "the layout"
         if isinstance(text_or_path, os.PathLike) or text.endswith((".yaml", ".yml")):
-            if not os.path.exists(text):
-                raise NamedMeshError(f"there is no layout file {text!r}", fix="check the path")
-            with open(text, encoding="utf-8") as file:
-                text = file.read()
+            what = f"layout file {text!r}"
+            try:
+                with open(text, encoding="utf-8") as file:
+                    text = file.read()
+            except (OSError, UnicodeDecodeError) as error:
+                reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+                raise NamedMeshError(f"cannot read {what}: {reason}", fix="check the path") from None
+        fix = "write lines such as 'hidden: model'"
         try:
-            rules = yaml.safe_load(text)
+            root, rules = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
         except yaml.YAMLError as error:
-            raise NamedMeshError(
-                f"the layout is not YAML: {' '.join(str(error).split())}", fix="write lines such as 'hidden: model'"
-            ) from None
-        if rules is not None and not isinstance(rules, dict):
-            raise NamedMeshError(f"the YAML layout is no mapping: {rules!r}", fix="write lines such as 'hidden: model'")
-        return cls(rules or {})
+            mark = getattr(error, "problem_mark", None)
+            reason = f"{getattr(error, 'problem', error)}" + (f" at line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+            raise NamedMeshError(f"{what} is not YAML: {reason}", fix=fix) from None
+        if root is None:
+            return cls({})
+        if not isinstance(root, yaml.MappingNode):
+            raise NamedMeshError(f"{what} is no mapping of YAML: {rules!r}", fix=fix)
+        seen: set[str] = set()
+        for key, _ in root.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                kind = key.tag.rpartition(":")[2]
+                raise NamedMeshError(f"{what} has the key {key.value!r}, a YAML {kind}", fix="put the name in quotes")
+            if key.value in seen:
+                raise NamedMeshError(
+                    f"{what} maps dimension {key.value} twice",
+                    fix=f"write it once; several axes are a list, e.g. '{key.value}: [data, model]'",
+                )
+            seen.add(key.value)
+        return cls(rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
         """The axes a dimension name lies on."""
@@ -81,17 +102,18 @@ class Layout:
         keep = set(names)
         return Layout({name: axes for name, axes in self.rules.items() if name in keep})
 
-    def check(self, mesh: Mesh, names: Iterable[str], label: str = "layout") -> None:
-        """Raises for axes the mesh does not have and names no tensor has."""
-        names = set(names)
+    def check(self, mesh: Mesh, sizes: Mapping[str, Sequence[int]], label: str = "layout") -> None:
+        """Raises for axes the mesh does not have and names no tensor has; sizes are those of each name in the program."""
         for name, axes in self.rules.items():
             for axis in axes:
                 mesh.check_axis(axis, f"{label} {name}:{'+'.join(axes)}")
-            if name not in names:
+            if name not in sizes:
+                known = ", ".join(f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items())
                 raise NamedMeshError(
                     f"the {label} maps dimension {name!r}, which no tensor of the program has",
                     f"{label}: {self.text}",
-                    fix=did_you_mean(name, names) + f" (or restrict it: layout.only({sorted(names)!r}))",
+                    f"dimensions: {known}",
+                    fix=did_you_mean(name, sizes) + " (or leave it out: layout.only(program.dims))",
                 )
 
     @property
@@ -117,11 +139,13 @@ def _entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
         axes = ()
     if isinstance(axes, str):
         axes = [axis for axis in re.split(r"\s*\+\s*", axes.strip()) if axis]
-    if not isinstance(axes, Iterable) or not all(isinstance(axis, str) for axis in axes):
+    listed = list(axes) if isinstance(axes, Iterable) else [axes]
+    if not all(isinstance(axis, str) for axis in listed):
         raise NamedMeshError(
-            f"the layout maps dimension {name!r} to {axes!r}", fix="give the name of a mesh axis, or a list of names"
+            f"the layout maps dimension {name!r} to {axes!r}, which names no mesh axis",
+            fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
-    return checked_identifier(name, "dimension"), tuple(axes)
+    return checked_identifier(name, "dimension"), tuple(listed)
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
@@ -133,10 +157,11 @@ def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
         found = re.fullmatch(r"\s*([^\s:]+)\s*:\s*([^\s:+]+(?:\s*\+\s*[^\s:+]+)*)\s*", part)
         if not found:
             start = match.start() + len(part) - len(part.lstrip())
+            line = text.rfind("\n", 0, start) + 1
             raise NamedMeshError(
                 f"cannot read {part.strip()!r} as dimension:axis",
-                text,
-                " " * start + "^" * len(part.strip()),
+                text[line:].split("\n")[0],
+                " " * (start - line) + "^" * len(part.strip()),
                 fix="write a layout as 'group:data+expert, hidden:model'",
             )
         entries.append((found.group(1), tuple(re.split(r"\s*\+\s*", found.group(2)))))

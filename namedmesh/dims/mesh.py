@@ -2,9 +2,9 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text, did_you_mean
 
 
 class Mesh:
@@ -18,31 +18,37 @@ class Mesh:
     """
 
     def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
+        written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
         self.axes: dict[str, int] = {
-            checked_identifier(name, "mesh axis"): checked_size(size, f"mesh axis {name}") for name, size in axes.items()
+            checked_identifier(name, "mesh axis", written): checked_size(size, f"mesh axis {name}", written)
+            for name, size in axes.items()
         }
         if not self.axes:
             raise NamedMeshError("a mesh needs at least one axis", fix="write e.g. nm.Mesh(data=8)")
-        self.device_assignment = None if device_assignment is None else tuple(device_assignment)
-        if self.device_assignment is not None and sorted(self.device_assignment) != list(range(self.devices)):
+        self.device_assignment = None if device_assignment is None else self._permutation(device_assignment)
+
+    def _permutation(self, given: Sequence[int]) -> tuple[int, ...]:
+        numbers = [int(number) for number in given if hasattr(number, "__index__")] if isinstance(given, Iterable) else []
+        if sorted(numbers) != list(range(self.devices)) or len(numbers) != len(given):
             raise NamedMeshError(
-                f"device_assignment does not place {self.devices} devices once each: {self.device_assignment}",
+                f"device_assignment does not place {self.devices} devices once each: {given!r}",
                 f"mesh: {self}",
                 fix=f"give a permutation of 0 to {self.devices - 1}",
             )
+        return tuple(numbers)
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
         """A mesh from one line: 'data=2 expert=4'."""
         axes: dict[str, int] = {}
-        for match in re.finditer(r"[^\s,;]+", text):
+        for match in re.finditer(r"[^\s,;]+", checked_text(text, "a mesh", "data=2 expert=4")):
             name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
-            if not equals or not size.isdigit() or name in axes:
+            if not equals or not re.fullmatch(r"\d{1,18}", size) or name in axes:
                 raise NamedMeshError(
                     f"cannot read {match.group()!r} as axis=size" if name not in axes else f"mesh axis {name} is given twice",
                     text,
                     " " * match.start() + "^" * len(match.group()),
-                    fix="write a mesh as 'data=2 expert=4'",
+                    fix="write a mesh as 'data=2 expert=4', each axis once",
                 )
             axes[name] = int(size)
         return cls(**axes)

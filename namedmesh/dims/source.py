@@ -1,5 +1,7 @@
 """Where in the user's own code something was written."""
 
+import contextlib
+import functools
 import linecache
 import os
 import re
@@ -7,6 +9,7 @@ import sys
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_BETWEEN = (_PACKAGE, contextlib.__file__, functools.__file__, "<string>")  # <string>: dataclasses' generated code
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,8 @@ class Source:
 
 
 def caller() -> Source:
-    """The innermost line on the stack that is not namedmesh's own (dataclasses' generated code counts as such)."""
+    """The innermost line on the stack that is not namedmesh's own, nor of the standard library's that runs it."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_PACKAGE, "<string>")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)

@@ -14,7 +14,7 @@ from namedmesh.ops.program import Body, Placeholder
 from namedmesh.ops.state import parameters
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import current
+from namedmesh.ops.trace import Trace, current, pushed
 
 
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
@@ -118,6 +118,17 @@ def clone(body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | No
         again.outputs = tuple(saved.get(old, new) for old, new in zip(op.outputs, again.outputs, strict=True))
         known.update(zip(op.outputs, again.outputs, strict=True))
     return known
+
+
+def copied(body: Body) -> Body:
+    """The same body with ops and tensors of its own, so that every loop and branch is planned by itself."""
+    inner = Trace(current("a loop body"))
+    given = [inner.placeholder(t.shape, t.dtype, t.label) for t in (*body.inputs, *body.captures)]
+    with pushed(inner):
+        known = clone(body, given)
+    count = len(body.inputs)
+    outputs = tuple(known[tensor] for tensor in body.outputs)
+    return Body(tuple(inner.ops), tuple(given[:count]), tuple(given[count:]), body.captured, outputs)
 
 
 def body_vjp(

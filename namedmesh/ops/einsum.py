@@ -38,6 +38,9 @@ class Einsum(Op):
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             spell = lambda names: "".join(letters[name] for name in names)
             return tf.einsum(f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b)
+        own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
+        if own and own[-1] in left.names and own[0] in right.names:  # so that the product comes out in order
+            a, b, left, right = b, a, right, left
         batch = [name for name in left.names if name in right.names and name in self.shape.names]
         contracted = [name for name in left.names if name in right.names and name not in self.shape.names]
         numbers = xla_data_pb2.DotDimensionNumbers(

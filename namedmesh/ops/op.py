@@ -84,9 +84,14 @@ class Op:
         return Placement()
 
     def again(self, inputs: tuple[Tensor, ...]) -> Op:
-        """The same op on other inputs, recorded in the program being traced."""
-        with current(self.kind).at(self.source):
-            return dataclasses.replace(self, inputs=inputs)
+        """The same op on other inputs, recorded in the program being traced, with loop bodies and branches of its own."""
+        from namedmesh.ops.autodiff import copied
+        from namedmesh.ops.program import Body
+
+        mine = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        bodies = {name: copied(value) for name, value in mine.items() if isinstance(value, Body)}
+        with current(self.kind).at(self.source, derived=self.derived):
+            return dataclasses.replace(self, inputs=inputs, **bodies)
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """An error about this op, with its operands and the user's line."""

@@ -21,9 +21,9 @@ def dimension_name_with_a_dash():
 
 
 @wrong("""
-dimension name 3 is not an identifier
+dimension name 3 is not a string
   at LINE: nm.Dimension(3, 4)
-  fix: use letters, digits and underscores, not starting with a digit
+  fix: write the name as a string
 """)
 def dimension_name_that_is_a_number():
     nm.Dimension(3, 4)
@@ -70,7 +70,7 @@ cannot read 'model' as name=size
   batch=4 model
           ^^^^^
   at LINE: nm.dims("batch=4 model")
-  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_without_a_size():
     nm.dims("batch=4 model")
@@ -81,7 +81,7 @@ cannot read 'model=-8' as name=size
   batch=4 model=-8
           ^^^^^^^^
   at LINE: nm.dims("batch=4 model=-8")
-  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_of_a_negative_size():
     nm.dims("batch=4 model=-8")
@@ -92,22 +92,28 @@ cannot read '2model=8' as name=size
   batch=4 2model=8
           ^^^^^^^^
   at LINE: nm.dims("batch=4 2model=8")
-  fix: write dimensions as 'batch=8 model=16', each size a positive whole number
+  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_of_a_name_that_starts_with_a_digit():
     nm.dims("batch=4 2model=8")
 
 
 @wrong("""
-dimension batch appears twice in one shape: [batch=4, model=8, batch=2]
+dimension batch is given twice
+  batch=4 model=8 batch=2
+                  ^^^^^^^
   at LINE: nm.dims("batch=4 model=8 batch=2")
-  fix: rename one of them, e.g. nm.rename(x, batch, nm.Dimension('batch_2', 2))
+  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_twice():
     nm.dims("batch=4 model=8 batch=2")
 
 
-@wrong("""""")
+@wrong("""
+dimensions cannot be read from int 8
+  at LINE: nm.dims(8)
+  fix: write a string such as 'batch=8 model=16'
+""")
 def dims_of_no_text():
     nm.dims(8)
 
@@ -139,15 +145,19 @@ def shape_of_one_dimension_without_a_list():
     nm.spec(B)
 
 
-@wrong("""""")
+@wrong("""
+int 4 where a list of dimensions is due
+  at LINE: nm.spec(4)
+  fix: make dimensions with nm.dims('batch=8 model=16') and pass a list of them
+""")
 def shape_of_a_number():
     nm.spec(4)
 
 
 @wrong("""
-'b' is not a Dimension
+str 'batch' where a list of dimensions is due
   at LINE: nm.spec("batch")
-  fix: make dimensions with nm.dims('batch=8 model=16') and pass those
+  fix: make dimensions with nm.dims('batch=8 model=16') and pass a list of them
 """)
 def shape_of_one_string():
     nm.spec("batch")
@@ -164,6 +174,7 @@ def mesh_without_axes():
 
 @wrong("""
 mesh axis data has size 0
+  mesh: Mesh(data=0, expert=4)
   at LINE: nm.Mesh(data=0, expert=4)
   fix: a size is a positive whole number
 """)
@@ -173,6 +184,7 @@ def mesh_of_size_zero():
 
 @wrong("""
 mesh axis expert has size -4
+  mesh: Mesh(data=2, expert=-4)
   at LINE: nm.Mesh(data=2, expert=-4)
   fix: a size is a positive whole number
 """)
@@ -182,6 +194,7 @@ def mesh_of_negative_size():
 
 @wrong("""
 mesh axis data has size 2.0
+  mesh: Mesh(data=2.0)
   at LINE: nm.Mesh(data=2.0)
   fix: a size is a positive whole number
 """)
@@ -191,6 +204,7 @@ def mesh_of_float_size():
 
 @wrong("""
 mesh axis data has size nan
+  mesh: Mesh(data=nan)
   at LINE: nm.Mesh(data=math.nan)
   fix: a size is a positive whole number
 """)
@@ -200,6 +214,7 @@ def mesh_of_nan():
 
 @wrong("""
 mesh axis name 'data-parallel' is not an identifier
+  mesh: Mesh(data-parallel=2)
   at LINE: nm.Mesh(**{"data-parallel": 2})
   fix: use letters, digits and underscores, not starting with a digit
 """)
@@ -208,7 +223,7 @@ def mesh_axis_that_is_no_identifier():
 
 
 @wrong("""
-device_assignment does not place 4 devices once each: (0, 1, 1, 3)
+device_assignment does not place 4 devices once each: [0, 1, 1, 3]
   mesh: Mesh(data=2, expert=2)
   at LINE: nm.Mesh(data=2, expert=2, device_assignment=[0, 1, 1, 3])
   fix: give a permutation of 0 to 3
@@ -218,7 +233,7 @@ def mesh_with_a_device_twice():
 
 
 @wrong("""
-device_assignment does not place 4 devices once each: (0, 1)
+device_assignment does not place 4 devices once each: [0, 1]
   mesh: Mesh(data=4)
   at LINE: nm.Mesh(data=4, device_assignment=[0, 1])
   fix: give a permutation of 0 to 3
@@ -227,12 +242,22 @@ def mesh_with_too_few_devices_assigned():
     nm.Mesh(data=4, device_assignment=[0, 1])
 
 
-@wrong("""""")
+@wrong("""
+device_assignment does not place 2 devices once each: ['cpu:0', 1]
+  mesh: Mesh(data=2)
+  at LINE: nm.Mesh(data=2, device_assignment=["cpu:0", 1])
+  fix: give a permutation of 0 to 1
+""")
 def mesh_with_devices_that_are_no_numbers():
     nm.Mesh(data=2, device_assignment=["cpu:0", 1])
 
 
-@wrong("""""")
+@wrong("""
+device_assignment does not place 2 devices once each: 2
+  mesh: Mesh(data=2)
+  at LINE: nm.Mesh(data=2, device_assignment=2)
+  fix: give a permutation of 0 to 1
+""")
 def mesh_with_an_assignment_that_is_no_list():
     nm.Mesh(data=2, device_assignment=2)
 
@@ -242,13 +267,19 @@ cannot read 'expert' as axis=size
   data=2 expert
          ^^^^^^
   at LINE: nm.Mesh.parse("data=2 expert")
-  fix: write a mesh as 'data=2 expert=4'
+  fix: write a mesh as 'data=2 expert=4', each axis once
 """)
 def mesh_text_without_a_size():
     nm.Mesh.parse("data=2 expert")
 
 
-@wrong("""""")
+@wrong("""
+cannot read 'data=²' as axis=size
+  data=²
+  ^^^^^^
+  at LINE: nm.Mesh.parse("data=²")
+  fix: write a mesh as 'data=2 expert=4', each axis once
+""")
 def mesh_text_with_a_superscript():
     nm.Mesh.parse("data=²")
 
@@ -258,13 +289,17 @@ mesh axis data is given twice
   data=2, expert=4, data=2
                     ^^^^^^
   at LINE: nm.Mesh.parse("data=2, expert=4, data=2")
-  fix: write a mesh as 'data=2 expert=4'
+  fix: write a mesh as 'data=2 expert=4', each axis once
 """)
 def mesh_text_with_an_axis_twice():
     nm.Mesh.parse("data=2, expert=4, data=2")
 
 
-@wrong("""""")
+@wrong("""
+a mesh cannot be read from dict {'data': 2}
+  at LINE: nm.Mesh.parse({"data": 2})
+  fix: write a string such as 'data=2 expert=4'
+""")
 def mesh_text_that_is_no_text():
     nm.Mesh.parse({"data": 2})
 
@@ -282,9 +317,8 @@ def layout_without_a_colon():
 
 @wrong("""
 cannot read 'hidden:model:expert' as dimension:axis
-  batch:data
-hidden:model:expert
-             ^^^^^^^^^^^^^^^^^^^
+  hidden:model:expert
+  ^^^^^^^^^^^^^^^^^^^
   at LINE: nm.Layout("batch:data\\nhidden:model:expert")
   fix: write a layout as 'group:data+expert, hidden:model'
 """)
@@ -305,6 +339,7 @@ def layout_with_a_stray_plus():
 
 @wrong("""
 the layout maps dimension batch twice: to data and to expert
+  layout: batch:data, batch:expert
   at LINE: nm.Layout("batch:data, batch:expert")
   fix: write it once; several axes are joined with a plus, e.g. batch:data+expert
 """)
@@ -314,8 +349,9 @@ def layout_that_maps_a_dimension_twice():
 
 @wrong("""
 the layout puts dimension batch twice on one axis: data+data
+  layout: batch:data+data
   at LINE: nm.Layout("batch:data+data")
-  fix: name each axis once
+  fix: name each axis once, e.g. batch:data
 """)
 def layout_that_uses_an_axis_twice():
     nm.Layout("batch:data+data")
@@ -323,6 +359,7 @@ def layout_that_uses_an_axis_twice():
 
 @wrong("""
 dimension name 'batch-size' is not an identifier
+  layout: batch-size:data
   at LINE: nm.Layout("batch-size:data")
   fix: use letters, digits and underscores, not starting with a digit
 """)
@@ -332,6 +369,7 @@ def layout_of_a_name_that_is_no_identifier():
 
 @wrong("""
 mesh axis name 'data/2' is not an identifier
+  layout: batch:data/2
   at LINE: nm.Layout("batch:data/2")
   fix: use letters, digits and underscores, not starting with a digit
 """)
@@ -349,52 +387,52 @@ def layout_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2
+the layout maps dimension 'batch' to 2, which names no mesh axis
   at LINE: nm.Layout({"batch": 2})
-  fix: give the name of a mesh axis, or a list of names
+  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
 def layout_to_a_number():
     nm.Layout({"batch": 2})
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan
+the layout maps dimension 'batch' to nan, which names no mesh axis
   at LINE: nm.Layout({"batch": math.nan})
-  fix: give the name of a mesh axis, or a list of names
+  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
 def layout_to_nan():
     nm.Layout({"batch": math.nan})
 
 
 @wrong("""
-the layout maps dimension 'batch' to ['data', inf]
+the layout maps dimension 'batch' to ['data', inf], which names no mesh axis
   at LINE: nm.Layout({"batch": ["data", math.inf]})
-  fix: give the name of a mesh axis, or a list of names
+  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
 def layout_to_infinity_in_a_list():
     nm.Layout({"batch": ["data", math.inf]})
 
 
 @wrong("""
-dimension name 0 is not an identifier
+dimension name 0 is not a string
   at LINE: nm.Layout({0: "data"})
-  fix: use letters, digits and underscores, not starting with a digit
+  fix: write the name as a string
 """)
 def layout_of_a_key_that_is_no_string():
     nm.Layout({0: "data"})
 
 
 @wrong("""
-dimension name Dimension(name='batch', size=4) is not an identifier
+dimension name Dimension(name='batch', size=4) is not a string
   at LINE: nm.Layout({B: "data"})
-  fix: use letters, digits and underscores, not starting with a digit
+  fix: write its name, 'batch'
 """)
 def layout_of_a_dimension_as_key():
     nm.Layout({B: "data"})
 
 
 @wrong("""
-the layout is not YAML: while parsing a flow sequence in "<unicode string>", line 1, column 8: batch: [data ^ expected ',' or ']', but got '<stream end>' in "<unicode string>", line 1, column 13: batch: [data ^
+the layout is not YAML: expected ',' or ']', but got '<stream end>' at line 1, column 13
   at LINE: nm.Layout.from_yaml("batch: [data")
   fix: write lines such as 'hidden: model'
 """)
@@ -403,7 +441,7 @@ def yaml_that_does_not_parse():
 
 
 @wrong("""
-the YAML layout is no mapping: ['batch', 'data']
+the layout is no mapping of YAML: ['batch', 'data']
   at LINE: nm.Layout.from_yaml("- batch\\n- data")
   fix: write lines such as 'hidden: model'
 """)
@@ -412,39 +450,43 @@ def yaml_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2
+the layout maps dimension 'batch' to 2, which names no mesh axis
   at LINE: nm.Layout.from_yaml("batch: 2")
-  fix: give the name of a mesh axis, or a list of names
+  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
 def yaml_with_a_number():
     nm.Layout.from_yaml("batch: 2")
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan
+the layout maps dimension 'batch' to nan, which names no mesh axis
   at LINE: nm.Layout.from_yaml("batch: .nan")
-  fix: give the name of a mesh axis, or a list of names
+  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
 def yaml_with_nan():
     nm.Layout.from_yaml("batch: .nan")
 
 
 @wrong("""
-dimension name True is not an identifier
+the layout has the key 'on', a YAML bool
   at LINE: nm.Layout.from_yaml("on: data")
-  fix: use letters, digits and underscores, not starting with a digit
+  fix: put the name in quotes
 """)
 def yaml_with_a_key_that_is_no_string():
     nm.Layout.from_yaml("on: data")
 
 
-@wrong("""""")
+@wrong("""
+the layout maps dimension batch twice
+  at LINE: nm.Layout.from_yaml("batch: data\\nbatch: expert")
+  fix: write it once; several axes are a list, e.g. 'batch: [data, model]'
+""")
 def yaml_that_maps_a_dimension_twice():
     nm.Layout.from_yaml("batch: data\nbatch: expert")
 
 
 @wrong("""
-there is no layout file 'nowhere/layout.yaml'
+cannot read layout file 'nowhere/layout.yaml': No such file or directory
   at LINE: nm.Layout.from_yaml("nowhere/layout.yaml")
   fix: check the path
 """)
@@ -461,6 +503,8 @@ def test_a_yaml_file_that_is_wrong_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "layout.yaml").write_bytes(b"\xff\xfe\x00batch")
     (tmp_path / "folder.yaml").mkdir()
+    assert message_of(lambda: Layout.from_yaml("layout.yaml")).startswith("cannot read layout file 'layout.yaml': it is not UTF-8")
+    assert message_of(lambda: Layout.from_yaml("folder.yaml")).startswith("cannot read layout file 'folder.yaml': Is a directory")
 
 
 def test_sizes_from_numpy_are_sizes():

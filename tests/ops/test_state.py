@@ -139,9 +139,23 @@ def test_initializers():
 
 
 def test_whole_dimensions_of_a_variable_stay_whole():
-    program = nm.trace(lambda x: nm.einsum([x, nm.param("w", [M, H], whole=[H])], [B, H]), x=nm.spec([B, M]))
+    def two(x):
+        return nm.einsum([x, nm.param("w", [M, H], whole=[H])], [B, H]), nm.param("v", [H]) * 2.0
+
+    program = nm.trace(two, x=nm.spec([B, M]))
     plan = nm.plan(program, MESH, "batch:a, hidden:b")
     assert plan.shardings[program.variables["w"].tensor].axes("hidden") == ()
+    assert plan.shardings[program.variables["v"].tensor].axes("hidden") == ("b",)
+
+
+def test_updates_go_to_their_own_variables_whatever_the_order_of_assignment():
+    def swapped(x):
+        a, b = nm.state("a", [M]), nm.state("b", [M], init=1.0)
+        nm.assign(b, x * 2.0)
+        nm.assign(a, b + x)
+        return nm.sum(a)
+
+    assert_sharded_same(swapped, {"x": nm.spec([M])}, {"x": uniform(4, 10)}, "model:a")
 
 
 @pytest.mark.parametrize(
