@@ -1,4 +1,4 @@
-"""Installation: `pip install .`; a host that only runs Artifacts needs just numpy, jax and PyYAML (see README)."""
+"""Installation: `pip install .`; a host that only runs Artifacts needs just numpy and jax (see README)."""
 
 from setuptools import find_packages, setup
 

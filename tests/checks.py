@@ -136,6 +136,11 @@ def assert_sharded_same(
     return step
 
 
+def moved_bytes(plan: nm.Plan, *phases: str) -> int:
+    """Bytes a plan moves for the program itself, not for the cotangents made here."""
+    return sum(one.total_bytes for one in plan.collectives if one.phase in phases and "checks.py" not in str(one.source))
+
+
 def uniform(seed: int, *sizes: int, low: float = -2.0, high: float = 2.0) -> np.ndarray:
     """float32 numbers between two bounds, the same every time."""
     return np.random.default_rng(seed).uniform(low, high, sizes).astype(np.float32)

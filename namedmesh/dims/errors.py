@@ -57,5 +57,7 @@ def checked_size(size: object, what: str, *details: str) -> int:
 def checked_text(text: object, what: str, example: str) -> str:
     """Returns text when it is a string, or raises."""
     if not isinstance(text, str):
-        raise NamedMeshError(f"{what} cannot be read from {type(text).__name__} {text!r}", fix=f"write a string such as {example!r}")
+        raise NamedMeshError(
+            f"{what} cannot be read from {type(text).__name__} {text!r}", fix=f"write a string such as {example!r}"
+        )
     return text

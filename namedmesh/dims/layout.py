@@ -5,8 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-import yaml
-
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
 from namedmesh.dims.mesh import Mesh
 
@@ -60,6 +58,8 @@ class Layout:
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
         """A layout from YAML text or a file of it: a mapping from dimension to an axis or a list of axes."""
+        import yaml
+
         text, what = str(text_or_path), "the layout"
         if isinstance(text_or_path, os.PathLike) or text.endswith((".yaml", ".yml")):
             what = f"layout file {text!r}"
@@ -74,7 +74,9 @@ class Layout:
             root, rules = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
         except yaml.YAMLError as error:
             mark = getattr(error, "problem_mark", None)
-            reason = f"{getattr(error, 'problem', error)}" + (f" at line {mark.line + 1}, column {mark.column + 1}" if mark else "")
+            reason = f"{getattr(error, 'problem', error)}" + (
+                f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+            )
             raise NamedMeshError(f"{what} is not YAML: {reason}", fix=fix) from None
         if root is None:
             return cls({})

@@ -73,6 +73,13 @@ class Plan:
         """Bytes per device that one step communicates."""
         return sum(c.total_bytes for c in self.collectives if c.phase in phases)
 
+    @property
+    def communication(self) -> str:
+        """The collectives alone, as a table."""
+        from namedmesh.lowering.table import communication_table
+
+        return communication_table(self)
+
     def __str__(self) -> str:
         from namedmesh.lowering.table import plan_table
 

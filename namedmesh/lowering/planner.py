@@ -10,6 +10,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step, conversion
+from namedmesh.dims.source import Source
 from namedmesh.lowering.plan import Collective, Plan
 from namedmesh.lowering.rules import generic
 from namedmesh.lowering.rules_control import cond, move, pass_through, scan, while_loop
@@ -34,6 +35,14 @@ def plan(
 
     results, where given, says where the program's outputs must lie; label is put before the names of its ops.
     """
+    if not isinstance(program, Program):
+        given = getattr(program, "__name__", repr(program))
+        raise NamedMeshError(
+            f"plan: {given} is a {type(program).__name__}, not a Program",
+            fix="trace the function first: nm.trace(function, x=nm.spec(...))",
+        )
+    if not isinstance(mesh, Mesh):
+        raise NamedMeshError(f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)")
     layout = Layout(layout)
     at_rest = layout if params is None else Layout(params)
     layout.check(mesh, program.dims)
@@ -91,7 +100,9 @@ class Planner:
         """The layout's own sharding of a tensor; two dimensions that want one axis are an error."""
         held, contested = self.due(tensor.shape, {}, frozenset(whole), layout)
         for axis, names in contested.items():
-            raise self.ambiguous(tensor, axis, names, f"whole=[{names[-1]}] where it is declared")
+            raise self.ambiguous(
+                tensor, axis, names, f"say which stays whole: whole=[{names[-1]}] where {tensor.label} is declared", layout
+            )
         return Sharding.of(held, whole)
 
     def due(
@@ -112,14 +123,24 @@ class Planner:
                 full[dim.name] = (*full.get(dim.name, ()), *more)
         return full, {axis: names for axis, names in wants.items() if len(names) > 1}
 
-    def ambiguous(self, tensor: Tensor, axis: str, names: Sequence[str], fix: str) -> NamedMeshError:
+    def ambiguous(
+        self,
+        tensor: Tensor,
+        axis: str,
+        names: Sequence[str],
+        fix: str,
+        layout: Layout | None = None,
+        source: Source | None = None,
+    ) -> NamedMeshError:
         """The error for a tensor of which nobody can tell the holder."""
+        layout = layout or self.plan.layout
+        label = "layout" if layout is self.plan.layout else "params layout"
         return NamedMeshError(
             f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to mesh axis {axis!r}, and nothing says which holds it",
             str(tensor),
-            f"layout: {self.plan.layout.text}",
+            f"{label}: {layout.text}",
             f"mesh: {self.mesh}",
-            source=tensor.producer.source,
+            source=source or tensor.producer.source,
             fix=fix,
         )
 
@@ -211,12 +232,15 @@ class Planner:
             for name in layout.rules:
                 for axis in self.axes(layout, name):
                     if (name, axis) not in held:
+                        having = [(t, sharding) for t, sharding in self.plan.shardings.items() if name in t.shape.names]
                         raise NamedMeshError(
                             f"the {label} maps dimension {name} to mesh axis {axis!r}, but every tensor keeps it whole there",
+                            *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
                             f"{label}: {layout.text}",
                             f"mesh: {self.mesh}",
-                            source=self.plan.program.ops[0].source if self.plan.program.ops else None,
-                            fix=f"write nm.reshard(x, {name}) where {name} should take over the axis, or leave it out of the {label}",
+                            source=having[0][0].producer.source,
+                            fix=f"write nm.reshard({having[0][0].label}, {name}) where {name} should take over the axis, "
+                            f"or leave it out of the {label}",
                         )
 
 

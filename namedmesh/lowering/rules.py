@@ -77,16 +77,26 @@ def fits(planner: Planner, op: Op, i: int, name: str, axes: Sequence[str]) -> bo
 def conflict(
     planner: Planner, op: Op, given: Sequence[Sharding], name: str, i: int, other: str, j: int, axes: Sequence[str]
 ) -> NamedMeshError:
-    """The error for operands that disagree on the holder of an axis."""
+    """The error for operands that disagree on the holder of an axis, or on the axes of a dimension."""
     mine, theirs = op.inputs[i], op.inputs[j]
+    if other == name:
+        on = ["+".join(sharding.axes(name)) for sharding in (given[j], given[i])]
+        problem = f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, and mesh axis {on[1]!r} in {mine.label}"
+        fix = f"write nm.replicate({theirs.label}, {name}) or nm.replicate({mine.label}, {name}) before it"
+    else:
+        problem = f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} and by {name} in {mine.label}"
+        moves = [f"nm.reshard({t.label}, {to})" for t, to in ((theirs, name), (mine, other)) if to in t.shape.names]
+        fix = f"write {' or '.join([*moves, f'nm.replicate({mine.label}, {name})'])} before it"
+    if isinstance(mine.producer, Placeholder):
+        fix += f", or whole=[{name}] where {mine.label} is declared"
     return NamedMeshError(
-        f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} and by {name} in {mine.label}",
+        problem,
         f"{theirs.label}: {given[j].text(theirs.shape)}",
         f"{mine.label}: {given[i].text(mine.shape)}",
-        f"layout: {planner.plan.layout.text}",
+        f"layout: {planner.plan.layout.text or 'empty'}",
+        f"mesh: {planner.mesh}",
         source=op.source,
-        fix=f"write nm.reshard({theirs.label}, {name}) or nm.replicate({mine.label}, {name}) before it"
-        + (f", or whole=[{name}] where parameter {mine.label} is declared" if isinstance(mine.producer, Placeholder) else ""),
+        fix=fix,
     )
 
 
@@ -170,7 +180,7 @@ def decided(
             held[holder] = tuple(a for a in order if a == axis or a in held.get(holder, ()))
         elif not isinstance(op, (Fill, Range, Broadcast)) and op.phase == "forward":
             fix = f"write nm.reshard({tensor.label}, {names[0]}) right after it, or nm.replicate({tensor.label})"
-            raise planner.ambiguous(tensor, axis, names, fix)
+            raise planner.ambiguous(tensor, axis, names, fix, layout)
     return held
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from namedmesh.dims.errors import did_you_mean
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ops.constants import Fill, Range
 from namedmesh.ops.control import Cond, While
@@ -36,14 +37,18 @@ def move(planner: Planner, op: Move, times: int) -> None:
                     f"the mesh has no axis {axis!r}",
                     str(tensor),
                     f"mesh: {planner.mesh}",
-                    fix=f"use one of: {', '.join(planner.mesh.axes)}",
+                    fix=did_you_mean(axis, planner.mesh.axes),
                 )
     taken = {name: planner.axes(planner.plan.layout, name) for name in op.take}
     wanted = [axis for axes in taken.values() for axis in axes]
     for axis in wanted:
         if wanted.count(axis) > 1:
             raise planner.ambiguous(
-                tensor, axis, [name for name, axes in taken.items() if axis in axes], "reshard one of them only"
+                tensor,
+                axis,
+                [name for name, axes in taken.items() if axis in axes],
+                "reshard one of them only",
+                source=op.source,
             )
     if op.exact is not None:
         held, whole = (

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import zipfile
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,12 @@ class TensorSpec:
     def text(self) -> str:
         """dtype[name=size, ...] as errors print it."""
         return f"{self.dtype}[{', '.join(f'{name}={size}' for name, size in self.dims)}]"
+
+    @property
+    def sharded_text(self) -> str:
+        """The same with the axes each dimension holds: float32[group=64/data+expert, model=512]."""
+        held = {name: "/" + "+".join(axes) for name, axes in self.held.items() if axes}
+        return f"{self.dtype}[{', '.join(f'{name}={size}{held.get(name, str())}' for name, size in self.dims)}]"
 
 
 @dataclass(frozen=True)
@@ -126,22 +133,25 @@ class Artifact:
             with zipfile.ZipFile(io.BytesIO(data)) as file:
                 manifest = json.loads(file.read("manifest.json"))
                 modules = {"step": file.read("step.mlir"), "init": file.read("init.mlir")}
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError) as error:
-            raise NamedMeshError(f"{label!r} is not a namedmesh artifact, or is damaged: {error}", fix=again) from None
-        except Exception as error:  # zlib raises its own class for damaged data
-            raise NamedMeshError(f"{label!r} is damaged: {error}", fix=again) from None
+        except zlib.error:
+            raise NamedMeshError(f"{label!r} is damaged: its contents cannot be decompressed", fix=again) from None
+        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+            reason = error.args[0] if error.args else type(error).__name__
+            raise NamedMeshError(f"{label!r} is not a namedmesh artifact, or is damaged: {reason}", fix=again) from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=again)
         if manifest.get("version") != VERSION:
             raise NamedMeshError(
                 f"{label!r} has artifact version {manifest.get('version')!r}; this namedmesh reads {VERSION}", fix=again
             )
-        for name, module in modules.items():
-            if hashlib.sha256(module).hexdigest() != manifest.get("sha256", {}).get(name):
-                raise NamedMeshError(f"{label!r} is damaged: the {name} module does not match its checksum", fix=again)
         try:
+            for name, module in modules.items():
+                if hashlib.sha256(module).hexdigest() != manifest["sha256"][name]:
+                    raise NamedMeshError(f"{label!r} is damaged: the {name} module does not match its checksum", fix=again)
             return cls._from_manifest(manifest, modules)
-        except (KeyError, TypeError) as error:
+        except NamedMeshError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise NamedMeshError(f"{label!r} has an incomplete manifest: {error}", fix=again) from None
 
     @classmethod

@@ -14,6 +14,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.hlo import Found, collectives
 
+_AROUND = r"^jit\(.*?\)/namedmesh/"  # what jax puts before the names of a module's ops
 ALTERED = {"float32": ("bfloat16",), "bfloat16": ("float32",), "float16": ("float32",), "bool": ("uint8", "int32")}
 
 
@@ -40,9 +41,10 @@ class Audit:
         if not self.unplanned:
             return
         strict = os.environ.get("NAMEDMESH_STRICT", "") not in ("", "0") if strict is None else strict
-        problem = f"the compiler made {len(self.unplanned)} collectives that the plan does not have"
+        count = len(self.unplanned)
+        problem = f"the compiler made {count} collective{'s'[: count - 1]} that the plan does not have"
         details = [
-            f"{one.kind} over {'+'.join(one.axes) if one.axes else 'other groups'} of {one.elements} {one.dtype} elements, from {one.op or one.name}"
+            f"{one.kind} over {'+'.join(one.axes) if one.axes else 'other groups'} of {one.elements} {one.dtype} elements, from {re.sub(_AROUND, '', one.op) or one.name}"
             for one in self.unplanned
         ]
         if strict:

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import config, xla_bridge
 from jax._src.interpreters.mlir import merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -39,9 +40,12 @@ def caller(module: bytes, results: tuple[tuple[tuple[int, ...], Any], ...]) -> A
 
 def gspmd() -> Any:
     """A context in which modules are partitioned by GSPMD, whose annotations ours are."""
-    from jax._src import config
-
     return config.use_shardy_partitioner(False)
+
+
+def started() -> bool:
+    """Whether jax has looked at its devices already, after which their number is fixed."""
+    return xla_bridge.backends_are_initialized()
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -14,40 +14,35 @@ from jax.sharding import Mesh as JaxMesh
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
-
-
-def _started() -> bool:
-    """Whether jax has looked at its devices already, after which their number is fixed."""
-    from jax._src import xla_bridge
-
-    return xla_bridge.backends_are_initialized()
+from namedmesh.runtime.bridge import started
 
 
 def use_cpu_devices(count: int) -> None:
     """Makes jax show this many virtual CPU devices; must come before anything else uses jax's devices."""
-    if _started():
+    if started():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:
-            raise _too_few(count)
+            raise _too_few(count, "the program")
         return
     if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def _too_few(count: int) -> NamedMeshError:
+def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
     found = jax.devices()
     return NamedMeshError(
-        f"the mesh needs {count} devices, and this process has {len(found)} ({found[0].platform})",
+        f"{what} needs {count} devices, and this process has {len(found)} ({found[0].platform})",
+        *details,
         fix=f"use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax",
     )
 
 
 def device_mesh(mesh: Mesh) -> JaxMesh:
     """jax's devices arranged as a mesh; on a CPU that has not started yet, as many as it needs are made."""
-    if not _started() and os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu"):
+    if not started() and os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu"):
         use_cpu_devices(mesh.devices)
     found = jax.devices()
     if len(found) < mesh.devices:
-        raise _too_few(mesh.devices)
+        raise _too_few(mesh.devices, "the mesh", f"mesh: {mesh}")
     order = mesh.device_assignment or range(mesh.devices)
     grid = np.array([found[i] for i in order]).reshape(tuple(mesh.axes.values()))
     return JaxMesh(grid, tuple(mesh.axes))

@@ -17,7 +17,7 @@ from namedmesh.runtime.artifact import Artifact, TensorSpec, unpacked
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.bridge import caller, dtype_of, gspmd
 from namedmesh.runtime.devices import device_mesh
-from namedmesh.runtime.state import State
+from namedmesh.runtime.state import State, described
 
 
 @dataclass(frozen=True)
@@ -97,42 +97,55 @@ class Executable:
             seed_spec = TensorSpec("seed", (), "int32", {})
             self._init, _ = self._compiled(self.artifact.init_module, [seed_spec], list(self.variables.values()), [])
             audit(self._init.as_text(), self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
+        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**31) <= int(seed) < 2**31:
+            raise NamedMeshError(
+                f"the seed {seed!r} is no int32", fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)"
+            )
         made = self._init(jax.device_put(np.int32(seed), NamedSharding(self.mesh, PartitionSpec())))
         return State(dict(zip(self.variables, jax.block_until_ready(made), strict=True)), self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays: each device reads its own piece."""
-        _same_names("variable", values, self.variables)
+        if not isinstance(values, Mapping):
+            raise NamedMeshError(
+                f"place was given a {type(values).__name__}", fix="give whole arrays by name: place({name: array})"
+            )
+        self._same_names("variable", values, self.variables)
         return State({name: self._put(self.variables[name], values[name], "variable") for name in self.variables}, self.variables)
 
-    def put(self, **inputs: Any) -> dict[str, jax.Array]:
+    def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Inputs laid out on the devices ahead of a step."""
-        _same_names("input", inputs, self.inputs)
+        self._same_names("input", inputs, self.inputs)
         return {name: self._put(spec, inputs[name], "input") for name, spec in self.inputs.items()}
 
     def _put(self, spec: TensorSpec, value: Any, what: str) -> jax.Array:
         sharding, sizes = self.sharding(spec), spec.padded(self.artifact.mesh)
+        fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
+        if isinstance(value, jax.Array) and value.is_deleted():
+            raise NamedMeshError(f"{what} {spec.name} is an array that an earlier step used up", f"due: {spec.text}", fix=fix)
         if isinstance(value, jax.Array) and value.shape == sizes and value.dtype == dtype_of(spec.dtype):
             if value.sharding.is_equivalent_to(sharding, value.ndim):
                 return value
-        array = np.asarray(value)
-        weak = isinstance(value, (int, float)) and array.dtype.kind in "if" and dtype_of(spec.dtype).kind in ("i", "f", "u")
-        if array.shape != spec.sizes or not (array.dtype == dtype_of(spec.dtype) or (weak and float(value).is_integer())):
+        try:
+            array = np.asarray(value)
+        except ValueError:
             raise NamedMeshError(
-                f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}",
-                fix=f"give an array of shape {spec.sizes} and dtype {spec.dtype}",
-            )
+                f"{what} {spec.name} is a {type(value).__name__} of no one shape, not {spec.text}", fix=fix
+            ) from None
+        if array.shape != spec.sizes or not (array.dtype == dtype_of(spec.dtype) or _fits(value, spec.dtype)):
+            raise NamedMeshError(f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}", fix=fix)
         array = array.astype(dtype_of(spec.dtype), copy=False)
         if sizes != spec.sizes:
             array = np.pad(array, [(0, more - size) for more, size in zip(sizes, spec.sizes, strict=True)])
         return jax.make_array_from_callback(sizes, sharding, lambda index: array[index])
 
-    def __call__(self, state: Mapping[str, Any] | None, *inputs: Any, **named: Any) -> tuple[State, Any]:
+    def __call__(self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any) -> tuple[State, Any]:
         """One step: (state, inputs) -> (next state, results). The state given is used up where it is updated."""
         state = self._checked_state(state)
         if len(inputs) > len(self.inputs):
             raise NamedMeshError(
                 f"{len(inputs)} inputs were given, {self.artifact.name} takes {len(self.inputs)}",
+                *(f"{name}: {spec.text}" for name, spec in self.inputs.items()),
                 fix=f"give the state, then: {', '.join(self.inputs)}",
             )
         positional = dict(zip(self.inputs, inputs, strict=False))
@@ -148,18 +161,22 @@ class Executable:
         return State(state.arrays | updated, self.variables), unpacked(self.artifact.structure, list(made[:count]))
 
     def _checked_state(self, state: Mapping[str, Any] | None) -> State:
-        state = State({}, self.variables) if state is None else state
+        state = State({}, self.variables) if state is None and not self.variables else state
+        fix = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
+        due = "due: " + described(self.variables)
         if not isinstance(state, State):
+            raise NamedMeshError(f"the state given to {self.artifact.name} is a {type(state).__name__}", due, fix=fix)
+        if {*state.arrays} != {*self.variables}:
             raise NamedMeshError(
-                f"the state is a {type(state).__name__}",
-                fix="start from step.init(seed), or step.place({name: array}) for arrays of your own",
+                f"the state given to {self.artifact.name} is that of another program", f"given: {state}", due, fix=fix
             )
-        _same_names("variable", state.arrays, self.variables)
         for name, array in state.arrays.items():
             spec = self.variables[name]
             if array.is_deleted():
                 raise NamedMeshError(
-                    f"variable {name} of this state was used up by an earlier step", fix="use the state that step returned"
+                    f"variable {name} of this state was used up by an earlier step",
+                    f"{name}: {spec.text}",
+                    fix="use the state that step returned",
                 )
             if array.shape != spec.padded(self.artifact.mesh) or array.dtype != dtype_of(spec.dtype):
                 raise NamedMeshError(
@@ -169,19 +186,32 @@ class Executable:
             if not array.sharding.is_equivalent_to(self.sharding(spec), array.ndim):
                 raise NamedMeshError(
                     f"variable {name} of this state lies elsewhere than {self.artifact.name} has it",
-                    f"wanted: {spec.text} with {spec.held}",
+                    f"{name}: {spec.sharded_text}",
+                    f"mesh: {self.artifact.mesh}",
                     fix="move it with step.place(state)",
                 )
         return State({name: state.arrays[name] for name in self.variables}, self.variables)
 
+    def _same_names(self, what: str, given: Mapping[str, Any], wanted: Mapping[str, TensorSpec]) -> None:
+        known = [f"{name}: {spec.text}" for name, spec in list(wanted.items())[:8]]
+        for name in given:
+            if name not in wanted:
+                raise NamedMeshError(f"{self.artifact.name} has no {what} {name!r}", *known, fix=did_you_mean(str(name), wanted))
+        for name in wanted:
+            if name not in given:
+                raise NamedMeshError(
+                    f"{what} {name!r} of {self.artifact.name} is missing", *known, fix=f"give all of: {', '.join(wanted)}"
+                )
 
-def _same_names(what: str, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    for name in given:
-        if name not in wanted:
-            raise NamedMeshError(f"there is no {what} {name!r}", fix=did_you_mean(name, wanted))
-    for name in wanted:
-        if name not in given:
-            raise NamedMeshError(f"{what} {name!r} is missing", fix=f"give all of: {', '.join(wanted)}")
+
+def _fits(value: Any, dtype: str) -> bool:
+    """Whether a plain Python number can stand for a scalar of a dtype."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    if not dtype.lstrip("u").startswith("int"):
+        return dtype != "bool"
+    limits = np.iinfo(dtype)
+    return float(value).is_integer() and limits.min <= value <= limits.max
 
 
 def load(path: str | os.PathLike, *, strict: bool | None = None) -> Executable:

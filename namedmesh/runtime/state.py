@@ -12,6 +12,12 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime.artifact import TensorSpec
 
 
+def described(specs: Mapping[str, TensorSpec]) -> str:
+    """A state's variables on one line, the first eight of them."""
+    shown = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
+    return f"State({', '.join(shown + [f'and {len(specs) - 8} more'] * (len(specs) > 8))})"
+
+
 class State(Mapping[str, Any]):
     """Variables by name, sharded as the program wants them. A step takes one and gives a new one.
 
@@ -23,11 +29,23 @@ class State(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.arrays:
-            raise NamedMeshError(f"the state has no variable {name!r}", fix=did_you_mean(name, self.arrays))
+            raise NamedMeshError(
+                f"the state has no variable {name!r}", f"state: {self!r}", fix=did_you_mean(str(name), self.arrays)
+            )
         array, sizes = self.arrays[name], self.specs[name].sizes
+        if array.is_deleted():
+            raise NamedMeshError(
+                f"variable {name} of this state was used up by an earlier step",
+                f"{name}: {self.specs[name].text}",
+                fix="read it from the state that step returned",
+            )
         if array.shape == sizes:
             return array
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The variable, or the default when there is none of that name."""
+        return self[name] if name in self.arrays else default
 
     def __contains__(self, name: object) -> bool:
         return name in self.arrays
@@ -39,4 +57,4 @@ class State(Mapping[str, Any]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        return "State(" + ", ".join(f"{name}: {self.specs[name].text}" for name in self.arrays) + ")"
+        return described({name: self.specs[name] for name in self.arrays})

@@ -41,11 +41,12 @@ def traced(function: Callable[..., object]) -> nm.Program:
     return nm.trace(function, **{name: SPECS[name] for name in inspect.signature(function).parameters})
 
 
-def message_of(function: Callable[..., object], *arguments: object) -> str:
-    """What a wrong function raises, the numbers of source lines left out; one with arguments of SPECS is traced."""
+def message_of(function: Callable[..., object], **given: object) -> str:
+    """What a wrong function raises, the numbers of source lines left out; one whose arguments are not given is traced."""
+    arguments = inspect.signature(function).parameters
     with pytest.raises(nm.NamedMeshError) as caught:
-        if arguments or not inspect.signature(function).parameters:
-            function(*arguments)
-        else:
+        if arguments and not given:
             traced(function)
+        else:
+            function(**{name: given[name] for name in arguments})
     return re.sub(r"\bat test_\w+\.py:\d+", "at LINE", str(caught.value))

@@ -24,9 +24,7 @@ def chosen(n):
 def halved(x, k):
     """Halves until the largest is small; counts how often."""
     limit = nm.cast(k, "float32")
-    return nm.while_loop(
-        lambda x, n: nm.max(nm.absolute(x)) > limit * 0.1, lambda x, n: (x * 0.5, n + 1), x, 0
-    )
+    return nm.while_loop(lambda x, n: nm.max(nm.absolute(x)) > limit * 0.1, lambda x, n: (x * 0.5, n + 1), x, 0)
 
 
 def halved_reference(x, k):

@@ -23,9 +23,7 @@ CASES = {
     "unshared": Case(lambda x, v: nm.einsum([x, v], [B, S]), numpy_einsum("bsm,e->bs"), ("x", "v")),
     "experts": Case(lambda x, k: nm.einsum([x, k], [E, B, S, H]), numpy_einsum("bsm,emh->ebsh"), ("x", "k")),
     "three": Case(lambda x, w, k: nm.einsum([x, w, k], [E, B]), numpy_einsum("bsm,mh,emh->eb"), ("x", "w", "k")),
-    "four": Case(
-        lambda x, w, c, v: nm.einsum([c, x, v, w], [B, E, H]), numpy_einsum("bsm,mh,b,e->beh"), ("x", "w", "c", "v")
-    ),
+    "four": Case(lambda x, w, c, v: nm.einsum([c, x, v, w], [B, E, H]), numpy_einsum("bsm,mh,b,e->beh"), ("x", "w", "c", "v")),
     "self": Case(lambda x: nm.einsum([x, x], [B]), lambda x: np.einsum("bsm,bsm->b", x, x)),
     "int": Case(lambda i, j: nm.einsum([i, j], [B, H]), numpy_einsum("bm,mh->bh"), ("i", "j"), ()),
 }
@@ -56,7 +54,7 @@ def test_values_and_gradients():
     assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS), rtol=2e-5, atol=5e-5)
 
 
-@pytest.mark.parametrize("layout", ["batch:a, hidden:b", "batch:a, model:b", "batch:b, expert:a", "model:a+b"])
+@pytest.mark.parametrize("layout", ["batch:a, model:b", "batch:b, hidden:a", "model:a+b"])
 def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout, precision="highest")
 
@@ -68,7 +66,9 @@ def test_path_is_the_cheap_one():
     def chain(x, y, z):
         return nm.einsum([x, y, z], [A])
 
-    program = nm.trace(chain, x=nm.spec([A, C]), y=nm.spec([C, nm.Dimension("e1", 1000)]), z=nm.spec([nm.Dimension("e1", 1000), D]))
+    program = nm.trace(
+        chain, x=nm.spec([A, C]), y=nm.spec([C, nm.Dimension("e1", 1000)]), z=nm.spec([nm.Dimension("e1", 1000), D])
+    )
     assert program.flops() <= 3 * 2 * 1000 * 1000
 
 

@@ -102,9 +102,7 @@ def test_values_and_gradients():
     assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS))
 
 
-@pytest.mark.parametrize(
-    "layout", ["batch:a, vocab:b", "batch:b, vocab:a", "batch:a, model:b", "seq:a, model:b", "seq:b, vocab:a"]
-)
+@pytest.mark.parametrize("layout", ["batch:a, vocab:b", "seq:a, model:b", "seq:b, vocab:a"])
 def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 

@@ -32,7 +32,7 @@ def test_values_and_gradients():
     assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS))
 
 
-@pytest.mark.parametrize("layout", ["group:b, expert:b", "group:a+b, expert:b", "group:b+a, expert:b", "model:b, group:a", "expert:a"])
+@pytest.mark.parametrize("layout", ["group:a+b, expert:b", "group:b+a, expert:b", "model:b, group:a"])
 def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 
@@ -105,7 +105,7 @@ def test_manual_region():
     assert_same(found, expected, rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout", ["group:a+b", "group:b, expert:a", "group:a, model:b", "group:a, hidden:b"])
+@pytest.mark.parametrize("layout", ["group:a+b", "group:b, expert:a", "group:a, model:b"])
 def test_manual_region_sharded(layout):
     assert_sharded_same(region, REGION_SPECS, REGION_ARRAYS, layout)
 
@@ -119,7 +119,9 @@ def test_manual_region_over_a_size_that_does_not_divide():
 
     specs = {"x": nm.spec([tens, M.resized(4)])}
     with pytest.raises(nm.NamedMeshError, match="keeps it whole"):
-        nm.plan(nm.trace(lambda x: nm.manual(nm.tanh, nm.replicate(x), over=tens), x=nm.spec([tens], whole=[tens])), MESH, "tens:b")
+        nm.plan(
+            nm.trace(lambda x: nm.manual(nm.tanh, nm.replicate(x), over=tens), x=nm.spec([tens], whole=[tens])), MESH, "tens:b"
+        )
     assert_sharded_same(inside, specs, {"x": uniform(5, 10, 4)}, "tens:b")
 
 

@@ -1,0 +1,531 @@
+"""Wrong inputs, states, meshes and files, found when a program is loaded or run; nothing has changed after any of them."""
+
+import dataclasses
+import functools
+import io
+import json
+import pathlib
+import zipfile
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.runtime import Executable, load
+from tests.errors.wrong import Table, message_of
+
+B, M, H = nm.dims("batch=8 model=6 hidden=4")
+MESH = nm.Mesh(data=4, model=2)
+LAYOUT = "batch:data, hidden:model"
+X = np.linspace(-1, 1, 48, dtype=np.float32).reshape(8, 6)
+wrong = Table()
+
+
+def train(x, rate):
+    w = nm.param("w", [M, H])
+    count = nm.state("count", [], dtype="int32")
+    loss = nm.mean(nm.square(nm.einsum([x, w], [B, H])))
+    nm.assign(w, w - nm.grad(loss, w) * rate)
+    nm.assign(count, count + 1)
+    return loss
+
+
+def total(x):
+    return nm.sum(x, over=B), nm.param("v", [M, H]) * 2.0
+
+
+@functools.cache
+def compiled() -> dict[str, nm.Step]:
+    """The programs the rows misuse, compiled once."""
+    x, rate = nm.spec([B, M]), nm.spec([])
+    return {
+        "step": nm.compile(train, x, rate, mesh=MESH, layout=LAYOUT),
+        "elsewhere": nm.compile(train, x, rate, mesh=nm.Mesh(data=8), layout="batch:data"),
+        "other": nm.compile(total, x, mesh=MESH, layout=LAYOUT),
+    }
+
+
+def given() -> dict[str, object]:
+    """What a row may ask for by name: the programs, a fresh state, an artifact and its file's contents."""
+    step = compiled()["step"]
+    return {**compiled(), "state": step.init(0), "artifact": step.artifact, "contents": step.artifact.to_bytes()}
+
+
+def write(path: str, contents: bytes) -> None:
+    pathlib.Path(path).write_bytes(contents)
+
+
+def rezipped(contents: bytes, **members: bytes) -> bytes:
+    """A zip file with some members replaced."""
+    with zipfile.ZipFile(io.BytesIO(contents)) as file:
+        kept = {name: file.read(name) for name in file.namelist()}
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for name, data in (kept | {name.replace("_", "."): data for name, data in members.items()}).items():
+            file.writestr(name, data)
+    return buffer.getvalue()
+
+
+def manifest(artifact: nm.Artifact, **changes: object) -> bytes:
+    return json.dumps(artifact.manifest() | changes).encode()
+
+
+@wrong("""
+input x was given as float64[8, 6], not float32[batch=8, model=6]
+  at LINE: step(state, X.astype(np.float64), 0.1)
+  fix: give an array of shape (8, 6) and dtype float32
+""")
+def input_of_another_dtype(step, state):
+    step(state, X.astype(np.float64), 0.1)
+
+
+@wrong("""
+input x was given as float32[4, 6], not float32[batch=8, model=6]
+  at LINE: step(state, X[:4], 0.1)
+  fix: give an array of shape (8, 6) and dtype float32
+""")
+def input_of_another_shape(step, state):
+    step(state, X[:4], 0.1)
+
+
+@wrong("""
+input x was given as float32[6, 8], not float32[batch=8, model=6]
+  at LINE: step(state, X.T, 0.1)
+  fix: give an array of shape (8, 6) and dtype float32
+""")
+def input_of_other_dimensions_in_order(step, state):
+    step(state, X.T, 0.1)
+
+
+@wrong("""
+input x is a list of no one shape, not float32[batch=8, model=6]
+  at LINE: step(state, [[1.0], [1.0, 2.0]], 0.1)
+  fix: give an array of shape (8, 6) and dtype float32
+""")
+def input_of_rows_of_different_lengths(step, state):
+    step(state, [[1.0], [1.0, 2.0]], 0.1)
+
+
+@wrong("""
+input rate was given as <U4[], not float32[]
+  at LINE: step(state, X, "fast")
+  fix: give an array of shape () and dtype float32
+""")
+def input_that_is_text(step, state):
+    step(state, X, "fast")
+
+
+@wrong("""
+input rate was given as bool[], not float32[]
+  at LINE: step(state, X, True)
+  fix: give an array of shape () and dtype float32
+""")
+def input_that_is_true(step, state):
+    step(state, X, True)
+
+
+@wrong("""
+input 'rate' of train is missing
+  x: float32[batch=8, model=6]
+  rate: float32[]
+  at LINE: step(state, X)
+  fix: give all of: x, rate
+""")
+def input_that_is_missing(step, state):
+    step(state, X)
+
+
+@wrong("""
+train has no input 'rat'
+  x: float32[batch=8, model=6]
+  rate: float32[]
+  at LINE: step(state, x=X, rat=0.1)
+  fix: did you mean 'rate'?
+""")
+def input_that_is_unknown(step, state):
+    step(state, x=X, rat=0.1)
+
+
+@wrong("""
+3 inputs were given, train takes 2
+  x: float32[batch=8, model=6]
+  rate: float32[]
+  at LINE: step(state, X, 0.1, X)
+  fix: give the state, then: x, rate
+""")
+def inputs_that_are_too_many(step, state):
+    step(state, X, 0.1, X)
+
+
+@wrong("""
+input x was given twice
+  at LINE: step(state, X, 0.1, x=X)
+  fix: give it by position or by name
+""")
+def input_given_twice(step, state):
+    step(state, X, 0.1, x=X)
+
+
+@wrong("""
+variable count is an array that an earlier step used up
+  due: int32[]
+  at LINE: step.place({"w": np.zeros([6, 4], np.float32), "count": old})
+  fix: give an array of shape () and dtype int32
+""")
+def input_that_was_used_up(step, state):
+    after, _ = step(step.init(0), X, 0.1)
+    old = after.arrays["count"]
+    step(after, X, 0.1)
+    step.place({"w": np.zeros([6, 4], np.float32), "count": old})
+
+
+@wrong("""
+the state given to train is a ndarray
+  due: State(w: float32[model=6, hidden=4], count: int32[])
+  at LINE: step(X, 0.1)
+  fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
+""")
+def state_left_out(step):
+    step(X, 0.1)
+
+
+@wrong("""
+the state given to train is a dict
+  due: State(w: float32[model=6, hidden=4], count: int32[])
+  at LINE: step(dict(state), X, 0.1)
+  fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
+""")
+def state_that_is_a_plain_dict(step, state):
+    step(dict(state), X, 0.1)
+
+
+@wrong("""
+the state given to train is a NoneType
+  due: State(w: float32[model=6, hidden=4], count: int32[])
+  at LINE: step(None, X, 0.1)
+  fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
+""")
+def state_that_is_none(step):
+    step(None, X, 0.1)
+
+
+@wrong("""
+the state given to train is that of another program
+  given: State(v: float32[model=6, hidden=4])
+  due: State(w: float32[model=6, hidden=4], count: int32[])
+  at LINE: step(other.init(0), X, 0.1)
+  fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
+""")
+def state_of_another_program(step, other):
+    step(other.init(0), X, 0.1)
+
+
+@wrong("""
+variable w of this state lies elsewhere than train has it
+  w: float32[model=6, hidden=4/model]
+  mesh: Mesh(data=4, model=2)
+  at LINE: step(elsewhere.init(0), X, 0.1)
+  fix: move it with step.place(state)
+""")
+def state_of_the_same_program_elsewhere(step, elsewhere):
+    step(elsewhere.init(0), X, 0.1)
+
+
+@wrong("""
+variable w of this state was used up by an earlier step
+  w: float32[model=6, hidden=4]
+  at LINE: step(old, X, 0.1)
+  fix: use the state that step returned
+""")
+def state_used_up_by_an_earlier_step(step):
+    old = step.init(0)
+    new, _ = step(old, X, 0.1)
+    step(old, X, 0.1)
+
+
+@wrong("""
+variable w of this state was used up by an earlier step
+  w: float32[model=6, hidden=4]
+  at LINE: print(old["w"])
+  fix: read it from the state that step returned
+""")
+def state_read_after_it_was_used_up(step):
+    old = step.init(0)
+    new, _ = step(old, X, 0.1)
+    print(old["w"])
+
+
+@wrong("""
+the state has no variable 'weight'
+  state: State(w: float32[model=6, hidden=4], count: int32[])
+  at LINE: state["weight"]
+  fix: use one of: count, w
+""")
+def state_read_by_a_name_it_lacks(state):
+    state["weight"]
+
+
+@wrong("""
+variable 'count' of train is missing
+  w: float32[model=6, hidden=4]
+  count: int32[]
+  at LINE: step.place({"w": np.zeros([6, 4], np.float32)})
+  fix: give all of: w, count
+""")
+def state_placed_with_a_variable_missing(step):
+    step.place({"w": np.zeros([6, 4], np.float32)})
+
+
+@wrong("""
+train has no variable 'counter'
+  w: float32[model=6, hidden=4]
+  count: int32[]
+  at LINE: step.place({**state, "counter": 1})
+  fix: did you mean 'count'?
+""")
+def state_placed_with_an_unknown_variable(step, state):
+    step.place({**state, "counter": 1})
+
+
+@wrong("""
+variable w was given as float32[4, 6], not float32[model=6, hidden=4]
+  at LINE: step.place({**state, "w": np.zeros([4, 6], np.float32)})
+  fix: give an array of shape (6, 4) and dtype float32
+""")
+def state_placed_in_another_shape(step, state):
+    step.place({**state, "w": np.zeros([4, 6], np.float32)})
+
+
+@wrong("""
+variable count was given as int64[], not int32[]
+  at LINE: step.place({**state, "count": 2**40})
+  fix: give an array of shape () and dtype int32
+""")
+def state_placed_with_a_number_too_large(step, state):
+    step.place({**state, "count": 2**40})
+
+
+@wrong("""
+place was given a list
+  at LINE: step.place([X])
+  fix: give whole arrays by name: place({name: array})
+""")
+def state_placed_from_a_list(step, state):
+    step.place([X])
+
+
+@wrong("""
+the seed 0.5 is no int32
+  at LINE: step.init(0.5)
+  fix: give a whole number from -2**31 to 2**31 - 1, e.g. init(0)
+""")
+def seed_that_is_a_fraction(step):
+    step.init(0.5)
+
+
+@wrong("""
+the seed 2147483648 is no int32
+  at LINE: step.init(2**31)
+  fix: give a whole number from -2**31 to 2**31 - 1, e.g. init(0)
+""")
+def seed_that_is_too_large(step):
+    step.init(2**31)
+
+
+@wrong("""
+the mesh needs 128 devices, and this process has 8 (cpu)
+  mesh: Mesh(data=64, model=2)
+  at LINE: Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))
+  fix: use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices(128) before anything else uses jax
+""")
+def mesh_larger_than_the_devices(artifact):
+    Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))
+
+
+@wrong("""
+the compiler made 1 collective that the plan does not have
+  AllReduce over data of 6 float32 elements, from nm.sum.1/Sum
+  at LINE: Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
+  fix: reshard or replicate the tensors named here explicitly, or run with strict=False
+""")
+def collective_that_was_not_planned(other):
+    Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
+
+
+@wrong("""
+cannot read artifact 'nowhere.nmesh': No such file or directory
+  at LINE: load("nowhere.nmesh")
+  fix: check the path
+""")
+def artifact_that_is_not_there():
+    load("nowhere.nmesh")
+
+
+@wrong("""
+cannot read artifact 'folder.nmesh': Is a directory
+  at LINE: load("folder.nmesh")
+  fix: check the path
+""")
+def artifact_that_is_a_folder():
+    pathlib.Path("folder.nmesh").mkdir()
+    load("folder.nmesh")
+
+
+@wrong("""
+'empty.nmesh' is not a namedmesh artifact, or is damaged: File is not a zip file
+  at LINE: load("empty.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_that_is_empty():
+    write("empty.nmesh", b"")
+    load("empty.nmesh")
+
+
+@wrong("""
+'short.nmesh' is not a namedmesh artifact, or is damaged: File is not a zip file
+  at LINE: load("short.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_that_is_cut_short(contents):
+    write("short.nmesh", contents[: len(contents) // 2])
+    load("short.nmesh")
+
+
+@wrong("""
+'random.nmesh' is not a namedmesh artifact, or is damaged: File is not a zip file
+  at LINE: load("random.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_of_random_bytes():
+    write("random.nmesh", np.random.default_rng(0).bytes(5000))
+    load("random.nmesh")
+
+
+@wrong("""
+'other.nmesh' is not a namedmesh artifact, or is damaged: There is no item named 'manifest.json' in the archive
+  at LINE: load("other.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_that_is_another_zip_file():
+    with zipfile.ZipFile("other.nmesh", "w") as file:
+        file.writestr("readme.txt", "hello")
+    load("other.nmesh")
+
+
+@wrong("""
+'text.nmesh' is not a namedmesh artifact, or is damaged: Expecting value: line 1 column 1 (char 0)
+  at LINE: load("text.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_whose_manifest_is_no_json(contents):
+    write("text.nmesh", rezipped(contents, manifest_json=b"hello"))
+    load("text.nmesh")
+
+
+@wrong("""
+'other.nmesh' is not a namedmesh artifact
+  at LINE: load("other.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_of_another_format(contents):
+    write("other.nmesh", rezipped(contents, manifest_json=b'{"format": "checkpoint"}'))
+    load("other.nmesh")
+
+
+@wrong("""
+'future.nmesh' has artifact version 99; this namedmesh reads 1
+  at LINE: load("future.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_of_an_unknown_version(contents, artifact):
+    write("future.nmesh", rezipped(contents, manifest_json=manifest(artifact, version=99)))
+    load("future.nmesh")
+
+
+@wrong("""
+'less.nmesh' has an incomplete manifest: 'NoneType' object is not subscriptable
+  at LINE: load("less.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_an_incomplete_manifest(contents, artifact):
+    write("less.nmesh", rezipped(contents, manifest_json=manifest(artifact, sha256=None)))
+    load("less.nmesh")
+
+
+@wrong("""
+'odd.nmesh' has an incomplete manifest: not enough values to unpack (expected 2, got 1)
+  at LINE: load("odd.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_inputs_that_are_none(contents, artifact):
+    write("odd.nmesh", rezipped(contents, manifest_json=manifest(artifact, inputs=[{"dims": [["batch"]]}])))
+    load("odd.nmesh")
+
+
+@wrong("""
+'flipped.nmesh' is damaged: the step module does not match its checksum
+  at LINE: load("flipped.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_flipped_bytes_in_a_module(contents, artifact):
+    flipped = bytes([*artifact.step_module[:100], artifact.step_module[100] ^ 255, *artifact.step_module[101:]])
+    write("flipped.nmesh", rezipped(contents, step_mlir=flipped))
+    load("flipped.nmesh")
+
+
+@wrong("""
+'flipped.nmesh' is not a namedmesh artifact, or is damaged: Bad CRC-32 for file 'step.mlir'
+  at LINE: load("flipped.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_a_flipped_byte_in_the_file(contents, artifact):
+    stored = rezipped(contents)
+    at = stored.index(artifact.step_module) + 100
+    write("flipped.nmesh", bytes([*stored[:at], stored[at] ^ 255, *stored[at + 1 :]]))
+    load("flipped.nmesh")
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The loss of a second step from the first state, before any of the wrong things was done."""
+    step = compiled()["step"]
+    state, _ = step(step.init(0), X, 0.1)
+    return float(step(state, X, 0.1)[1])
+
+
+@wrong.rows
+def test_message_and_nothing_has_changed(function, message, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    things = given()
+    assert message_of(function, **things) == message
+    step, state = things["step"], things["state"]
+    state, _ = step(state, x=X, rate=0.1)
+    state, loss = step(state, X, 0.1)
+    assert float(loss) == expected
+    assert int(state["count"]) == 2
+
+
+def test_every_flipped_byte_is_noticed():
+    """Whatever byte of a file is damaged, loading it either raises our error or gives the same artifact."""
+    artifact = compiled()["step"].artifact
+    contents = artifact.to_bytes()
+    for at in range(0, len(contents), max(1, len(contents) // 300)):
+        damaged = bytes([*contents[:at], contents[at] ^ 255, *contents[at + 1 :]])
+        try:
+            assert nm.Artifact.from_bytes(damaged) == artifact
+        except nm.NamedMeshError as error:
+            assert error.fix == "export it again with nm.export"
+
+
+def test_numbers_that_fit_are_inputs():
+    """What looks like a mistake and is none: a plain number for a scalar, whole or not."""
+    step = compiled()["step"]
+    losses = [float(step(step.init(0), X, rate)[1]) for rate in (0, 0.25, np.float32(0.25))]
+    assert losses[1:] == losses[2:] + losses[2:]
+    assert step.init(0).get("weight") is None
+
+
+def test_an_unplanned_collective_is_a_warning_when_asked():
+    artifact = compiled()["other"].artifact
+    with pytest.warns(UserWarning, match="1 collective that the plan does not have"):
+        Executable(dataclasses.replace(artifact, collectives=()), strict=False)
