@@ -16,7 +16,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
-from namedmesh.lowering.regions import close_regions
+from namedmesh.lowering.portable import portable
 from namedmesh.ops.program import Program
 from namedmesh.ops.tensor import Tensor
 from namedmesh.runtime.artifact import Artifact, TensorSpec, VariableSpec, packed
@@ -76,7 +76,7 @@ def lower(plans: Sequence[Plan], precision: str = "default") -> bytes:
 
     specs = [tf.TensorSpec(spec.padded(plans[0].mesh), tf.as_dtype(spec.dtype), spec.name) for spec in entries(plans[0])]
     function = tf.function(main, jit_compile=True, autograph=False)
-    return close_regions(function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized"))
+    return portable(function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized"))
 
 
 def plan_initializers(plan: Plan) -> list[Plan]:

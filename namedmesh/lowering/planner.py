@@ -136,7 +136,8 @@ class Planner:
         layout = layout or self.plan.layout
         label = "layout" if layout is self.plan.layout else "params layout"
         return NamedMeshError(
-            f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to mesh axis {axis!r}, and nothing says which holds it",
+            f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to mesh axis {axis!r}, "
+            "and nothing says which holds it",
             str(tensor),
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",

@@ -6,26 +6,18 @@ has two shardings at once. So whatever an op of a region reads from outside ente
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterator
 
-from jax._src.interpreters.mlir import make_ir_context
 from jaxlib.mlir import ir
 
 _ENTER, _LEAVE, _PLACE = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
 
 
-def close_regions(module: bytes) -> bytes:
-    """The module with every op of a manual region marked, and every value it reads entering the region."""
-    if _ENTER.encode() not in module:
-        return module
-    with make_ir_context(), ir.Location.unknown():
-        parsed = ir.Module.parse(module)
-        for block in _blocks(parsed.operation):
+def close_regions(module: ir.Module) -> None:
+    """Marks every op of a manual region, and makes every value it reads enter the region."""
+    with ir.Location.unknown(module.context):
+        for block in _blocks(module.operation):
             _close(block)
-        buffer = io.BytesIO()
-        parsed.operation.write_bytecode(buffer)
-        return buffer.getvalue()
 
 
 def _blocks(op: ir.Operation) -> Iterator[ir.Block]:

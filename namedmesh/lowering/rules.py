@@ -81,7 +81,9 @@ def conflict(
     mine, theirs = op.inputs[i], op.inputs[j]
     if other == name:
         on = ["+".join(sharding.axes(name)) for sharding in (given[j], given[i])]
-        problem = f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, and mesh axis {on[1]!r} in {mine.label}"
+        problem = (
+            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, mesh axis {on[1]!r} in {mine.label}"
+        )
         fix = f"write nm.replicate({theirs.label}, {name}) or nm.replicate({mine.label}, {name}) before it"
     else:
         problem = f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} and by {name} in {mine.label}"

@@ -100,9 +100,10 @@ def _of(what: str, tensor: Tensor) -> Variable:
     for variable in variables.values():
         if variable.tensor is tensor:
             return variable
+    label = getattr(tensor, "label", str(tensor))
     raise NamedMeshError(
-        f"{what}: {getattr(tensor, 'label', tensor)} is not a variable",
-        fix=f"pass the tensor that nm.param or nm.state returned; {did_you_mean(getattr(tensor, 'label', str(tensor)), variables)}",
+        f"{what}: {label} is not a variable",
+        fix=f"pass the tensor that nm.param or nm.state returned; {did_you_mean(label, variables)}",
     )
 
 

@@ -44,7 +44,8 @@ class Audit:
         count = len(self.unplanned)
         problem = f"the compiler made {count} collective{'s'[: count - 1]} that the plan does not have"
         details = [
-            f"{one.kind} over {'+'.join(one.axes) if one.axes else 'other groups'} of {one.elements} {one.dtype} elements, from {re.sub(_AROUND, '', one.op) or one.name}"
+            f"{one.kind} over {'+'.join(one.axes) if one.axes else 'other groups'} of {one.elements} {one.dtype} elements, "
+            f"from {re.sub(_AROUND, '', one.op) or one.name}"
             for one in self.unplanned
         ]
         if strict:

@@ -11,7 +11,7 @@ from jax._src.interpreters.mlir import merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import func
+from jaxlib.mlir.dialects import func, stablehlo
 
 _call = Primitive("namedmesh")
 _call.multiple_results = True
@@ -23,7 +23,7 @@ def _(*arguments, module, results):
 
 
 def _inline(context, *arguments, module, results):
-    parsed = ir.Module.parse(module)
+    parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)
     types = list(ir.SymbolTable(parsed.operation)["main"].type.results)
     target = context.module_context
     name = merge_mlir_modules(target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table)

@@ -123,9 +123,9 @@ class Executable:
         fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
         if isinstance(value, jax.Array) and value.is_deleted():
             raise NamedMeshError(f"{what} {spec.name} is an array that an earlier step used up", f"due: {spec.text}", fix=fix)
-        if isinstance(value, jax.Array) and value.shape == sizes and value.dtype == dtype_of(spec.dtype):
-            if value.sharding.is_equivalent_to(sharding, value.ndim):
-                return value
+        alike = isinstance(value, jax.Array) and value.shape == sizes and value.dtype == dtype_of(spec.dtype)
+        if alike and value.sharding.is_equivalent_to(sharding, value.ndim):
+            return value
         try:
             array = np.asarray(value)
         except ValueError:

@@ -1,5 +1,6 @@
 """Programs that are right under some layout and wrong under the one given: found by nm.plan, before anything is compiled."""
 
+import pytest
 import tensorflow as tf
 
 import namedmesh as nm
@@ -207,7 +208,7 @@ def operands_that_share_no_dimension_and_disagree():
 
 
 @wrong("""
-add: mesh axis 'data' is held by dimension group in left, and mesh axis 'expert' in right
+add: mesh axis 'data' is held by dimension group in left, mesh axis 'expert' in right
   left: [group=8/data, model=10]
   right: [group=8/expert, model=10]
   layout: empty
@@ -319,3 +320,19 @@ def initializer_of_another_shape():
 @wrong.rows
 def test_message(function, message):
     assert message_of(function) == message
+
+
+SHARED = "group:expert, expert:expert"
+MENDED = {
+    "reshard": lambda x, w: nm.einsum([nm.reshard(x, E), w], [G, E, H]),
+    "replicate": lambda x, w: nm.einsum([x, nm.replicate(w, E)], [G, E, H]),
+    "reshard_after": lambda x, w: nm.reshard(nm.random.normal(nm.random.key(0), [G, E, M]), G) * x * nm.sum(w, over=H),
+}
+
+
+@pytest.mark.parametrize("fix", MENDED)
+def test_the_fix_mends_it(fix):
+    """What the messages about holders advise makes a plan of the same programs."""
+    w = nm.spec([E, M, H]) if fix != "reshard_after" else nm.spec([E, M, H], whole=[E])
+    program = nm.trace(MENDED[fix], x=nm.spec([G, E, M], whole=[E]), w=w)
+    assert nm.plan(program, MESH, SHARED if fix != "reshard_after" else "group:expert").mesh == MESH

@@ -37,8 +37,8 @@ CASES = {
         "ti",
         "t",
     ),
-    "pick": Case(lambda l, i: nm.gather(l, i, V), take_each, "li", "l"),
-    "pick_scalar": Case(lambda l, j: nm.gather(l, j, V), lambda l, j: take_each(l, j[:, None])[:, 0], "lj", "l"),
+    "pick": Case(lambda q, i: nm.gather(q, i, V), take_each, "qi", "q"),
+    "pick_scalar": Case(lambda q, j: nm.gather(q, j, V), lambda q, j: take_each(q, j[:, None])[:, 0], "qj", "q"),
     "reorder_own_dim": Case(
         lambda x, k: nm.gather(x, k, S), lambda x, k: np.stack([take(a, b) for a, b in zip(x, k, strict=True)]), "xk", "x"
     ),
@@ -72,13 +72,16 @@ CASES = {
         lambda x, n: nm.scatter_add(x, n, S), lambda x, n: put(x.transpose(1, 0, 2), n, 6), "xn", "x"
     ),
     "scatter_int": Case(
-        lambda i: nm.scatter_add(nm.ones([B, S], "int32"), i, V), lambda i: np.bincount(i[(i >= 0) & (i < 10)], minlength=10), "i", ()
+        lambda i: nm.scatter_add(nm.ones([B, S], "int32"), i, V),
+        lambda i: np.bincount(i[(i >= 0) & (i < 10)], minlength=10),
+        "i",
+        (),
     ),
 }  # fmt: skip
 SPECS = {
     "x": nm.spec([B, S, M]),
     "t": nm.spec([V, M]),
-    "l": nm.spec([B, V]),
+    "q": nm.spec([B, V]),
     "i": nm.spec([B, S], "int32"),
     "j": nm.spec([B], "int32"),
     "k": nm.spec([B, S], "int32"),
@@ -88,7 +91,7 @@ SPECS = {
 ARRAYS = {
     "x": uniform(1, 4, 6, 8),
     "t": uniform(2, 10, 8),
-    "l": uniform(3, 4, 10),
+    "q": uniform(3, 4, 10),
     "i": np.array([[0, 9, -1, 3, 3, 10], [5, 5, 5, 5, 2, 1], [9, 8, 7, 6, 5, 4], [100, 0, -7, 2, 1, 9]], np.int32),
     "j": np.array([3, 0, 9, 12], np.int32),
     "k": np.array([[5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 6, -1], [1, 2, 3, 4, 5, 0], [3, 3, 3, 3, 3, 3]], np.int32),
@@ -126,11 +129,11 @@ def test_an_embedding_split_over_its_rows_moves_no_table():
 def test_gather_by_batch_is_local():
     """Shared dimensions are batch dimensions: split ones cost nothing, forward or backward."""
 
-    def pick(l, i):
-        y = nm.gather(l, i, V)
-        return y, nm.grad(nm.sum(nm.square(y)), l)
+    def pick(q, i):
+        y = nm.gather(q, i, V)
+        return y, nm.grad(nm.sum(nm.square(y)), q)
 
-    program = nm.trace(pick, l=SPECS["l"], i=SPECS["i"])
+    program = nm.trace(pick, q=SPECS["q"], i=SPECS["i"])
     assert nm.plan(program, MESH, "batch:b").total_bytes() == 0
 
 

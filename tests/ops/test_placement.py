@@ -144,6 +144,22 @@ def test_scan_random_and_batched_gather_inside_a_manual_region():
     assert step.plan.total_bytes() == 0
 
 
+def test_second_derivative_through_a_manual_region():
+    def twice(function):
+        def loss(x, w):
+            first = nm.grad(nm.sum(nm.square(function(x, w))), w)
+            return {"first": first} | nm.grad(nm.sum(nm.square(first)), {"x": x, "w": w})
+
+        return loss
+
+    layer = lambda x, w: nm.tanh(nm.einsum([x, w], [G, H]))
+    specs = {"x": nm.spec([G, M]), "w": nm.spec([M, H])}
+    arrays = {"x": uniform(7, 8, 10) / 2, "w": uniform(8, 10, 6) / 2}
+    inside = twice(lambda x, w: nm.manual(lambda x: layer(x, w), x, over=G))
+    assert_same(evaluated(nm.trace(inside, **specs), arrays), evaluated(nm.trace(twice(layer), **specs), arrays))
+    assert_sharded_same(inside, specs, arrays, "group:a+b", precision="highest")
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

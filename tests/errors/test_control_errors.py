@@ -1,0 +1,272 @@
+"""Gradients, regions, loops and branches that do not fit: found while tracing, on the line that is wrong."""
+
+import namedmesh as nm
+from tests.errors.wrong import B, H, M, S, Table, message_of
+
+T = nm.Dimension("token", 6)
+wrong = Table()
+
+
+@wrong("""
+grad: the loss is no floating point scalar
+  loss: float32[batch=4, hidden=16]
+  at LINE: nm.grad(loss)
+  fix: reduce it, e.g. nm.mean(loss), or give cotangent=
+""")
+def gradient_of_many_numbers(x):
+    w = nm.param("w", [M, H])
+    loss = nm.einsum([x, w], [B, H])
+    nm.grad(loss)
+
+
+@wrong("""
+grad: the loss is no floating point scalar
+  sum: int32[]
+  at LINE: nm.grad(nm.sum(k), x)
+  fix: reduce it, e.g. nm.mean(loss), or give cotangent=
+""")
+def gradient_of_an_integer(x, k):
+    nm.grad(nm.sum(k), x)
+
+
+@wrong("""
+grad: cannot differentiate with respect to k: int32[batch=4, seq=6]
+  at LINE: nm.grad(nm.sum(x), [x, k])
+  fix: name floating point tensors in wrt=
+""")
+def gradient_with_respect_to_integers(x, k):
+    nm.grad(nm.sum(x), [x, k])
+
+
+@wrong("""
+grad: there is nothing to differentiate with respect to
+  at LINE: nm.grad(nm.sum(x))
+  fix: make parameters with nm.param, or name tensors in wrt=
+""")
+def gradient_with_respect_to_nothing(x):
+    nm.grad(nm.sum(x))
+
+
+@wrong("""
+grad: the cotangent is not like the loss
+  y: float32[batch=4, seq=6, model=8]
+  fill: float32[batch=4, model=8]
+  at LINE: nm.grad(y, x, cotangent=nm.ones([B, M]))
+  fix: give it the same dimensions, order and dtype
+""")
+def gradient_with_a_cotangent_of_another_shape(x):
+    y = x * 2.0
+    nm.grad(y, x, cotangent=nm.ones([B, M]))
+
+
+@wrong("""
+while: a loop of unknown length has no derivative
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: halved = nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: v * 0.5, x)
+  fix: use nm.scan over a dimension, or nm.stop_gradient on the loop's start
+""")
+def gradient_of_a_while_loop(x):
+    halved = nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: v * 0.5, x)
+    nm.grad(nm.sum(halved), x)
+
+
+@wrong("""
+custom_vjp: the backward function returned 1 cotangents for 2 arguments
+  x: float32[batch=4, seq=6, model=8]
+  w: float32[model=8, hidden=16]
+  at LINE: y = product(x, w)
+  fix: return one cotangent (or None) for each argument of the function, in order
+""")
+def custom_vjp_with_a_cotangent_too_few(x, w):
+    product = nm.custom_vjp(lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy)
+    y = product(x, w)
+    nm.grad(nm.sum(y), [x, w])
+
+
+@wrong("""
+custom_vjp: the backward function's cotangent of x is float32[batch=4, seq=6]
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: y = double(x)
+  fix: give it the shape and dtype of its argument
+""")
+def custom_vjp_with_a_cotangent_of_another_shape(x):
+    double = nm.custom_vjp(lambda x: (x * 2.0, None), lambda saved, dy: nm.sum(dy, over=M))
+    y = double(x)
+    nm.grad(nm.sum(y), x)
+
+
+@wrong("""
+custom_vjp: forward did not return (result, residuals)
+  at LINE: return double(x)
+  fix: return a pair
+""")
+def custom_vjp_without_residuals(x):
+    double = nm.custom_vjp(lambda x: x * 2.0, lambda saved, dy: dy)
+    return double(x)
+
+
+@wrong("""
+call_tf: a result lacks the batch dimension batch
+  result: [seq=6, model=8]
+  at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
+  fix: leave batch out of batch=, so that the function sees all of it
+""")
+def call_tf_with_a_batch_dimension_the_result_lacks(x):
+    nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
+
+
+@wrong("""
+sum: mixes elements of dimension batch, over which the region is split
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: return nm.manual(lambda x: x - nm.mean(x, over=B), x, over=B)
+  fix: leave batch out of over=, or do this outside the region
+""")
+def manual_region_that_sums_over_its_own_dimension(x):
+    return nm.manual(lambda x: x - nm.mean(x, over=B), x, over=B)
+
+
+@wrong("""
+manual: the result fill lacks dimension batch, over which the region is split
+  fill: float32[seq=6, model=8]
+  at LINE: return nm.manual(lambda x: nm.zeros([S, M]), x, over=B)
+  fix: compute it outside the region
+""")
+def manual_region_whose_result_lacks_its_dimension(x):
+    return nm.manual(lambda x: nm.zeros([S, M]), x, over=B)
+
+
+@wrong("""
+replicate: nothing moves inside a manual region
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: return nm.manual(lambda x: nm.replicate(x), x, over=B)
+  fix: move the tensor before the region
+""")
+def manual_region_that_moves_a_tensor(x):
+    return nm.manual(lambda x: nm.replicate(x), x, over=B)
+
+
+@wrong("""
+scan: the body's carry: sum is float32[batch=4] where float32[batch=4, model=8] is due
+  at LINE: nm.scan(lambda total, row: (nm.sum(row, over=M), None), nm.zeros([B, M]), x, over=S)
+  fix: make it like fill, e.g. with nm.cast, nm.sum or nm.broadcast
+""")
+def scan_whose_carry_changes_shape(x):
+    nm.scan(lambda total, row: (nm.sum(row, over=M), None), nm.zeros([B, M]), x, over=S)
+
+
+@wrong("""
+scan: the body's carry: cast is bfloat16[batch=4, model=8] where float32[batch=4, model=8] is due
+  at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
+  fix: make it like fill, e.g. with nm.cast, nm.sum or nm.broadcast
+""")
+def scan_whose_carry_changes_dtype(x):
+    nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
+
+
+@wrong("""
+scan: the body did not return (carry, y)
+  at LINE: nm.scan(lambda total, row: total + row, nm.zeros([B, M]), x, over=S)
+  fix: return a pair; y may be None
+""")
+def scan_that_returns_no_pair(x):
+    nm.scan(lambda total, row: total + row, nm.zeros([B, M]), x, over=S)
+
+
+@wrong("""
+scan: x has no dimension token
+  x: [batch=4, seq=6, model=8]
+  at LINE: nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=T)
+  fix: use one of: batch, model, seq
+""")
+def scan_over_a_dimension_its_rows_lack(x):
+    nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=T)
+
+
+@wrong("""
+scan: the carry x has the loop's own dimension seq
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.scan(lambda total, row: (total, None), x, x, over=S)
+  fix: rename it
+""")
+def scan_whose_carry_has_its_own_dimension(x):
+    nm.scan(lambda total, row: (total, None), x, x, over=S)
+
+
+@wrong("""
+scan: the result fill has the loop's own dimension seq
+  fill: float32[seq=6]
+  at LINE: nm.scan(lambda total, row: (total, nm.zeros([S])), nm.zeros([B, M]), x, over=S)
+  fix: rename it
+""")
+def scan_whose_result_has_its_own_dimension(x):
+    nm.scan(lambda total, row: (total, nm.zeros([S])), nm.zeros([B, M]), x, over=S)
+
+
+@wrong("""
+scan: over=8 is not a Dimension
+  at LINE: nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)
+  fix: name the dimension to loop over
+""")
+def scan_over_a_number(x):
+    nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)
+
+
+@wrong("""
+scan: remat='dot' is not a choice
+  at LINE: nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=S, remat="dot")
+  fix: did you mean 'dots'?
+""")
+def scan_with_a_remat_that_is_none(x):
+    nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=S, remat="dot")
+
+
+@wrong("""
+cond: the condition is no bool scalar
+  mask: bool[batch=4, seq=6]
+  at LINE: nm.cond(mask, lambda: x, lambda: -x)
+  fix: reduce it with nm.any or nm.all
+""")
+def cond_on_many_bools(x, mask):
+    nm.cond(mask, lambda: x, lambda: -x)
+
+
+@wrong("""
+cond: the second branch: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+  at LINE: nm.cond(flag, lambda: x, lambda: nm.sum(x, over=M))
+  fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
+""")
+def cond_whose_branches_differ(x, flag):
+    nm.cond(flag, lambda: x, lambda: nm.sum(x, over=M))
+
+
+@wrong("""
+cond: the second branch: 1 tensors where 2 are due
+  at LINE: nm.cond(flag, lambda: (x, x), lambda: x)
+  fix: return the structure of the first branch
+""")
+def cond_whose_branches_return_other_numbers_of_tensors(x, flag):
+    nm.cond(flag, lambda: (x, x), lambda: x)
+
+
+@wrong("""
+while_loop: the body: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+  at LINE: nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: nm.sum(v, over=M), x)
+  fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
+""")
+def while_loop_whose_carry_changes_shape(x):
+    nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: nm.sum(v, over=M), x)
+
+
+@wrong("""
+while_loop: the condition is no bool scalar
+  greater: bool[batch=4, seq=6, model=8]
+  at LINE: nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
+  fix: reduce it with nm.any or nm.all
+""")
+def while_loop_whose_condition_is_no_scalar(x):
+    nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
+
+
+@wrong.rows
+def test_message(function, message):
+    assert message_of(function) == message

@@ -1,0 +1,292 @@
+"""Tensors, variables and inputs used outside their program or twice: found while tracing, on the line that is wrong."""
+
+import numpy as np
+
+import namedmesh as nm
+from tests.errors.wrong import B, H, M, S, Table, message_of, traced
+
+wrong = Table()
+
+
+@wrong("""
+the value of greater is not known while tracing, so it is neither true nor false
+  greater: bool[]
+  at LINE: if nm.max(x) > 0:
+  fix: use nm.where for a choice per element, nm.cond for a choice of what to run
+""")
+def bool_of_a_tensor(x):
+    if nm.max(x) > 0:
+        x = -x
+
+
+@wrong("""
+the value of flag is not known while tracing, so it is neither true nor false
+  flag: bool[]
+  at LINE: while flag:
+  fix: use nm.where for a choice per element, nm.cond for a choice of what to run
+""")
+def while_on_a_tensor(flag):
+    while flag:
+        pass
+
+
+@wrong("""
+x cannot be iterated over
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: for row in x:
+  fix: use nm.scan, or nm.chunk for a list of pieces
+""")
+def iteration_over_a_tensor(x):
+    for row in x:
+        nm.sum(row)
+
+
+@wrong("""
+x has no value while tracing
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: np.asarray(x)
+  fix: return it from the traced function and run the step
+""")
+def value_of_a_tensor(x):
+    np.asarray(x)
+
+
+@wrong("""
+fill was called outside a traced function
+  at LINE: nm.zeros([B])
+  fix: call it inside the function given to nm.trace or nm.compile
+""")
+def op_outside_a_trace():
+    nm.zeros([B])
+
+
+@wrong("""
+param was called outside a traced function
+  at LINE: nm.param("w", [M, H])
+  fix: call it inside the function given to nm.trace or nm.compile
+""")
+def param_outside_a_trace():
+    nm.param("w", [M, H])
+
+
+@wrong("""
+scope was called outside a traced function
+  at LINE: with nm.scope("layer"):
+  fix: call it inside the function given to nm.trace or nm.compile
+""")
+def scope_outside_a_trace():
+    with nm.scope("layer"):
+        pass
+
+
+@wrong("""
+nm.trace was called inside a traced function
+  at LINE: nm.trace(lambda y: y, y=nm.spec([B]))
+  fix: call the inner function directly
+""")
+def trace_inside_a_trace(x):
+    nm.trace(lambda y: y, y=nm.spec([B]))
+
+
+@wrong("""
+the inputs do not fit <lambda>(x, y): missing a required argument: 'y'
+  at LINE: nm.trace(lambda x, y: x + y, x=nm.spec([B]))
+  fix: give one nm.spec for each argument of the function
+""")
+def trace_with_an_argument_too_few():
+    nm.trace(lambda x, y: x + y, x=nm.spec([B]))
+
+
+@wrong("""
+input x of <lambda> is [Dimension(name='batch', size=4), Dimension(name='model', size=8)], not a spec
+  at LINE: nm.trace(lambda x: x, x=[B, M])
+  fix: pass x=nm.spec([dims], dtype)
+""")
+def trace_with_a_shape_for_a_spec():
+    nm.trace(lambda x: x, x=[B, M])
+
+
+@wrong("""
+a result of <lambda> is 'done', not a Tensor
+  at LINE: nm.trace(lambda x: (x, "done"), x=nm.spec([B]))
+  fix: return tensors, or tuples, lists and dicts of them
+""")
+def trace_of_a_result_that_is_no_tensor():
+    nm.trace(lambda x: (x, "done"), x=nm.spec([B]))
+
+
+@wrong("""
+input name 'token ids' is not an identifier
+  at LINE: nm.trace(lambda batch: batch["token ids"], {"token ids": nm.spec([B])})
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def input_name_that_is_no_identifier():
+    nm.trace(lambda batch: batch["token ids"], {"token ids": nm.spec([B])})
+
+
+@wrong("""
+two inputs are named x
+  at LINE: nm.trace(lambda x, batch: x, nm.spec([B]), {"x": nm.spec([B])})
+  fix: give each input its own name
+""")
+def two_inputs_of_one_name():
+    nm.trace(lambda x, batch: x, nm.spec([B]), {"x": nm.spec([B])})
+
+
+@wrong("""
+variable name 'layer.w' is not an identifier
+  at LINE: nm.param("layer.w", [M, H])
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def param_name_that_is_no_identifier(x):
+    nm.param("layer.w", [M, H])
+
+
+@wrong("""
+scope name 'layer 0' is not an identifier
+  at LINE: with nm.scope("layer 0"):
+  fix: use letters, digits and underscores, not starting with a digit
+""")
+def scope_name_that_is_no_identifier(x):
+    with nm.scope("layer 0"):
+        nm.param("w", [M, H])
+
+
+@wrong("""
+parameter table is int32
+  at LINE: nm.param("table", [M, H], dtype="int32")
+  fix: parameters are floating point; use nm.state for others
+""")
+def param_of_integers(x):
+    nm.param("table", [M, H], dtype="int32")
+
+
+@wrong("""
+variable w exists already with another shape, dtype or role
+  before: float32[model=8, hidden=16] at LINE
+  now: float32[hidden=16, model=8]
+  at LINE: nm.param("w", [H, M])
+  fix: give the new one its own name, or put it in its own nm.scope
+""")
+def param_again_in_another_shape(x):
+    nm.param("w", [M, H])
+    nm.param("w", [H, M])
+
+
+@wrong("""
+variable w: whole='modell' is not one of its dimensions
+  variable w: [model=8, hidden=16]
+  at LINE: nm.param("w", [M, H], whole=[nm.Dimension("modell", 8)])
+  fix: did you mean 'model'?
+""")
+def param_whole_in_a_dimension_it_lacks(x):
+    nm.param("w", [M, H], whole=[nm.Dimension("modell", 8)])
+
+
+@wrong("""
+state: x is not a variable
+  at LINE: nm.state("slot", [B], of=x)
+  fix: pass the tensor that nm.param or nm.state returned; there are none to choose from
+""")
+def slot_of_a_tensor_that_is_no_variable(x):
+    nm.state("slot", [B], of=x)
+
+
+@wrong("""
+assign: w is assigned twice in one step
+  at LINE: nm.assign(w, w * 2.0)
+  fix: assign the final value once
+""")
+def assign_twice(x):
+    w = nm.param("w", [M, H])
+    nm.assign(w, w * 0.5)
+    nm.assign(w, w * 2.0)
+
+
+@wrong("""
+assign: w is float32[model=8, hidden=16], the value float32[model=8]
+  at LINE: nm.assign(w, nm.sum(w, over=H))
+  fix: give it the variable's dimensions and dtype, e.g. with nm.cast
+""")
+def assign_of_another_shape(x):
+    w = nm.param("w", [M, H])
+    nm.assign(w, nm.sum(w, over=H))
+
+
+@wrong("""
+assign: w is float32[model=8, hidden=16], the value bfloat16[model=8, hidden=16]
+  at LINE: nm.assign(w, nm.cast(w, "bfloat16"))
+  fix: give it the variable's dimensions and dtype, e.g. with nm.cast
+""")
+def assign_of_another_dtype(x):
+    w = nm.param("w", [M, H])
+    nm.assign(w, nm.cast(w, "bfloat16"))
+
+
+@wrong("""
+assign: y is not a variable
+  at LINE: nm.assign(y, w)
+  fix: pass the tensor that nm.param or nm.state returned; use one of: w
+""")
+def assign_to_a_tensor_that_is_no_variable(x):
+    w = nm.param("w", [M, H])
+    y = w * 2.0
+    nm.assign(y, w)
+
+
+@wrong("""
+assign: count is assigned inside a loop body or branch
+  at LINE: nm.assign(count, count + 1)
+  fix: return the value and assign it outside
+""")
+def assign_in_a_loop_body(x):
+    count = nm.state("count", [], dtype="int32")
+
+    def body(total, row):
+        nm.assign(count, count + 1)
+        return total + row, None
+
+    nm.scan(body, nm.zeros([B, M]), x, over=S)
+
+
+@wrong("""
+tensor multiply belongs to another program, or to a loop body or branch that has ended
+  multiply: float32[batch=4, model=8]
+  at LINE: return kept[0] + 1.0
+  fix: return it from that function and use the returned tensor
+""")
+def tensor_of_a_loop_body_that_has_ended(x):
+    kept = []
+
+    def body(total, row):
+        kept.append(row * 2.0)
+        return total + row, None
+
+    nm.scan(body, nm.zeros([B, M]), x, over=S)
+    return kept[0] + 1.0
+
+
+@wrong("""
+tensor x belongs to another program, or to a loop body or branch that has ended
+  x: float32[batch=4, model=8]
+  at LINE: nm.trace(lambda y: y + kept[0], y=nm.spec([B, M]))
+  fix: return it from that function and use the returned tensor
+""")
+def tensor_of_another_program():
+    kept = []
+    nm.trace(lambda x: kept.append(x), x=nm.spec([B, M]))
+    nm.trace(lambda y: y + kept[0], y=nm.spec([B, M]))
+
+
+@wrong.rows
+def test_message(function, message):
+    assert message_of(function) == message
+
+
+def test_a_failed_trace_leaves_nothing_behind():
+    """After an error in the middle of a scope and a loop body, the next trace starts clean."""
+    for function, _ in wrong.values():
+        message_of(function)
+    program = traced(lambda x: nm.sum(nm.einsum([x, nm.param("w", [M, H])], [B, H])))
+    assert list(program.variables) == ["w"]
+    assert not program.updates
