@@ -2,7 +2,7 @@ PYTHON ?= python3.11
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: env test test-all lint clean
+.PHONY: env test test-all lint types clean
 
 env: $(VENV)/ready
 
@@ -22,6 +22,9 @@ test-all: env lint
 lint: env
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+
+types: env
+	$(VENV)/bin/pyright
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

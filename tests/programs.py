@@ -40,7 +40,8 @@ def cases(draw) -> Case:
     shapes = [draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=3)) for _ in range(3)]
     specs = {f"in{i}": nm.spec([dims[name] for name in shape]) for i, shape in enumerate(shapes)}
     count = draw(st.integers(2, 6))
-    text = f"dims {[str(d) for d in dims.values()]} mesh {axes} layout {mapping} params {rests} inputs {shapes} steps {count} {picks}"
+    where = f"mesh {axes} layout {mapping} params {rests}"
+    text = f"dims {[str(dim) for dim in dims.values()]} {where} inputs {shapes} steps {count} {picks}"
 
     def function(in0, in1, in2):
         return build([in0, in1, in2], dims, iter(picks * 10), count)

@@ -51,7 +51,7 @@ class Mesh:
                     fix="write a mesh as 'data=2 expert=4', each axis once",
                 )
             axes[name] = int(size)
-        return cls(**axes)
+        return cls(None, **axes)
 
     @property
     def devices(self) -> int:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import linecache
 import os
 import re
@@ -9,7 +10,13 @@ import sys
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_BETWEEN = (_PACKAGE, contextlib.__file__, functools.__file__, "<string>")  # <string>: dataclasses' generated code
+_BETWEEN = (
+    _PACKAGE,
+    contextlib.__file__,
+    functools.__file__,
+    inspect.__file__,
+    "<string>",
+)  # <string>: dataclasses' generated code
 
 
 @dataclass(frozen=True)

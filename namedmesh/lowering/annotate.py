@@ -17,7 +17,7 @@ class GspmdAnnotator:
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
 
-    def proto(self, axes: Sequence[Sequence[str]]) -> bytes:
+    def proto(self, axes: Sequence[Sequence[str]]) -> Any:
         """The serialized OpSharding that lays positional dimension i on axes[i]."""
         used = [axis for on in axes for axis in on]
         if not used:

@@ -7,7 +7,7 @@ from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import full, zeros
-from namedmesh.ops.elementwise import add
+from namedmesh.ops.elementwise import StopGradient, add
 from namedmesh.ops.op import Op
 from namedmesh.ops.placement import Move
 from namedmesh.ops.program import Body, Placeholder
@@ -74,7 +74,7 @@ def _reverse(ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[T
     reached = set(targets)
     path = []
     for op in ops:
-        if any(tensor in reached for tensor in op.inputs):
+        if any(tensor in reached for tensor in op.inputs) and not isinstance(op, StopGradient):
             reached.update(tensor for tensor in op.outputs if tensor.floating)
             path.append(op)
     cotangents = {tensor: _primal(seed, tensor) for tensor, seed in seeds.items()}

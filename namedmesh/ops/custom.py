@@ -144,7 +144,8 @@ class TfVjp(Op):
             tape.watch(watched)
             results = tf.nest.flatten(self.of.function(*values[:count]))
         kept = [(y, dy) for y, dy in zip(results, values[count:], strict=True) if y.dtype.is_floating]
-        made = tape.gradient([y for y, _ in kept], watched, [dy for _, dy in kept], unconnected_gradients="zero")
+        results, seeds = [y for y, _ in kept], [dy for _, dy in kept]
+        made = tape.gradient(results, watched, seeds, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return [tf.convert_to_tensor(one) for one in made]
 
     def placement(self) -> Placement:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ops.context import Context
-from namedmesh.ops.elementwise import cast, exp, log, maximum, stop_gradient, where
+from namedmesh.ops.elementwise import cast, equal, exp, log, maximum, stop_gradient, where
 from namedmesh.ops.op import Op, Placement
 from namedmesh.ops.tensor import Tensor
 
@@ -49,7 +49,7 @@ class Reduce(Op):
         if self.function == "sum":
             return [broadcast(dy, x.shape)]
         if self.function in ("max", "min"):
-            winners = cast(_equal(x, self.output), x.dtype)
+            winners = cast(equal(x, self.output), x.dtype)
             return [winners * (dy / sum(winners, over=self.over))]
         return [_prod_vjp(x, dy, self.over)]
 
@@ -60,19 +60,13 @@ class Reduce(Op):
         return Placement(reduced=frozenset(dim.name for dim in self.over))
 
 
-def _equal(x: Tensor, y: Tensor) -> Tensor:
-    from namedmesh.ops.elementwise import equal
-
-    return equal(x, y)
-
-
 def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
     """The product of all the other elements, without dividing by any: right also where some are zero."""
-    zero = _equal(x, 0.0)
+    zero = equal(x, 0.0)
     zeros = sum(cast(zero, x.dtype), over=over)
     others = prod(where(zero, 1.0, x), over=over)
-    alone = where(_equal(zeros, 1.0), others, 0.0)
-    share = where(zero, alone, where(_equal(zeros, 0.0), others, 0.0) / where(zero, 1.0, x))
+    alone = where(equal(zeros, 1.0), others, 0.0)
+    share = where(zero, alone, where(equal(zeros, 0.0), others, 0.0) / where(zero, 1.0, x))
     return dy * share
 
 

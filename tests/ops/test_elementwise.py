@@ -189,6 +189,13 @@ def test_cast_and_its_gradient(dtype):
     np.testing.assert_array_equal(dx, np.full(3, 2.0))
 
 
+def test_erf_is_exact_to_float32():
+    points = nm.Dimension("points", 2001)
+    x = np.linspace(-6, 6, 2001).astype(np.float32)
+    found = evaluated(nm.trace(nm.erf, nm.spec([points])), {"operands_0": x})
+    np.testing.assert_allclose(found, erf(x.astype(np.float64)), rtol=5e-7, atol=1e-12)
+
+
 def test_constants():
     def constants():
         return {
