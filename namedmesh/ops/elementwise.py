@@ -195,28 +195,6 @@ def elu(x: Tensor) -> Tensor:
     """x where positive, exp(x) - 1 elsewhere."""
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
 
-
-_ERF_UPPER = [
-    0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861, 0.18520832239976145, 1.128379143519084,
-]  # fmt: skip
-_ERF_LOWER = [
-    -1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885, 0.014070470171167667, 0.11098505178285362,
-    0.49746925110067538, 1.0,
-]  # fmt: skip
-
-
-def _erf(x):
-    """The error function as a ratio of polynomials, XLA's own in float32: its erf op is not in portable StableHLO."""
-    if x.dtype == tf.float64:
-        return tf.math.erf(x)
-    near = tf.clip_by_value(tf.cast(x, tf.float32), -3.7439211627767994, 3.7439211627767994)
-    square = near * near
-    return tf.cast(near * tf.math.polyval(_ERF_UPPER, square) / tf.math.polyval(_ERF_LOWER, square), x.dtype)
-
-
-def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""):
-    FUNCTIONS[name] = Function(compute, vjp, takes, gives)
-
     def function(*operands):
         return apply(name, *operands)
 
@@ -256,7 +234,7 @@ cos = _define("cos", tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
 tanh = _define("tanh", tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 sigmoid = _define("sigmoid", tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 softplus = _define("softplus", tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float")
-erf = _define("erf", _erf, lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))], takes="float")
+erf = _define("erf", tf.math.erf, lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))], takes="float")
 erfinv = _define("erfinv", tf.math.erfinv, lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)], takes="float")
 relu = _define("relu", tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 floor = _define("floor", tf.floor, takes="float")

@@ -1,5 +1,7 @@
 """Files that are no artifact, or were one; nothing has changed after any of them."""
 
+# pyright: reportArgumentType=false
+
 import io
 import json
 import pathlib

@@ -1,5 +1,7 @@
 """Gradients, regions, loops and branches that do not fit: found while tracing, on the line that is wrong."""
 
+# pyright: reportArgumentType=false
+
 import namedmesh as nm
 from tests.errors.wrong import B, H, M, S, Table, message_of
 

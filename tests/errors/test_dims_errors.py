@@ -1,5 +1,7 @@
 """Dimensions and meshes that are wrong in themselves."""
 
+# pyright: reportArgumentType=false
+
 import math
 
 import numpy as np

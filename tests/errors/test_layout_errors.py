@@ -1,5 +1,7 @@
 """Programs that are right under some layout and wrong under the one given: found by nm.plan, before anything is compiled."""
 
+# pyright: reportArgumentType=false
+
 import pytest
 import tensorflow as tf
 

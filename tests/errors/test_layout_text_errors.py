@@ -1,5 +1,7 @@
 """Layouts that are wrong in themselves, before any program sees them."""
 
+# pyright: reportArgumentType=false
+
 import math
 
 import namedmesh as nm

@@ -1,5 +1,7 @@
 """Ops given what they cannot take: found while tracing, on the line that is wrong."""
 
+# pyright: reportArgumentType=false
+
 import numpy as np
 
 import namedmesh as nm

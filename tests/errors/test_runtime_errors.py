@@ -1,5 +1,7 @@
 """Wrong inputs, states and meshes, found when a program is run; nothing has changed after any of them."""
 
+# pyright: reportArgumentType=false
+
 import dataclasses
 
 import numpy as np

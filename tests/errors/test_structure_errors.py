@@ -1,5 +1,7 @@
 """Dimensions renamed, regrouped, cut and placed as they cannot be: found while tracing, on the line that is wrong."""
 
+# pyright: reportArgumentType=false
+
 import namedmesh as nm
 from tests.errors.wrong import B, H, M, S, Table, message_of
 

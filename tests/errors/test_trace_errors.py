@@ -1,5 +1,7 @@
 """Tensors, variables and inputs used outside their program or twice: found while tracing, on the line that is wrong."""
 
+# pyright: reportArgumentType=false
+
 import numpy as np
 
 import namedmesh as nm
