@@ -15,6 +15,5 @@ def portable(module: bytes) -> bytes:
         parsed = ir.Module.parse(module)
         close_regions(parsed)
         oldest = stablehlo.StablehloCompatibilityRequirement.WEEK_12
-        return stablehlo.serialize_portable_artifact(
-            parsed, stablehlo.get_version_from_compatibility_requirement(oldest), allow_other_dialects=True
-        )
+        version = stablehlo.get_version_from_compatibility_requirement(oldest)
+        return stablehlo.serialize_portable_artifact(parsed, version, allow_other_dialects=True)
