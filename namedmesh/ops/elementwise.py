@@ -196,10 +196,6 @@ def elu(x: Tensor) -> Tensor:
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
 
 
-]  # fmt: skip
-]  # fmt: skip
-
-
 def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""):
     FUNCTIONS[name] = Function(compute, vjp, takes, gives)
 
