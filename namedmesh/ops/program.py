@@ -152,6 +152,7 @@ class Body:
     captures: tuple[Tensor, ...]  # stand-ins inside for ...
     captured: tuple[Tensor, ...]  # ... these tensors outside
     outputs: tuple[Tensor, ...]
+    stacked: tuple[Tensor, ...] = ()  # outside, for the last inputs: variables made inside, one slice an iteration
 
 
 def every_op(ops: Iterable[Op]) -> Iterable[Op]:
@@ -226,16 +227,24 @@ def _flat_arguments(function: Callable[..., Any], bound: inspect.BoundArguments)
     return flat
 
 
-def trace_body(function: Callable[..., Any], specs: Sequence[tuple[Shape, str, str]]) -> tuple[Body, Any]:
-    """Traces a loop body or a branch, and what it captures, inside the program being traced."""
+def trace_body(
+    function: Callable[..., Any], specs: Sequence[tuple[Shape, str, str]], stack: Dimension | None = None
+) -> tuple[Body, Any]:
+    """Traces a loop body or a branch, and what it captures, inside the program being traced.
+
+    With stack, variables made inside are stacked along that dimension and sliced for each iteration.
+    """
     inner = Trace(current("a loop body"))
+    inner.stack = stack
     inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)
     with pushed(inner):
         structure = function(*inputs)
         outputs = tuple(inner.bring(checked_tensor(leaf, "a result of the body")) for leaf in flatten(structure))
+    inputs += tuple(slice_ for _, slice_ in inner.stacked.values())
     stand_ins = tuple(inner.captures.values())
     ops = live(inner.ops, outputs, [tensor.producer for tensor in (*inputs, *stand_ins)])
-    return Body(ops, inputs, stand_ins, tuple(inner.captures), outputs), structure
+    stacks = tuple(stack_ for stack_, _ in inner.stacked.values())
+    return Body(ops, inputs, stand_ins, tuple(inner.captures), outputs, stacks), structure
 
 
 def checked_tensor(value: Any, what: str) -> Tensor:

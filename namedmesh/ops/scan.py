@@ -190,12 +190,16 @@ def scan(
     over: Dimension,
     reverse: bool = False,
     remat: str = "none",
+    stack: bool = False,
 ) -> tuple[Any, Any]:
     """Repeats function(carry, x) -> (carry, y) along a dimension; returns the last carry and the ys stacked along it.
 
     Every tensor in xs has the dimension; function sees slices without it. remat says what the backward pass
     keeps: "none" recomputes nothing and stores all it needs, "full" stores only the carries and computes each
     body again, "dots" stores the results of einsums besides. Program size does not depend on the length.
+
+    With stack, a parameter or state made inside the body is stacked along the dimension, a slice for each
+    iteration: a stack of layers. Without it, all iterations share it.
     """
     if not isinstance(over, Dimension):
         raise NamedMeshError(f"scan: over={over!r} is not a Dimension", fix="name the dimension to loop over")
@@ -226,6 +230,7 @@ def scan(
                 )
         return [*matched("scan: the body's carry", made[0], first, "the carry"), *ys]
 
-    traced, _ = trace_body(body, specs)
-    outputs = Scan((*first, *rows, *traced.captured), traced, over, len(first), reverse, remat).outputs
+    traced, _ = trace_body(body, specs, over if stack else None)
+    inputs = (*first, *rows, *traced.stacked, *traced.captured)
+    outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
     return unflatten(carry, iter(outputs[: len(first)])), unflatten(structures[0], iter(outputs[len(first) :]))

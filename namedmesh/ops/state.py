@@ -13,7 +13,7 @@ from namedmesh.ops.constants import full
 from namedmesh.ops.program import Variable, checked_dtype, whole_names
 from namedmesh.ops.structure import transpose
 from namedmesh.ops.tensor import FLOATS, Tensor
-from namedmesh.ops.trace import current
+from namedmesh.ops.trace import Trace, current
 
 Initializer = Callable[[Tensor, Shape, str], Tensor]
 
@@ -79,20 +79,40 @@ def _variable(
     full_name = trace.scope + name
     for part in full_name.split("/"):
         checked_identifier(part, "variable")
+    shape = Shape([*_stacks(trace), *shape])
     known = trace.root.variables.get(full_name)
-    if known is not None:
-        if (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
-            raise NamedMeshError(
-                f"variable {full_name} exists already with another shape, dtype or role",
-                f"before: {known.dtype}{known.shape} at {known.tensor.producer.source}",
-                f"now: {dtype}{shape}",
-                fix="give the new one its own name, or put it in its own nm.scope",
-            )
-        return known.tensor
-    tensor = trace.root.placeholder(shape, dtype, full_name)
-    names = whole_names(shape, whole, f"variable {full_name}")
-    trace.root.variables[full_name] = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor)
-    return tensor
+    if known is None:
+        tensor = trace.root.placeholder(shape, dtype, full_name)
+        names = whole_names(shape, whole, f"variable {full_name}")
+        known = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor)
+        trace.root.variables[full_name] = known
+    elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
+        raise NamedMeshError(
+            f"variable {full_name} exists already with another shape, dtype or role",
+            f"before: {known.dtype}{known.shape} at {known.tensor.producer.source}",
+            f"now: {dtype}{shape}",
+            fix="give the new one its own name, or put it in its own nm.scope",
+        )
+    return _seen_from(trace, known)
+
+
+def _stacks(trace: Trace) -> list[Dimension]:
+    """The dimensions along which a variable made here is stacked, the outermost loop's first."""
+    outer = _stacks(trace.parent) if trace.parent else []
+    return outer + ([trace.stack] if trace.stack else [])
+
+
+def _seen_from(trace: Trace, variable: Variable) -> Tensor:
+    """The variable as a loop body sees it: the slice of its iteration."""
+    if trace.parent is None:
+        return variable.tensor
+    outer = _seen_from(trace.parent, variable)
+    if trace.stack is None:
+        return outer
+    if variable.name not in trace.stacked:
+        inner = trace.placeholder(outer.shape.without(trace.stack.name), variable.dtype, variable.name)
+        trace.stacked[variable.name] = (outer, inner)
+    return trace.stacked[variable.name][1]
 
 
 def _of(what: str, tensor: Tensor) -> Variable:

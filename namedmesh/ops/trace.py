@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from namedmesh.dims.dimension import Shape
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source
 
@@ -28,7 +28,8 @@ class Trace:
         self.captures: dict[Tensor, Tensor] = {}
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
-        self.inputs: list[Tensor] = []
+        self.stack: Dimension | None = None  # along which variables made here are stacked
+        self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
         self.phase = parent.phase if parent else "forward"
         self.scope = parent.scope if parent else ""
         self.source: Source | None = parent.source if parent else None
