@@ -56,12 +56,18 @@ def build(inputs, dims, picks, count):
     pool = [*inputs, inputs[1] * weight]
     for _ in range(count):
         step = STEPS[next(picks) % len(STEPS)]
-        pool.append(step(pool[next(picks) % len(pool)], pool[next(picks) % len(pool)], dims, picks))
+        x, y = pool[next(picks) % len(pool)], pool[next(picks) % len(pool)]
+        pool.append(step(x, y if _compatible(x, y) else x, dims, picks))
     last = pool[-1]
     loss = nm.mean(last * last) + nm.mean(pool[-2])
     grads = nm.grad(loss, [*inputs, weight])
     nm.assign(weight, weight - grads[-1] * 0.1)
     return {"last": last, "previous": pool[-2], "loss": loss, "grads": grads}
+
+
+def _compatible(x, y):
+    """Whether no name has two sizes: windows change the size of a dimension."""
+    return all(x.shape.named(dim.name) in (None, dim) for dim in y.shape)
 
 
 def _one(x, picks):

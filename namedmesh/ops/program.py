@@ -73,6 +73,7 @@ class Variable:
     whole: frozenset[str]
     at_rest: bool  # lies where the params layout says
     tensor: Tensor
+    stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
 
 
 @dataclass(frozen=True, eq=False)

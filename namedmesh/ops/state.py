@@ -79,12 +79,14 @@ def _variable(
     full_name = trace.scope + name
     for part in full_name.split("/"):
         checked_identifier(part, "variable")
-    shape = Shape([*_stacks(trace), *shape])
+    stacks = _stacks(trace)
+    shape = Shape([*stacks, *shape])
     known = trace.root.variables.get(full_name)
     if known is None:
         tensor = trace.root.placeholder(shape, dtype, full_name)
         names = whole_names(shape, whole, f"variable {full_name}")
-        known = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor)
+        stack = tuple(dim.name for dim in stacks)
+        known = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor, stack)
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
         raise NamedMeshError(

@@ -18,12 +18,13 @@ from namedmesh.runtime.bridge import started
 
 
 def use_cpu_devices(count: int) -> None:
-    """Makes jax show this many virtual CPU devices; must come before anything else uses jax's devices."""
+    """Makes jax show at least this many virtual CPU devices; must come before anything else uses jax's devices."""
     if started():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:
             raise _too_few(count, "the program")
         return
-    if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if not forced and count > jax.config.jax_num_cpu_devices:
         jax.config.update("jax_num_cpu_devices", count)
 
 

@@ -88,3 +88,14 @@ def test_many_steps_in_a_row_never_deadlock(tmp_path):
     compiled = nm.compile(step, nm.spec([B, M], whole=[M]), mesh=nm.Mesh(all=8), layout="batch:all, model:all")
     compiled.artifact.save(tmp_path / "step.nmesh")
     assert run(FLIGHT, str(tmp_path / "step.nmesh")).strip() == "True"
+
+
+def test_asking_for_more_devices_than_the_first_mesh_needs_holds():
+    code = """
+from namedmesh.dims import Mesh
+from namedmesh.runtime import use_cpu_devices
+from namedmesh.runtime.devices import device_mesh
+use_cpu_devices(8)
+print(device_mesh(Mesh(a=1)).devices.size, device_mesh(Mesh(a=8)).devices.size)
+"""
+    assert run(code).split() == ["1", "8"]

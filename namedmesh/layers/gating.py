@@ -1,0 +1,142 @@
+"""Gating: which experts each token goes to, at which place in their buffers, and with what weight."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import namedmesh as nm
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ops.tensor import Tensor
+
+SECOND = ("random", "all")
+NORMALIZE = ("before_capacity", "after_capacity", "none")
+
+
+@dataclass(frozen=True)
+class ExpertRouting:
+    """Expert choice: which token each place (C) of each expert (E) takes."""
+
+    token: Tensor  # GEC int32, an index along S
+    weight: Tensor  # GEC
+    seq: Dimension  # S
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Token choice: where each choice (K) of each token (GS) goes. Weight zero means it goes nowhere."""
+
+    expert: Tensor  # GSK int32
+    place: Tensor  # GSK int32, in the expert's buffer
+    weight: Tensor  # GSK, the combine weight
+    seq: Dimension  # S
+    capacity: Dimension  # C
+    experts: Dimension  # E
+    aux_loss: Tensor  # scalar: the paper's, averaged over groups
+    z_loss: Tensor  # scalar: mean squared logsumexp of the logits
+    dropped: Tensor  # K: the share of tokens whose choice was not served
+    load: Tensor  # GE: the share of a group's tokens that each expert serves
+
+
+def capacity(seq: Dimension, experts: Dimension, factor: float = 2.0, name: str = "capacity") -> Dimension:
+    """The places each expert has for a group's tokens: factor times the even share; two is the paper's."""
+    return Dimension(name, max(1, int(factor * seq.size / experts.size)))
+
+
+def top_k_gating(
+    logits: Tensor,
+    seq: Dimension,
+    experts: Dimension,
+    capacity: Dimension,
+    *,
+    k: int = 2,
+    second: str = "random",
+    normalize: str = "before_capacity",
+    draws: Sequence[Tensor] = (),
+    padding: Tensor | None = None,
+) -> Routing:
+    """Algorithm 1 of the paper, and its relatives by explicit options.
+
+    logits are GSE. k=1 with normalize="none" is switch routing. second="random" serves a later choice with
+    probability 2 g / (sum of the chosen gates), by draws (uniform, a GS tensor per later choice); "all" serves
+    every one. normalize says whether the chosen gates are made to sum to one, before or after those
+    beyond capacity are dropped. padding (GS, bool) marks tokens that go nowhere and count nowhere.
+    """
+    _check(logits, seq, experts, k, second, normalize, draws)
+    gates = nm.softmax(logits, over=experts)  # GSE
+    real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
+    masks, left = [], gates
+    for _ in range(k):
+        mask = nm.one_hot(nm.argmax(left, experts), experts, gates.dtype)  # GSE
+        left = nm.where(mask > 0, -1.0, left)
+        masks.append(mask if real is None else mask * real)
+    chosen = [nm.sum(gates * mask, over=experts) for mask in masks]  # GS each
+    total = sum(chosen[1:], chosen[0])
+    weights = [gate / (total + 1e-9) for gate in chosen] if normalize == "before_capacity" else list(chosen)
+
+    before, places, served = None, [], []
+    for i, mask in enumerate(masks):
+        count = nm.cumsum(mask, seq, exclusive=True)  # GSE: how many of this choice came before
+        count = count if before is None else count + before
+        before = nm.sum(mask, over=seq) if before is None else before + nm.sum(mask, over=seq)  # GE
+        place = nm.sum(count * mask, over=experts)  # GS
+        keep = (place < float(capacity.size)) & (nm.sum(mask, over=experts) > 0)
+        if i > 0 and second == "random":
+            keep = keep & (chosen[i] / (total + 1e-9) * 2.0 > draws[i - 1])
+        places.append(nm.cast(place, "int32"))
+        served.append(nm.cast(keep, gates.dtype))
+    weights = [weight * kept for weight, kept in zip(weights, served, strict=True)]
+    if normalize == "after_capacity":
+        remaining = sum(weights[1:], weights[0])
+        weights = [weight / (remaining + 1e-9) for weight in weights]
+    return _routing(logits, gates, masks, places, weights, served, seq, experts, capacity, real)
+
+
+def _routing(logits, gates, masks, places, weights, served, seq, experts, capacity, real) -> Routing:
+    """Puts the choices side by side and adds the losses and the statistics."""
+    K = Dimension("choice", len(masks))
+    tokens = float(seq.size) if real is None else nm.maximum(nm.sum(real, over=seq), 1.0)  # per group
+    first = nm.sum(masks[0], over=seq) / tokens  # GE: c_e / S
+    proxy = nm.sum(gates if real is None else gates * real, over=seq) / tokens  # GE: m_e
+    aux = nm.mean(nm.mean(first * proxy, over=experts))
+    peak = nm.square(nm.logsumexp(logits, over=experts))  # GS
+    z_loss = nm.mean(peak if real is None else peak * real)
+    kept = [mask * one for mask, one in zip(masks, served, strict=True)]
+    count = nm.sum(nm.ones(served[0].shape, gates.dtype) if real is None else real)
+    dropped = nm.stack([1.0 - nm.sum(one if real is None else one * real) / nm.maximum(count, 1.0) for one in served], K)
+    load = nm.sum(sum(kept[1:], kept[0]), over=seq) / tokens
+    last = lambda tensors: nm.transpose(nm.stack(tensors, K), [*tensors[0].shape, K])  # GSK
+    expert = last([nm.cast(nm.argmax(mask, experts), "int32") for mask in masks])
+    return Routing(expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load)
+
+
+def _check(logits, seq, experts, k, second, normalize, draws) -> None:
+    if second not in SECOND or normalize not in NORMALIZE:
+        wrong, known = (second, SECOND) if second not in SECOND else (normalize, NORMALIZE)
+        raise NamedMeshError(f"gating: {wrong!r} is not a choice", fix=did_you_mean(str(wrong), known))
+    if not 1 <= k <= experts.size:
+        raise NamedMeshError(f"gating: k={k} of {experts}", str(logits), fix="choose at least one and at most all experts")
+    if second == "random" and len(draws) != k - 1:
+        raise NamedMeshError(
+            f"gating: second='random' needs {k - 1} tensors of draws and got {len(draws)}",
+            str(logits),
+            fix="pass draws=[nm.random.uniform(key, [G, S])], one per later choice, or second='all'",
+        )
+
+
+def expert_choice_gating(
+    logits: Tensor, seq: Dimension, experts: Dimension, capacity: Dimension, padding: Tensor | None = None
+) -> ExpertRouting:
+    """Every expert takes the tokens of a group that want it most: balanced by construction, nothing overflows."""
+    gates = nm.softmax(logits, over=experts)
+    if padding is not None:
+        gates = gates * nm.cast(nm.logical_not(padding), gates.dtype)
+    weight, token = nm.top_k(gates, seq, capacity)  # G, C where S was, E
+    rest = [dim for dim in weight.shape if dim not in (experts, capacity)]
+    return ExpertRouting(nm.transpose(token, [*rest, experts, capacity]), nm.transpose(weight, [*rest, experts, capacity]), seq)
+
+
+def jitter(x: Tensor, key: Tensor, epsilon: float = 1e-2) -> Tensor:
+    """The router's input times noise around one, for training."""
+    return x * nm.random.uniform(key, x.shape, 1.0 - epsilon, 1.0 + epsilon, x.dtype)
