@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text
 
 
 @dataclass(frozen=True)
@@ -127,33 +127,3 @@ def dims(text: str) -> list[Dimension]:
             )
         found[name] = Dimension(name, int(size))
     return [*found.values()]
-
-
-def same_sizes(what: str, /, **shapes: Shape) -> None:
-    """Raises unless every name has one size across the shapes."""
-    sizes: dict[str, tuple[str, int]] = {}
-    for label, shape in shapes.items():
-        for dim in shape:
-            first_label, first = sizes.setdefault(dim.name, (label, dim.size))
-            if first != dim.size:
-                raise NamedMeshError(
-                    f"{what}: dimension {dim.name} has size {first} in {first_label} and {dim.size} in {label}",
-                    *(f"{name}: {shape}" for name, shape in shapes.items()),
-                    fix="one name has one size in an op; rename one of them or slice the larger",
-                )
-
-
-def missing_dim(what: str, dim: object, shape: Shape, tensor: str) -> NamedMeshError:
-    """The error for a dimension that a tensor does not have."""
-    if not isinstance(dim, Dimension):
-        return NamedMeshError(
-            f"{what}: {dim!r} is not a Dimension", f"{tensor}: {shape}", fix="pass the Dimension itself, not its name or position"
-        )
-    found = shape.named(dim.name)
-    if found is not None:
-        return NamedMeshError(
-            f"{what}: {tensor} has {found}, not {dim}", f"{tensor}: {shape}", fix="pass the dimension at the size the tensor has"
-        )
-    return NamedMeshError(
-        f"{what}: {tensor} has no dimension {dim.name}", f"{tensor}: {shape}", fix=did_you_mean(dim.name, shape.names)
-    )

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import AS_INPUT, dimension, shaped, typed
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.tensor import FLOATS, Tensor
+from namedmesh.ops.trace import current
 
 
 def scalar_of(value: float | int | bool, dtype: tf.DType) -> tf.Tensor:
@@ -28,6 +32,11 @@ class Fill(Op):
     shape: Shape
     value: Any
     dtype: str
+    called: str
+
+    @property
+    def kind(self) -> str:
+        return self.called
 
     def results(self):
         return [(self.shape, self.dtype)]
@@ -53,45 +62,77 @@ class Range(Op):
         return values if offset is None else values + tf.cast(offset, values.dtype)
 
 
+def plain(value: Any) -> float | int | bool | None:
+    """A number of Python's or numpy's as one of Python's; None for anything else."""
+    value = value.item() if isinstance(value, np.generic) else value
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def number(what: str, value: Any, dtype: str) -> float | int | bool:
+    """Returns value as a number that the dtype holds, or raises."""
+    known = plain(value)
+    if known is None:
+        raise NamedMeshError(
+            f"{what}: {typed(value)} is no number",
+            fix="use nm.broadcast(x, dims) for a tensor" if isinstance(value, Tensor) else "give a number known while tracing",
+        )
+    if dtype in FLOATS:
+        return float(known) if isinstance(known, bool) else known
+    if dtype == "bool":
+        return known
+    if known != known or known in (math.inf, -math.inf) or int(known) != known:
+        raise NamedMeshError(f"{what}: {known} is no {dtype}", fix="give a whole number, or a floating point dtype")
+    limits = np.iinfo(dtype)
+    if not limits.min <= known <= limits.max:
+        raise NamedMeshError(
+            f"{what}: {known} does not fit {dtype}", fix=f"give a number from {limits.min} to {limits.max}, or another dtype"
+        )
+    return int(known)
+
+
+def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Tensor:
+    return Fill((), shaped(what, dims), number(what, value, checked_dtype(dtype)), dtype, what).output
+
+
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
     """A tensor filled with one number."""
-    return Fill((), Shape(dims), value, checked_dtype(dtype)).output
+    return _filled("full", dims, value, dtype)
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     """A tensor of zeros."""
-    return full(dims, 0, dtype)
+    return _filled("zeros", dims, 0, dtype)
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     """A tensor of ones."""
-    return full(dims, 1, dtype)
+    return _filled("ones", dims, 1, dtype)
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
     """0, 1, 2 ... along a dimension."""
-    if not isinstance(dim, Dimension):
-        raise NamedMeshError(f"range: {dim!r} is not a Dimension", fix="pass a Dimension, e.g. from nm.dims('seq=128')")
-    return Range((), dim, checked_dtype(dtype)).output
+    return Range((), dimension("range", dim), checked_dtype(dtype)).output
 
 
-def as_tensor(value: Any, like: Tensor | None = None) -> Tensor:
+def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
     """A Tensor from a Tensor or a plain number, which takes the dtype of the tensor beside it."""
     if isinstance(value, Tensor):
         return value
-    if not isinstance(value, (bool, int, float)):
-        raise NamedMeshError(
-            f"{value!r} of type {type(value).__name__} is neither a Tensor nor a number",
-            fix="pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)",
-        )
+    known = plain(value)
+    if known is None:
+        beside = [] if like is None else [str(like)]
+        raise NamedMeshError(f"{what}: {typed(value)} is neither a Tensor nor a number", *beside, fix=AS_INPUT)
     if like is None:
-        dtype = "bool" if isinstance(value, bool) else "int32" if isinstance(value, int) else "float32"
+        dtype = "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
     else:
         dtype = like.dtype
-        if isinstance(value, float) and dtype not in FLOATS:
+        if isinstance(known, float) and dtype not in FLOATS:
             raise NamedMeshError(
-                f"number {value} beside {like.label}, which is {dtype}",
+                f"{what}: number {known} beside {like.label}, which is {dtype}",
                 str(like),
                 fix=f"write nm.cast({like.label}, 'float32') or a whole number",
             )
-    return Fill((), Shape(), value, dtype).output
+    current(what)
+    tensor = Fill((), Shape(), number(what, known, dtype), dtype, "fill").output
+    tensor.name = repr(known)
+    return tensor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,13 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context, align
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import same_sizes, shown, takes
 from namedmesh.ops.program import checked_dtype
-from namedmesh.ops.tensor import FLOATS, Tensor
+from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.trace import current
 
 
 @dataclass(frozen=True)
@@ -45,25 +48,22 @@ class Elementwise(Op):
     def results(self):
         function = FUNCTIONS[self.function]
         operands = self.inputs[1:] if self.function == "where" else self.inputs
-        dtypes = {operand.dtype for operand in operands}
-        if len(dtypes) > 1:
+        takes(self.function, function.takes, *operands, source=self.source)
+        if self.function == "where" and self.inputs[0].dtype != "bool":
+            raise NamedMeshError(
+                "where takes a bool condition",
+                *map(str, self.inputs),
+                fix=f"compare first, e.g. {self.inputs[0].label} > 0",
+                source=self.source,
+            )
+        if len({operand.dtype for operand in operands}) > 1:
             raise NamedMeshError(
                 f"{self.function}: operands of different dtypes",
                 *map(str, self.inputs),
                 fix="make them agree with nm.cast(x, dtype)",
                 source=self.source,
             )
-        dtype = operands[0].dtype
-        legal = {"float": dtype in FLOATS, "number": dtype != "bool", "bool": dtype == "bool", "any": True}[function.takes]
-        if not legal or (self.function == "where" and self.inputs[0].dtype != "bool"):
-            wants = "a bool condition" if self.function == "where" else f"{function.takes} operands"
-            raise NamedMeshError(
-                f"{self.function} takes {wants}",
-                *map(str, self.inputs),
-                fix="convert with nm.cast(x, dtype) or compare first, e.g. x > 0",
-                source=self.source,
-            )
-        return [(joined(self.function, *self.inputs), function.gives or dtype)]
+        return [(joined(self.function, *self.inputs), function.gives or operands[0].dtype)]
 
     def lower(self, context: Context, *values):
         shape = self.output.shape
@@ -118,22 +118,12 @@ class StopGradient(Op):
 
 def joined(what: str, *operands: Tensor) -> Shape:
     """The dimensions of all operands, in the order of the one that has most."""
-    same_sizes(what, **_labelled(operands))
+    same_sizes(what, *operands)
     found: dict[str, Dimension] = {}
     for operand in sorted(operands, key=lambda operand: -len(operand.shape)):
         for dim in operand.shape:
             found.setdefault(dim.name, dim)
     return Shape(found.values())
-
-
-def _labelled(operands: tuple[Tensor, ...]) -> dict[str, Shape]:
-    labelled: dict[str, Shape] = {}
-    for operand in operands:
-        label = operand.label
-        while label in labelled and labelled[label] != operand.shape:
-            label += "'"
-        labelled[label] = operand.shape
-    return labelled
 
 
 def fit(dx: Tensor, shape: Shape) -> Tensor:
@@ -151,22 +141,21 @@ def fit(dx: Tensor, shape: Shape) -> Tensor:
 
 def apply(function: str, *operands: Tensor | float | int | bool) -> Tensor:
     """Applies an elementwise function, plain numbers taking the dtype of the tensor beside them."""
-    like = next((operand for operand in reversed(operands) if isinstance(operand, Tensor)), None)
-    if function == "where":
-        like = next((operand for operand in operands[1:] if isinstance(operand, Tensor)), None)
-        return Elementwise((as_tensor(operands[0]), *(as_tensor(x, like) for x in operands[1:])), function).output
-    return Elementwise(tuple(as_tensor(operand, like) for operand in operands), function).output
+    first = (as_tensor(function, operands[0]),) if function == "where" else ()
+    rest = operands[len(first) :]
+    like = next((operand for operand in reversed(rest) if isinstance(operand, Tensor)), None)
+    return Elementwise((*first, *(as_tensor(function, operand, like) for operand in rest)), function).output
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
     """The tensor in another dtype."""
-    x = as_tensor(x)
+    x = as_tensor("cast", x)
     return x if checked_dtype(dtype) == x.dtype else Cast((x,), dtype).output
 
 
 def stop_gradient(x: Tensor) -> Tensor:
     """The same value, through which no gradient flows."""
-    return StopGradient((as_tensor(x),)).output
+    return StopGradient((as_tensor("stop_gradient", x),)).output
 
 
 def clip(x: Tensor, low: float | None = None, high: float | None = None) -> Tensor:
@@ -198,8 +187,15 @@ def elu(x: Tensor) -> Tensor:
 
 def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""):
     FUNCTIONS[name] = Function(compute, vjp, takes, gives)
+    due = [each.name for each in inspect.signature(compute).parameters.values() if each.default is each.empty]
 
     def function(*operands):
+        if len(operands) != len(due):
+            raise NamedMeshError(
+                f"{name}: {len(operands)} operands where {len(due)} {'is' if len(due) == 1 else 'are'} due",
+                *map(shown, operands),
+                fix=f"write nm.{name}({', '.join(('x', 'y') if len(due) == 2 else due)})",
+            )
         return apply(name, *operands)
 
     function.__name__ = function.__qualname__ = name

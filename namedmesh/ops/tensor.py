@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from namedmesh.dims.dimension import Dimension, Shape, missing_dim
+from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 
 if TYPE_CHECKING:
@@ -44,12 +44,6 @@ class Tensor:
         """Bytes of one element."""
         return BYTES.get(self.dtype, 1)
 
-    def require(self, what: str, *dims: Dimension) -> None:
-        """Raises unless the tensor has these dimensions."""
-        for dim in dims:
-            if not isinstance(dim, Dimension) or self.shape.named(dim.name) != dim:
-                raise missing_dim(what, dim, self.shape, self.label)
-
     def __str__(self) -> str:
         return f"{self.label}: {self.dtype}{self.shape}"
 
@@ -68,10 +62,59 @@ class Tensor:
             f"{self.label} cannot be iterated over", str(self), fix="use nm.scan, or nm.chunk for a list of pieces"
         )
 
-    def __array__(self, *unused):
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise NamedMeshError(
+            f"{self.label} cannot be indexed by position",
+            str(self),
+            fix="use nm.slice(x, dim, start, size), nm.gather(x, indices, dim) or nm.chunk(x, dim, parts)",
+        )
+
+    def __len__(self) -> int:
+        raise NamedMeshError(
+            f"{self.label} has no length, its dimensions have sizes", str(self), fix="use the size of a Dimension, or len(x.shape)"
+        )
+
+    def _value(self, *unused: Any, **options: Any) -> NoReturn:
         raise NamedMeshError(
             f"{self.label} has no value while tracing", str(self), fix="return it from the traced function and run the step"
         )
+
+    __array__ = __float__ = __int__ = __index__ = __complex__ = _value
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Tensor:
+        name = ufunc.__name__.replace("bitwise_", "logical_")
+        if name in ("equal", "not_equal"):
+            raise self._compared(name, operands[0] if operands[1] is self else operands[1])
+        if name in _OPERATORS and method == "__call__" and not options:
+            return _apply(name, *operands)
+        raise NamedMeshError(
+            f"numpy's {ufunc.__name__} takes arrays, and {self.label} has no value while tracing",
+            str(self),
+            fix=f"use nm.{name}" if method == "__call__" else "use the functions of nm, e.g. nm.sum",
+        )
+
+    def _compared(self, name: str, other: Any) -> NamedMeshError:
+        from namedmesh.ops.operands import shown
+
+        sign = {"equal": "==", "not_equal": "!="}[name]
+        beside = other.label if isinstance(other, Tensor) else shown(other)
+        return NamedMeshError(
+            f"{self.label} {sign} {beside} would compare Python objects, not values",
+            str(self),
+            fix=f"use nm.{name}({self.label}, {beside}) for values, 'is' for the same tensor",
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if other is self:
+            return True
+        raise self._compared("equal", other)
+
+    def __ne__(self, other: object) -> bool:
+        if other is self:
+            return False
+        raise self._compared("not_equal", other)
+
+    __hash__ = object.__hash__
 
     def __add__(self, other: Operand) -> Tensor:
         return _apply("add", self, other)
@@ -153,6 +196,12 @@ class Tensor:
 
     def __invert__(self) -> Tensor:
         return _apply("logical_not", self)
+
+
+_OPERATORS = frozenset(
+    "add subtract multiply divide floor_divide remainder power logical_and logical_or logical_xor "
+    "less less_equal greater greater_equal negative absolute".split()
+)
 
 
 def _apply(function: str, *operands: Operand) -> Tensor:

@@ -1,0 +1,370 @@
+"""Optimizers step by step against optax, their slices against separate tensors, and their plans against the compiler."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+
+import namedmesh as nm
+from namedmesh.layers.clipping import clip_by_global_norm
+from namedmesh.layers.optimizers import Adafactor, Adam, Sgd
+from namedmesh.layers.schedules import inverse_square_root
+
+STEPS = 10
+SHAPES = {
+    "scalar": [],
+    "vector": nm.dims("a=300"),
+    "small": nm.dims("a=24 b=40"),
+    "matrix": nm.dims("a=160 b=128"),
+    "square": nm.dims("a=128 b=128"),
+    "cube": nm.dims("a=130 b=3 c=128"),
+    "convolution": nm.dims("a=3 b=128 c=128"),
+}
+
+
+FEW = {name: SHAPES[name] for name in ("scalar", "vector", "matrix")}
+
+
+def start_values(shapes):
+    rng = np.random.default_rng(0)
+    return {
+        name: rng.normal(size=[dim.size for dim in dims], scale=0.5).astype(np.float32) + 0.1 for name, dims in shapes.items()
+    }
+
+
+def gradients(values, steps=STEPS):
+    """Gradients whose size changes from step to step and from row to row, so that clipping has work to do."""
+    rng = np.random.default_rng(1)
+    for _ in range(steps):
+        sizes = {name: np.exp(rng.normal(size=value.shape[:1] + (1,) * (value.ndim - 1))) for name, value in values.items()}
+        yield {name: (sizes[name] * rng.normal(size=value.shape)).astype(np.float32) for name, value in values.items()}
+
+
+def traced(optimizer, shapes):
+    """A step in which the gradient of each parameter is the input of its name."""
+
+    def step(**given):
+        parameters = {name: nm.param(name, dims, nm.constant_init(0.0)) for name, dims in shapes.items()}
+        total = nm.full([], 0.0)
+        for name, weight in parameters.items():
+            total = total + nm.sum(weight * given[name])
+        return optimizer.apply(nm.grad(total))
+
+    return nm.trace(step, **{name: nm.spec(dims) for name, dims in shapes.items()})
+
+
+def run(program, values, grads):
+    """The parameters after each step, and the last metrics."""
+    state = {name: np.zeros(found.shape.sizes, found.dtype) for name, found in program.variables.items()} | values
+    history, metrics = [], {}
+    for given in grads:
+        updates, metrics = program.evaluate(state, **given)
+        state |= {name: np.asarray(value) for name, value in updates.items()}
+        history.append({name: state[name] for name in values})
+    return history, metrics
+
+
+def run_optax(transformation, values, grads):
+    """The same with optax."""
+
+    @jax.jit
+    def step(values, state, given):
+        updates, state = transformation.update(given, state, values)
+        return optax.apply_updates(values, updates), state
+
+    state = transformation.init(values)
+    for given in grads:
+        values, state = step(values, state, given)
+        yield {name: np.asarray(value) for name, value in values.items()}
+
+
+def assert_same_history(found, expected, rtol=1e-5, atol=2e-6):
+    for number, (got, want) in enumerate(zip(found, expected, strict=True)):
+        for name, value in want.items():
+            np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=f"{name} at step {number}")
+
+
+def capped_factored_rms(cap):
+    return optax.chain(
+        optax.scale_by_factored_rms(decay_rate_fn=lambda i, power: jax.numpy.minimum(1.0 - (i + 1.0) ** -power, cap)),
+        optax.clip_by_block_rms(1.0),
+        optax.scale(-0.1),
+        optax.scale_by_param_block_rms(),
+    )
+
+
+PAIRS = {
+    "adafactor": (Adafactor(learning_rate=0.1), lambda: optax.adafactor(0.1)),
+    "adafactor absolute": (
+        Adafactor(learning_rate=0.1, multiply_by_parameter_scale=False),
+        lambda: optax.adafactor(0.1, multiply_by_parameter_scale=False),
+    ),
+    "adafactor unclipped, first moment": (
+        Adafactor(learning_rate=0.1, clipping_threshold=None, beta1=0.9),
+        lambda: optax.adafactor(0.1, clipping_threshold=None, momentum=0.9),
+    ),
+    "adafactor other thresholds": (
+        Adafactor(learning_rate=0.1, clipping_threshold=0.5, min_dim_size_to_factor=16, epsilon=1e-3, beta2_exponent=0.5),
+        lambda: optax.adafactor(0.1, clipping_threshold=0.5, min_dim_size_to_factor=16, eps=1e-3, decay_rate=0.5),
+    ),
+    "adafactor capped decay": (Adafactor(learning_rate=0.1, beta2=0.5), lambda: capped_factored_rms(0.5)),
+    "adafactor with the paper's schedule": (
+        Adafactor(),
+        lambda: optax.adafactor(lambda step: 1.0 / np.sqrt(10_000.0)),
+    ),
+    "adafactor decaying": (
+        Adafactor(learning_rate=inverse_square_root(0.3, after=3)),
+        lambda: optax.adafactor(lambda step: 0.3 / jax.numpy.sqrt(jax.numpy.maximum(step, 3.0))),
+    ),
+    "adam": (Adam(learning_rate=0.1), lambda: optax.adam(0.1)),
+    "adam other betas": (Adam(learning_rate=0.1, beta1=0.5, beta2=0.9, epsilon=1e-2), lambda: optax.adam(0.1, 0.5, 0.9, 1e-2)),
+    "adamw": (Adam(learning_rate=0.1, weight_decay=0.1), lambda: optax.adamw(0.1, weight_decay=0.1)),
+    "sgd": (Sgd(learning_rate=0.1), lambda: optax.sgd(0.1)),
+    "momentum": (Sgd(learning_rate=0.1, momentum=0.9), lambda: optax.sgd(0.1, momentum=0.9)),
+    "nesterov": (Sgd(learning_rate=0.1, momentum=0.9, nesterov=True), lambda: optax.sgd(0.1, momentum=0.9, nesterov=True)),
+    "clipped": (
+        Sgd(learning_rate=0.1, clip_norm=2.0),
+        lambda: optax.chain(optax.clip_by_global_norm(2.0), optax.sgd(0.1)),
+    ),
+}
+
+
+EVERY_SHAPE = ("adafactor", "adafactor other thresholds", "adamw", "nesterov")
+
+
+@pytest.mark.parametrize("label", PAIRS)
+def test_ten_steps_are_those_of_optax(label):
+    ours, theirs = PAIRS[label]
+    shapes = SHAPES if label in EVERY_SHAPE else FEW
+    values = start_values(shapes)
+    found, metrics = run(traced(ours, shapes), values, gradients(values))
+    assert_same_history(found, run_optax(theirs(), values, gradients(values)))
+    assert set(metrics) == {"learning_rate"} | ({"grad_norm"} if label == "clipped" else set())
+
+
+@pytest.mark.parametrize("limit", [1e-3, 1e6])
+def test_clipping_is_that_of_optax_in_each_dtype(limit):
+    A, B = nm.dims("a=5 b=7")
+    rng = np.random.default_rng(0)
+    given = {"v": rng.normal(size=5).astype(np.float32), "w": rng.normal(size=(5, 7)).astype(np.float32)}
+
+    def clip(v, w):
+        clipped, norm = clip_by_global_norm({"v": v, "w": w}, limit)
+        half, _ = clip_by_global_norm({"v": nm.cast(v, "bfloat16"), "w": w}, limit)
+        assert {name: grad.dtype for name, grad in half.items()} == {"v": "bfloat16", "w": "float32"}
+        return clipped, norm
+
+    clipped, norm = nm.trace(clip, nm.spec([A]), nm.spec([A, B])).evaluate({}, **given)[1]
+    expected, _ = optax.clip_by_global_norm(limit).update(given, optax.EmptyState())
+    for name, value in expected.items():
+        np.testing.assert_allclose(clipped[name], value, rtol=1e-6)
+    np.testing.assert_allclose(norm, optax.global_norm(given), rtol=1e-6)
+
+
+L, E, M, H = nm.dims("layer=3 expert=2 model=128 hidden=130")
+
+
+def stacked_step(optimizer):
+    """A step on parameters that a scan stacked; gradients are the inputs."""
+
+    def step(expert, bias, gain):
+        def body(total, given):
+            made = nm.param("expert", [E, M, H]), nm.param("bias", [H]), nm.param("gain", [], nm.constant_init(0.0))
+            return sum((nm.sum(weight * g) for weight, g in zip(made, given, strict=True)), start=total), None
+
+        total, _ = nm.scan(body, nm.full([], 0.0), (expert, bias, gain), over=L, stack=True)
+        return optimizer.apply(nm.grad(total))
+
+    return nm.trace(step, nm.spec([L, E, M, H]), nm.spec([L, H]), nm.spec([L]))
+
+
+def test_every_slice_of_a_stack_and_of_the_experts_is_a_tensor_of_its_own():
+    rng = np.random.default_rng(0)
+    sizes = {"expert": (L.size, E.size, M.size, H.size), "bias": (L.size, H.size), "gain": (L.size,)}
+    values = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
+    values["expert"] *= np.array([[1, 10], [0.1, 3], [30, 0.01]], np.float32)[:, :, None, None]
+    grads = list(gradients(values, 5))
+    program = stacked_step(Adafactor(learning_rate=0.1, beta1=0.9, unfactored=[E]))
+
+    def alone(tree):
+        slices = {f"expert {i} {j}": tree["expert"][i, j] for i in range(L.size) for j in range(E.size)}
+        return slices | {f"{name} {i}": tree[name][i] for name in ("bias", "gain") for i in range(L.size)}
+
+    found, _ = run(program, values, grads)
+    expected = run_optax(optax.adafactor(0.1, momentum=0.9), alone(values), map(alone, grads))
+    assert_same_history(map(alone, found), expected)
+
+
+def test_stacked_variables_know_their_stack_and_factored_slots_keep_it():
+    program = stacked_step(Adafactor(unfactored=[E]))
+    assert {name: found.stack for name, found in program.parameters.items()} == {
+        name: ("layer",) for name in ("expert", "bias", "gain")
+    }
+    assert {name: found.shape.names for name, found in program.variables.items() if not found.trainable} == {
+        "adafactor/step": (),
+        "adafactor/expert/row": ("layer", "expert", "model"),
+        "adafactor/expert/column": ("layer", "expert", "hidden"),
+        "adafactor/bias/second": ("layer", "hidden"),
+        "adafactor/gain/second": ("layer",),
+    }
+
+
+def test_two_thousand_experts_are_never_averaged_and_the_update_moves_nothing():
+    B, E, M, H = nm.dims("batch=2048 expert=2048 model=1024 hidden=8192")
+
+    def step(x):
+        wi = nm.param("wi", [E, M, H])
+        wo = nm.param("wo", [E, H, M])
+        h = nm.einsum([nm.reshard(x, E), wi], [E, B, H])
+        loss = nm.mean(nm.square(nm.einsum([h, wo], [E, B, M])))
+        return Adafactor(unfactored=[E]).apply(nm.grad(loss))
+
+    program = nm.trace(step, nm.spec([E, B, M]))
+    slots = [found for name, found in program.variables.items() if not found.trainable and found.shape.dims]
+    assert len(slots) == 4 and all("expert" in slot.shape.names and len(slot.shape) == 2 for slot in slots)
+    assert nm.plan(program, nm.Mesh(all=2048), "expert:all").of_phase("update") == []
+
+
+def layers_and_experts(optimizer):
+    """A stack of dense layers, then experts, trained."""
+    B, L, E, M, H = nm.dims("batch=8 layer=2 expert=4 model=16 hidden=32")
+
+    def step(x, y):
+        def layer(h, _):
+            w, bias = nm.param("w", [M, H], nm.fan_in_init(M)), nm.param("bias", [M])
+            return h + nm.einsum([nm.tanh(nm.einsum([h, w], [B, H])), w], [B, M]) + bias, None
+
+        h, _ = nm.scan(layer, x, over=L, stack=True)
+        expert = nm.param("expert", [E, M, H], nm.fan_in_init(M))
+        output = nm.einsum([nm.tanh(nm.einsum([h, expert], [B, E, H])), expert], [B, M])
+        loss = nm.mean(nm.square(output - y))
+        return loss, optimizer(E).apply(nm.grad(loss))
+
+    return nm.trace(step, nm.spec([B, M]), nm.spec([B, M]))
+
+
+LAYOUTS = {
+    "data parallel": ("data=8", "batch:data", None),
+    "fully sharded": ("data=8", "batch:data", "model:data"),
+    "three axes": (
+        "data=2 model=2 expert=2",
+        "batch:data, hidden:model, expert:expert",
+        "model:data, hidden:model, expert:expert",
+    ),
+}
+OPTIMIZERS = {
+    "adafactor": lambda E: Adafactor(unfactored=[E], min_dim_size_to_factor=8, beta1=0.5, learning_rate=0.1, clip_norm=1.0),
+    "adam": lambda E: Adam(learning_rate=0.01, weight_decay=0.1),
+    "sgd": lambda E: Sgd(learning_rate=0.1, momentum=0.9),
+}
+DATA = np.random.default_rng(0).normal(size=(2, 8, 16)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    program = layers_and_experts(OPTIMIZERS["adafactor"])
+    state = first = {name: np.asarray(value) for name, value in program.initial_state(0).items()}
+    for _ in range(3):
+        updates, results = program.evaluate(state, x=DATA[0], y=DATA[1])
+        state = state | {name: np.asarray(value) for name, value in updates.items()}
+    return program, first, state, results
+
+
+@pytest.mark.parametrize("label", LAYOUTS)
+def test_training_is_the_same_under_every_layout(label, reference):
+    program, first, wanted, (loss, metrics) = reference
+    mesh, layout, params = LAYOUTS[label]
+    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True)
+    assert step.audit.exact, str(step.audit)
+    state = step.place(first)
+    for _ in range(3):
+        state, (got_loss, got_metrics) = step(state, *DATA)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(state[name], value, rtol=1e-5, atol=1e-5, err_msg=name)
+    np.testing.assert_allclose(got_loss, loss, rtol=1e-5)
+    np.testing.assert_allclose(got_metrics["grad_norm"], metrics["grad_norm"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("label", LAYOUTS)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_slots_rest_where_their_parameter_rests(label, optimizer):
+    program = layers_and_experts(OPTIMIZERS[optimizer])
+    mesh, layout, params = LAYOUTS[label]
+    plan = nm.plan(program, nm.Mesh.parse(mesh), layout, params)
+    for name, slot in program.variables.items():
+        if not slot.trainable and slot.shape.dims:
+            owner = program.variables[name.split("/")[1]]
+            for dim in slot.shape.names:
+                assert plan.shardings[slot.tensor].axes(dim) == plan.shardings[owner.tensor].axes(dim), name
+    if optimizer != "adafactor" or params is None:
+        assert plan.of_phase("update") == []
+
+
+def test_only_means_over_split_dimensions_communicate():
+    program = layers_and_experts(lambda E: Adafactor(unfactored=[E], min_dim_size_to_factor=8))
+    plan = nm.plan(program, nm.Mesh(data=8), "batch:data", "model:data")
+    factored = ["column_mean", "row_mean_mean", "update_square", "parameter_square"]
+    means = {"w": factored, "expert": factored, "bias": ["update_square", "parameter_square"]}
+    assert {one.kind for one in plan.of_phase("update")} == {"AllReduce"}
+    assert sorted(one.tensor for one in plan.of_phase("update")) == sorted(
+        f"adafactor/{name}/{mean}" for name, made in means.items() for mean in made
+    )
+
+
+def test_gradients_in_bfloat16_are_cast():
+    A = nm.Dimension("a", 6)
+    given = np.linspace(-1, 1, 6, dtype=np.float32)
+
+    def step(g):
+        weight = nm.param("w", [A], nm.constant_init(1.0))
+        grads = nm.grad(nm.sum(weight * g))
+        Adam(learning_rate=0.1, epsilon=1.0).apply({"w": nm.cast(grads["w"], "bfloat16")})
+
+    program = nm.trace(step, nm.spec([A]))
+    assert {found.dtype for name, found in program.variables.items() if name != "adam/step"} == {"float32"}
+    updates, _ = program.evaluate(program.initial_state(), g=given)
+    rounded = np.asarray(jax.numpy.asarray(given, "bfloat16"), np.float32)
+    np.testing.assert_allclose(updates["w"], 1.0 - 0.1 * rounded / (np.abs(rounded) + 1.0), rtol=1e-4)
+
+
+def test_parameters_without_a_gradient_stay_and_two_optimizers_share_a_step():
+    A = nm.Dimension("a", 4)
+
+    def step():
+        u, v, w = (nm.param(name, [A], nm.constant_init(1.0)) for name in "uvw")
+        grads = nm.grad(nm.sum(u * v * w))
+        Sgd(learning_rate=0.5).apply({"u": grads["u"]})
+        Sgd(learning_rate=0.25, name="slow").apply({"v": grads["v"]})
+
+    program = nm.trace(step)
+    updates, _ = program.evaluate(program.initial_state())
+    means = {name: float(np.mean(value)) for name, value in updates.items()}
+    assert means == {"u": 0.5, "v": 0.75, "w": 1.0, "sgd/step": 1, "slow/step": 1}
+
+
+MISTAKES = {
+    "two optimizers named sgd are applied in one step": lambda w, g: [Sgd(learning_rate=1.0).apply({"w": g}) for _ in range(2)],
+    "sgd: ww is not a parameter": lambda w, g: Sgd(learning_rate=1.0).apply({"ww": g}),
+    "sgd: parameter w is [a=4], its gradient []": lambda w, g: Sgd(learning_rate=1.0).apply({"w": nm.sum(g)}),
+    "sgd: parameter half is bfloat16, in which small updates are lost": lambda w, g: Sgd(learning_rate=1.0).apply(
+        {"half": nm.param("half", w.shape, dtype="bfloat16")}
+    ),
+    "adafactor: unfactored='b' is not a dimension of any parameter": lambda w, g: Adafactor(
+        unfactored=[nm.Dimension("b", 4)]
+    ).apply({"w": g}),
+    "'fast' is neither a number nor a schedule": lambda w, g: Sgd(learning_rate="fast").apply({"w": g}),
+    "sgd: the schedule gave 3, not a floating point scalar": lambda w, g: Sgd(learning_rate=lambda step: 3).apply({"w": g}),
+    "clip_by_global_norm: limit=0": lambda w, g: Sgd(learning_rate=1.0, clip_norm=0).apply({"w": g}),
+}
+
+
+@pytest.mark.parametrize("problem", MISTAKES)
+def test_mistakes_are_named(problem):
+    def step():
+        w = nm.param("w", nm.dims("a=4"))
+        MISTAKES[problem](w, nm.grad(nm.sum(w * w))["w"])
+
+    with pytest.raises(nm.NamedMeshError) as caught:
+        nm.trace(step)
+    assert caught.value.problem == problem
+    assert caught.value.fix
