@@ -11,7 +11,7 @@ from tests.programs import Case, cases
 def planned(case: Case, program: nm.Program) -> nm.Plan:
     """The plan under the first layout that is legal; one without shared axes always is."""
     for i, layout in enumerate(case.layouts):
-        params = None if case.params is None else case.params.only(program.dims)
+        params = None if case.params is None else case.params.only(program.resting_dims)
         try:
             return nm.plan(program, case.mesh, layout.only(program.dims), params)
         except nm.NamedMeshError as error:

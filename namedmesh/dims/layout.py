@@ -104,15 +104,17 @@ class Layout:
         keep = set(names)
         return Layout({name: axes for name, axes in self.rules.items() if name in keep})
 
-    def check(self, mesh: Mesh, sizes: Mapping[str, Sequence[int]], label: str = "layout") -> None:
-        """Raises for axes the mesh does not have and names no tensor has; sizes are those of each name in the program."""
+    def check(
+        self, mesh: Mesh, sizes: Mapping[str, Sequence[int]], label: str = "layout", owner: str = "tensor of the program"
+    ) -> None:
+        """Raises for axes the mesh does not have and names no owner has; sizes are those of each name that some has."""
         for name, axes in self.rules.items():
             for axis in axes:
                 mesh.check_axis(axis, f"{label} {name}:{'+'.join(axes)}")
             if name not in sizes:
                 known = ", ".join(f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items())
                 raise NamedMeshError(
-                    f"the {label} maps dimension {name!r}, which no tensor of the program has",
+                    f"the {label} maps dimension {name!r}, which no {owner} has",
                     f"{label}: {self.text}",
                     f"dimensions: {known}",
                     fix=did_you_mean(name, sizes) + " (or leave it out: layout.only(program.dims))",

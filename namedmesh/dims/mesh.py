@@ -24,7 +24,8 @@ class Mesh:
             for name, size in axes.items()
         }
         if not self.axes:
-            raise NamedMeshError("a mesh needs at least one axis", fix="write e.g. nm.Mesh(data=8)")
+            given = "" if device_assignment is None else f", and {device_assignment!r} names none"
+            raise NamedMeshError(f"a mesh needs at least one axis{given}", fix="write e.g. nm.Mesh(data=8)")
         self.device_assignment = None if device_assignment is None else self._permutation(device_assignment)
 
     def _permutation(self, given: Sequence[int]) -> tuple[int, ...]:

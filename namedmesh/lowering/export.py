@@ -17,7 +17,7 @@ from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
 from namedmesh.lowering.portable import portable
-from namedmesh.ops.program import Program
+from namedmesh.ops.program import Program, every_op
 from namedmesh.ops.tensor import Tensor
 from namedmesh.runtime.artifact import Artifact, TensorSpec, VariableSpec, packed
 
@@ -100,6 +100,7 @@ def export(
 def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     """The Artifact of a plan."""
     program = plan.program
+    _check_widths(program)
     initializers = plan_initializers(plan)
     given, made = entries(plan), results(plan)
     variables = [
@@ -123,6 +124,19 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         step_module=lower([plan], precision),
         init_module=lower(initializers, precision) if initializers else b"",
     )
+
+
+def _check_widths(program: Program) -> None:
+    """Raises for 64-bit tensors: devices compute in 32 bits, and jax would cut them short."""
+    for op in every_op(program.ops):
+        for tensor in op.outputs:
+            if tensor.dtype in ("float64", "int64"):
+                raise NamedMeshError(
+                    f"tensor {tensor.label} is {tensor.dtype}, which does not run on devices",
+                    str(tensor),
+                    source=op.source,
+                    fix=f"use {'float32' if tensor.floating else 'int32'}; 64 bits are for program.evaluate alone",
+                )
 
 
 def _recorded(plans: Sequence[Plan]) -> tuple[dict[str, Any], ...]:

@@ -46,7 +46,8 @@ def plan(
     layout = Layout(layout)
     at_rest = layout if params is None else Layout(params)
     layout.check(mesh, program.dims)
-    at_rest.check(mesh, program.dims, "params layout")
+    if params is not None:
+        at_rest.check(mesh, program.resting_dims, "params layout", "parameter")
     planner = Planner(Plan(program, mesh, layout, at_rest), params is not None, label)
     planner.program(results)
     if results is None:

@@ -74,7 +74,7 @@ def pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
 
 
 def scan(planner: Planner, op: Scan, times: int) -> None:
-    """The carry keeps the place it starts in; xs are read whole along the loop, the rest as they lie."""
+    """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop, the rest as they lie."""
     body, shardings, total = op.body, planner.plan.shardings, len(op.body.inputs)
     for i, tensor in enumerate(op.inputs):
         inner = (*body.inputs, *body.captures)[i]
@@ -95,7 +95,7 @@ def scan(planner: Planner, op: Scan, times: int) -> None:
             place = shardings[body.inputs[i]]
             planner.result(body, i, tensor, place, repeats)
         else:
-            place = shardings[tensor]
+            place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
         outcome(planner, op, op.outputs[i], place, times)
 
 

@@ -9,6 +9,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import full, zeros
 from namedmesh.ops.elementwise import StopGradient, add
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import operand, shown
 from namedmesh.ops.placement import Move
 from namedmesh.ops.program import Body, Placeholder
 from namedmesh.ops.state import parameters
@@ -30,25 +31,29 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     for target in targets:
         if not isinstance(target, Tensor) or not target.floating:
             raise NamedMeshError(
-                f"grad: cannot differentiate with respect to {target}", fix="name floating point tensors in wrt="
+                f"grad: cannot differentiate with respect to {shown(target)}", fix="name floating point tensors in wrt="
             )
     if not targets:
         raise NamedMeshError(
             "grad: there is nothing to differentiate with respect to",
             fix="make parameters with nm.param, or name tensors in wrt=",
         )
-    if not loss.floating or (cotangent is None and len(loss.shape)):
+    if not operand("grad", loss).floating:
         raise NamedMeshError(
-            "grad: the loss is no floating point scalar", str(loss), fix="reduce it, e.g. nm.mean(loss), or give cotangent="
+            f"grad: the loss is {loss.dtype}, through which no gradient flows",
+            str(loss),
+            fix="compute it in floating point: nm.cast its operands, not the loss",
         )
+    if cotangent is None and len(loss.shape):
+        raise NamedMeshError("grad: the loss is no scalar", str(loss), fix="reduce it, e.g. nm.mean(loss), or give cotangent=")
     targets = [trace.bring(target) for target in targets]
     with trace.at(trace.source, "backward", derived=True):
-        start = full([], 1, loss.dtype) if cotangent is None else cotangent
+        start = full([], 1, loss.dtype) if cotangent is None else operand("grad: cotangent", cotangent)
         if start.shape != loss.shape or start.dtype != loss.dtype:
             raise NamedMeshError(
                 "grad: the cotangent is not like the loss",
-                str(loss),
-                str(start),
+                f"loss: {loss.dtype}{loss.shape}",
+                f"cotangent: {start.dtype}{start.shape}",
                 fix="give it the same dimensions, order and dtype",
             )
         found = _reverse(list(trace.ops), {loss: start}, targets)

@@ -12,8 +12,9 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import shown
 from namedmesh.ops.program import Body, trace_body
-from namedmesh.ops.structures import flatten, unflatten
+from namedmesh.ops.structures import flatten, leaves_as, outline, unflatten
 from namedmesh.ops.tensor import Tensor
 from namedmesh.ops.trace import current
 
@@ -99,16 +100,21 @@ class While(Op):
 
 
 def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
-    """The leaves of a result, each checked to be like the expected one (its order of dimensions restored)."""
+    """The leaves of a result, in the order of the expected ones and each like it (its order of dimensions restored)."""
     from namedmesh.ops.structure import transpose
 
-    leaves, wanted = [as_tensor(leaf) for leaf in flatten(made)], flatten(expected)
-    if len(leaves) != len(wanted):
+    leaves, wanted = leaves_as(expected, made), flatten(expected)
+    if leaves is None:
+        label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else shown(leaf)
         raise NamedMeshError(
-            f"{what}: {len(leaves)} tensors where {len(wanted)} are due", fix=f"return the structure of {structure}"
+            f"{what} is {outline(made, label)} where {outline(expected, label)} is due",
+            *(f"made: {shown(leaf)}" for leaf in flatten(made)),
+            *(f"due: {leaf}" for leaf in wanted),
+            fix=f"return the structure of {structure}",
         )
     result = []
-    for leaf, want in zip(leaves, wanted, strict=True):
+    for given, want in zip(leaves, wanted, strict=True):
+        leaf = as_tensor(what, given, want)
         if {*leaf.shape} != {*want.shape} or leaf.dtype != want.dtype:
             raise NamedMeshError(
                 f"{what}: {leaf.label} is {leaf.dtype}{leaf.shape} where {want.dtype}{want.shape} is due",
@@ -119,6 +125,10 @@ def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]
 
 
 def _checked_condition(what: str, condition: Tensor) -> Tensor:
+    if not isinstance(condition, Tensor):
+        raise NamedMeshError(
+            f"{what}: the condition {shown(condition)} is no Tensor", fix="use Python's own if for what is known while tracing"
+        )
     if len(condition.shape) or condition.dtype != "bool":
         raise NamedMeshError(f"{what}: the condition is no bool scalar", str(condition), fix="reduce it with nm.any or nm.all")
     return condition
@@ -128,18 +138,21 @@ def cond(condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *op
     """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
     _checked_condition("cond", condition)
     first, structure = trace_body(lambda: yes(*operands), [])
-    second, _ = trace_body(lambda: matched("cond: the second branch", no(*operands), list(first.outputs), "the first branch"), [])
+    due = unflatten(structure, iter(first.outputs))
+    second, _ = trace_body(lambda: matched("cond: the second branch's result", no(*operands), due, "the first branch"), [])
     outputs = Cond((condition, *first.captured, *second.captured), first, second).outputs
     return unflatten(structure, iter(outputs))
 
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
     """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
-    leaves = [as_tensor(leaf) for leaf in flatten(list(start))]
+    leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
     arguments = lambda carry: unflatten(list(start), iter(carry))
+    due = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
     checked, _ = trace_body(lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs)
-    repeated, _ = trace_body(lambda *carry: matched("while_loop: the body", body(*arguments(carry)), leaves, "the carry"), specs)
+    repeat = lambda *carry: matched("while_loop: the body's carry", body(*arguments(carry)), due, "the carry")
+    repeated, _ = trace_body(repeat, specs)
     outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs
     made = unflatten(list(start), iter(outputs))
     return made[0] if len(start) == 1 else tuple(made)

@@ -10,9 +10,11 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.source import Source, caller
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import dimension, several, shown
 from namedmesh.ops.placement import grouped_by_lack
 from namedmesh.ops.program import InputSpec
 from namedmesh.ops.structure import transpose
@@ -30,6 +32,7 @@ class CustomVjp(Op):
     residuals: Any
     structure: Any
     backward: Callable[..., Any]
+    declared: Source
 
     @property
     def kind(self) -> str:
@@ -48,15 +51,18 @@ class CustomVjp(Op):
         made = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(made) != self.arguments:
             raise self.error(
-                f"the backward function returned {len(made)} cotangents for {self.arguments} arguments",
+                f"the backward function returned {_count(len(made), 'cotangent')} for {_count(self.arguments, 'argument')}",
                 *map(str, arguments),
+                f"declared at {self.declared}: {self.declared.code}",
                 fix="return one cotangent (or None) for each argument of the function, in order",
             )
+        made = [None if dx is None else as_tensor("custom_vjp", dx, x) for dx, x in zip(made, arguments, strict=True)]
         for dx, x in zip(made, arguments, strict=True):
             if dx is not None and ({*dx.shape} != {*x.shape} or dx.dtype != x.dtype):
                 raise self.error(
                     f"the backward function's cotangent of {x.label} is {dx.dtype}{dx.shape}",
                     str(x),
+                    f"declared at {self.declared}: {self.declared.code}",
                     fix="give it the shape and dtype of its argument",
                 )
         made = [None if dx is None else transpose(dx, x.shape) for dx, x in zip(made, arguments, strict=True)]
@@ -69,17 +75,29 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     forward(*tensors) returns (result, residuals); backward(residuals, cotangent) returns a cotangent per tensor.
     """
 
+    declared = caller()
+
     def function(*arguments):
-        tensors = tuple(as_tensor(argument) for argument in arguments)
+        tensors = tuple(as_tensor("custom_vjp", argument) for argument in arguments)
         made = forward(*tensors)
         if not isinstance(made, tuple) or len(made) != 2:
-            raise NamedMeshError("custom_vjp: forward did not return (result, residuals)", fix="return a pair")
+            raise NamedMeshError(
+                "custom_vjp: forward did not return (result, residuals)",
+                *map(str, tensors),
+                f"declared at {declared}: {declared.code}",
+                fix="return (result, residuals); residuals may be None",
+            )
         structure, residuals = made
-        results, saved = flatten(structure), flatten(residuals)
-        outputs = CustomVjp((*results, *tensors, *saved), len(results), len(tensors), residuals, structure, backward).outputs
+        results, saved = ([as_tensor("custom_vjp", leaf) for leaf in flatten(part)] for part in made)
+        inputs = (*results, *tensors, *saved)
+        outputs = CustomVjp(inputs, len(results), len(tensors), residuals, structure, backward, declared).outputs
         return unflatten(structure, iter(outputs))
 
     return function
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass(eq=False)
@@ -100,10 +118,17 @@ class TfCall(Op):
 
     def lower(self, context: Context, *values):
         results = tf.nest.flatten(self.function(*values))
+        if len(results) != len(self.made):
+            raise self.error(
+                f"the function made {_count(len(results), 'tensor')} where {len(self.made)} should be",
+                *(f"due: {shown(one)}" for one in self.made),
+                fix="give one nm.spec in result= for each tensor it makes",
+            )
         for value, one in zip(results, self.made, strict=True):
             if value.shape.as_list() != context.sizes(one.shape) or value.dtype != tf.as_dtype(one.dtype):
                 raise self.error(
                     f"the function made {value.dtype.name}{value.shape.as_list()}, not {one.dtype}{one.shape}",
+                    *(f"a device sees {context.size(d)} of {d} (batch=)" for d in one.shape if context.size(d) != d.size),
                     fix="give the shape and dtype it makes, in order, as nm.spec",
                 )
         return results
@@ -161,14 +186,30 @@ def call_tf(
     (nm.spec). Dimensions in batch may be split over devices: the function sees one device's piece of them and
     must treat their elements independently. All other dimensions are made whole first.
     """
-    specs = (result,) if isinstance(result, InputSpec) else tuple(result)
+    given = tuple(as_tensor("call_tf", tensor) for tensor in tensors)
+    specs = several(result)
     for one in specs:
-        for dim in batch:
+        if not isinstance(one, InputSpec):
+            raise NamedMeshError(
+                f"call_tf: result={shown(result)} is no spec",
+                *map(str, given),
+                fix="describe what the function makes, e.g. result=nm.spec([B, M])",
+            )
+    split = tuple(dimension("call_tf", dim, *given) for dim in several(batch))
+    for dim in split:
+        if not any(dim in tensor.shape for tensor in given):
+            raise NamedMeshError(
+                f"call_tf: no tensor has the batch dimension {dim.name}",
+                *map(str, given),
+                fix=f"leave {dim.name} out of batch=",
+            )
+    for one in specs:
+        for dim in split:
             if dim not in one.shape:
                 raise NamedMeshError(
                     f"call_tf: a result lacks the batch dimension {dim.name}",
                     f"result: {one.shape}",
                     fix=f"leave {dim.name} out of batch=, so that the function sees all of it",
                 )
-    outputs = TfCall(tuple(as_tensor(t) for t in tensors), function, specs, tuple(batch)).outputs
+    outputs = TfCall(given, function, specs, split).outputs
     return outputs[0] if isinstance(result, InputSpec) else outputs

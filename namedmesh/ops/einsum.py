@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,11 +10,11 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 from tensorflow.compiler.xla import xla_data_pb2
 
-from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.ops.context import Context, arrange
-from namedmesh.ops.elementwise import _labelled
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import listed, same_sizes, shaped, takes
 from namedmesh.ops.reduce import sum
 from namedmesh.ops.structure import broadcast, transpose
 from namedmesh.ops.tensor import Tensor
@@ -72,25 +71,23 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
 
     The result has exactly dims, in that order: nm.einsum([x, w], [G, S, H]).
     """
-    if isinstance(operands, Tensor) or not builtins.all(isinstance(operand, Tensor) for operand in operands) or not operands:
-        raise NamedMeshError("einsum: the first argument is not a list of tensors", fix="write nm.einsum([x, w], [B, H])")
-    operands, shape = list(operands), Shape(dims)
-    same_sizes("einsum", **_labelled(tuple(operands)), result=shape)
+    operands = listed("einsum", operands, "nm.einsum([x, w], [B, H])")
+    shape = shaped("einsum", dims, *operands)
+    same_sizes("einsum", *operands, result=shape)
     known = {dim.name for operand in operands for dim in operand.shape}
     for dim in shape:
         if dim.name not in known:
             raise NamedMeshError(
                 f"einsum: result dimension {dim.name} is in none of the operands",
                 *map(str, operands),
-                f"result: {shape}",
-                fix=did_you_mean(dim.name, known) + "; to add a dimension use nm.broadcast",
+                f"the result: {shape}",
+                fix=did_you_mean(dim.name, known) + " (to add a dimension use nm.broadcast)",
             )
+    takes("einsum", "number", *operands)
     if len({operand.dtype for operand in operands}) > 1:
         raise NamedMeshError(
             "einsum: operands of different dtypes", *map(str, operands), fix="make them agree with nm.cast(x, dtype)"
         )
-    if operands[0].dtype == "bool":
-        raise NamedMeshError("einsum: operands are bool", *map(str, operands), fix="use nm.cast(x, 'float32')")
     for left, right in _path(operands, shape):
         a, b = operands[left], operands[right]
         rest = [operand for i, operand in enumerate(operands) if i not in (left, right)]

@@ -18,7 +18,6 @@ from namedmesh.ops.op import Op
 from namedmesh.ops.operands import same_sizes, shown, takes
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import current
 
 
 @dataclass(frozen=True)
@@ -187,14 +186,15 @@ def elu(x: Tensor) -> Tensor:
 
 def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""):
     FUNCTIONS[name] = Function(compute, vjp, takes, gives)
-    due = [each.name for each in inspect.signature(compute).parameters.values() if each.default is each.empty]
+    due = sum(each.default is each.empty for each in inspect.signature(compute).parameters.values())
+    names = ("condition, x, y", "x", "x, y")[due % 3]
 
     def function(*operands):
-        if len(operands) != len(due):
+        if len(operands) != due:
             raise NamedMeshError(
-                f"{name}: {len(operands)} operands where {len(due)} {'is' if len(due) == 1 else 'are'} due",
+                f"{name}: {len(operands)} operands where {due} {'is' if due == 1 else 'are'} due",
                 *map(shown, operands),
-                fix=f"write nm.{name}({', '.join(('x', 'y') if len(due) == 2 else due)})",
+                fix=f"write nm.{name}({names})",
             )
         return apply(name, *operands)
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context, arrange
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import dimension, operand, require, same_sizes, several, shaped
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.structure import rename, transpose
 from namedmesh.ops.tensor import INTEGERS, Tensor
@@ -135,15 +136,15 @@ def _apart(dim: Dimension) -> Dimension:
 
 
 def _checked_indices(what: str, indices: Tensor) -> Tensor:
-    if not isinstance(indices, Tensor) or indices.dtype not in INTEGERS:
-        raise NamedMeshError(f"{what}: the indices are not integers", str(indices), fix="use nm.cast(indices, 'int32')")
+    if operand(what, indices).dtype not in INTEGERS:
+        raise NamedMeshError(f"{what}: the indices are not integers", str(indices), fix=f"use nm.cast({indices.label}, 'int32')")
     return indices
 
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     """One at each index along a new last dimension, zero elsewhere."""
     _checked_indices("one_hot", indices)
-    if not isinstance(dim, Dimension) or indices.shape.named(dim.name):
+    if indices.shape.named(dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
             f"one_hot: {dim} is not a new dimension", str(indices), fix="give a Dimension that the indices do not have"
         )
@@ -152,9 +153,9 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     """The slices of table at indices along a dimension; shared names are batch dimensions; outside reads zero."""
-    table.require("gather", dim)
+    require("gather", table, dim)
     _checked_indices("gather", indices)
-    same_sizes("gather", **{table.label: table.shape.without(dim.name), indices.label + "'": indices.shape.without(dim.name)})
+    same_sizes("gather", table, indices, but=dim.name)
     own = indices.shape.named(dim.name)
     if own is None:
         return Gather((table, indices), dim).output
@@ -168,10 +169,12 @@ def scatter_add(updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequenc
     updates is kept. An index outside the dimension adds nothing.
     """
     _checked_indices("scatter_add", indices)
-    updates.require("scatter_add", *indices.shape)
-    indices.require("scatter_add", *batch)
-    own = indices.shape.named(dim.name)
+    require("scatter_add", updates, *indices.shape)
+    kept = several(batch)
+    require("scatter_add", indices, *kept)
+    own = indices.shape.named(dimension("scatter_add", dim, updates, indices).name)
     if own is not None:
         updates, indices = rename(updates, own, _apart(own)), rename(indices, own, _apart(own))
     rest = [one for one in updates.shape if one.name not in indices.shape.names]
-    return ScatterAdd((indices, updates), dim, Shape([*batch, dim, *rest])).output
+    shape = shaped("scatter_add", [*kept, dim, *rest], updates, indices)
+    return ScatterAdd((indices, updates), dim, shape).output

@@ -26,27 +26,30 @@ def shown(value: Any) -> str:
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, Shape):
         return f"{dtype}{shape}"
-    if shape is not None and dtype is not None and not isinstance(value, np.generic):
+    if shape is not None and dtype is not None and not isinstance(value, (np.generic, type)):
         return f"{getattr(dtype, 'name', dtype)}{list(shape)}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def typed(value: Any) -> str:
-    """A value in a sentence, with its type."""
-    return f"{shown(value)} of type {type(value).__name__}"
+    """A value in a sentence, with its type unless that can be seen."""
+    return shown(value) if isinstance(value, (Tensor, Dimension)) else f"{shown(value)} of type {type(value).__name__}"
 
 
 def operand(what: str, x: Any) -> Tensor:
     """Returns x when it is a Tensor, or raises."""
     if not isinstance(x, Tensor):
-        raise NamedMeshError(f"{what}: {typed(x)} is no Tensor", fix=AS_INPUT)
+        number = isinstance(x, (bool, int, float, np.generic))
+        raise NamedMeshError(f"{what}: {typed(x)} is no Tensor", fix=f"write nm.full(dims, {x})" if number else AS_INPUT)
     return x
 
 
-def operands(what: str, tensors: Any, example: str) -> list[Tensor]:
-    """Returns a list of tensors as one, or raises."""
-    if isinstance(tensors, (Tensor, str)) or not isinstance(tensors, Iterable):
+def listed(what: str, tensors: Any, example: str) -> list[Tensor]:
+    """Returns tensors as a list, or raises."""
+    if isinstance(tensors, Tensor):
+        raise NamedMeshError(f"{what}: a single tensor where a list is due", str(tensors), fix=f"write {example}")
+    if isinstance(tensors, str) or not isinstance(tensors, Iterable):
         raise NamedMeshError(f"{what}: {typed(tensors)} is not a list of tensors", fix=f"write {example}")
     found = [operand(what, tensor) for tensor in tensors]
     if not found:

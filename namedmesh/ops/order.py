@@ -11,6 +11,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context
 from namedmesh.ops.index import ScatterAdd, gather
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import dimension, require, takes
 from namedmesh.ops.structure import rename, transpose
 from namedmesh.ops.tensor import Tensor
 
@@ -124,16 +125,16 @@ class Argsort(Op):
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sums along a dimension; exclusive leaves out the element itself, reverse sums from the end."""
-    x.require("cumsum", dim)
-    if x.dtype == "bool":
-        raise NamedMeshError("cumsum: the operand is bool", str(x), fix="use nm.cast(x, 'int32')")
+    require("cumsum", x, dim)
+    takes("cumsum", "number", x)
     return Cumsum((x,), dim, exclusive, reverse).output
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """The k.size largest elements along a dimension and their indices, the largest first, in dimension k."""
-    x.require("top_k", dim)
-    if not isinstance(k, Dimension) or k.size > dim.size or (k.name != dim.name and x.shape.named(k.name)):
+    require("top_k", x, dim)
+    takes("top_k", "number", x)
+    if dimension("top_k", k, x).size > dim.size or (k.name != dim.name and x.shape.named(k.name)):
         raise NamedMeshError(
             f"top_k: {k} cannot hold the largest of {dim}", str(x), fix=f"give a new dimension of size at most {dim.size}"
         )
@@ -143,13 +144,18 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """The indices that sort a dimension; equal elements keep their order."""
-    x.require("argsort", dim)
+    return _order("argsort", x, dim, descending)
+
+
+def _order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
+    require(what, x, dim)
+    takes(what, "number", x)
     return Argsort((x,), dim, descending).output
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """The elements along a dimension in order."""
-    indices = argsort(x, dim, descending)
+    indices = _order("sort", x, dim, descending)
     hidden = Dimension(f"{dim.name}_sorted", dim.size)
     found = gather(x, rename(indices, dim, hidden), dim)
     return transpose(rename(found, hidden, dim), x.shape)

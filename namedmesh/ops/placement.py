@@ -9,9 +9,10 @@ from typing import Any
 import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, checked_identifier
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import dimension, operand, require, several, shown
 from namedmesh.ops.program import Body, every_op, trace_body
 from namedmesh.ops.structures import unflatten
 from namedmesh.ops.tensor import Tensor
@@ -51,7 +52,7 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
     If another dimension held them this is an AllToAll; if none did, a free local slice; if the layout does
     not map them, nothing. So the same model text is right under every layout.
     """
-    x.require("reshard", *dims)
+    require("reshard", x, *dims)
     if not dims:
         raise NamedMeshError("reshard: no dimension given", str(x), fix="name the dimension that takes its axes")
     return Move((x,), take=tuple(dim.name for dim in dims), called="reshard").output
@@ -59,24 +60,31 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
 
 def replicate(x: Tensor, *dims: Dimension) -> Tensor:
     """The dimensions become whole on every device (all of them, when none is named): an AllGather of what was held."""
-    x.require("replicate", *dims)
+    require("replicate", x, *dims)
     return Move((x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate").output
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
     """The paper's split: this dimension alone is split, over the axes the layout gives it."""
     if not isinstance(dim, Dimension):
-        raise NamedMeshError(f"split: {dim!r} is not a Dimension", str(x), fix="to cut a tensor into pieces use nm.chunk")
-    x.require("split", dim)
+        details = str(operand("split", x))
+        raise NamedMeshError(f"split: {shown(dim)} is not a Dimension", details, fix="to cut a tensor into pieces use nm.chunk")
+    require("split", x, dim)
     others = tuple(name for name in x.shape.names if name != dim.name)
     return Move((x,), take=(dim.name,), give=others, called="split").output
 
 
 def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
     """The paper's shard: exactly these dimensions lie on exactly these mesh axes, whatever the layout says."""
-    x.require("shard", *axes)
-    exact = {dim.name: (on,) if isinstance(on, str) else tuple(on) for dim, on in axes.items()}
-    used = [axis for on in exact.values() for axis in on]
+    if not isinstance(axes, Mapping):
+        raise NamedMeshError(
+            f"shard: {shown(axes)} does not map dimensions to mesh axes",
+            str(operand("shard", x)),
+            fix="write e.g. nm.shard(x, {B: 'data'})",
+        )
+    require("shard", x, *axes)
+    exact = {dim.name: several(on) for dim, on in axes.items()}
+    used = [checked_identifier(axis, "shard: mesh axis", str(x)) for on in exact.values() for axis in on]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(
@@ -145,7 +153,9 @@ def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Seq
     Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
     the result is the same under every layout. All other dimensions are whole inside.
     """
-    return _region(function, tensors, (over,) if isinstance(over, Dimension) else tuple(over), ())
+    for tensor in tensors:
+        operand("manual", tensor)
+    return _region(function, tensors, tuple(dimension("manual", dim, *tensors) for dim in several(over)), ())
 
 
 def _region(
@@ -168,11 +178,17 @@ def _region(
             )
     for tensor in body.outputs:
         lost = sorted(names - sums - {*tensor.shape.names})
+        if lost and not any(x.shape.named(lost[0]) for x in (*tensors, *body.captured)):
+            raise NamedMeshError(
+                f"manual: over={lost[0]} is a dimension of none of the tensors",
+                *map(str, tensors),
+                fix=f"leave {lost[0]} out of over=",
+            )
         if lost:
             raise NamedMeshError(
                 f"manual: the result {tensor.label} lacks dimension {lost[0]}, over which the region is split",
                 str(tensor),
-                fix="compute it outside the region",
+                fix=f"compute it outside the region, or nm.broadcast it to include {lost[0]}",
                 source=tensor.producer.source,
             )
     made = Manual((*tensors, *body.captured), body, over, summed).outputs

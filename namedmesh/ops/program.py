@@ -10,6 +10,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import several, shown, typed
 from namedmesh.ops.structures import flatten
 from namedmesh.ops.tensor import FLOATS, INTEGERS, Tensor
 from namedmesh.ops.trace import Trace, current, pushed, tracing
@@ -38,13 +39,14 @@ class InputSpec:
 def checked_dtype(dtype: str) -> str:
     """Returns the name of a dtype we know, or raises."""
     known = (*FLOATS, *INTEGERS, "bool")
-    if dtype not in known:
-        raise NamedMeshError(f"{dtype!r} is not a dtype of tensors", fix=did_you_mean(str(dtype), known))
+    if not isinstance(dtype, str) or dtype not in known:
+        raise NamedMeshError(f"{shown(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), known))
     return dtype
 
 
 def whole_names(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:
     """The names of dimensions asked to stay whole, each checked to be in the shape."""
+    whole = several(whole)
     for dim in whole:
         if not isinstance(dim, Dimension) or dim not in shape.dims:
             raise NamedMeshError(
@@ -100,6 +102,12 @@ class Program:
         return {name: sorted(sizes) for name, sizes in found.items()}
 
     @property
+    def resting_dims(self) -> dict[str, list[int]]:
+        """Every dimension name of parameters and their slots, with its sizes."""
+        dims = {dim for variable in self.variables.values() if variable.at_rest for dim in variable.shape}
+        return {name: sorted(dim.size for dim in dims if dim.name == name) for name in sorted({dim.name for dim in dims})}
+
+    @property
     def parameters(self) -> dict[str, Variable]:
         """The trainable variables."""
         return {name: variable for name, variable in self.variables.items() if variable.trainable}
@@ -126,9 +134,10 @@ class Program:
 
         def initialize(seed: Tensor) -> Tensor:
             value = variable.initializer(fold_in_name(key_from_seed(seed), name), variable.shape, variable.dtype)
-            if value.shape != variable.shape or value.dtype != variable.dtype:
+            if not isinstance(value, Tensor) or value.shape != variable.shape or value.dtype != variable.dtype:
+                made = f"{value.dtype}{value.shape}" if isinstance(value, Tensor) else typed(value)
                 raise NamedMeshError(
-                    f"the initializer of {name} made {value.dtype}{value.shape}, not {variable.dtype}{variable.shape}",
+                    f"the initializer of {name} made {made}, not {variable.dtype}{variable.shape}",
                     fix="return a tensor of the shape and dtype the initializer is called with",
                     source=variable.tensor.producer.source,
                 )
@@ -179,6 +188,8 @@ def trace(function: Callable[..., Any], /, *specs: InputSpec, **named: InputSpec
     """Runs a function on named tensors and records what it does."""
     if tracing():
         raise NamedMeshError("nm.trace was called inside a traced function", fix="call the inner function directly")
+    if not callable(function):
+        raise NamedMeshError(f"nm.trace: {typed(function)} is not a function", fix="write nm.trace(function, nm.spec([B, M]))")
     name = getattr(function, "__name__", "program")
     try:
         bound = inspect.signature(function).bind(*specs, **named)
@@ -190,8 +201,9 @@ def trace(function: Callable[..., Any], /, *specs: InputSpec, **named: InputSpec
     arguments = _flat_arguments(function, bound)
     for argument, given in arguments.items():
         if not isinstance(given, InputSpec):
+            dims = ", ".join(dim.name for dim in several(given) if isinstance(dim, Dimension)) or "dims"
             raise NamedMeshError(
-                f"input {argument} of {name} is {given!r}, not a spec", fix=f"pass {argument}=nm.spec([dims], dtype)"
+                f"input {argument} of {name} is {shown(given)}, not a spec", fix=f"pass {argument}=nm.spec([{dims}])"
             )
     root = Trace()
     inputs = {arg: root.placeholder(given.shape, given.dtype, arg) for arg, given in arguments.items()}
@@ -250,8 +262,8 @@ def trace_body(
 
 def checked_tensor(value: Any, what: str) -> Tensor:
     """Returns value when it is a Tensor or a plain number, or raises."""
-    from namedmesh.ops.constants import as_tensor
+    from namedmesh.ops.constants import as_tensor, plain
 
-    if isinstance(value, (Tensor, int, float, bool)):
-        return as_tensor(value)
-    raise NamedMeshError(f"{what} is {value!r}, not a Tensor", fix="return tensors, or tuples, lists and dicts of them")
+    if isinstance(value, Tensor) or plain(value) is not None:
+        return as_tensor(what, value)
+    raise NamedMeshError(f"{what} is {shown(value)}, not a Tensor", fix="return tensors, or tuples, lists and dicts of them")

@@ -11,13 +11,14 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.constants import as_tensor, full
+from namedmesh.ops.constants import as_tensor, zeros
 from namedmesh.ops.context import Context
 from namedmesh.ops.elementwise import cast, erfinv, log
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import require, shaped, shown, takes
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.reduce import argmax
-from namedmesh.ops.tensor import Operand, Tensor
+from namedmesh.ops.tensor import FLOATS, Operand, Tensor
 
 KEY = Dimension("key_word", 2)
 _MANTISSA = {"bfloat16": 8, "float16": 11}
@@ -86,22 +87,22 @@ class FoldIn(Op):
 
 def key(seed: int) -> Tensor:
     """A random key from a seed known while tracing; take one as an input to draw anew each step."""
-    return key_from_seed(as_tensor(seed))
+    return key_from_seed(as_tensor("random.key", seed))
 
 
 def key_from_seed(seed: Tensor) -> Tensor:
     """A random key from an int32 scalar."""
     if len(seed.shape) or seed.dtype != "int32":
-        raise NamedMeshError("random: the seed is no int32 scalar", str(seed), fix="declare it as nm.spec([], 'int32')")
-    return FoldIn((full([KEY], 0, "uint32"), seed)).output
+        raise NamedMeshError("random.key: the seed is no int32 scalar", str(seed), fix="declare it as nm.spec([], 'int32')")
+    return FoldIn((zeros([KEY], "uint32"), seed)).output
 
 
 def fold_in(key: Tensor, number: Operand) -> Tensor:
     """A new key from a key and a whole number: a step, a layer."""
-    _checked_key("fold_in", key)
-    number = as_tensor(number)
+    _checked_key("random.fold_in", key)
+    number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
-        raise NamedMeshError("fold_in: the number is no int32 scalar", str(number), fix="use nm.cast(number, 'int32')")
+        raise NamedMeshError("random.fold_in: the number is no int32 scalar", str(number), fix="use nm.cast(number, 'int32')")
     return FoldIn((key, number)).output
 
 
@@ -112,37 +113,58 @@ def fold_in_name(key: Tensor, name: str) -> Tensor:
 
 def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """32 random bits an element, as uint32."""
-    _checked_key("random.bits", key)
-    return Bits((key,), Shape(dims)).output
+    return _bits("random.bits", key, dims)
+
+
+def _bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
+    _checked_key(what, key)
+    return Bits((key,), shaped(what, dims)).output
+
+
+def _float_dtype(what: str, dtype: str) -> str:
+    if checked_dtype(dtype) not in FLOATS:
+        raise NamedMeshError(
+            f"{what} makes floating point numbers, not {dtype}", fix="use nm.cast on what it makes, or nm.random.bits"
+        )
+    return dtype
+
+
+def _uniform(what: str, key: Tensor, dims: Sequence[Dimension], low: Operand, high: Operand, dtype: str = "float32") -> Tensor:
+    digits = _MANTISSA.get(_float_dtype(what, dtype), 24)
+    unit = cast(_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
+    return cast(unit * (high - low) + low, dtype)
 
 
 def uniform(key: Tensor, dims: Sequence[Dimension], low: float = 0.0, high: float = 1.0, dtype: str = "float32") -> Tensor:
     """Numbers evenly spread from low (included) to high (not included)."""
-    digits = _MANTISSA.get(checked_dtype(dtype), 24)
-    unit = cast(bits(key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
-    return cast(unit * (high - low) + low, dtype)
+    return _uniform("random.uniform", key, dims, low, high, dtype)
 
 
 def normal(key: Tensor, dims: Sequence[Dimension], mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32") -> Tensor:
     """Normally distributed numbers."""
-    centred = uniform(key, dims, -1.0 + 2.0**-24, 1.0)
-    return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, checked_dtype(dtype))
+    centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
+    return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype))
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
     """True with a probability, which may be a tensor that broadcasts by name."""
-    return uniform(key, dims) < probability
+    return _uniform("random.bernoulli", key, dims, 0.0, 1.0) < probability
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     """Gumbel noise: added to logits, its argmax is a sample."""
-    return cast(-log(-log(_open_unit(bits(key, dims)))), checked_dtype(dtype))
+    return _gumbel("random.gumbel", key, dims, dtype)
+
+
+def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Tensor:
+    return cast(-log(-log(_open_unit(_bits(what, key, dims)))), _float_dtype(what, dtype))
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     """An index along a dimension drawn with probability softmax(logits)."""
-    logits.require("categorical", over)
-    return argmax(logits + gumbel(key, logits.shape, logits.dtype), over)
+    require("random.categorical", logits, over)
+    takes("random.categorical", "float", logits)
+    return argmax(logits + _gumbel("random.categorical", key, logits.shape, logits.dtype), over)
 
 
 def _open_unit(words: Tensor) -> Tensor:
@@ -152,4 +174,4 @@ def _open_unit(words: Tensor) -> Tensor:
 
 def _checked_key(what: str, key: Tensor) -> None:
     if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
-        raise NamedMeshError(f"{what}: the first argument is no random key", str(key), fix="make one with nm.random.key(seed)")
+        raise NamedMeshError(f"{what}: the first argument is no random key", shown(key), fix="make one with nm.random.key(seed)")

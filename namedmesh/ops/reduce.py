@@ -8,9 +8,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context
 from namedmesh.ops.elementwise import cast, equal, exp, log, maximum, stop_gradient, where
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import operand, require, several, takes
 from namedmesh.ops.tensor import Tensor
 
 _COMPUTE = {
@@ -32,11 +34,7 @@ class Reduce(Op):
 
     def results(self):
         (x,) = self.inputs
-        boolean = self.function in ("any", "all")
-        if boolean != (x.dtype == "bool"):
-            raise self.error(
-                f"takes {'bool' if boolean else 'number'} operands", str(x), fix="compare first, e.g. x > 0, or use nm.cast"
-            )
+        takes(self.function, "bool" if self.function in ("any", "all") else "number", x, source=self.source)
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
 
     def lower(self, context: Context, x):
@@ -96,10 +94,26 @@ class ArgReduce(Op):
 
 
 def _dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> tuple[Dimension, ...]:
-    dims = x.shape.dims if over is None else (over,) if isinstance(over, Dimension) else tuple(over)
-    x.require(what, *dims)
-    Shape(dims)
+    if over is None:
+        return operand(what, x).shape.dims
+    dims = several(over)
+    require(what, x, *dims)
+    for i, dim in enumerate(dims):
+        if dim in dims[:i]:
+            raise NamedMeshError(f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once")
     return dims
+
+
+def _float_dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> tuple[Dimension, ...]:
+    dims = _dims(what, x, over)
+    takes(what, "float", x)
+    return dims
+
+
+def _named_dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension]) -> tuple[Dimension, ...]:
+    if over is None:
+        raise NamedMeshError(f"{what}: over=None names no dimension", str(operand(what, x)), fix="name one, e.g. over=S")
+    return _float_dims(what, x, over)
 
 
 def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> Tensor:
@@ -114,7 +128,7 @@ def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
 
 def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """The mean over some dimensions."""
-    count = Shape(_dims("mean", x, over)).elements
+    count = Shape(_float_dims("mean", x, over)).elements
     return sum(x, over) * (1.0 / count)
 
 
@@ -145,21 +159,21 @@ def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """log of the sum of exponentials, without overflow."""
-    dims = _dims("logsumexp", x, over)
+    dims = _float_dims("logsumexp", x, over)
     peak = stop_gradient(maximum(max(x, dims), _lowest(x)))
     return log(sum(exp(x - peak), dims)) + peak
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """Exponentials normalised to sum to one over some dimensions."""
-    dims = _dims("softmax", x, over)
+    dims = _named_dims("softmax", x, over)
     e = exp(x - stop_gradient(max(x, dims)))
     return e / sum(e, dims)
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """The logarithm of softmax, without overflow."""
-    dims = _dims("log_softmax", x, over)
+    dims = _named_dims("log_softmax", x, over)
     shifted = x - stop_gradient(max(x, dims))
     return shifted - log(sum(exp(shifted), dims))
 
@@ -170,11 +184,11 @@ def _lowest(x: Tensor) -> float:
 
 def argmax(x: Tensor, over: Dimension) -> Tensor:
     """The index of the largest element along a dimension, the first at ties."""
-    _dims("argmax", x, over)
+    require("argmax", x, over)
     return ArgReduce((x,), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension) -> Tensor:
     """The index of the smallest element along a dimension, the first at ties."""
-    _dims("argmin", x, over)
+    require("argmin", x, over)
     return ArgReduce((x,), "argmin", over).output

@@ -18,6 +18,7 @@ from namedmesh.ops.context import Context
 from namedmesh.ops.control import matched
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.op import Op
+from namedmesh.ops.operands import require, shown
 from namedmesh.ops.program import Body, trace_body
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
@@ -202,17 +203,14 @@ def scan(
     iteration: a stack of layers. Without it, all iterations share it.
     """
     if not isinstance(over, Dimension):
-        raise NamedMeshError(f"scan: over={over!r} is not a Dimension", fix="name the dimension to loop over")
+        raise NamedMeshError(f"scan: over={shown(over)} is not a Dimension", fix="name the dimension to loop over")
     if remat not in REMAT:
         raise NamedMeshError(f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT))
-    first, rows = [as_tensor(leaf) for leaf in flatten(carry)], flatten(xs)
+    first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
-        row.require("scan", over)
+        require("scan", row, over)
     for leaf in first:
-        if leaf.shape.named(over.name):
-            raise NamedMeshError(
-                f"scan: the carry {leaf.label} has the loop's own dimension {over.name}", str(leaf), fix="rename it"
-            )
+        _without(over, leaf, "carry")
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
@@ -222,15 +220,22 @@ def scan(
         if not isinstance(made, tuple) or len(made) != 2:
             raise NamedMeshError("scan: the body did not return (carry, y)", fix="return a pair; y may be None")
         structures.append(made[1])
-        ys = [as_tensor(y) for y in flatten(made[1])]
+        ys = [as_tensor("scan", y) for y in flatten(made[1])]
         for y in ys:
-            if y.shape.named(over.name):
-                raise NamedMeshError(
-                    f"scan: the result {y.label} has the loop's own dimension {over.name}", str(y), fix="rename it"
-                )
-        return [*matched("scan: the body's carry", made[0], first, "the carry"), *ys]
+            _without(over, y, "result")
+        return [*matched("scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"), *ys]
 
     traced, _ = trace_body(body, specs, over if stack else None)
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
     return unflatten(carry, iter(outputs[: len(first)])), unflatten(structures[0], iter(outputs[len(first) :]))
+
+
+def _without(over: Dimension, tensor: Tensor, role: str) -> None:
+    found = tensor.shape.named(over.name)
+    if found is not None:
+        raise NamedMeshError(
+            f"scan: the {role} {tensor.label} has the loop's own dimension {over.name}",
+            str(tensor),
+            fix=f"rename it, e.g. nm.rename(x, {over.name}, nm.Dimension('{over.name}_2', {found.size}))",
+        )

@@ -8,11 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
+from namedmesh.dims.source import caller
 from namedmesh.ops import random
-from namedmesh.ops.constants import full
+from namedmesh.ops.constants import as_tensor, full, number
+from namedmesh.ops.operands import dimension, shaped, shown
 from namedmesh.ops.program import Variable, checked_dtype, whole_names
 from namedmesh.ops.structure import transpose
-from namedmesh.ops.tensor import FLOATS, Tensor
+from namedmesh.ops.tensor import FLOATS, Operand, Tensor
 from namedmesh.ops.trace import Trace, current
 
 Initializer = Callable[[Tensor, Shape, str], Tensor]
@@ -30,7 +32,7 @@ def normal_init(stddev: float) -> Initializer:
 
 def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
     """Normally distributed with variance scale / (size of the dimensions that are summed over)."""
-    return normal_init(math.sqrt(scale / math.prod(dim.size for dim in fan_in)))
+    return normal_init(math.sqrt(scale / math.prod(dimension("fan_in_init", dim).size for dim in fan_in)))
 
 
 def param(
@@ -45,9 +47,19 @@ def param(
     init(key, shape, dtype) makes its first value (by default normal, variance one over the first dimension).
     Dimensions in whole stay unsplit under every layout: a small weight that every device keeps.
     """
+    shape = shaped(f"parameter {name}", dims)
     if checked_dtype(dtype) not in FLOATS:
-        raise NamedMeshError(f"parameter {name} is {dtype}", fix="parameters are floating point; use nm.state for others")
-    shape = Shape(dims)
+        raise NamedMeshError(
+            f"parameter {name} is {dtype}",
+            f"{name}: {dtype}{shape}",
+            fix="parameters are floating point; use nm.state for others",
+        )
+    if init is not None and not callable(init):
+        raise NamedMeshError(
+            f"parameter {name}: init={shown(init)} is no initializer",
+            f"{name}: {dtype}{shape}",
+            fix="write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)",
+        )
     start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
     return _variable(name, shape, start, dtype, True, whole, True)
 
@@ -64,8 +76,8 @@ def state(
 
     A slot says which parameter it is of, and rests where that parameter rests.
     """
-    start = init if callable(init) else constant_init(init)
-    shape = Shape(dims)
+    start = init if callable(init) else constant_init(number(f"state {name}: init", init, checked_dtype(dtype)))
+    shape = shaped(f"state {name}", dims)
     if of is not None:
         owner = _of("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
@@ -76,7 +88,7 @@ def _variable(
     name: str, shape: Shape, init: Initializer, dtype: str, trainable: bool, whole: Sequence[Dimension], at_rest: bool
 ) -> Tensor:
     trace = current("param" if trainable else "state")
-    full_name = trace.scope + name
+    full_name = trace.scope + (name if isinstance(name, str) else checked_identifier(name, "variable"))
     for part in full_name.split("/"):
         checked_identifier(part, "variable")
     stacks = _stacks(trace)
@@ -122,10 +134,11 @@ def _of(what: str, tensor: Tensor) -> Variable:
     for variable in variables.values():
         if variable.tensor is tensor:
             return variable
-    label = getattr(tensor, "label", str(tensor))
+    label = tensor.label if isinstance(tensor, Tensor) else shown(tensor)
     raise NamedMeshError(
         f"{what}: {label} is not a variable",
-        fix=f"pass the tensor that nm.param or nm.state returned; {did_you_mean(label, variables)}",
+        *([str(tensor)] if isinstance(tensor, Tensor) else []),
+        fix="pass the tensor that nm.param or nm.state returned" + (f"; {did_you_mean(label, variables)}" if variables else ""),
     )
 
 
@@ -134,21 +147,31 @@ def parameters() -> dict[str, Tensor]:
     return {name: variable.tensor for name, variable in current("parameters").root.variables.items() if variable.trainable}
 
 
-def assign(variable: Tensor, value: Tensor) -> None:
+def assign(variable: Tensor, value: Operand) -> None:
     """Gives a variable its value for the next step."""
     trace = current("assign")
     found = _of("assign", variable)
     if trace is not trace.root:
         raise NamedMeshError(
-            f"assign: {found.name} is assigned inside a loop body or branch", fix="return the value and assign it outside"
+            f"assign: {found.name} is assigned inside a loop body or branch",
+            str(found.tensor),
+            fix="return the value and assign it outside",
         )
+    value = as_tensor("assign", value, found.tensor)
     if {*value.shape} != {*found.shape} or value.dtype != found.dtype:
         raise NamedMeshError(
             f"assign: {found.name} is {found.dtype}{found.shape}, the value {value.dtype}{value.shape}",
             fix="give it the variable's dimensions and dtype, e.g. with nm.cast",
         )
     if found.name in trace.updates:
-        raise NamedMeshError(f"assign: {found.name} is assigned twice in one step", fix="assign the final value once")
+        first = trace.assigned[found.name]
+        raise NamedMeshError(
+            f"assign: {found.name} is assigned twice in one step",
+            str(found.tensor),
+            f"first at {first}: {first.code}",
+            fix="assign the final value once",
+        )
+    trace.assigned[found.name] = caller()
     trace.updates[found.name] = transpose(trace.bring(value), found.shape)
 
 

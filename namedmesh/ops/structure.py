@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from namedmesh.dims.dimension import Dimension, Shape, same_sizes
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context, align, arrange
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import dimension, listed, operand, require, same_sizes, several, shaped, shown, whole_number
 from namedmesh.ops.tensor import Tensor
 
 
@@ -138,14 +138,14 @@ class Concat(Op):
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """The tensor repeated along the dimensions it lacks, in the order given."""
-    shape = Shape(dims)
-    same_sizes("broadcast", **{x.label: x.shape, "result": shape})
+    shape = shaped("broadcast", dims, operand("broadcast", x))
+    same_sizes("broadcast", x, result=shape)
     lost = [dim.name for dim in x.shape if dim.name not in shape.names]
     if lost:
         raise NamedMeshError(
             f"broadcast: the result lacks dimension {lost[0]} of {x.label}",
             str(x),
-            f"result: {shape}",
+            f"the result: {shape}",
             fix=f"add {lost[0]} to the result, or sum over it first",
         )
     return x if shape == x.shape else Broadcast((x,), shape).output
@@ -153,7 +153,7 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """The same dimensions in another order."""
-    shape = Shape(dims)
+    shape = shaped("transpose", dims, operand("transpose", x))
     if {*shape} != {*x.shape}:
         raise NamedMeshError(
             "transpose: the order does not list the tensor's dimensions once each",
@@ -166,8 +166,8 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
     """The tensor with one dimension under another name of the same size."""
-    x.require("rename", old)
-    if not isinstance(new, Dimension) or new.size != old.size:
+    require("rename", x, old)
+    if dimension("rename", new, x).size != old.size:
         raise NamedMeshError(f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size")
     if new.name != old.name and x.shape.named(new.name):
         raise NamedMeshError(
@@ -178,31 +178,30 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
 
 def reshape(x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]) -> Tensor:
     """Merges dimensions into one or splits one into several: nm.reshape(x, [H, W], P), nm.reshape(x, P, [H, W])."""
-    before = (old,) if isinstance(old, Dimension) else tuple(old)
-    after = (new,) if isinstance(new, Dimension) else tuple(new)
+    before, after = several(old), several(new)
     if not before or not after:
         raise NamedMeshError("reshape: one side names no dimension", str(x), fix="give at least one dimension on each side")
-    x.require("reshape", *before)
-    Shape(before)
-    sizes = [math.prod(dim.size for dim in Shape(side)) for side in (before, after)]
-    if sizes[0] != sizes[1]:
+    require("reshape", x, *before)
+    for dim in after:
+        dimension("reshape", dim, x)
+    merged, made = shaped("reshape", before, x), shaped("reshape", after, x)
+    if merged.elements != made.elements:
         raise NamedMeshError(
-            f"reshape: {Shape(before)} has {sizes[0]} elements and {Shape(after)} has {sizes[1]}",
+            f"reshape: {merged} has {merged.elements} elements and {made} has {made.elements}",
             str(x),
             fix="make the products of the sizes equal",
         )
-    Shape([*(dim for dim in x.shape if dim not in before), *after])
+    shaped("reshape", [*(dim for dim in x.shape if dim not in before), *after], x)
     return x if before == after else Reshape((x,), before, after).output
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
     """Tensors one after the other along the dimension of that name; the sizes along it add up."""
-    name = dim.name if isinstance(dim, Dimension) else dim
-    if isinstance(tensors, Tensor) or not tensors:
-        raise NamedMeshError("concat: the first argument is not a list of tensors", fix="write nm.concat([a, b], S)")
+    tensors = listed("concat", tensors, "nm.concat([a, b], S)")
+    name = dim if isinstance(dim, str) else dimension("concat", dim, *tensors).name
     for tensor in tensors:
         if tensor.shape.named(name) is None:
-            tensor.require("concat", Dimension(name, 1))
+            require("concat", tensor, Dimension(name, 1))
     first = tensors[0]
     for tensor in tensors:
         if {*tensor.shape.without(name)} != {*first.shape.without(name)} or tensor.dtype != first.dtype:
@@ -217,9 +216,12 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
 
 def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
     """Tensors of one shape side by side along a new first dimension."""
-    if isinstance(tensors, Tensor) or len(tensors) != dim.size:
+    tensors = listed("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
+    if len(tensors) != dimension("stack", dim, *tensors).size:
         raise NamedMeshError(
-            f"stack: {dim} does not count the tensors", fix="give a list of tensors and a dimension of that size"
+            f"stack: {dim} where {len(tensors)} tensors are given",
+            *map(str, tensors),
+            fix=f"give a dimension of size {len(tensors)}",
         )
     one = Dimension(dim.name, 1)
     return concat([broadcast(x, [one, *x.shape]) for x in tensors], dim)
@@ -229,11 +231,15 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
     """The tensor cut into pieces along a dimension: so many equal ones, or pieces of the sizes given."""
     from namedmesh.ops.windows import slice
 
-    x.require("chunk", dim)
-    sizes = [dim.size // parts] * parts if isinstance(parts, int) and parts > 0 else parts
-    if isinstance(sizes, int) or sum(sizes) != dim.size or any(size < 1 for size in sizes):
+    require("chunk", x, dim)
+    if isinstance(parts, (list, tuple)):
+        sizes = [whole_number("chunk", "size", size, x) for size in parts]
+    else:
+        count = whole_number("chunk", "number of parts", parts, x)
+        sizes = [dim.size // count] * count if count > 0 else []
+    if sum(sizes) != dim.size or any(size < 1 for size in sizes):
         raise NamedMeshError(
-            f"chunk: {parts} does not cut {dim} into whole pieces",
+            f"chunk: {shown(parts)} does not cut {dim} into whole pieces",
             str(x),
             fix="give a divisor of the size, or sizes that add up to it",
         )

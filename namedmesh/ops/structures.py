@@ -1,6 +1,6 @@
 """Tuples, lists and dicts of tensors, flattened and put together again."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 
@@ -27,3 +27,32 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
             return type(structure)(*items)
         return type(structure)(items)
     return next(leaves)
+
+
+def outline(structure: Any, leaf: Callable[[Any], str]) -> str:
+    """The nesting in one line, each leaf as said."""
+    if structure is None:
+        return "None"
+    if isinstance(structure, dict):
+        return f"{{{', '.join(f'{key!r}: {outline(value, leaf)}' for key, value in structure.items())}}}"
+    if isinstance(structure, (tuple, list)):
+        return f"({', '.join(outline(item, leaf) for item in structure)})"
+    return leaf(structure)
+
+
+def leaves_as(pattern: Any, structure: Any) -> list[Any] | None:
+    """The leaves of a structure in the order of a pattern; None unless the two nest alike (tuples and lists are one kind)."""
+    if pattern is None or structure is None:
+        return [] if pattern is structure else None
+    if isinstance(pattern, dict):
+        if not isinstance(structure, dict) or structure.keys() != pattern.keys():
+            return None
+        pairs = [(pattern[key], structure[key]) for key in pattern]
+    elif isinstance(pattern, (tuple, list)):
+        if not isinstance(structure, (tuple, list)) or len(structure) != len(pattern):
+            return None
+        pairs = list(zip(pattern, structure, strict=True))
+    else:
+        return None if isinstance(structure, (dict, tuple, list)) else [structure]
+    found = [leaves_as(*pair) for pair in pairs]
+    return None if any(leaves is None for leaves in found) else [leaf for leaves in found for leaf in leaves or ()]

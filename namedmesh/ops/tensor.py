@@ -71,7 +71,9 @@ class Tensor:
 
     def __len__(self) -> int:
         raise NamedMeshError(
-            f"{self.label} has no length, its dimensions have sizes", str(self), fix="use the size of a Dimension, or len(x.shape)"
+            f"{self.label} has no length, its dimensions have sizes",
+            str(self),
+            fix="use the size of a Dimension, or len(x.shape)",
         )
 
     def _value(self, *unused: Any, **options: Any) -> NoReturn:
@@ -198,10 +200,10 @@ class Tensor:
         return _apply("logical_not", self)
 
 
-_OPERATORS = frozenset(
-    "add subtract multiply divide floor_divide remainder power logical_and logical_or logical_xor "
-    "less less_equal greater greater_equal negative absolute".split()
-)
+_OPERATORS = {
+    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and", "logical_or", "logical_xor",
+    "less", "less_equal", "greater", "greater_equal",
+}  # fmt: skip
 
 
 def _apply(function: str, *operands: Operand) -> Tensor:

@@ -28,6 +28,7 @@ class Trace:
         self.captures: dict[Tensor, Tensor] = {}
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
+        self.assigned: dict[str, Source] = {}  # where each update was written
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
         self.phase = parent.phase if parent else "forward"
@@ -48,6 +49,7 @@ class Trace:
             raise NamedMeshError(
                 f"tensor {tensor.label} belongs to another program, or to a loop body or branch that has ended",
                 str(tensor),
+                f"made at {tensor.producer.source}: {tensor.producer.source.code}",
                 fix="return it from that function and use the returned tensor",
             )
         outer = self.parent.bring(tensor)

@@ -10,9 +10,10 @@ from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.constants import as_tensor, scalar_of, zeros
+from namedmesh.ops.constants import as_tensor, number, scalar_of, zeros
 from namedmesh.ops.context import Context, arrange
 from namedmesh.ops.op import Op, Placement
+from namedmesh.ops.operands import operand, require, whole_number
 from namedmesh.ops.tensor import Tensor
 
 
@@ -166,7 +167,9 @@ def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
     """size elements from start on along a dimension, every stride-th; the dimension keeps its name."""
-    x.require("slice", dim)
+    require("slice", x, dim)
+    given = {"start": start, "size": size, "stride": stride}
+    start, size, stride = (whole_number("slice", name, value, x) for name, value in given.items())
     if start < 0 or size < 1 or stride < 1 or start + (size - 1) * stride >= dim.size:
         raise NamedMeshError(
             f"slice: {size} elements from {start} with stride {stride} do not lie in {dim}",
@@ -178,7 +181,9 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
     """The tensor made longer along a dimension, filled with a value; the dimension keeps its name."""
-    x.require("pad", dim)
+    require("pad", x, dim)
+    low, high = whole_number("pad", "low", low, x), whole_number("pad", "high", high, x)
+    value = number("pad", value, x.dtype)
     if low < 0 or high < 0:
         raise NamedMeshError(f"pad: {low} before and {high} after {dim}", str(x), fix="use nm.slice to make it shorter")
     return Pad((x,), dim, low, high, 0, value).output if low or high else x
@@ -186,19 +191,21 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
     """The elements along a dimension from last to first."""
-    x.require("reverse", dim)
+    require("reverse", x, dim)
     return Reverse((x,), dim).output
 
 
 def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
     """The elements moved on along a dimension, coming in again at the other end."""
-    x.require("roll", dim)
-    return Roll((x,), dim, by % dim.size).output if by % dim.size else x
+    require("roll", x, dim)
+    by = whole_number("roll", "by", by, x) % dim.size
+    return Roll((x,), dim, by).output if by else x
 
 
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     """The elements moved on along a dimension (back, when negative), a value coming in."""
-    x.require("shift", dim)
+    require("shift", x, dim)
+    by, value = whole_number("shift", "by", by, x), number("shift", value, x.dtype)
     if abs(by) >= dim.size:
         raise NamedMeshError(f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size")
     if by == 0:
@@ -209,7 +216,8 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
     """size elements along a dimension from a start known at run time (kept inside the dimension)."""
-    x.require("dynamic_slice", dim)
+    require("dynamic_slice", x, dim)
+    size = whole_number("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
         raise NamedMeshError(f"dynamic_slice: {size} elements do not lie in {dim}", str(x), fix="ask for at most its size")
     return DynamicSlice((x, _scalar_index("dynamic_slice", start)), dim, size).output
@@ -217,8 +225,8 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
     """x with the elements along a dimension, from a start known at run time, replaced by update."""
-    x.require("dynamic_update", dim)
-    patch = update.shape.named(dim.name)
+    require("dynamic_update", x, dim)
+    patch = operand("dynamic_update", update).shape.named(dim.name)
     if patch is None or patch.size > dim.size or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}:
         raise NamedMeshError(
             f"dynamic_update: the update does not fit along {dim}",
@@ -232,7 +240,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
 
 
 def _scalar_index(what: str, start: Tensor | int) -> Tensor:
-    index = as_tensor(start)
+    index = as_tensor(what, start)
     if len(index.shape) or index.dtype != "int32":
         raise NamedMeshError(f"{what}: the start is no int32 scalar", str(index), fix="use nm.cast(start, 'int32')")
     return index

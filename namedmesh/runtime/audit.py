@@ -12,6 +12,7 @@ from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.source import caller
 from namedmesh.runtime.hlo import Found, collectives
 
 _AROUND = r"^jit\(.*?\)/namedmesh/"  # what jax puts before the names of a module's ops
@@ -52,7 +53,8 @@ class Audit:
             raise NamedMeshError(
                 problem, *details, fix="reshard or replicate the tensors named here explicitly, or run with strict=False"
             )
-        warnings.warn("\n  ".join([problem, *details]), stacklevel=3)
+        line = caller()
+        warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
 
     def __str__(self) -> str:
         lines = [f"audit: {len(self.matched)} as planned, {len(self.unplanned)} unplanned, {len(self.missing)} not made"]
@@ -93,7 +95,9 @@ def _attributed(plan: dict[str, Any], one: Found) -> bool:
 
 
 def _same(plan: dict[str, Any], one: Found) -> bool:
-    return (plan["kind"], tuple(plan["axes"]), plan["elements"], plan["dtype"]) == (one.kind, one.axes, one.elements, one.dtype)
+    """The same collective; which axes a permutation seems to run along depends on which devices it leaves alone."""
+    alike = (plan["kind"], plan["elements"], plan["dtype"]) == (one.kind, one.elements, one.dtype)
+    return alike and (one.kind == "CollectivePermute" or tuple(plan["axes"]) == one.axes)
 
 
 def _scatter_as_reduce(plan: dict[str, Any], one: Found) -> bool:

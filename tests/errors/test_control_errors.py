@@ -10,7 +10,7 @@ wrong = Table()
 
 
 @wrong("""
-grad: the loss is no floating point scalar
+grad: the loss is no scalar
   loss: float32[batch=4, hidden=16]
   at LINE: nm.grad(loss)
   fix: reduce it, e.g. nm.mean(loss), or give cotangent=
@@ -22,10 +22,10 @@ def gradient_of_many_numbers(x):
 
 
 @wrong("""
-grad: the loss is no floating point scalar
+grad: the loss is int32, through which no gradient flows
   sum: int32[]
   at LINE: nm.grad(nm.sum(k), x)
-  fix: reduce it, e.g. nm.mean(loss), or give cotangent=
+  fix: compute it in floating point: nm.cast its operands, not the loss
 """)
 def gradient_of_an_integer(x, k):
     nm.grad(nm.sum(k), x)
@@ -51,8 +51,8 @@ def gradient_with_respect_to_nothing(x):
 
 @wrong("""
 grad: the cotangent is not like the loss
-  y: float32[batch=4, seq=6, model=8]
-  fill: float32[batch=4, model=8]
+  loss: float32[batch=4, seq=6, model=8]
+  cotangent: float32[batch=4, model=8]
   at LINE: nm.grad(y, x, cotangent=nm.ones([B, M]))
   fix: give it the same dimensions, order and dtype
 """)
@@ -73,51 +73,6 @@ def gradient_of_a_while_loop(x):
 
 
 @wrong("""
-custom_vjp: the backward function returned 1 cotangents for 2 arguments
-  x: float32[batch=4, seq=6, model=8]
-  w: float32[model=8, hidden=16]
-  at LINE: y = product(x, w)
-  fix: return one cotangent (or None) for each argument of the function, in order
-""")
-def custom_vjp_with_a_cotangent_too_few(x, w):
-    product = nm.custom_vjp(lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy)
-    y = product(x, w)
-    nm.grad(nm.sum(y), [x, w])
-
-
-@wrong("""
-custom_vjp: the backward function's cotangent of x is float32[batch=4, seq=6]
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: y = double(x)
-  fix: give it the shape and dtype of its argument
-""")
-def custom_vjp_with_a_cotangent_of_another_shape(x):
-    double = nm.custom_vjp(lambda x: (x * 2.0, None), lambda saved, dy: nm.sum(dy, over=M))
-    y = double(x)
-    nm.grad(nm.sum(y), x)
-
-
-@wrong("""
-custom_vjp: forward did not return (result, residuals)
-  at LINE: return double(x)
-  fix: return a pair
-""")
-def custom_vjp_without_residuals(x):
-    double = nm.custom_vjp(lambda x: x * 2.0, lambda saved, dy: dy)
-    return double(x)
-
-
-@wrong("""
-call_tf: a result lacks the batch dimension batch
-  result: [seq=6, model=8]
-  at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
-  fix: leave batch out of batch=, so that the function sees all of it
-""")
-def call_tf_with_a_batch_dimension_the_result_lacks(x):
-    nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
-
-
-@wrong("""
 sum: mixes elements of dimension batch, over which the region is split
   x: float32[batch=4, seq=6, model=8]
   at LINE: return nm.manual(lambda x: x - nm.mean(x, over=B), x, over=B)
@@ -128,10 +83,10 @@ def manual_region_that_sums_over_its_own_dimension(x):
 
 
 @wrong("""
-manual: the result fill lacks dimension batch, over which the region is split
-  fill: float32[seq=6, model=8]
+manual: the result zeros lacks dimension batch, over which the region is split
+  zeros: float32[seq=6, model=8]
   at LINE: return nm.manual(lambda x: nm.zeros([S, M]), x, over=B)
-  fix: compute it outside the region
+  fix: compute it outside the region, or nm.broadcast it to include batch
 """)
 def manual_region_whose_result_lacks_its_dimension(x):
     return nm.manual(lambda x: nm.zeros([S, M]), x, over=B)
@@ -150,7 +105,7 @@ def manual_region_that_moves_a_tensor(x):
 @wrong("""
 scan: the body's carry: sum is float32[batch=4] where float32[batch=4, model=8] is due
   at LINE: nm.scan(lambda total, row: (nm.sum(row, over=M), None), nm.zeros([B, M]), x, over=S)
-  fix: make it like fill, e.g. with nm.cast, nm.sum or nm.broadcast
+  fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
 def scan_whose_carry_changes_shape(x):
     nm.scan(lambda total, row: (nm.sum(row, over=M), None), nm.zeros([B, M]), x, over=S)
@@ -159,7 +114,7 @@ def scan_whose_carry_changes_shape(x):
 @wrong("""
 scan: the body's carry: cast is bfloat16[batch=4, model=8] where float32[batch=4, model=8] is due
   at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
-  fix: make it like fill, e.g. with nm.cast, nm.sum or nm.broadcast
+  fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
 def scan_whose_carry_changes_dtype(x):
     nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
@@ -176,7 +131,7 @@ def scan_that_returns_no_pair(x):
 
 @wrong("""
 scan: x has no dimension token
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=T)
   fix: use one of: batch, model, seq
 """)
@@ -188,17 +143,17 @@ def scan_over_a_dimension_its_rows_lack(x):
 scan: the carry x has the loop's own dimension seq
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.scan(lambda total, row: (total, None), x, x, over=S)
-  fix: rename it
+  fix: rename it, e.g. nm.rename(x, seq, nm.Dimension('seq_2', 6))
 """)
 def scan_whose_carry_has_its_own_dimension(x):
     nm.scan(lambda total, row: (total, None), x, x, over=S)
 
 
 @wrong("""
-scan: the result fill has the loop's own dimension seq
-  fill: float32[seq=6]
+scan: the result zeros has the loop's own dimension seq
+  zeros: float32[seq=6]
   at LINE: nm.scan(lambda total, row: (total, nm.zeros([S])), nm.zeros([B, M]), x, over=S)
-  fix: rename it
+  fix: rename it, e.g. nm.rename(x, seq, nm.Dimension('seq_2', 6))
 """)
 def scan_whose_result_has_its_own_dimension(x):
     nm.scan(lambda total, row: (total, nm.zeros([S])), nm.zeros([B, M]), x, over=S)
@@ -233,7 +188,7 @@ def cond_on_many_bools(x, mask):
 
 
 @wrong("""
-cond: the second branch: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+cond: the second branch's result: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
   at LINE: nm.cond(flag, lambda: x, lambda: nm.sum(x, over=M))
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -242,7 +197,10 @@ def cond_whose_branches_differ(x, flag):
 
 
 @wrong("""
-cond: the second branch: 1 tensors where 2 are due
+cond: the second branch's result is x where (x, x) is due
+  made: x: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: (x, x), lambda: x)
   fix: return the structure of the first branch
 """)
@@ -251,7 +209,7 @@ def cond_whose_branches_return_other_numbers_of_tensors(x, flag):
 
 
 @wrong("""
-while_loop: the body: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+while_loop: the body's carry: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
   at LINE: nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: nm.sum(v, over=M), x)
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -267,6 +225,71 @@ while_loop: the condition is no bool scalar
 """)
 def while_loop_whose_condition_is_no_scalar(x):
     nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
+
+
+@wrong("""
+cond: the second branch's result is {'a': x, 'z': negative} where {'a': x, 'b': x} is due
+  made: x: float32[batch=4, seq=6, model=8]
+  made: negative: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.cond(flag, lambda: {"a": x, "b": x}, lambda: {"a": x, "z": -x})
+  fix: return the structure of the first branch
+""")
+def cond_whose_branches_have_other_names(x, flag):
+    nm.cond(flag, lambda: {"a": x, "b": x}, lambda: {"a": x, "z": -x})
+
+
+@wrong("""
+cond: the second branch's result is (x) where {'a': x} is due
+  made: x: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
+  at LINE: nm.cond(flag, lambda: {"a": x}, lambda: [x])
+  fix: return the structure of the first branch
+""")
+def cond_whose_branches_are_a_dict_and_a_list(x, flag):
+    nm.cond(flag, lambda: {"a": x}, lambda: [x])
+
+
+@wrong("""
+cond: the condition True is no Tensor
+  at LINE: nm.cond(True, lambda: x, lambda: -x)
+  fix: use Python's own if for what is known while tracing
+""")
+def cond_on_a_known_value(x):
+    nm.cond(True, lambda: x, lambda: -x)
+
+
+@wrong("""
+while_loop: the condition True is no Tensor
+  at LINE: nm.while_loop(lambda v: True, lambda v: v * 0.5, x)
+  fix: use Python's own if for what is known while tracing
+""")
+def while_loop_on_a_known_value(x):
+    nm.while_loop(lambda v: True, lambda v: v * 0.5, x)
+
+
+@wrong("""
+while_loop: the body's carry is multiply where (x, 0) is due
+  made: multiply: float32[batch=4, seq=6, model=8]
+  due: x: float32[batch=4, seq=6, model=8]
+  due: 0: int32[]
+  at LINE: nm.while_loop(lambda v, n: n < 3, lambda v, n: v * 0.5, x, 0)
+  fix: return the structure of the carry
+""")
+def while_loop_whose_body_drops_a_value(x):
+    nm.while_loop(lambda v, n: n < 3, lambda v, n: v * 0.5, x, 0)
+
+
+@wrong("""
+scan: the body's carry is {'z': add} where {'a': zeros} is due
+  made: add: float32[batch=4, model=8]
+  due: zeros: float32[batch=4, model=8]
+  at LINE: nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, x, over=S)
+  fix: return the structure of the carry
+""")
+def scan_whose_carry_has_other_names(x):
+    nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, x, over=S)
 
 
 @wrong.rows

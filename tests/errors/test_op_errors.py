@@ -16,7 +16,7 @@ wrong = Table()
 einsum: dimension model has size 8 in x and 10 in w
   x: [batch=4, seq=6, model=8]
   w: [model=10, hidden=16]
-  result: [batch=4, seq=6, hidden=16]
+  the result: [batch=4, seq=6, hidden=16]
   at LINE: nm.einsum([x, w], [B, S, H])
   fix: one name has one size in an op; rename one of them or slice the larger
 """)
@@ -29,19 +29,19 @@ def einsum_of_one_name_in_two_sizes(x):
 einsum: result dimension hiden is in none of the operands
   x: float32[batch=4, seq=6, model=8]
   w: float32[model=8, hidden=16]
-  result: [batch=4, seq=6, hiden=16]
+  the result: [batch=4, seq=6, hiden=16]
   at LINE: nm.einsum([x, w], [B, S, nm.Dimension("hiden", 16)])
-  fix: did you mean 'hidden'?; to add a dimension use nm.broadcast
+  fix: did you mean 'hidden'? (to add a dimension use nm.broadcast)
 """)
 def einsum_of_a_result_dimension_nobody_has(x, w):
     nm.einsum([x, w], [B, S, nm.Dimension("hiden", 16)])
 
 
 @wrong("""
-einsum: dimension hidden has size 16 in w and 8 in result
+einsum: dimension hidden has size 16 in w and 8 in the result
   x: [batch=4, seq=6, model=8]
   w: [model=8, hidden=16]
-  result: [batch=4, seq=6, hidden=8]
+  the result: [batch=4, seq=6, hidden=8]
   at LINE: nm.einsum([x, w], [B, S, nm.Dimension("hidden", 8)])
   fix: one name has one size in an op; rename one of them or slice the larger
 """)
@@ -61,18 +61,19 @@ def einsum_of_two_dtypes(half, w):
 
 
 @wrong("""
-einsum: operands are bool
+einsum takes number operands
   mask: bool[batch=4, seq=6]
   mask: bool[batch=4, seq=6]
   at LINE: nm.einsum([mask, mask], [B])
-  fix: use nm.cast(x, 'float32')
+  fix: use nm.cast(mask, 'float32')
 """)
 def einsum_of_bools(mask):
     nm.einsum([mask, mask], [B])
 
 
 @wrong("""
-einsum: the first argument is not a list of tensors
+einsum: a single tensor where a list is due
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.einsum(x, [B])
   fix: write nm.einsum([x, w], [B, H])
 """)
@@ -81,7 +82,9 @@ def einsum_of_a_tensor_that_is_in_no_list(x):
 
 
 @wrong("""
-dimension batch appears twice in one shape: [batch=4, batch=4]
+einsum: dimension batch appears twice in one shape: [batch=4, batch=4]
+  x: float32[batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.einsum([x, x], [B, B])
   fix: rename one of them, e.g. nm.rename(x, batch, nm.Dimension('batch_2', 4))
 """)
@@ -113,7 +116,8 @@ def add_of_two_dtypes(x, half):
 
 
 @wrong("""
-array([1., 1.]) of type ndarray is neither a Tensor nor a number
+add: float64[2] of type ndarray is neither a Tensor nor a number
+  x: float32[batch=4, seq=6, model=8]
   at LINE: return x + np.ones(2)
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -122,7 +126,7 @@ def add_of_an_array(x):
 
 
 @wrong("""
-number 0.5 beside k, which is int32
+add: number 0.5 beside k, which is int32
   k: int32[batch=4, seq=6]
   at LINE: return k + 0.5
   fix: write nm.cast(k, 'float32') or a whole number
@@ -136,7 +140,7 @@ add takes number operands
   mask: bool[batch=4, seq=6]
   mask: bool[batch=4, seq=6]
   at LINE: return mask + mask
-  fix: convert with nm.cast(x, dtype) or compare first, e.g. x > 0
+  fix: use nm.cast(mask, 'float32')
 """)
 def add_of_bools(mask):
     return mask + mask
@@ -145,9 +149,9 @@ def add_of_bools(mask):
 @wrong("""
 divide takes float operands
   k: int32[batch=4, seq=6]
-  fill: int32[]
+  2: int32[]
   at LINE: return k / 2
-  fix: convert with nm.cast(x, dtype) or compare first, e.g. x > 0
+  fix: use nm.cast(k, 'float32')
 """)
 def division_of_integers(k):
     return k / 2
@@ -157,18 +161,18 @@ def division_of_integers(k):
 exp takes float operands
   k: int32[batch=4, seq=6]
   at LINE: nm.exp(k)
-  fix: convert with nm.cast(x, dtype) or compare first, e.g. x > 0
+  fix: use nm.cast(k, 'float32')
 """)
 def exponential_of_integers(k):
     nm.exp(k)
 
 
 @wrong("""
-logical_and: operands of different dtypes
+logical_and takes bool operands
   x: float32[batch=4, seq=6, model=8]
   mask: bool[batch=4, seq=6]
   at LINE: return x & mask
-  fix: make them agree with nm.cast(x, dtype)
+  fix: compare first, e.g. x > 0
 """)
 def logical_and_of_numbers(x, mask):
     return x & mask
@@ -178,9 +182,9 @@ def logical_and_of_numbers(x, mask):
 where takes a bool condition
   x: float32[batch=4, seq=6, model=8]
   x: float32[batch=4, seq=6, model=8]
-  fill: float32[]
+  0.0: float32[]
   at LINE: nm.where(x, x, 0.0)
-  fix: convert with nm.cast(x, dtype) or compare first, e.g. x > 0
+  fix: compare first, e.g. x > 0
 """)
 def where_of_a_number(x):
     nm.where(x, x, 0.0)
@@ -210,7 +214,7 @@ def cast_to_a_dtype_that_is_none(x):
 
 @wrong("""
 sum: x has no dimension modle
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=nm.Dimension("modle", 8))
   fix: did you mean 'model'?
 """)
@@ -220,7 +224,7 @@ def sum_over_a_dimension_it_lacks(x):
 
 @wrong("""
 sum: x has model=8, not model=10
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=WIDE)
   fix: pass the dimension at the size the tensor has
 """)
@@ -230,9 +234,9 @@ def sum_over_a_dimension_of_another_size(x):
 
 @wrong("""
 sum: 'model' is not a Dimension
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=["model"])
-  fix: pass the Dimension itself, not its name or position
+  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
 """)
 def sum_over_a_name(x):
     nm.sum(x, over=["model"])
@@ -240,18 +244,19 @@ def sum_over_a_name(x):
 
 @wrong("""
 softmax: -1 is not a Dimension
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.softmax(x, over=[-1])
-  fix: pass the Dimension itself, not its name or position
+  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
 """)
 def sum_over_a_position(x):
     nm.softmax(x, over=[-1])
 
 
 @wrong("""
-dimension model appears twice in one shape: [model=8, model=8]
+sum: dimension model=8 is named twice in over=
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sum(x, over=[M, M])
-  fix: rename one of them, e.g. nm.rename(x, model, nm.Dimension('model_2', 8))
+  fix: name it once
 """)
 def sum_over_a_dimension_twice(x):
     nm.sum(x, over=[M, M])
@@ -259,7 +264,7 @@ def sum_over_a_dimension_twice(x):
 
 @wrong("""
 argmax: x has no dimension hidden
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.argmax(x, H)
   fix: use one of: batch, model, seq
 """)
@@ -268,9 +273,9 @@ def argmax_over_a_dimension_it_lacks(x):
 
 
 @wrong("""
-gather: dimension batch has size 4 in x and 3 in ids'
-  x: [batch=4, model=8]
-  ids': [batch=3]
+gather: dimension batch has size 4 in x and 3 in ids
+  x: [batch=4, seq=6, model=8]
+  ids: [batch=3]
   at LINE: nm.gather(x, ids, S)
   fix: one name has one size in an op; rename one of them or slice the larger
 """)
@@ -283,7 +288,7 @@ def gather_of_two_batch_sizes(x):
 gather: the indices are not integers
   multiply: float32[batch=4, seq=6]
   at LINE: nm.gather(x, nm.mean(x, over=M), S)
-  fix: use nm.cast(indices, 'int32')
+  fix: use nm.cast(multiply, 'int32')
 """)
 def gather_at_fractions(x):
     nm.gather(x, nm.mean(x, over=M), S)
@@ -291,7 +296,7 @@ def gather_at_fractions(x):
 
 @wrong("""
 gather: w has no dimension seq
-  w: [model=8, hidden=16]
+  w: float32[model=8, hidden=16]
   at LINE: nm.gather(w, k, S)
   fix: use one of: hidden, model
 """)
@@ -313,7 +318,7 @@ def one_hot_in_a_dimension_it_has(k):
 one_hot: the indices are not integers
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.one_hot(x, E)
-  fix: use nm.cast(indices, 'int32')
+  fix: use nm.cast(x, 'int32')
 """)
 def one_hot_of_fractions(x):
     nm.one_hot(x, E)
@@ -321,7 +326,7 @@ def one_hot_of_fractions(x):
 
 @wrong("""
 scatter_add: w has no dimension batch
-  w: [model=8, hidden=16]
+  w: float32[model=8, hidden=16]
   at LINE: nm.scatter_add(w, k, E)
   fix: use one of: hidden, model
 """)
@@ -340,18 +345,18 @@ def top_k_of_more_than_there_are(x):
 
 
 @wrong("""
-cumsum: the operand is bool
+cumsum takes number operands
   mask: bool[batch=4, seq=6]
   at LINE: nm.cumsum(mask, S)
-  fix: use nm.cast(x, 'int32')
+  fix: use nm.cast(mask, 'float32')
 """)
 def cumsum_of_bools(mask):
     nm.cumsum(mask, S)
 
 
 @wrong("""
-argsort: x has no dimension expert
-  x: [batch=4, seq=6, model=8]
+sort: x has no dimension expert
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.sort(x, E)
   fix: use one of: batch, model, seq
 """)

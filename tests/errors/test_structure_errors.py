@@ -13,7 +13,7 @@ wrong = Table()
 @wrong("""
 broadcast: the result lacks dimension model of x
   x: float32[batch=4, seq=6, model=8]
-  result: [batch=4, seq=6, hidden=16]
+  the result: [batch=4, seq=6, hidden=16]
   at LINE: nm.broadcast(x, [B, S, H])
   fix: add model to the result, or sum over it first
 """)
@@ -22,9 +22,9 @@ def broadcast_that_loses_a_dimension(x):
 
 
 @wrong("""
-broadcast: dimension model has size 8 in w and 10 in result
+broadcast: dimension model has size 8 in w and 10 in the result
   w: [model=8, hidden=16]
-  result: [batch=4, model=10, hidden=16]
+  the result: [batch=4, model=10, hidden=16]
   at LINE: nm.broadcast(w, [B, WIDE, H])
   fix: one name has one size in an op; rename one of them or slice the larger
 """)
@@ -74,7 +74,8 @@ def reshape_to_another_number_of_elements(x):
 
 
 @wrong("""
-dimension batch appears twice in one shape: [batch=4, model=8, batch=2, half=3]
+reshape: dimension batch appears twice in one shape: [batch=4, model=8, batch=2, half=3]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.reshape(x, S, [nm.Dimension("batch", 2), nm.Dimension("half", 3)])
   fix: rename one of them, e.g. nm.rename(x, batch, nm.Dimension('batch_2', 2))
 """)
@@ -95,7 +96,7 @@ def concat_of_tensors_that_differ(x, w):
 
 @wrong("""
 concat: w has no dimension batch
-  w: [model=8, hidden=16]
+  w: float32[model=8, hidden=16]
   at LINE: nm.concat([x, w], B)
   fix: use one of: hidden, model
 """)
@@ -104,9 +105,11 @@ def concat_along_a_dimension_one_lacks(x, w):
 
 
 @wrong("""
-stack: copy=3 does not count the tensors
+stack: copy=3 where 2 tensors are given
+  x: float32[batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.stack([x, x], nm.Dimension("copy", 3))
-  fix: give a list of tensors and a dimension of that size
+  fix: give a dimension of size 2
 """)
 def stack_of_too_few(x):
     nm.stack([x, x], nm.Dimension("copy", 3))
@@ -154,7 +157,7 @@ def shift_by_more_than_there_is(x):
 
 @wrong("""
 dynamic_slice: the start is no int32 scalar
-  fill: float32[]
+  0.5: float32[]
   at LINE: nm.dynamic_slice(x, 0.5, S, 2)
   fix: use nm.cast(start, 'int32')
 """)
@@ -176,14 +179,14 @@ def dynamic_update_that_does_not_fit(x, w):
 @wrong("""
 range: 8 is not a Dimension
   at LINE: nm.trace(lambda: nm.range(8))
-  fix: pass a Dimension, e.g. from nm.dims('seq=128')
+  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
 """)
 def range_of_a_number():
     nm.trace(lambda: nm.range(8))
 
 
 @wrong("""
-random.bits: the first argument is no random key
+random.uniform: the first argument is no random key
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.random.uniform(x, [B])
   fix: make one with nm.random.key(seed)
@@ -193,8 +196,8 @@ def random_numbers_without_a_key(x):
 
 
 @wrong("""
-random: the seed is no int32 scalar
-  fill: float32[]
+random.key: the seed is no int32 scalar
+  0.5: float32[]
   at LINE: nm.random.key(0.5)
   fix: declare it as nm.spec([], 'int32')
 """)
@@ -204,7 +207,7 @@ def random_key_of_a_fraction(x):
 
 @wrong("""
 reshard: x has no dimension sequence
-  x: [batch=4, seq=6, model=8]
+  x: float32[batch=4, seq=6, model=8]
   at LINE: nm.reshard(x, nm.Dimension("sequence", 6))
   fix: use one of: batch, model, seq
 """)

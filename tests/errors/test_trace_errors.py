@@ -1,4 +1,4 @@
-"""Tensors, variables and inputs used outside their program or twice: found while tracing, on the line that is wrong."""
+"""Tensors and inputs used outside their program, and programs traced and evaluated on what does not fit."""
 
 # pyright: reportArgumentType=false
 
@@ -54,7 +54,7 @@ def value_of_a_tensor(x):
 
 
 @wrong("""
-fill was called outside a traced function
+zeros was called outside a traced function
   at LINE: nm.zeros([B])
   fix: call it inside the function given to nm.trace or nm.compile
 """)
@@ -100,9 +100,9 @@ def trace_with_an_argument_too_few():
 
 
 @wrong("""
-input x of <lambda> is [Dimension(name='batch', size=4), Dimension(name='model', size=8)], not a spec
+input x of <lambda> is [batch=4, model=8], not a spec
   at LINE: nm.trace(lambda x: x, x=[B, M])
-  fix: pass x=nm.spec([dims], dtype)
+  fix: pass x=nm.spec([batch, model])
 """)
 def trace_with_a_shape_for_a_spec():
     nm.trace(lambda x: x, x=[B, M])
@@ -136,15 +136,6 @@ def two_inputs_of_one_name():
 
 
 @wrong("""
-variable name 'layer.w' is not an identifier
-  at LINE: nm.param("layer.w", [M, H])
-  fix: use letters, digits and underscores, not starting with a digit
-""")
-def param_name_that_is_no_identifier(x):
-    nm.param("layer.w", [M, H])
-
-
-@wrong("""
 scope name 'layer 0' is not an identifier
   at LINE: with nm.scope("layer 0"):
   fix: use letters, digits and underscores, not starting with a digit
@@ -155,105 +146,9 @@ def scope_name_that_is_no_identifier(x):
 
 
 @wrong("""
-parameter table is int32
-  at LINE: nm.param("table", [M, H], dtype="int32")
-  fix: parameters are floating point; use nm.state for others
-""")
-def param_of_integers(x):
-    nm.param("table", [M, H], dtype="int32")
-
-
-@wrong("""
-variable w exists already with another shape, dtype or role
-  before: float32[model=8, hidden=16] at LINE
-  now: float32[hidden=16, model=8]
-  at LINE: nm.param("w", [H, M])
-  fix: give the new one its own name, or put it in its own nm.scope
-""")
-def param_again_in_another_shape(x):
-    nm.param("w", [M, H])
-    nm.param("w", [H, M])
-
-
-@wrong("""
-variable w: whole='modell' is not one of its dimensions
-  variable w: [model=8, hidden=16]
-  at LINE: nm.param("w", [M, H], whole=[nm.Dimension("modell", 8)])
-  fix: did you mean 'model'?
-""")
-def param_whole_in_a_dimension_it_lacks(x):
-    nm.param("w", [M, H], whole=[nm.Dimension("modell", 8)])
-
-
-@wrong("""
-state: x is not a variable
-  at LINE: nm.state("slot", [B], of=x)
-  fix: pass the tensor that nm.param or nm.state returned; there are none to choose from
-""")
-def slot_of_a_tensor_that_is_no_variable(x):
-    nm.state("slot", [B], of=x)
-
-
-@wrong("""
-assign: w is assigned twice in one step
-  at LINE: nm.assign(w, w * 2.0)
-  fix: assign the final value once
-""")
-def assign_twice(x):
-    w = nm.param("w", [M, H])
-    nm.assign(w, w * 0.5)
-    nm.assign(w, w * 2.0)
-
-
-@wrong("""
-assign: w is float32[model=8, hidden=16], the value float32[model=8]
-  at LINE: nm.assign(w, nm.sum(w, over=H))
-  fix: give it the variable's dimensions and dtype, e.g. with nm.cast
-""")
-def assign_of_another_shape(x):
-    w = nm.param("w", [M, H])
-    nm.assign(w, nm.sum(w, over=H))
-
-
-@wrong("""
-assign: w is float32[model=8, hidden=16], the value bfloat16[model=8, hidden=16]
-  at LINE: nm.assign(w, nm.cast(w, "bfloat16"))
-  fix: give it the variable's dimensions and dtype, e.g. with nm.cast
-""")
-def assign_of_another_dtype(x):
-    w = nm.param("w", [M, H])
-    nm.assign(w, nm.cast(w, "bfloat16"))
-
-
-@wrong("""
-assign: y is not a variable
-  at LINE: nm.assign(y, w)
-  fix: pass the tensor that nm.param or nm.state returned; use one of: w
-""")
-def assign_to_a_tensor_that_is_no_variable(x):
-    w = nm.param("w", [M, H])
-    y = w * 2.0
-    nm.assign(y, w)
-
-
-@wrong("""
-assign: count is assigned inside a loop body or branch
-  at LINE: nm.assign(count, count + 1)
-  fix: return the value and assign it outside
-""")
-def assign_in_a_loop_body(x):
-    count = nm.state("count", [], dtype="int32")
-
-    def body(total, row):
-        nm.assign(count, count + 1)
-        return total + row, None
-
-    nm.scan(body, nm.zeros([B, M]), x, over=S)
-
-
-@wrong("""
 tensor multiply belongs to another program, or to a loop body or branch that has ended
   multiply: float32[batch=4, model=8]
+  made at LINE: kept.append(row * 2.0)
   at LINE: return kept[0] + 1.0
   fix: return it from that function and use the returned tensor
 """)
@@ -271,6 +166,7 @@ def tensor_of_a_loop_body_that_has_ended(x):
 @wrong("""
 tensor x belongs to another program, or to a loop body or branch that has ended
   x: float32[batch=4, model=8]
+  made at LINE: nm.trace(lambda x: kept.append(x), x=nm.spec([B, M]))
   at LINE: nm.trace(lambda y: y + kept[0], y=nm.spec([B, M]))
   fix: return it from that function and use the returned tensor
 """)
@@ -278,6 +174,64 @@ def tensor_of_another_program():
     kept = []
     nm.trace(lambda x: kept.append(x), x=nm.spec([B, M]))
     nm.trace(lambda y: y + kept[0], y=nm.spec([B, M]))
+
+
+@wrong("""
+nm.trace: 5 of type int is not a function
+  at LINE: nm.trace(5)
+  fix: write nm.trace(function, nm.spec([B, M]))
+""")
+def trace_of_no_function():
+    nm.trace(5)
+
+
+@wrong("""
+<lambda> has no input y
+  at LINE: nm.trace(lambda x: x, x=nm.spec([B])).evaluate({}, y=np.ones(4))
+  fix: use one of: x
+""")
+def evaluation_with_another_input():
+    nm.trace(lambda x: x, x=nm.spec([B])).evaluate({}, y=np.ones(4))
+
+
+@wrong("""
+input x is not given
+  x: float32[batch=4]
+  at LINE: nm.trace(lambda x: x, x=nm.spec([B])).evaluate({})
+  fix: give it as a keyword
+""")
+def evaluation_without_an_input():
+    nm.trace(lambda x: x, x=nm.spec([B])).evaluate({})
+
+
+@wrong("""
+variable w is not given
+  w: float32[model=8]
+  at LINE: nm.trace(lambda: nm.param("w", [M])).evaluate({})
+  fix: give it in the state, e.g. from program.initial_state()
+""")
+def evaluation_without_a_variable():
+    nm.trace(lambda: nm.param("w", [M])).evaluate({})
+
+
+@wrong("""
+input x is float64[4], which does not convert to int32
+  x: int32[batch=4]
+  at LINE: nm.trace(lambda x: x, x=nm.spec([B], "int32")).evaluate({}, x=np.full(4, 0.5))
+  fix: give an array of int32
+""")
+def evaluation_of_another_dtype():
+    nm.trace(lambda x: x, x=nm.spec([B], "int32")).evaluate({}, x=np.full(4, 0.5))
+
+
+@wrong("""
+input x was given with shape (3,), not [batch=4]
+  x: float32[batch=4]
+  at LINE: nm.trace(lambda x: x, x=nm.spec([B])).evaluate({}, x=np.ones(3))
+  fix: give the shape of the spec
+""")
+def evaluation_of_another_shape():
+    nm.trace(lambda x: x, x=nm.spec([B])).evaluate({}, x=np.ones(3))
 
 
 @wrong.rows

@@ -111,3 +111,39 @@ def test_fully_sharded_stack_gathers_one_layer_at_a_time():
     assert gathers and all(one.bytes == M.size * H.size * 4 and one.times == L.size for one in gathers)
     assert compiled.plan.of_phase("update") == []
     assert compiled.audit.exact, str(compiled.audit)
+
+
+def test_permutations_match_whichever_devices_they_leave_alone():
+    B, M = nm.dims("batch=8 model=12")
+    back = lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B)
+    mesh = nm.Mesh(p=2, q=2, r=2)
+    step = nm.compile(back, nm.spec([B, M], whole=[M]), mesh=mesh, layout="batch:p+q+r, model:r+q", strict=True)
+    assert step.audit.exact and step.plan.count("CollectivePermute") == 2
+
+
+def test_a_mapped_loop_dimension_is_gathered_once():
+    B, M, L = nm.dims("batch=8 model=12 layer=4")
+
+    def step(x):
+        w = nm.param("w", [L, M])
+        h, _ = nm.scan(lambda h, w: ((h - nm.mean(h, over=M)) * w + h, None), x, w, over=L)
+        loss = nm.mean(nm.square(h))
+        nm.assign(w, w - nm.grad(loss, w))
+        return loss
+
+    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(m=2), layout="layer:m", strict=True)
+    assert [(one.kind, one.tensor) for one in compiled.plan.collectives] == [("AllGather", "w")]
+    assert compiled.audit.exact, str(compiled.audit)
+
+
+def test_a_params_layout_must_name_dimensions_of_parameters():
+    B, M = nm.dims("batch=8 model=8")
+    program = nm.trace(lambda x: x * nm.param("w", [M]), nm.spec([B, M]))
+    with pytest.raises(nm.NamedMeshError, match="the params layout maps dimension 'batch', which no parameter has"):
+        nm.plan(program, nm.Mesh(a=2), "batch:a", params="batch:a")
+
+
+def test_64_bits_are_refused_before_anything_is_compiled():
+    (B,) = nm.dims("batch=8")
+    with pytest.raises(nm.NamedMeshError, match="tensor x is float64, which does not run on devices"):
+        nm.compile(lambda x: x * 2.0, x=nm.spec([B], "float64"), mesh=nm.Mesh(a=2), layout="batch:a")
