@@ -10,6 +10,7 @@ import sys
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_LAYERS = os.path.join(_PACKAGE, "layers") + os.sep  # models, as a user would write them: their lines count
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,
@@ -41,9 +42,13 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+def _between(file: str) -> bool:
+    return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
+
+
 def caller() -> Source:
     """The innermost line on the stack that is not namedmesh's own, nor of the standard library's that runs it."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_BETWEEN):
+    while frame.f_back is not None and _between(frame.f_code.co_filename):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)

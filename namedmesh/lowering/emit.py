@@ -28,7 +28,9 @@ class Emitter(Context):
         self.annotator = GspmdAnnotator(plan.mesh)
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """The value, said to lie as a sharding of its shape says."""
+        """The value, said to lie as a sharding of its shape says; of a scalar there is nothing to say."""
+        if not len(shape):
+            return value
         return self.annotator.annotate(value, [sharding.axes(dim.name) for dim in shape])
 
     def place(self, value: Any, tensor: Tensor) -> Any:

@@ -60,6 +60,8 @@ def _emitted(plan: Plan, precision: str, values: Sequence[Any]) -> list[Any]:
     outputs = (*program.outputs, *program.updates.values())
     made = emitter.body(program, program.ops, given, ready, outputs)
     for i, spec in enumerate(results(plan)):
+        if not spec.dims:
+            made[i] = emitter.annotator.annotate(made[i], [])  # a constant or an input itself would not be returned
         padding = [[0, more - size] for more, size in zip(spec.padded(plan.mesh), spec.sizes, strict=True)]
         if any(after for _, after in padding):
             made[i] = emitter.annotator.annotate(tf.pad(made[i], padding), [spec.held.get(name, ()) for name, _ in spec.dims])

@@ -184,7 +184,7 @@ class Planner:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             self.add(op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times)
         self.record(op, tensor, steps, times)
-        primal = tensor.primal
+        primal = self.planned(tensor.primal)
         if (self.separate and (self.rests(op) if primal is None else primal in self.resting) and not isinstance(op, Move)) or (
             isinstance(op, Move) and primal in self.resting
         ):
@@ -224,8 +224,18 @@ class Planner:
 
     def target(self, op: Op) -> Sharding | None:
         """Where the first result must lie because it is the cotangent of a tensor that lies there."""
-        primal = op.outputs[0].primal
-        return None if primal is None else self.plan.shardings.get(primal)
+        return self.place_of(op.outputs[0].primal)
+
+    def place_of(self, tensor: Tensor | None) -> Sharding | None:
+        """Where a tensor lies, if that is planned."""
+        tensor = self.planned(tensor)
+        return None if tensor is None else self.plan.shardings[tensor]
+
+    def planned(self, tensor: Tensor | None) -> Tensor | None:
+        """The tensor, or the one it is computed again in place of: a dead copy is not planned itself."""
+        while tensor is not None and tensor not in self.plan.shardings:
+            tensor = tensor.origin
+        return tensor
 
     def check_all_used(self) -> None:
         """Raises for a dimension the layout maps to an axis on which no tensor of the program has it."""

@@ -128,7 +128,7 @@ def settle(
     times: int,
 ) -> None:
     """Decides one result: what it inherits, what new dimensions take, what the freed axes go to."""
-    target = planner.plan.shardings.get(tensor.primal) if tensor.primal is not None else None
+    target = planner.place_of(tensor.primal)
     inherited = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
     whole = frozenset(name for sharding in given for name in sharding.whole if name in tensor.shape.names)
     known = {name for x in op.inputs for name in x.shape.names}

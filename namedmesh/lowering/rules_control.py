@@ -111,7 +111,7 @@ def start(planner: Planner, op: Op, i: int) -> Sharding:
 
 def outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: int) -> None:
     """Settles a result of a loop or branch."""
-    target = planner.plan.shardings.get(tensor.primal) if tensor.primal is not None else None
+    target = planner.place_of(tensor.primal)
     if target is None and not op.derived:
         full, contested = planner.due(tensor.shape, natural.mapping, natural.whole, planner.plan.layout)
         target = natural if contested else Sharding.of(full, natural.whole)

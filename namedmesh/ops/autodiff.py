@@ -117,7 +117,7 @@ def clone(body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | No
             continue
         again = op.again(tuple(known[tensor] for tensor in op.inputs))
         for old, new in zip(op.outputs, again.outputs, strict=True):
-            new.name = old.name
+            new.name, new.origin = old.name, old
             if old.primal is not None:
                 new.primal = known.get(old.primal, old.primal)
         again.outputs = tuple(saved.get(old, new) for old, new in zip(op.outputs, again.outputs, strict=True))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op
-from namedmesh.ops.operands import AS_INPUT, dimension, shaped, typed
+from namedmesh.ops.operands import AS_INPUT, bare, dimension, shaped, shown, typed
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.tensor import FLOATS, Tensor
 from namedmesh.ops.trace import current
@@ -64,30 +64,34 @@ class Range(Op):
 
 def plain(value: Any) -> float | int | bool | None:
     """A number of Python's or numpy's as one of Python's; None for anything else."""
-    value = value.item() if isinstance(value, np.generic) else value
+    value = bare(value)
     return value if isinstance(value, (bool, int, float)) else None
 
 
-def number(what: str, value: Any, dtype: str) -> float | int | bool:
+def number(what: str, value: Any, dtype: str, *details: object) -> float | int | bool:
     """Returns value as a number that the dtype holds, or raises."""
     known = plain(value)
     if known is None:
         raise NamedMeshError(
             f"{what}: {typed(value)} is no number",
+            *map(str, details),
             fix="use nm.broadcast(x, dims) for a tensor" if isinstance(value, Tensor) else "give a number known while tracing",
         )
-    if dtype in FLOATS:
-        return float(known) if isinstance(known, bool) else known
-    if dtype == "bool":
+    floating = dtype in FLOATS
+    if dtype == "bool" or (floating and isinstance(known, float)):
         return known
-    if known != known or known in (math.inf, -math.inf) or int(known) != known:
-        raise NamedMeshError(f"{what}: {known} is no {dtype}", fix="give a whole number, or a floating point dtype")
-    limits = np.iinfo(dtype)
-    if not limits.min <= known <= limits.max:
+    if isinstance(known, float) and not known.is_integer():
         raise NamedMeshError(
-            f"{what}: {known} does not fit {dtype}", fix=f"give a number from {limits.min} to {limits.max}, or another dtype"
+            f"{what}: {known} is no {dtype}", *map(str, details), fix="give a whole number, or a floating point dtype"
         )
-    return int(known)
+    least, most = (-sys.float_info.max, sys.float_info.max) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    if not least <= known <= most:
+        raise NamedMeshError(
+            f"{what}: {shown(known)} does not fit {dtype}",
+            *map(str, details),
+            fix=f"give a number from {least} to {most}, or another dtype",
+        )
+    return float(known) if floating else int(known)
 
 
 def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Tensor:
@@ -118,10 +122,9 @@ def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
     """A Tensor from a Tensor or a plain number, which takes the dtype of the tensor beside it."""
     if isinstance(value, Tensor):
         return value
-    known = plain(value)
+    known, beside = plain(value), () if like is None else (like,)
     if known is None:
-        beside = [] if like is None else [str(like)]
-        raise NamedMeshError(f"{what}: {typed(value)} is neither a Tensor nor a number", *beside, fix=AS_INPUT)
+        raise NamedMeshError(f"{what}: {typed(value)} is neither a Tensor nor a number", *map(str, beside), fix=AS_INPUT)
     if like is None:
         dtype = "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
     else:
@@ -133,6 +136,6 @@ def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
                 fix=f"write nm.cast({like.label}, 'float32') or a whole number",
             )
     current(what)
-    tensor = Fill((), Shape(), number(what, known, dtype), dtype, "fill").output
+    tensor = Fill((), Shape(), number(what, known, dtype, *beside), dtype, "fill").output
     tensor.name = repr(known)
     return tensor

@@ -12,7 +12,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op
-from namedmesh.ops.operands import shown
+from namedmesh.ops.operands import callback, shown
 from namedmesh.ops.program import Body, trace_body
 from namedmesh.ops.structures import flatten, leaves_as, outline, unflatten
 from namedmesh.ops.tensor import Tensor
@@ -137,6 +137,7 @@ def _checked_condition(what: str, condition: Tensor) -> Tensor:
 def cond(condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor) -> Any:
     """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
     _checked_condition("cond", condition)
+    callback("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
     due = unflatten(structure, iter(first.outputs))
     second, _ = trace_body(lambda: matched("cond: the second branch's result", no(*operands), due, "the first branch"), [])
@@ -146,6 +147,7 @@ def cond(condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *op
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
     """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
+    callback("while_loop", test, body)
     leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
     arguments = lambda carry: unflatten(list(start), iter(carry))

@@ -14,7 +14,7 @@ from namedmesh.dims.source import Source, caller
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import dimension, several, shown
+from namedmesh.ops.operands import callback, counted, dimension, several, shown
 from namedmesh.ops.placement import grouped_by_lack
 from namedmesh.ops.program import InputSpec
 from namedmesh.ops.structure import transpose
@@ -51,7 +51,7 @@ class CustomVjp(Op):
         made = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(made) != self.arguments:
             raise self.error(
-                f"the backward function returned {_count(len(made), 'cotangent')} for {_count(self.arguments, 'argument')}",
+                f"the backward function returned {counted(len(made), 'cotangent')} for {counted(self.arguments, 'argument')}",
                 *map(str, arguments),
                 f"declared at {self.declared}: {self.declared.code}",
                 fix="return one cotangent (or None) for each argument of the function, in order",
@@ -75,6 +75,7 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     forward(*tensors) returns (result, residuals); backward(residuals, cotangent) returns a cotangent per tensor.
     """
 
+    callback("custom_vjp", forward, backward)
     declared = caller()
 
     def function(*arguments):
@@ -94,10 +95,6 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
         return unflatten(structure, iter(outputs))
 
     return function
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 @dataclass(eq=False)
@@ -120,7 +117,7 @@ class TfCall(Op):
         results = tf.nest.flatten(self.function(*values))
         if len(results) != len(self.made):
             raise self.error(
-                f"the function made {_count(len(results), 'tensor')} where {len(self.made)} should be",
+                f"the function made {counted(len(results), 'tensor')} where {len(self.made)} should be",
                 *(f"due: {shown(one)}" for one in self.made),
                 fix="give one nm.spec in result= for each tensor it makes",
             )
@@ -186,6 +183,7 @@ def call_tf(
     (nm.spec). Dimensions in batch may be split over devices: the function sees one device's piece of them and
     must treat their elements independently. All other dimensions are made whole first.
     """
+    callback("call_tf", function)
     given = tuple(as_tensor("call_tf", tensor) for tensor in tensors)
     specs = several(result)
     for one in specs:

@@ -15,7 +15,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.constants import as_tensor
 from namedmesh.ops.context import Context, align
 from namedmesh.ops.op import Op
-from namedmesh.ops.operands import same_sizes, shown, takes
+from namedmesh.ops.operands import counted, same_sizes, shown, takes
 from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.tensor import Tensor
 
@@ -192,7 +192,7 @@ def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | No
     def function(*operands):
         if len(operands) != due:
             raise NamedMeshError(
-                f"{name}: {len(operands)} operands where {due} {'is' if due == 1 else 'are'} due",
+                f"{name}: {counted(len(operands), 'operand')} where {due} {'is' if due == 1 else 'are'} due",
                 *map(shown, operands),
                 fix=f"write nm.{name}({names})",
             )

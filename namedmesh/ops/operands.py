@@ -17,16 +17,27 @@ KINDS = {"float": FLOATS, "number": (*FLOATS, *INTEGERS), "bool": ("bool",), "an
 AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)"
 
 
+def bare(value: Any) -> Any:
+    """A number of numpy's as one of Python's; anything else as it is."""
+    return value.item() if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0) else value
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of a thing: 1 tensor, 2 tensors."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def shown(value: Any) -> str:
     """A value in a sentence, in one line of bounded length: an array by its dtype and shape, dimensions by name and size."""
     if isinstance(value, (Tensor, Dimension, Shape)):
         return str(value)
     if isinstance(value, (list, tuple)) and value and all(isinstance(item, (Tensor, Dimension)) for item in value):
         return f"[{', '.join(map(str, value))}]"
+    value = bare(value)
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if isinstance(shape, Shape):
         return f"{dtype}{shape}"
-    if shape is not None and dtype is not None and not isinstance(value, (np.generic, type)):
+    if shape is not None and dtype is not None and not isinstance(value, type):
         return f"{getattr(dtype, 'name', dtype)}{list(shape)}"
     text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}..."
@@ -40,7 +51,7 @@ def typed(value: Any) -> str:
 def operand(what: str, x: Any) -> Tensor:
     """Returns x when it is a Tensor, or raises."""
     if not isinstance(x, Tensor):
-        number = isinstance(x, (bool, int, float, np.generic))
+        number = isinstance(bare(x), (bool, int, float))
         raise NamedMeshError(f"{what}: {typed(x)} is no Tensor", fix=f"write nm.full(dims, {x})" if number else AS_INPUT)
     return x
 
@@ -55,6 +66,13 @@ def listed(what: str, tensors: Any, example: str) -> list[Tensor]:
     if not found:
         raise NamedMeshError(f"{what}: the list of tensors is empty", fix=f"write {example}")
     return found
+
+
+def callback(what: str, *functions: Any) -> None:
+    """Raises unless all can be called."""
+    for function in functions:
+        if not callable(function):
+            raise NamedMeshError(f"{what}: {typed(function)} is not a function", fix="pass a function, e.g. lambda x: x")
 
 
 def several(dims: Any) -> tuple[Any, ...]:

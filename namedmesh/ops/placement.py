@@ -12,7 +12,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, checked_identifier
 from namedmesh.ops.context import Context
 from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import dimension, operand, require, several, shown
+from namedmesh.ops.operands import callback, dimension, operand, require, several, shown
 from namedmesh.ops.program import Body, every_op, trace_body
 from namedmesh.ops.structures import unflatten
 from namedmesh.ops.tensor import Tensor
@@ -153,6 +153,7 @@ def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Seq
     Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
     the result is the same under every layout. All other dimensions are whole inside.
     """
+    callback("manual", function)
     for tensor in tensors:
         operand("manual", tensor)
     return _region(function, tensors, tuple(dimension("manual", dim, *tensors) for dim in several(over)), ())

@@ -10,7 +10,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
 from namedmesh.ops.op import Op
-from namedmesh.ops.operands import several, shown, typed
+from namedmesh.ops.operands import callback, several, shown, typed
 from namedmesh.ops.structures import flatten
 from namedmesh.ops.tensor import FLOATS, INTEGERS, Tensor
 from namedmesh.ops.trace import Trace, current, pushed, tracing
@@ -188,8 +188,7 @@ def trace(function: Callable[..., Any], /, *specs: InputSpec, **named: InputSpec
     """Runs a function on named tensors and records what it does."""
     if tracing():
         raise NamedMeshError("nm.trace was called inside a traced function", fix="call the inner function directly")
-    if not callable(function):
-        raise NamedMeshError(f"nm.trace: {typed(function)} is not a function", fix="write nm.trace(function, nm.spec([B, M]))")
+    callback("nm.trace", function)
     name = getattr(function, "__name__", "program")
     try:
         bound = inspect.signature(function).bind(*specs, **named)

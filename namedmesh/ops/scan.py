@@ -18,7 +18,7 @@ from namedmesh.ops.context import Context
 from namedmesh.ops.control import matched
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.op import Op
-from namedmesh.ops.operands import require, shown
+from namedmesh.ops.operands import callback, require, shown
 from namedmesh.ops.program import Body, trace_body
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
@@ -204,6 +204,7 @@ def scan(
     """
     if not isinstance(over, Dimension):
         raise NamedMeshError(f"scan: over={shown(over)} is not a Dimension", fix="name the dimension to loop over")
+    callback("scan", function)
     if remat not in REMAT:
         raise NamedMeshError(f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT))
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)

@@ -76,12 +76,13 @@ def state(
 
     A slot says which parameter it is of, and rests where that parameter rests.
     """
-    start = init if callable(init) else constant_init(number(f"state {name}: init", init, checked_dtype(dtype)))
-    shape = shaped(f"state {name}", dims)
+    shape, dtype = shaped(f"state {name}", dims), checked_dtype(dtype)
+    if not callable(init):
+        init = constant_init(number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}"))
     if of is not None:
         owner = _of("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    return _variable(name, shape, start, checked_dtype(dtype), False, whole, of is not None)
+    return _variable(name, shape, init, dtype, False, whole, of is not None)
 
 
 def _variable(

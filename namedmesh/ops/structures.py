@@ -36,7 +36,8 @@ def outline(structure: Any, leaf: Callable[[Any], str]) -> str:
     if isinstance(structure, dict):
         return f"{{{', '.join(f'{key!r}: {outline(value, leaf)}' for key, value in structure.items())}}}"
     if isinstance(structure, (tuple, list)):
-        return f"({', '.join(outline(item, leaf) for item in structure)})"
+        opening, closing = "[]" if isinstance(structure, list) else "()"
+        return f"{opening}{', '.join(outline(item, leaf) for item in structure)}{closing}"
     return leaf(structure)
 
 

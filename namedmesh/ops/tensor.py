@@ -23,7 +23,8 @@ class Tensor:
         self.dtype = dtype
         self.producer = producer
         self.name = name
-        self.primal: Tensor | None = None
+        self.primal: Tensor | None = None  # the tensor this is a cotangent of
+        self.origin: Tensor | None = None  # the tensor this is computed again in place of
 
     @property
     def label(self) -> str:
@@ -89,11 +90,27 @@ class Tensor:
             raise self._compared(name, operands[0] if operands[1] is self else operands[1])
         if name in _OPERATORS and method == "__call__" and not options:
             return _apply(name, *operands)
+        if name == "matmul":
+            raise self._product()
+        from namedmesh.ops.elementwise import FUNCTIONS
+
         raise NamedMeshError(
             f"numpy's {ufunc.__name__} takes arrays, and {self.label} has no value while tracing",
             str(self),
-            fix=f"use nm.{name}" if method == "__call__" else "use the functions of nm, e.g. nm.sum",
+            fix=f"use nm.{name}" if name in FUNCTIONS and method == "__call__" else "use the functions of nm, e.g. nm.sum",
         )
+
+    def _product(self) -> NamedMeshError:
+        return NamedMeshError(
+            f"{self.label}: @ multiplies by position, and dimensions have names",
+            str(self),
+            fix="use nm.einsum([x, w], dims), with the dimensions of the result",
+        )
+
+    def __matmul__(self, other: Any) -> NoReturn:
+        raise self._product()
+
+    __rmatmul__ = __matmul__
 
     def _compared(self, name: str, other: Any) -> NamedMeshError:
         from namedmesh.ops.operands import shown

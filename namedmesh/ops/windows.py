@@ -183,7 +183,7 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
     """The tensor made longer along a dimension, filled with a value; the dimension keeps its name."""
     require("pad", x, dim)
     low, high = whole_number("pad", "low", low, x), whole_number("pad", "high", high, x)
-    value = number("pad", value, x.dtype)
+    value = number("pad", value, x.dtype, x)
     if low < 0 or high < 0:
         raise NamedMeshError(f"pad: {low} before and {high} after {dim}", str(x), fix="use nm.slice to make it shorter")
     return Pad((x,), dim, low, high, 0, value).output if low or high else x
@@ -205,7 +205,7 @@ def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     """The elements moved on along a dimension (back, when negative), a value coming in."""
     require("shift", x, dim)
-    by, value = whole_number("shift", "by", by, x), number("shift", value, x.dtype)
+    by, value = whole_number("shift", "by", by, x), number("shift", value, x.dtype, x)
     if abs(by) >= dim.size:
         raise NamedMeshError(f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size")
     if by == 0:

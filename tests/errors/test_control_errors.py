@@ -241,7 +241,7 @@ def cond_whose_branches_have_other_names(x, flag):
 
 
 @wrong("""
-cond: the second branch's result is (x) where {'a': x} is due
+cond: the second branch's result is [x] where {'a': x} is due
   made: x: float32[batch=4, seq=6, model=8]
   due: x: float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: {"a": x}, lambda: [x])
@@ -270,7 +270,7 @@ def while_loop_on_a_known_value(x):
 
 
 @wrong("""
-while_loop: the body's carry is multiply where (x, 0) is due
+while_loop: the body's carry is multiply where [x, 0] is due
   made: multiply: float32[batch=4, seq=6, model=8]
   due: x: float32[batch=4, seq=6, model=8]
   due: 0: int32[]
@@ -290,6 +290,24 @@ scan: the body's carry is {'z': add} where {'a': zeros} is due
 """)
 def scan_whose_carry_has_other_names(x):
     nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, x, over=S)
+
+
+@wrong("""
+cond: x: float32[batch=4, seq=6, model=8] is not a function
+  at LINE: nm.cond(flag, x, -x)
+  fix: pass a function, e.g. lambda x: x
+""")
+def cond_of_tensors_for_functions(x, flag):
+    nm.cond(flag, x, -x)
+
+
+@wrong("""
+scan: 3 of type int is not a function
+  at LINE: nm.scan(3, nm.zeros([B, M]), x, over=S)
+  fix: pass a function, e.g. lambda x: x
+""")
+def scan_of_a_number_for_a_function(x):
+    nm.scan(3, nm.zeros([B, M]), x, over=S)
 
 
 @wrong.rows

@@ -64,11 +64,11 @@ def params_layout_of_an_axis_the_mesh_lacks():
 
 
 @wrong("""
-the params layout maps dimension 'expert', which no tensor of the program has
+the params layout maps dimension 'expert', which no parameter has
   params layout: expert:expert
-  dimensions: group=8, seq=6, model=10, hidden=16
+  dimensions: hidden=16, model=10
   at LINE: nm.plan(PROGRAM, MESH, "group:data", params="expert:expert")
-  fix: use one of: group, hidden, model, seq (or leave it out: layout.only(program.dims))
+  fix: use one of: hidden, model (or leave it out: layout.only(program.dims))
 """)
 def params_layout_of_a_dimension_the_program_lacks():
     nm.plan(PROGRAM, MESH, "group:data", params="expert:expert")
@@ -295,6 +295,7 @@ def precision_that_is_none():
 
 @wrong("""
 call_tf: the function made float32[4, 6], not float32[group=8, seq=6, model=10]
+  a device sees 4 of group=8 (batch=)
   at LINE: y = nm.call_tf(lambda v: tf.reduce_sum(v, -1), x, result=nm.spec([G, S, M]), batch=[G])
   fix: give the shape and dtype it makes, in order, as nm.spec
 """)

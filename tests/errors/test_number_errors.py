@@ -62,6 +62,7 @@ def pad_by_a_fraction(x):
 
 @wrong("""
 pad: 0.5 is no int32
+  k: int32[batch=4, seq=6]
   at LINE: nm.pad(k, S, 1, value=0.5)
   fix: give a whole number, or a floating point dtype
 """)
@@ -127,6 +128,7 @@ def full_of_infinity_in_integers(x):
 
 @wrong("""
 add: 1099511627776 does not fit int32
+  k: int32[batch=4, seq=6]
   at LINE: return k + 2**40
   fix: give a number from -2147483648 to 2147483647, or another dtype
 """)
@@ -256,6 +258,16 @@ broadcast: dimension model has size 10 in result and 8 in the result
 def broadcast_of_a_tensor_named_result(x):
     result = nm.zeros([nm.Dimension("model", 10)])
     nm.broadcast(result, [B, M])
+
+
+@wrong("""
+multiply: 100000000000000000000000000000000000000000000000000000000... does not fit float32
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: return x * 10**400
+  fix: give a number from -1.7976931348623157e+308 to 1.7976931348623157e+308, or another dtype
+""")
+def number_too_large_for_any_float(x):
+    return x * 10**400
 
 
 @wrong.rows

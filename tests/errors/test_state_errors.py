@@ -141,6 +141,7 @@ def param_that_starts_with_a_number(x):
 
 @wrong("""
 state w: init: 'zeros' of type str is no number
+  w: float32[model=8]
   at LINE: nm.state("w", [M], init="zeros")
   fix: give a number known while tracing
 """)
@@ -150,6 +151,7 @@ def state_that_starts_with_text(x):
 
 @wrong("""
 state count: init: 0.5 is no int32
+  count: int32[]
   at LINE: nm.state("count", [], init=0.5, dtype="int32")
   fix: give a whole number, or a floating point dtype
 """)

@@ -179,7 +179,7 @@ def tensor_of_another_program():
 @wrong("""
 nm.trace: 5 of type int is not a function
   at LINE: nm.trace(5)
-  fix: write nm.trace(function, nm.spec([B, M]))
+  fix: pass a function, e.g. lambda x: x
 """)
 def trace_of_no_function():
     nm.trace(5)

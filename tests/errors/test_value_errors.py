@@ -31,10 +31,10 @@ def inequality_with_a_tensor(x, half):
 
 
 @wrong("""
-x == float32[] would compare Python objects, not values
+x == 2.0 would compare Python objects, not values
   x: float32[batch=4, seq=6, model=8]
   at LINE: return np.float32(2) == x
-  fix: use nm.equal(x, float32[]) for values, 'is' for the same tensor
+  fix: use nm.equal(x, 2.0) for values, 'is' for the same tensor
 """)
 def equality_of_a_number_of_numpys(x):
     return np.float32(2) == x
@@ -143,13 +143,43 @@ def where_without_an_else(x, mask):
 
 
 @wrong("""
-add: 1 operands where 2 are due
+add: 1 operand where 2 are due
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.add(x)
   fix: write nm.add(x, y)
 """)
 def sum_of_one(x):
     nm.add(x)
+
+
+@wrong("""
+x: @ multiplies by position, and dimensions have names
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: return x @ w
+  fix: use nm.einsum([x, w], dims), with the dimensions of the result
+""")
+def product_by_position(x, w):
+    return x @ w
+
+
+@wrong("""
+w: @ multiplies by position, and dimensions have names
+  w: float32[model=8, hidden=16]
+  at LINE: return np.ones((2, 8)) @ w
+  fix: use nm.einsum([x, w], dims), with the dimensions of the result
+""")
+def product_of_an_array_by_position(w):
+    return np.ones((2, 8)) @ w
+
+
+@wrong("""
+numpy's log1p takes arrays, and x has no value while tracing
+  x: float32[batch=4, seq=6, model=8]
+  at LINE: np.log1p(x)
+  fix: use the functions of nm, e.g. nm.sum
+""")
+def numpys_function_that_we_lack(x):
+    np.log1p(x)
 
 
 @wrong.rows

@@ -96,3 +96,15 @@ def test_sharded(layout):
 def test_misuse_is_explained(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=SPECS["x"])
+
+
+def test_dicts_go_by_their_names_whatever_their_order():
+    def function(x, k):
+        made = nm.cond(k > 0, lambda: {"a": x, "b": -x}, lambda: {"b": -x, "a": x})
+        final, _ = nm.scan(lambda carry, _: ({"b": carry["b"], "a": carry["a"]}, None), made, over=H)
+        last = nm.while_loop(lambda c: nm.sum(c["a"]) < 0, lambda c: {"b": c["b"], "a": c["a"] + 100.0}, final)
+        return last["a"] - last["b"]
+
+    program = nm.trace(function, x=nm.spec([B]), k=nm.spec([], "int32"))
+    x = np.arange(4, dtype=np.float32)
+    np.testing.assert_array_equal([program.evaluate({}, x=x, k=k)[1] for k in (0, 1)], [2 * x, 2 * x])

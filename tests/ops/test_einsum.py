@@ -101,3 +101,13 @@ def test_bfloat16():
 def test_misuse_is_explained(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=nm.spec([B, M]), i=nm.spec([B, M], "int32"))
+
+
+def test_an_operand_may_be_called_result():
+    def function(x):
+        result = x * 2.0
+        what = nm.einsum([result, result], [])
+        return nm.broadcast(what, x.shape)
+
+    program = nm.trace(function, x=nm.spec([nm.Dimension("batch", 2)]))
+    np.testing.assert_array_equal(program.evaluate({}, x=np.array([1.0, 2.0], np.float32))[1], [20.0, 20.0])

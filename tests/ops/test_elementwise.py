@@ -234,3 +234,30 @@ def test_constants():
 def test_misuse_is_explained(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=nm.spec([S]), i=nm.spec([S], "int32"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x * np.float32(2),
+        lambda x: np.float32(2) * x,
+        lambda x: np.array(2.0) * x,
+        lambda x: np.int64(2) * x,
+        lambda x: nm.where(np.float64(0) < x, x, x) * np.int32(2),
+        lambda x: x * True + x,
+    ],
+)
+def test_numbers_of_numpy_are_numbers(function):
+    x = uniform(1, 3)
+    made = nm.trace(function, x=nm.spec([S])).evaluate({}, x=x)[1]
+    np.testing.assert_array_equal(made, 2 * x)
+
+
+def test_a_tensor_is_equal_to_itself_and_a_key_of_dicts():
+    def function(x):
+        y = x * 2.0
+        assert (x == x, x != x) == (True, False)
+        return {y: 1, x: 2}[x] * y
+
+    x = uniform(1, 3)
+    np.testing.assert_array_equal(nm.trace(function, x=nm.spec([S])).evaluate({}, x=x)[1], 4 * x)

@@ -1,7 +1,5 @@
-import jax
 import numpy as np
 import pytest
-from jax.extend.random import threefry2x32_p
 
 import namedmesh as nm
 from namedmesh.ops.random import _open_unit, key_from_seed
@@ -11,23 +9,64 @@ B, S, M = nm.dims("batch=8 seq=6 model=10")
 N = nm.Dimension("draws", 200_000)
 
 
-def threefry(key, first, second):
-    """jax's threefry2x32 of counters (first[i], second[i])."""
-    first, second = (jax.numpy.asarray(np.asarray(words).astype(np.uint32)) for words in (first, second))
-    keys = [jax.numpy.full(first.shape, word, "uint32") for word in key]
-    return tuple(np.asarray(word) for word in threefry2x32_p.bind(*keys, first, second))
+def mix(x):
+    """lowbias32 on Python integers (https://nullprogram.com/blog/2018/07/31/)."""
+    x ^= x >> 16
+    x = x * 0x7FEB352D % 2**32
+    x ^= x >> 15
+    x = x * 0x846CA68B % 2**32
+    return x ^ x >> 16
 
 
-def key_of(seed):
-    """The key of a seed: threefry of (seed, 0) under the zero key."""
-    return np.concatenate(threefry([0, 0], [seed], [0]))
+def hashed(key, low, high=None):
+    """The bits of one counter under a key."""
+    x = mix(low ^ key[0]) + key[1]
+    return mix((x if high is None else x + mix((high + 0x9E3779B9) % 2**32)) % 2**32)
+
+
+def folded(key, number):
+    """A key from a key and a number."""
+    return (hashed(key, number), hashed(key, number, 1))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -1])
-def test_bits_are_threefry_of_the_row_major_index(seed):
+def test_bits_hash_the_row_major_index(seed):
     found = evaluated(nm.trace(lambda: nm.random.bits(nm.random.key(seed), [B, S])), {})
-    expected, _ = threefry(key_of(seed & 0xFFFFFFFF), np.arange(48), np.zeros(48))
+    key = folded((0, 0), seed % 2**32)
+    expected = np.array([hashed(key, i) for i in range(48)], np.uint32)
     np.testing.assert_array_equal(np.asarray(found), expected.reshape(8, 6))
+
+
+def bits_of(keys, count):
+    """The first bits of several keys, side by side."""
+    C = nm.Dimension("count", count)
+    program = nm.trace(lambda key: nm.random.bits(key, [C]), key=nm.spec([nm.random.KEY], "uint32"))
+    return np.stack([np.asarray(evaluated(program, {"key": np.array(key, np.uint32)})) for key in keys])
+
+
+def flipped(one, other):
+    """The share of differing bits at each of the 32 positions."""
+    return np.unpackbits((one ^ other).view(np.uint8).reshape(-1, 4), axis=1).mean(0)
+
+
+def test_every_bit_of_key_and_counter_moves_half_of_the_bits():
+    keys = [(123, 456)] + [(123 ^ 1 << i, 456) for i in range(32)] + [(123, 456 ^ 1 << i) for i in range(32)]
+    plain, *changed = bits_of(keys, 4096)
+    for other in changed:
+        np.testing.assert_allclose(flipped(plain, other), 0.5, atol=0.06)
+    for i in range(12):
+        neighbour = plain[np.arange(4096) ^ 1 << i]
+        np.testing.assert_allclose(flipped(plain, neighbour), 0.5, atol=0.06)
+
+
+def test_bits_are_even_and_neighbours_independent():
+    (bits,) = bits_of([(1, 2)], 2**20)
+    counts = np.stack([np.bincount(part, minlength=256) for part in bits.view(np.uint8).reshape(-1, 4).T])
+    chi = ((counts - 4096.0) ** 2 / 4096).sum(1)
+    assert (chi > 170).all() and (chi < 355).all(), chi  # 255 degrees of freedom
+    unit = bits / 2.0**32 - 0.5
+    for lag in (1, 2, 7, 64, 4096):
+        assert abs(np.mean(unit[:-lag] * unit[lag:]) * 12) < 5e-3, lag
 
 
 def test_counters_beyond_32_bits_use_the_second_word():
@@ -52,8 +91,8 @@ def test_counters_beyond_32_bits_use_the_second_word():
     found = np.asarray(op.lower(Huge(), tf.constant([7, 9], tf.uint32)))
     first = np.broadcast_to(np.arange(2**31 - 4, 2**31), (3, 4)).ravel()
     second = np.repeat(np.arange(2**20, 2**20 + 3), 4)
-    expected, _ = threefry([7, 9], first, second)
-    np.testing.assert_array_equal(found.ravel(), expected)
+    expected = [hashed((7, 9), int(low), int(high)) for low, high in zip(first, second, strict=True)]
+    np.testing.assert_array_equal(found.ravel(), np.array(expected, np.uint32))
     assert (rows.size, columns.size) == found.shape
 
 
@@ -68,7 +107,7 @@ def test_fold_in_makes_new_keys():
         ]
 
     found = [np.asarray(one) for one in evaluated(nm.trace(keys, n=nm.spec([], "int32")), {"n": np.int32(3)})]
-    np.testing.assert_array_equal(found[0], np.concatenate(threefry(key_of(5), [3], [0])))
+    np.testing.assert_array_equal(found[0], np.array(folded(folded((0, 0), 5), 3), np.uint32))
     assert len({tuple(one) for one in found}) == 4
 
 
