@@ -11,7 +11,7 @@ from absl import flags
 _JSON = flags.DEFINE_string("json", None, "The file the result is written to.")
 
 
-def publish(result: dict[str, Any]) -> None:
+def publish(result: Any) -> None:
     """Prints a result and writes it to the file of --json, if there is one."""
     text = json.dumps(result, indent=2)
     print(text)

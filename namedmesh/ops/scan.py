@@ -19,6 +19,7 @@ from namedmesh.ops.control import matched
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.op import Op
 from namedmesh.ops.operands import callback, require, shown
+from namedmesh.ops.placement import Move
 from namedmesh.ops.program import Body, trace_body
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
@@ -163,7 +164,7 @@ class Scan(Op):
         trace_body(probe, inputs + outputs)
         given = {*body.inputs, *body.captures}
         if self.remat == "dots":
-            return [op.output for op in body.ops if isinstance(op, Einsum)]
+            return [op.output for op in body.ops if isinstance(op, (Einsum, Move))]
         return [tensor for op in body.ops for tensor in op.outputs if tensor in needed and tensor not in given]
 
     def flops(self) -> int:
@@ -197,7 +198,8 @@ def scan(
 
     Every tensor in xs has the dimension; function sees slices without it. remat says what the backward pass
     keeps: "none" recomputes nothing and stores all it needs, "full" stores only the carries and computes each
-    body again, "dots" stores the results of einsums besides. Program size does not depend on the length.
+    body again, "dots" stores the results of einsums and of reshards besides, so that nothing is sent twice. Program
+    size does not depend on the length.
 
     With stack, a parameter or state made inside the body is stacked along the dimension, a slice for each
     iteration: a stack of layers. Without it, all iterations share it.

@@ -1,0 +1,56 @@
+"""Trace and lowering of 60 layers against 12, layers being a loop: python -m benchmarks.depth --json OUT."""
+
+from __future__ import annotations
+
+import statistics
+import time
+
+from absl import app
+
+import namedmesh as nm
+from benchmarks.result import publish
+from namedmesh.layers.config import Config, config
+from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.lowering.export import lower
+
+DEPTHS = (12, 60)
+
+
+def once(chosen: Config) -> tuple[float, int]:
+    """Seconds to trace, plan and lower a train step, and the bytes of its StableHLO."""
+    start = time.perf_counter()
+    model = Transformer(chosen, group=8, source=16, target=16)
+
+    def step(batch, seed):
+        loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        grads = nm.grad(loss)
+        for name, weight in nm.parameters().items():
+            nm.assign(weight, weight - grads[name] * 0.01)
+        return metrics
+
+    program = nm.trace(step, batch=model.specs(), seed=nm.spec([], "int32"))
+    module = lower([nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")])
+    return time.perf_counter() - start, len(module)
+
+
+def measure(rounds: int = 3) -> dict[str, object]:
+    """Medians over interleaved rounds after a warm-up."""
+    times: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
+    sizes = {}
+    for i in range(rounds + 1):
+        for depth in DEPTHS if i % 2 else reversed(DEPTHS):
+            seconds, sizes[depth] = once(config("tiny").but(layers=depth, remat="full"))
+            if i:
+                times[depth].append(seconds)
+    medians = {depth: statistics.median(values) for depth, values in times.items()}
+    rows = [{"layers": depth, "seconds": medians[depth], "bytes": sizes[depth]} for depth in DEPTHS]
+    return {"time_ratio": medians[60] / medians[12], "size_ratio": sizes[60] / sizes[12], "rows": rows, "rounds": rounds}
+
+
+def main(_: list[str]) -> None:
+    """Measures and publishes."""
+    publish(measure())
+
+
+if __name__ == "__main__":
+    app.run(main)
