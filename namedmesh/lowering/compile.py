@@ -11,7 +11,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.lowering.export import export_planned
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan
-from namedmesh.ops.program import InputSpec, Program, trace
+from namedmesh.ops.program import Program, Specs, trace
 from namedmesh.runtime import Executable
 
 
@@ -26,13 +26,13 @@ class Step(Executable):
 def compile(
     function: Callable[..., Any] | Program,
     /,
-    *specs: InputSpec,
+    *specs: Specs,
     mesh: Mesh,
     layout: Layout | str = "",
     params: Layout | str | None = None,
     precision: str = "default",
     strict: bool | None = None,
-    **named: InputSpec,
+    **named: Specs,
 ) -> Step:
     """Traces, plans, lowers and compiles a function of named tensors, and audits what the compiler did.
 

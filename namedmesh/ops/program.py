@@ -36,6 +36,9 @@ class InputSpec:
     whole: frozenset[str]
 
 
+Specs = InputSpec | Mapping[str, InputSpec]  # an argument of the function: one input, or a dict of them
+
+
 def checked_dtype(dtype: str) -> str:
     """Returns the name of a dtype we know, or raises."""
     known = (*FLOATS, *INTEGERS, "bool")
@@ -184,7 +187,7 @@ def live(ops: Sequence[Op], outputs: Iterable[Tensor], keep: Iterable[Op] = ()) 
     return tuple(reversed(kept))
 
 
-def trace(function: Callable[..., Any], /, *specs: InputSpec, **named: InputSpec) -> Program:
+def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
     """Runs a function on named tensors and records what it does."""
     if tracing():
         raise NamedMeshError("nm.trace was called inside a traced function", fix="call the inner function directly")
