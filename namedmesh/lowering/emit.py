@@ -50,8 +50,8 @@ class Emitter(Context):
             value = self.at(value, shape, step.result)
         return value
 
-    def run(self, program: Body, values: Sequence[Any], key: Any = None) -> list[Any]:
-        return self.body(program, program.ops, (*program.inputs, *program.captures), values, program.outputs)
+    def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
+        return self.body(body, body.ops, (*body.inputs, *body.captures), values, body.outputs)
 
     def body(
         self, owner: object, ops: Sequence[Op], given: Sequence[Tensor], values: Sequence[Any], outputs: Sequence[Tensor]

@@ -36,11 +36,11 @@ class Context:
         """Says inside a loop what was said outside: that a value lies as an operand of the loop does."""
         return value
 
-    def run(self, program: Any, values: Sequence[Any], key: Any = None) -> list[Any]:
+    def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lowers a loop body or a branch on these values."""
         from namedmesh.ops.evaluate import run
 
-        return run(program, values, self)
+        return run(body, values, self)
 
 
 def align(value: Any, shape: Shape, order: Shape) -> Any:
@@ -49,7 +49,7 @@ def align(value: Any, shape: Shape, order: Shape) -> Any:
     value = arrange(value, shape, present)
     if len(present) == len(order):
         return value
-    sizes = iter(tf.unstack(tf.shape(value)) if value.shape.rank is None else value.shape.as_list())
+    sizes = iter(value.shape.as_list())
     return tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
 
 
