@@ -81,10 +81,18 @@ class Emitter(Context):
                 value = moved[tensor, place]
             values.append(value)
             places.append(place)
-        made = self.manual(op, values, places) if op.manual else lowered(op, self, values)
+        made = self.manual(op, values, places) if op.manual or self.closes(op, places) else lowered(op, self, values)
         for tensor, value in zip(op.outputs, made, strict=True):
             value = self.place(value, tensor)
             known[tensor] = self.moved(value, tensor.shape, self.plan.moves.get(tensor, ()))
+
+    def closes(self, op: Op, places: Sequence[Sharding]) -> bool:
+        """Whether an op that would rather be closed can be: every size divides."""
+        if not op.closed:
+            return False
+        given = zip(op.inputs, places, strict=True)
+        made = ((tensor, self.plan.natural[tensor]) for tensor in op.outputs)
+        return all(place.divides(tensor.shape, self.mesh) for tensor, place in (*given, *made))
 
     def manual(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
         """Emits an op on each device's own piece; partial sums come out side by side and are added up outside."""

@@ -31,6 +31,7 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
+_LONG = {"erf", "erfinv", "floor_divide", "power", "remainder", "round", "softplus"}  # many XLA ops each
 
 
 @dataclass(eq=False)
@@ -43,6 +44,10 @@ class Elementwise(Op):
     @property
     def kind(self) -> str:
         return self.function
+
+    @property
+    def closed(self) -> bool:
+        return self.function in _LONG
 
     def results(self):
         function = FUNCTIONS[self.function]

@@ -24,6 +24,10 @@ class OneHot(Op):
     dim: Dimension
     dtype: str
 
+    @property
+    def closed(self) -> bool:
+        return True
+
     def results(self):
         return [(Shape([*self.inputs[0].shape, self.dim]), self.dtype)]
 

@@ -38,6 +38,11 @@ class Op:
     manual: ClassVar[bool] = False  # lowered on each device's own piece, where XLA would communicate
     elementwise: ClassVar[bool] = False
 
+    @property
+    def closed(self) -> bool:
+        """Whether to lower like a manual op where sizes divide: inner constants are then not shared with other ops."""
+        return False
+
     def __post_init__(self) -> None:
         trace = current(self.kind)
         self.source: Source = trace.source or caller()

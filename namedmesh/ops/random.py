@@ -46,8 +46,9 @@ def _hashed(key, low, high=None):
 
 @dataclass(eq=False)
 class Bits(Op):
-    """32 random bits an element."""
+    """32 random bits an element; manual, or XLA shares the counters of draws that lie in different places."""
 
+    manual = True
     shape: Shape
 
     def results(self):

@@ -79,6 +79,10 @@ class ArgReduce(Op):
     def kind(self) -> str:
         return self.function
 
+    @property
+    def closed(self) -> bool:
+        return True
+
     def results(self):
         return [(self.inputs[0].shape.without(self.over.name), "int32")]
 
