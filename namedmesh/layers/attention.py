@@ -94,7 +94,7 @@ def mixed(
     return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
 
 
-def same_segment(segments: Tensor, seq: Dimension, memory_segments: Tensor, memory: Dimension) -> Tensor:
+def same_segment(segments: Tensor, memory_segments: Tensor) -> Tensor:
     """Whether a position and a memory position belong to one packed example; segment 0 is padding."""
     return nm.equal(segments, memory_segments) & nm.not_equal(memory_segments, 0)
 

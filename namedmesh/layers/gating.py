@@ -63,7 +63,7 @@ def top_k_gating(
     every one. normalize says whether the chosen gates are made to sum to one, before or after those
     beyond capacity are dropped. padding (GS, bool) marks tokens that go nowhere and count nowhere.
     """
-    _check(logits, seq, experts, k, second, normalize, draws)
+    _check(logits, experts, k, second, normalize, draws)
     gates = nm.softmax(logits, over=experts)  # GSE
     real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
     masks, left = [], gates
@@ -111,7 +111,7 @@ def _routing(logits, gates, masks, places, weights, served, seq, experts, capaci
     return Routing(expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load)
 
 
-def _check(logits, seq, experts, k, second, normalize, draws) -> None:
+def _check(logits, experts, k, second, normalize, draws) -> None:
     if second not in SECOND or normalize not in NORMALIZE:
         wrong, known = (second, SECOND) if second not in SECOND else (normalize, NORMALIZE)
         raise NamedMeshError(f"gating: {wrong!r} is not a choice", fix=did_you_mean(str(wrong), known))

@@ -56,7 +56,7 @@ class Transformer:
     def encode(self, batch: Batch, key: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """Source tokens to representations (GSM), and the experts' losses and statistics."""
         S, memory = self.S, self.heads.memory(self.S)
-        mask = same_segment(batch.source_segments, S, nm.rename(batch.source_segments, S, memory), memory)
+        mask = same_segment(batch.source_segments, nm.rename(batch.source_segments, S, memory))
         with nm.scope("encoder"):
             x = self._embedded(batch.source, batch.source_positions, self.V, key, 0)
 
@@ -72,8 +72,8 @@ class Transformer:
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Target tokens shifted right to representations (GTM), and the experts' losses and statistics."""
         S, T, memory = self.S, self.T, self.heads.memory(self.T)
-        mask = same_segment(batch.target_segments, T, nm.rename(batch.target_segments, T, memory), memory) & causal(T, memory)
-        across = same_segment(batch.target_segments, T, batch.source_segments, S)
+        mask = same_segment(batch.target_segments, nm.rename(batch.target_segments, T, memory)) & causal(T, memory)
+        across = same_segment(batch.target_segments, batch.source_segments)
         with nm.scope("decoder"):
             x = self._embedded(inputs, batch.target_positions, self.W, key, 2)
 

@@ -185,9 +185,7 @@ class Planner:
             self.add(op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times)
         self.record(op, tensor, steps, times)
         primal = self.planned(tensor.primal)
-        if (self.separate and (self.rests(op) if primal is None else primal in self.resting) and not isinstance(op, Move)) or (
-            isinstance(op, Move) and primal in self.resting
-        ):
+        if primal in self.resting if primal is not None else self.rests(op) and not isinstance(op, Move):
             self.resting.add(tensor)
 
     def record(self, op: Op, tensor: Tensor, steps: Sequence[Step], times: int) -> None:

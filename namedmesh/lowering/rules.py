@@ -147,7 +147,7 @@ def settle(
         return
     full, contested = planner.due(tensor.shape, natural, whole, layout)
     if contested:
-        full = decided(planner, op, tensor, full, whole, contested, layout)
+        full = decided(planner, op, tensor, full, contested, layout)
     if not partial:
         natural |= {name: full[name] for name in fresh if name in full}
     planner.finish(op, tensor, dividing(planner, op, tensor, natural, fresh, whole), Sharding.of(full, whole), times, partial)
@@ -169,7 +169,6 @@ def decided(
     op: Op,
     tensor: Tensor,
     held: dict[str, tuple[str, ...]],
-    whole: frozenset[str],
     contested: dict[str, list[str]],
     layout: Layout,
 ) -> dict[str, tuple[str, ...]]:

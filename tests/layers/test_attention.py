@@ -29,7 +29,7 @@ def packed(rng):
 
 
 def packed_self_attention(x, segments):
-    mask = same_segment(segments, S, nm.rename(segments, S, MEMORY), MEMORY) & causal(S, MEMORY)
+    mask = same_segment(segments, nm.rename(segments, S, MEMORY)) & causal(S, MEMORY)
     bias = relative_bias(S, MEMORY, HEADS, both_ways=False)
     return self_attention(x, S, HEADS, mask=mask, bias=bias)
 
