@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import namedmesh as nm
@@ -73,7 +74,7 @@ def mixed(
     k: Tensor,
     v: Tensor,
     seq: Dimension,
-    memory: Dimension,
+    memory: Dimension | Sequence[Dimension],
     heads: Heads,
     *,
     mask: Tensor | None = None,
@@ -81,9 +82,13 @@ def mixed(
     rate: float = 0.0,
     dropout_key: Tensor | None = None,
 ) -> Tensor:
-    """Values averaged by how well keys fit queries, and brought back to the model dimension; softmax in float32."""
+    """Values averaged by how well keys fit queries, and brought back to the model dimension; softmax in float32.
+
+    memory is the dimension of the keys' positions; of several, every position of all of them together is one.
+    """
     batch = [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
-    scores = nm.einsum([q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, memory])
+    memory = [memory] if isinstance(memory, Dimension) else [*memory]
+    scores = nm.einsum([q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory])
     scores = nm.cast(scores, "float32")
     if bias is not None:
         scores = scores + bias
@@ -104,13 +109,11 @@ def causal(seq: Dimension, memory: Dimension) -> Tensor:
     return nm.range(memory) <= nm.range(seq)
 
 
-def relative_bias(
-    seq: Dimension, memory: Dimension, heads: Heads, *, buckets: int = 32, farthest: int = 128, both_ways: bool = True
-) -> Tensor:
-    """A learned score for each head and distance, distances grouped logarithmically beyond half the buckets."""
+def relative_bias(distance: Tensor, heads: Heads, *, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> Tensor:
+    """A learned score for each head and distance (memory position less position), grouped logarithmically when far."""
     B = Dimension("distance_bucket", buckets)
     table = nm.param("relative_bias", [B, heads.heads], nm.normal_init(0.02))
-    return nm.gather(table, bucket(nm.range(memory) - nm.range(seq), buckets, farthest, both_ways), B)
+    return nm.gather(table, bucket(distance, buckets, farthest, both_ways), B)
 
 
 def bucket(distance: Tensor, buckets: int, farthest: int, both_ways: bool) -> Tensor:

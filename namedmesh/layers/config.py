@@ -7,12 +7,27 @@ from dataclasses import dataclass
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
+CHOICES = {
+    "norm": ("pre", "post"),
+    "normalizer": ("layer", "rms"),
+    "positions": ("sinusoids", "learned", "relative"),
+    "activation": ("relu", "gelu", "swish"),
+    "router": ("top_k", "expert_choice"),
+    "second": ("random", "all"),
+    "normalize": ("before_capacity", "after_capacity", "none"),
+    "dispatch": ("gather", "einsum"),
+    "remat": ("none", "full", "dots"),
+    "dtype": ("float32", "bfloat16"),
+}
+RATES = ("dropout", "smoothing", "jitter")
+
 
 @dataclass(frozen=True)
 class Config:
     """An encoder-decoder Transformer with a mixture of experts in every other layer; experts=0 is a dense one.
 
-    layers counts encoder and decoder together, half each, as the paper's table does.
+    layers counts encoder and decoder together, half each, as the paper's table does. Weights are float32; dtype
+    is that of activations.
     """
 
     layers: int
@@ -23,10 +38,21 @@ class Config:
     key: int = 128
     source_vocab: int = 64_000
     target_vocab: int = 32_000
-    capacity_factor: float = 2.0
+    tied: bool = True  # the target embedding is also the output projection
+    positions: str = "sinusoids"  # relative is a bias on attention scores, shared by a side's layers
+    longest: int = 1024  # how many positions are learned, where they are
+    norm: str = "pre"
+    normalizer: str = "layer"
+    activation: str = "relu"
+    gated: bool = False
+    router: str = "top_k"  # expert_choice: in the encoder; it looks ahead, so the decoder keeps top_k
+    k: int = 2
     second: str = "random"
+    normalize: str = "before_capacity"
+    jitter: float = 0.0
+    capacity_factor: float = 2.0
+    decoding_capacity_factor: float | None = None  # None: no token is ever dropped while decoding
     dispatch: str = "gather"
-    norm: str = "pre"  # or post
     remat: str = "full"
     dropout: float = 0.1
     smoothing: float = 0.1
@@ -42,11 +68,23 @@ class Config:
                 + (" with experts in every other layer" if self.experts else ""),
                 fix=f"give a multiple of {step}",
             )
-        if self.norm not in ("pre", "post"):
-            raise NamedMeshError(f"norm={self.norm!r} is not a choice", fix=did_you_mean(self.norm, ("pre", "post")))
+        for name, known in CHOICES.items():
+            if getattr(self, name) not in known:
+                raise NamedMeshError(
+                    f"{name}={getattr(self, name)!r} is not a choice", fix=did_you_mean(str(getattr(self, name)), known)
+                )
+        for name in RATES:
+            if not 0.0 <= getattr(self, name) < 1.0:
+                raise NamedMeshError(f"{name}={getattr(self, name)!r} is no share", fix="give a number from 0 to below 1")
+        if self.experts and not 1 <= self.k <= self.experts:
+            raise NamedMeshError(f"k={self.k} of {self.experts} experts", fix="choose at least one and at most all experts")
 
     def but(self, **changes: object) -> Config:
         """The same configuration with some values changed."""
+        known = [field.name for field in dataclasses.fields(self)]
+        for name in changes:
+            if name not in known:
+                raise NamedMeshError(f"a configuration has no {name!r}", fix=did_you_mean(name, known))
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 

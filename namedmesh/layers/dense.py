@@ -13,6 +13,13 @@ from namedmesh.ops.tensor import Tensor
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": nm.relu, "gelu": nm.gelu, "swish": nm.swish}
 
 
+def activated(name: str) -> Callable[[Tensor], Tensor]:
+    """An activation function by name."""
+    if name not in ACTIVATIONS:
+        raise NamedMeshError(f"{name!r} is not an activation", fix=did_you_mean(str(name), ACTIVATIONS))
+    return ACTIVATIONS[name]
+
+
 def dense(
     x: Tensor,
     over: Sequence[Dimension],
@@ -33,9 +40,7 @@ def dense(
 
 def feed_forward(x: Tensor, model: Dimension, hidden: Dimension, *, activation: str = "relu", gated: bool = False) -> Tensor:
     """Two dense layers with an activation between them; gated multiplies by a third (GLU and its kin)."""
-    if activation not in ACTIVATIONS:
-        raise NamedMeshError(f"feed_forward: {activation!r} is not an activation", fix=did_you_mean(activation, ACTIVATIONS))
-    h = ACTIVATIONS[activation](dense(x, [model], [hidden], name="wi"))
+    h = activated(activation)(dense(x, [model], [hidden], name="wi"))
     if gated:
         h = h * dense(x, [model], [hidden], name="wi_gate")
     return dense(h, [hidden], [model], name="wo")

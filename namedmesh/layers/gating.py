@@ -21,6 +21,10 @@ class ExpertRouting:
     token: Tensor  # GEC int32, an index along S
     weight: Tensor  # GEC
     seq: Dimension  # S
+    aux_loss: Tensor  # scalar zero: the load is even by construction
+    z_loss: Tensor  # scalar: mean squared logsumexp of the logits
+    dropped: Tensor  # K=1: the share of tokens that no expert took
+    load: Tensor  # GE: the share of a group's tokens that each expert serves
 
 
 @dataclass(frozen=True)
@@ -100,8 +104,7 @@ def _routing(logits, gates, masks, places, weights, served, seq, experts, capaci
     first = nm.sum(masks[0], over=seq) / tokens  # GE: c_e / S
     proxy = nm.sum(gates if real is None else gates * real, over=seq) / tokens  # GE: m_e
     aux = nm.mean(nm.mean(first * proxy, over=experts))
-    peak = nm.square(nm.logsumexp(logits, over=experts))  # GS
-    z_loss = nm.mean(peak if real is None else peak * real)
+    z_loss = _z_loss(logits, experts, real)
     kept = [mask * one for mask, one in zip(masks, served, strict=True)]
     count = nm.sum(nm.ones(served[0].shape, gates.dtype) if real is None else real)
     dropped = nm.stack([1.0 - nm.sum(one if real is None else one * real) / nm.maximum(count, 1.0) for one in served], K)
@@ -109,6 +112,12 @@ def _routing(logits, gates, masks, places, weights, served, seq, experts, capaci
     last = lambda tensors: nm.transpose(nm.stack(tensors, K), [*tensors[0].shape, K])  # GSK
     expert = last([nm.cast(nm.argmax(mask, experts), "int32") for mask in masks])
     return Routing(expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load)
+
+
+def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None) -> Tensor:
+    """The mean squared logsumexp, which keeps logits small."""
+    peak = nm.square(nm.logsumexp(logits, over=experts))  # GS
+    return nm.mean(peak if real is None else peak * real)
 
 
 def _check(logits, experts, k, second, normalize, draws) -> None:
@@ -130,11 +139,17 @@ def expert_choice_gating(
 ) -> ExpertRouting:
     """Every expert takes the tokens of a group that want it most: balanced by construction, nothing overflows."""
     gates = nm.softmax(logits, over=experts)
+    real = nm.ones(gates.shape.without(experts.name), gates.dtype)  # GS
     if padding is not None:
-        gates = gates * nm.cast(nm.logical_not(padding), gates.dtype)
-    weight, token = nm.top_k(gates, seq, capacity)  # G, C where S was, E
+        real = nm.cast(nm.logical_not(padding), gates.dtype)
+    weight, token = nm.top_k(gates * real, seq, capacity)  # G, C where S was, E
     rest = [dim for dim in weight.shape if dim not in (experts, capacity)]
-    return ExpertRouting(nm.transpose(token, [*rest, experts, capacity]), nm.transpose(weight, [*rest, experts, capacity]), seq)
+    token, weight = (nm.transpose(one, [*rest, experts, capacity]) for one in (token, weight))
+    used = nm.stop_gradient(nm.cast(weight > 0, gates.dtype))  # GEC
+    taken = nm.cast(nm.scatter_add(used, token, seq, batch=rest) > 0, gates.dtype)  # GS
+    dropped = nm.stack([1.0 - nm.sum(taken * real) / nm.maximum(nm.sum(real), 1.0)], Dimension("choice", 1))
+    load = nm.sum(used, over=capacity) / nm.maximum(nm.sum(real, over=seq), 1.0)
+    return ExpertRouting(token, weight, seq, nm.zeros([]), _z_loss(logits, experts, real), dropped, load)
 
 
 def jitter(x: Tensor, key: Tensor, epsilon: float = 1e-2) -> Tensor:

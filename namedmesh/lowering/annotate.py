@@ -16,9 +16,16 @@ class GspmdAnnotator:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
+        self._protos: dict[tuple[tuple[str, ...], ...], bytes] = {}
 
-    def proto(self, axes: Sequence[Sequence[str]]) -> Any:
+    def proto(self, axes: Sequence[Sequence[str]]) -> bytes:
         """The serialized OpSharding that lays positional dimension i on axes[i]."""
+        key = tuple(map(tuple, axes))
+        if key not in self._protos:
+            self._protos[key] = self._proto(key)
+        return self._protos[key]
+
+    def _proto(self, axes: Sequence[Sequence[str]]) -> bytes:
         used = [axis for on in axes for axis in on]
         if not used:
             return xla_data_pb2.OpSharding(type=xla_data_pb2.OpSharding.REPLICATED).SerializeToString()
@@ -34,8 +41,11 @@ class GspmdAnnotator:
         ).SerializeToString()
 
     def annotate(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
-        """The value, said to lie on these axes."""
-        return tf2xla.sharding(value, sharding=self.proto(axes))
+        """The value, said to lie on these axes; what was just said is not said again."""
+        proto = self.proto(axes)
+        if value.op.type == "XlaSharding" and value.op.get_attr("sharding") == proto:
+            return value
+        return tf2xla.sharding(value, sharding=proto)
 
     def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
         """Each device's own piece of a value that lies on these axes."""

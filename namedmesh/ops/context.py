@@ -47,8 +47,8 @@ def align(value: Any, shape: Shape, order: Shape) -> Any:
     """Transposes and expands a value so that it broadcasts, by name, against the dimensions of order."""
     present = [dim.name for dim in order if dim.name in shape.names]
     value = arrange(value, shape, present)
-    if len(present) == len(order):
-        return value
+    if present == [dim.name for dim in order][len(order) - len(present) :]:
+        return value  # trailing dimensions broadcast by themselves
     sizes = iter(value.shape.as_list())
     return tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
 

@@ -98,6 +98,16 @@ class Op:
         with current(self.kind).at(self.source, derived=self.derived):
             return dataclasses.replace(self, inputs=inputs, **bodies)
 
+    def prune(self, needed: set[Tensor]) -> None:
+        """Drops what no needed tensor depends on inside loop bodies and branches."""
+        from namedmesh.ops.program import Body, pruned
+
+        for one in dataclasses.fields(self):
+            body = getattr(self, one.name)
+            if isinstance(body, Body):
+                keep = [tensor.producer for tensor in (*body.inputs, *body.captures)]
+                setattr(self, one.name, dataclasses.replace(body, ops=pruned(body.ops, body.outputs, keep)))
+
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """An error about this op, with its operands and the user's line."""
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)

@@ -187,6 +187,16 @@ def live(ops: Sequence[Op], outputs: Iterable[Tensor], keep: Iterable[Op] = ()) 
     return tuple(reversed(kept))
 
 
+def pruned(ops: Sequence[Op], outputs: Iterable[Tensor], keep: Iterable[Op] = ()) -> tuple[Op, ...]:
+    """As live, and what no output depends on inside loops and branches is left out too."""
+    needed: set[Tensor] = set(outputs)
+    kept = live(ops, needed, keep)
+    for op in reversed(kept):
+        op.prune(needed)
+        needed.update(op.inputs)
+    return live(kept, outputs, keep)
+
+
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
     """Runs a function on named tensors and records what it does."""
     if tracing():
@@ -220,7 +230,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         structure = function(*bound.args, **bound.kwargs)
         outputs = tuple(root.bring(checked_tensor(leaf, f"a result of {name}")) for leaf in flatten(structure))
     held = [variable.tensor.producer for variable in root.variables.values()] + [t.producer for t in inputs.values()]
-    ops = live(root.ops, [*outputs, *root.updates.values()], held)
+    ops = pruned(root.ops, [*outputs, *root.updates.values()], held)
     updates = {key: root.updates[key] for key in root.variables if key in root.updates}
     return Program(name, ops, inputs, dict(arguments), root.variables, updates, structure, outputs)
 

@@ -25,13 +25,20 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}
 _GOLDEN = 0x9E3779B9
 
 
-def _mixed(x):
-    """A permutation of 32-bit words in which every bit of the input moves every bit of the output (lowbias32)."""
+@tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)
+def _mixer(x):
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
         if factor is not None:
             x = x * tf.constant(factor, tf.uint32)
     return x
+
+
+def _mixed(x):
+    """A permutation of 32-bit words in which every bit of the input moves every bit of the output (lowbias32)."""
+    mixed = _mixer(x)  # one call, traced once: random bits are made in hundreds of places
+    mixed.set_shape(x.shape)
+    return mixed
 
 
 def _hashed(key, low, high=None):
@@ -42,6 +49,13 @@ def _hashed(key, low, high=None):
     """
     x = _mixed(tf.bitwise.bitwise_xor(low, key[0])) + key[1]
     return _mixed(x if high is None else x + _mixed(high + tf.constant(_GOLDEN, tf.uint32)))
+
+
+@tf.function(input_signature=[tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)], autograph=False)
+def _folded(key, number):
+    """A key of two words from another and a number."""
+    words = key[0], key[1]
+    return tf.stack([_hashed(words, number), _hashed(words, number, tf.constant(1, tf.uint32))])
 
 
 @dataclass(eq=False)
@@ -55,6 +69,9 @@ class Bits(Op):
         return [(self.shape, "uint32")]
 
     def lower(self, context: Context, key):
+        inner = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
+        if not inner and len(self.shape) and self.shape.elements < 2**31:
+            return _hashed((key[0], key[1]), self._consecutive(context))
         words = [tf.zeros([], tf.uint32), tf.zeros([], tf.uint32)]
         word, stride = 0, 1
         for dim in reversed(self.shape.dims):
@@ -69,6 +86,13 @@ class Bits(Op):
         low = tf.broadcast_to(words[0], context.sizes(self.shape))
         return _hashed((key[0], key[1]), low, words[1] if word else None)
 
+    def _consecutive(self, context: Context):
+        """The counters of a piece that is whole but for its first dimension: numbers in a row."""
+        sizes = context.sizes(self.shape)
+        count, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
+        count = count if offset is None else count + offset * math.prod(sizes[1:])
+        return tf.reshape(tf.cast(count, tf.uint32), sizes)
+
     def vjp(self, dy: Tensor):
         return [None]
 
@@ -81,8 +105,7 @@ class FoldIn(Op):
         return [(Shape([KEY]), "uint32")]
 
     def lower(self, context: Context, key, number):
-        low, words = tf.cast(number, tf.uint32), (key[0], key[1])
-        return tf.stack([_hashed(words, low), _hashed(words, low, tf.constant(1, tf.uint32))])
+        return _folded(key, tf.cast(number, tf.uint32))
 
     def vjp(self, dy: Tensor):
         return [None, None]

@@ -20,7 +20,7 @@ from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.op import Op
 from namedmesh.ops.operands import callback, require, shown
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Body, trace_body
+from namedmesh.ops.program import Body, live, pruned, trace_body
 from namedmesh.ops.structures import flatten, unflatten
 from namedmesh.ops.tensor import Tensor
 from namedmesh.ops.trace import current
@@ -66,10 +66,11 @@ class Scan(Op):
         def step(i, carry, buffers):
             index = self.over.size - 1 - i if self.reverse else i
             rows = [context.hold(x, self, i) for i, x in enumerate(xs, self.carries)]
-            slices = [_read(x, at, index) for x, at in zip(rows, positions, strict=True)]
+            begins: dict[tuple[int, int], Any] = {}
+            slices = [_read(x, at, index, begins) for x, at in zip(rows, positions, strict=True)]
             made = context.run(self.body, [*carry, *slices, *captured])
             written = [
-                context.place(_written(context.place(buffer, tensor), value, index), tensor)
+                context.place(_written(context.place(buffer, tensor), value, index, begins), tensor)
                 for buffer, value, tensor in zip(buffers, made[self.carries :], histories, strict=True)
             ]
             return i + 1, made[: self.carries], written
@@ -83,7 +84,7 @@ class Scan(Op):
         rows = []
         order = range(self.over.size)
         for index in reversed(order) if self.reverse else order:
-            slices = [_read(x, at, index) for x, at in zip(xs, positions, strict=True)]
+            slices = [_read(x, at, index, {}) for x, at in zip(xs, positions, strict=True)]
             made = context.run(self.body, [*carry, *slices, *captured])
             carry = made[: self.carries]
             rows.append(made[self.carries :])
@@ -167,20 +168,48 @@ class Scan(Op):
             return [op.output for op in body.ops if isinstance(op, (Einsum, Move))]
         return [tensor for op in body.ops for tensor in op.outputs if tensor in needed and tensor not in given]
 
+    def prune(self, needed: set[Tensor]) -> None:
+        """Drops the results that are not needed, and the carries that only those depend on."""
+        body, given = self.body, (*self.body.inputs, *self.body.captures)
+        keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed and tensor.producer is self}
+        while True:
+            outputs = [body.outputs[i] for i in sorted(keep)]
+            used = {*outputs, *(tensor for op in live(body.ops, outputs) for tensor in op.inputs)}
+            more = {i for i in range(self.carries) if given[i] in used} - keep
+            if not more:
+                break
+            keep |= more
+        stays = [i for i, tensor in enumerate(given) if (i in keep if i < self.carries else tensor in used)]
+        count = sum(i < len(body.inputs) for i in stays)
+        inner = [given[i] for i in stays]
+        ops = pruned(body.ops, outputs, [tensor.producer for tensor in inner])
+        self.inputs, self.outputs = (
+            tuple(self.inputs[i] for i in stays),
+            tuple(tensor for i, tensor in enumerate(self.outputs) if i in keep),
+        )
+        self.carries = sum(i < self.carries for i in stays)
+        self.body = Body(ops, tuple(inner[:count]), tuple(inner[count:]), self.inputs[count:], tuple(outputs))
+
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)
 
 
-def _written(buffer, value, index):
+def _begin(index, rank: int, at: int, begins: dict[tuple[int, int], Any]):
+    """The start of a slice; made once for all slices of an iteration that start alike."""
+    if (rank, at) not in begins:
+        begins[rank, at] = tf.stack([index if i == at else 0 for i in range(rank)])
+    return begins[rank, at]
+
+
+def _written(buffer, value, index, begins):
     """The buffer with one row replaced."""
-    return tf2xla.dynamic_update_slice(buffer, value[None], [index] + [0] * value.shape.rank)
+    return tf2xla.dynamic_update_slice(buffer, tf.expand_dims(value, 0), _begin(index, value.shape.rank + 1, 0, begins))
 
 
-def _read(x, at: int, index):
+def _read(x, at: int, index, begins):
     """One slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
-    begin = tf.stack([index if i == at else 0 for i in range(len(sizes))])
-    piece = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
+    piece = tf.slice(x, _begin(index, len(sizes), at, begins), [1 if i == at else size for i, size in enumerate(sizes)])
     return tf.squeeze(piece, at)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.artifact import Artifact, TensorSpec, unpacked
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.bridge import caller, dtype_of, gspmd
@@ -31,10 +33,63 @@ class Report:
     aliased_bytes: int
     code_bytes: int
 
+    @classmethod
+    def of(cls, compiled: Any, seconds: float) -> Report:
+        """The compiler's own account of a compiled step."""
+        memory = compiled.memory_analysis()
+        return cls(
+            seconds,
+            memory.argument_size_in_bytes,
+            memory.output_size_in_bytes,
+            memory.temp_size_in_bytes,
+            memory.alias_size_in_bytes,
+            memory.generated_code_size_in_bytes,
+        )
+
     @property
     def peak_bytes(self) -> int:
         """Arguments, results and temporaries, what is updated in place counted once."""
         return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.aliased_bytes
+
+
+def placed(devices: JaxMesh, spec: TensorSpec) -> NamedSharding:
+    """Where an entry or a result lies."""
+    axes = [tuple(spec.held.get(name, ())) or None for name, _ in spec.dims]
+    return NamedSharding(devices, PartitionSpec(*axes))
+
+
+def lowered(
+    module: bytes,
+    mesh: Mesh,
+    devices: JaxMesh,
+    given: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    donated: Sequence[int] = (),
+) -> Any:
+    """A module that takes and gives tensors where their specs say, ready to compile for devices."""
+    function = jax.jit(
+        caller(module, tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)),
+        in_shardings=tuple(placed(devices, spec) for spec in given),
+        out_shardings=[placed(devices, spec) for spec in results],
+        donate_argnums=tuple(donated),
+        keep_unused=True,
+    )
+    shapes = (jax.ShapeDtypeStruct(spec.padded(mesh), dtype_of(spec.dtype), sharding=placed(devices, spec)) for spec in given)
+    with gspmd():
+        return function.lower(*shapes)
+
+
+def lowered_step(artifact: Artifact, devices: JaxMesh) -> Any:
+    """An Artifact's step for devices; variables that it updates are given up to their next values."""
+    results = [*artifact.outputs, *(spec for spec in artifact.variables if spec.updated)]
+    donated = [len(artifact.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated]
+    return lowered(artifact.step_module, artifact.mesh, devices, [*artifact.inputs, *artifact.variables], results, donated)
+
+
+def compiled(lowering: Any, options: Mapping[str, str] | None = None) -> Any:
+    """A lowered module compiled, with options of the backend's compiler where given."""
+    with gspmd():
+        return lowering.compile(compiler_options=dict(options or {}))
 
 
 class Executable:
@@ -47,47 +102,22 @@ class Executable:
         self.inputs = {spec.name: spec for spec in artifact.inputs}
         self._updated = [spec.name for spec in artifact.variables if spec.updated]
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
-        results = [*artifact.outputs, *(spec for spec in artifact.variables if spec.updated)]
-        donated = [len(self.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated]
-        self._step, seconds = self._compiled(
-            artifact.step_module, [*self.inputs.values(), *self.variables.values()], results, donated
-        )
+        start = time.perf_counter()
+        self._step = compiled(lowered_step(artifact, self.mesh))
+        seconds = time.perf_counter() - start
         self._init: Any = None
-        memory = self._step.memory_analysis()
-        self.report = Report(
-            seconds,
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.temp_size_in_bytes,
-            memory.alias_size_in_bytes,
-            memory.generated_code_size_in_bytes,
-        )
-        self.audit: Audit = audit(self._step.as_text(), artifact.mesh, artifact.collectives)
+        self.report = Report.of(self._step, seconds)
+        self.audit: Audit = audit(self.text, artifact.mesh, artifact.collectives)
         self.audit.enforce(strict)
+
+    @property
+    def text(self) -> str:
+        """The program as the compiler made it: optimized HLO."""
+        return self._step.as_text()
 
     def sharding(self, spec: TensorSpec) -> NamedSharding:
         """Where an entry or a result lies."""
-        axes = [tuple(spec.held.get(name, ())) or None for name, _ in spec.dims]
-        return NamedSharding(self.mesh, PartitionSpec(*axes))
-
-    def _abstract(self, spec: TensorSpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.padded(self.artifact.mesh), dtype_of(spec.dtype), sharding=self.sharding(spec))
-
-    def _compiled(
-        self, module: bytes, given: list[TensorSpec], results: list[TensorSpec], donated: list[int]
-    ) -> tuple[Any, float]:
-        shapes = tuple((spec.padded(self.artifact.mesh), dtype_of(spec.dtype)) for spec in results)
-        function = jax.jit(
-            caller(module, shapes),
-            in_shardings=tuple(self.sharding(spec) for spec in given),
-            out_shardings=[self.sharding(spec) for spec in results],
-            donate_argnums=tuple(donated),
-            keep_unused=True,
-        )
-        start = time.perf_counter()
-        with gspmd():
-            compiled = function.lower(*(self._abstract(spec) for spec in given)).compile()
-        return compiled, time.perf_counter() - start
+        return placed(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
         """The first state; every device makes its own pieces, nothing is ever whole in one place."""
@@ -95,7 +125,8 @@ class Executable:
             return State({}, self.variables)
         if self._init is None:
             seed_spec = TensorSpec("seed", (), "int32", {})
-            self._init, _ = self._compiled(self.artifact.init_module, [seed_spec], list(self.variables.values()), [])
+            module, made = self.artifact.init_module, list(self.variables.values())
+            self._init = compiled(lowered(module, self.artifact.mesh, self.mesh, [seed_spec], made))
             audit(self._init.as_text(), self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
         if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**31) <= int(seed) < 2**31:
             raise NamedMeshError(

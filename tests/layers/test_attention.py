@@ -30,7 +30,7 @@ def packed(rng):
 
 def packed_self_attention(x, segments):
     mask = same_segment(segments, nm.rename(segments, S, MEMORY)) & causal(S, MEMORY)
-    bias = relative_bias(S, MEMORY, HEADS, both_ways=False)
+    bias = relative_bias(nm.range(MEMORY) - nm.range(S), HEADS, both_ways=False)
     return self_attention(x, S, HEADS, mask=mask, bias=bias)
 
 

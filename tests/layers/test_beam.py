@@ -1,0 +1,189 @@
+"""Beam search against every sequence there is, and against a beam search written out in Python; the stop; sampling."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.layers.beam import beam_search
+from namedmesh.layers.sampling import greedy, sample
+
+END = 1
+
+
+class Chain:
+    """A decoder whose next token depends on the last one and the step only; it keeps what it was given, as a real one does."""
+
+    def __init__(self, tables, hypotheses: int, flat: bool):
+        self.tables, self.flat = tables, flat  # G T V W
+        self.G, self.T, _, self.W = tables.shape.dims
+        self.N = nm.Dimension("hypothesis", hypotheses)
+        self.slot = nm.Dimension("hypothesis_slot", hypotheses) if flat else self.N
+
+    def start(self):
+        return {"only": {"seen": nm.zeros([self.T, self.G, self.slot], "int32")}}
+
+    def __call__(self, tokens, step, cache, mask, ended=None):
+        mine = nm.rename(tokens, self.N, self.slot) if self.flat else tokens
+        seen = nm.where(nm.equal(nm.range(self.T), step), mine, cache["only"]["seen"])
+        # The last token is read back through the mask, so that a wrong mask or a wrong order shows.
+        here = nm.where(mask & nm.equal(nm.range(self.T), step), seen, 0)
+        last = nm.sum(here, over=[self.T, self.slot] if self.flat else self.T)
+        rows = nm.sum(nm.where(nm.equal(nm.range(self.T), step), self.tables, 0.0), over=self.T)  # G V W
+        past = nm.cast(nm.sum(nm.where(mask, seen, 0), over=[self.T, self.slot] if self.flat else self.T), "float32")
+        V = self.tables.shape.dims[2]
+        logits = nm.gather(rows, nm.transpose(last, [self.G, self.N]), V) + nm.sin(past) * nm.cast(nm.range(self.W), "float32")
+        return nm.transpose(logits, [self.G, self.N, self.W]), {"only": {"seen": seen}}
+
+
+def logits_of(table: np.ndarray, prefix: tuple[int, ...]) -> np.ndarray:
+    """The same model for one sentence: what follows a prefix."""
+    last = prefix[-1] if prefix else 0
+    x = table[len(prefix), last] + np.sin(float(sum(prefix))) * np.arange(table.shape[-1])
+    return x - np.log(np.exp(x - x.max()).sum()) - x.max()
+
+
+def penalty(length: int, alpha: float) -> float:
+    return ((5 + length) / 6) ** alpha
+
+
+def exhaustive(table: np.ndarray, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
+    """Every sequence that ends, with its score, best first."""
+    T, _, W = table.shape
+    found = []
+    for length in range(T):
+        for prefix in itertools.product([w for w in range(W) if w != END], repeat=length):
+            sequence = (*prefix, END)
+            total = sum(logits_of(table, sequence[:i])[sequence[i]] for i in range(length + 1))
+            found.append((total / penalty(length + 1, alpha), sequence))
+    return sorted(found, reverse=True)
+
+
+def literal_beam(table: np.ndarray, width: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
+    """Ordinary beam search in plain Python, with no early stop."""
+    T, _, W = table.shape
+    alive, finished = [(0.0, ())], []
+    for step in range(T):
+        extended = [
+            (score + logits_of(table, prefix)[w], (*prefix, w))
+            for score, prefix in alive
+            for w in range(W)
+            if step < T - 1 or w == END
+        ]
+        extended = sorted(extended, reverse=True)[: 2 * width]
+        finished += [(score / penalty(step + 1, alpha), s) for score, s in extended if s[-1] == END]
+        finished = sorted(finished, reverse=True)[:width]
+        alive = [(score, s) for score, s in extended if s[-1] != END][:width]
+    return finished
+
+
+def searched(tables: np.ndarray, width: int, flat: bool, alpha: float, layout: str = "group:all"):
+    G, T, V, W = nm.dims(f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}")
+    program = nm.trace(lambda t: beam_search(Chain(t, width, flat), alpha=alpha), nm.spec([G, T, V, W]))
+    step = nm.compile(program, mesh=nm.Mesh(all=2), layout=layout, strict=True)
+    found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
+    return found["sequences"], found["scores"], int(found["steps"])
+
+
+def random_tables(seed: int, G: int, T: int, W: int) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(G, T, W, W), scale=2.0).astype(np.float32)
+
+
+def padded(sequence: tuple[int, ...], length: int) -> list[int]:
+    return [*sequence, *[0] * (length - len(sequence))]
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("alpha", [0.0, 0.6])
+def test_a_beam_wide_enough_finds_every_sequence_in_order(flat, alpha):
+    tables = random_tables(0, G=4, T=3, W=4)
+    every = [exhaustive(table, alpha) for table in tables]
+    width = len(every[0])
+    assert width == 1 + 3 + 9
+    sequences, scores, _ = searched(tables, width, flat, alpha)
+    for g, ranked in enumerate(every):
+        np.testing.assert_allclose(scores[g], [score for score, _ in ranked], rtol=1e-5, atol=1e-5)
+        assert sequences[g].tolist() == [padded(sequence, 3) for _, sequence in ranked]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_both_forms_equal_a_beam_search_written_out(seed):
+    tables = random_tables(seed, G=8, T=7, W=6)
+    expected = [literal_beam(table, 3, 0.6) for table in tables]
+    for flat in (True, False):
+        sequences, scores, _ = searched(tables, 3, flat, 0.6)
+        for g, ranked in enumerate(expected):
+            np.testing.assert_allclose(scores[g], [score for score, _ in ranked], rtol=1e-5)
+            assert sequences[g].tolist() == [padded(sequence, 7) for _, sequence in ranked]
+
+
+def test_the_loop_stops_when_nothing_better_can_come():
+    tables = random_tables(1, G=2, T=40, W=5)
+    tables[:, :, :, END] += 100.0 * (np.arange(40) >= 3)[None, :, None]  # none goes on beyond the fourth token
+    expected = [[padded(sequence, 40) for _, sequence in literal_beam(table, 2, 0.6)] for table in tables]
+    for flat in (True, False):
+        sequences, _, steps = searched(tables, 2, flat, 0.6)
+        assert steps < 10
+        assert sequences.tolist() == expected
+
+
+def test_scores_and_sequences_are_the_same_under_another_layout():
+    tables = random_tables(2, G=4, T=5, W=4)
+    one, other = (searched(tables, 3, True, 0.6, layout) for layout in ("group:all", "word:all"))
+    np.testing.assert_array_equal(one[0], other[0])
+    np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
+
+
+def decoded(tables: np.ndarray, width: int, method):
+    G, T, V, W = nm.dims(f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}")
+    program = nm.trace(lambda t: method(Chain(t, width, False)), nm.spec([G, T, V, W]))
+    step = nm.compile(program, mesh=nm.Mesh(all=2), layout="group:all", strict=True)
+    found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
+    return found["sequences"], found["scores"], int(found["steps"])
+
+
+def test_greedy_takes_the_likeliest_token_and_stops():
+    tables = random_tables(3, G=4, T=9, W=5)
+    tables[:, 5:, :, END] += 50.0
+    sequences, scores, steps = decoded(tables, 1, greedy)
+    longest = 0
+    for g, table in enumerate(tables):
+        sequence, total = (), 0.0
+        while len(sequence) < 9 and END not in sequence:
+            logits = logits_of(table, sequence)
+            total += logits.max()
+            sequence += (int(logits.argmax()),)
+        longest = max(longest, len(sequence))
+        assert sequences[g, 0].tolist() == padded(sequence, 9)
+        assert scores[g, 0] == pytest.approx(total, rel=1e-5)
+    assert steps == longest < 9
+
+
+@pytest.mark.parametrize(
+    ("options", "possible"), [({}, 6), ({"top_k": 2}, 2), ({"top_p": 0.6}, None), ({"temperature": 0.01}, 1), ({"top_k": 1}, 1)]
+)
+def test_samples_come_as_often_as_the_model_says(options, possible):
+    tables = np.repeat(random_tables(4, G=1, T=1, W=6), 2, 0)
+    sequences, scores, steps = decoded(tables, 4000, lambda d: sample(d, nm.random.key(0), **options))
+    probability = np.exp(logits_of(tables[0], ()) / options.get("temperature", 1.0))
+    probability /= probability.sum()
+    ranked = np.argsort(-probability)
+    if possible is None:
+        possible = int(np.searchsorted(np.cumsum(probability[ranked]), options["top_p"]) + 1)
+    expected = np.where(np.isin(np.arange(6), ranked[:possible]), probability, 0.0)
+    expected /= expected.sum()
+    share = np.bincount(sequences[:, :, 0].ravel(), minlength=6) / 8000
+    assert (share[expected == 0] == 0).all()
+    np.testing.assert_allclose(share, expected, atol=5 * np.sqrt(0.25 / 8000))
+    np.testing.assert_allclose(scores, logits_of(tables[0], ())[sequences[:, :, 0]], rtol=1e-4, atol=1e-5)
+    assert steps == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"temperature": 0.0}, "temperature=0.0"), ({"top_k": 9}, "top_k=9"), ({"top_p": 1.5}, "top_p=1.5 is no probability")],
+)
+def test_impossible_options_are_errors(options, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        decoded(random_tables(0, 2, 2, 6), 1, lambda d: sample(d, nm.random.key(0), **options))
