@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral, Real
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
@@ -19,7 +22,15 @@ CHOICES = {
     "remat": ("none", "full", "dots"),
     "dtype": ("float32", "bfloat16"),
 }
-RATES = ("dropout", "smoothing", "jitter")
+RANGES: dict[tuple[str, ...], tuple[type, Callable[..., bool], str]] = {  # what a value is an instance of, and when it is right
+    ("layers", "model", "hidden", "heads", "key", "source_vocab", "target_vocab", "longest", "k"): (
+        Integral, lambda value: value >= 1, "a whole number from 1",
+    ),
+    ("experts",): (Integral, lambda value: value >= 0, "a whole number from 0"),
+    ("dropout", "smoothing", "jitter"): (Real, lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+    ("capacity_factor", "decoding_capacity_factor"): (Real, lambda value: 0 < value < math.inf, "a number above 0"),
+    ("aux_weight", "z_weight"): (Real, lambda value: 0 <= value < math.inf, "a number from 0"),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,27 +67,34 @@ class Config:
     remat: str = "full"
     dropout: float = 0.1
     smoothing: float = 0.1
-    aux_weight: float = 0.01
+    aux_weight: float = 0.01  # of the paper's auxiliary loss times E squared, which is one where the load is even
     z_weight: float = 0.0
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        step = 4 if self.experts else 2
-        if self.layers < step or self.layers % step:
-            raise NamedMeshError(
-                f"a model of {self.layers} layers cannot be halved into encoder and decoder"
-                + (" with experts in every other layer" if self.experts else ""),
-                fix=f"give a multiple of {step}",
-            )
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise NamedMeshError(
                     f"{name}={getattr(self, name)!r} is not a choice", fix=did_you_mean(str(getattr(self, name)), known)
                 )
-        for name in RATES:
-            if not 0.0 <= getattr(self, name) < 1.0:
-                raise NamedMeshError(f"{name}={getattr(self, name)!r} is no share", fix="give a number from 0 to below 1")
-        if self.experts and not 1 <= self.k <= self.experts:
+        for names, (kind, right, described) in RANGES.items():
+            for name in names:
+                value = getattr(self, name)
+                if name == "decoding_capacity_factor" and value is None:
+                    continue
+                if isinstance(value, bool) or not isinstance(value, kind) or not right(value):
+                    raise NamedMeshError(f"{name}={value!r} is not {described}", fix=f"give {described}")
+        for name in ("tied", "gated"):
+            if not isinstance(getattr(self, name), bool):
+                raise NamedMeshError(f"{name}={getattr(self, name)!r} is neither True nor False", fix="give one of them")
+        step = 4 if self.experts else 2
+        if self.layers % step:
+            raise NamedMeshError(
+                f"a model of {self.layers} layers cannot be halved into encoder and decoder"
+                + (" with experts in every other layer" if self.experts else ""),
+                fix=f"give a multiple of {step}",
+            )
+        if self.experts and self.k > self.experts:
             raise NamedMeshError(f"k={self.k} of {self.experts} experts", fix="choose at least one and at most all experts")
 
     def but(self, **changes: object) -> Config:

@@ -26,11 +26,11 @@ class EinsumDispatch:
 
     def expert_inputs(self, x: Tensor, dims: list[Dimension]) -> Tensor:
         """Tokens (GSM) in the experts' buffers (dims: EGCM)."""
-        return nm.einsum([self.mask, x], dims)
+        return nm.einsum([nm.cast(self.mask, x.dtype), x], dims)
 
     def outputs(self, y: Tensor, dims: list[Dimension]) -> Tensor:
         """The experts' results (EGCM) back at their tokens (dims: GSM), weighted."""
-        return nm.einsum([self.combine_weights, y], dims)
+        return nm.einsum([nm.cast(self.combine_weights, y.dtype), y], dims)
 
 
 class GatherDispatch:
@@ -69,7 +69,7 @@ class GatherDispatch:
         if isinstance(self.routing, ExpertRouting):
             groups = [dim for dim in self.routing.token.shape if dim in dims]
             rest = [dim for dim in y.shape if dim not in self.routing.token.shape.dims]
-            weighted = nm.transpose(y * self.routing.weight, [*self.routing.token.shape, *rest])
+            weighted = nm.transpose(y * nm.cast(self.routing.weight, y.dtype), [*self.routing.token.shape, *rest])
             return nm.transpose(nm.scatter_add(weighted, self.routing.token, self.routing.seq, batch=groups), dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
         rest = [dim for dim in dims if dim not in self.routing.weight.shape.dims]
@@ -88,7 +88,7 @@ class GatherDispatch:
             at_slot = nm.scatter_add(weight, slot, self.slots, batch=self.groups)  # G slot
             return [nm.gather(dy, token, S) * at_slot, nm.einsum([picked, dy], [*weight.shape.without(K.name), K])]
 
-        return nm.custom_vjp(forward, backward)(y, self.routing.weight)
+        return nm.custom_vjp(forward, backward)(y, nm.cast(self.routing.weight, y.dtype))
 
 
 FORMS = {"einsum": EinsumDispatch, "gather": GatherDispatch}

@@ -37,15 +37,15 @@ class Routing:
     seq: Dimension  # S
     capacity: Dimension  # C
     experts: Dimension  # E
-    aux_loss: Tensor  # scalar: the paper's, averaged over groups
+    aux_loss: Tensor  # scalar: the paper's, averaged over groups (those with tokens)
     z_loss: Tensor  # scalar: mean squared logsumexp of the logits
     dropped: Tensor  # K: the share of tokens whose choice was not served
     load: Tensor  # GE: the share of a group's tokens that each expert serves
 
 
 def capacity(seq: Dimension, experts: Dimension, factor: float = 2.0, name: str = "capacity") -> Dimension:
-    """The places each expert has for a group's tokens: factor times the even share; two is the paper's."""
-    return Dimension(name, max(1, int(factor * seq.size / experts.size)))
+    """The places each expert has for a group's tokens: factor times the even share, at most all; two is the paper's."""
+    return Dimension(name, min(max(1, int(factor * seq.size / experts.size)), seq.size))
 
 
 def top_k_gating(
@@ -103,21 +103,22 @@ def _routing(logits, gates, masks, places, weights, served, seq, experts, capaci
     tokens = float(seq.size) if real is None else nm.maximum(nm.sum(real, over=seq), 1.0)  # per group
     first = nm.sum(masks[0], over=seq) / tokens  # GE: c_e / S
     proxy = nm.sum(gates if real is None else gates * real, over=seq) / tokens  # GE: m_e
-    aux = nm.mean(nm.mean(first * proxy, over=experts))
-    z_loss = _z_loss(logits, experts, real)
+    aux = nm.mean(first * proxy, over=experts)  # per group
+    aux = nm.mean(aux) if real is None else nm.sum(aux) / nm.maximum(nm.sum(nm.max(real, over=seq)), 1.0)
     kept = [mask * one for mask, one in zip(masks, served, strict=True)]
-    count = nm.sum(nm.ones(served[0].shape, gates.dtype) if real is None else real)
-    dropped = nm.stack([1.0 - nm.sum(one if real is None else one * real) / nm.maximum(count, 1.0) for one in served], K)
+    count = float(served[0].shape.elements) if real is None else nm.maximum(nm.sum(real), 1.0)
+    z_loss = _z_loss(logits, experts, real, count)
+    dropped = nm.stack([1.0 - nm.sum(one if real is None else one * real) / count for one in served], K)
     load = nm.sum(sum(kept[1:], kept[0]), over=seq) / tokens
     last = lambda tensors: nm.transpose(nm.stack(tensors, K), [*tensors[0].shape, K])  # GSK
     expert = last([nm.cast(nm.argmax(mask, experts), "int32") for mask in masks])
     return Routing(expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load)
 
 
-def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None) -> Tensor:
-    """The mean squared logsumexp, which keeps logits small."""
+def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None, count: Tensor | float) -> Tensor:
+    """The mean squared logsumexp of the real tokens, so many, which keeps logits small."""
     peak = nm.square(nm.logsumexp(logits, over=experts))  # GS
-    return nm.mean(peak if real is None else peak * real)
+    return nm.sum(peak if real is None else peak * real) / count
 
 
 def _check(logits, experts, k, second, normalize, draws) -> None:
@@ -147,9 +148,10 @@ def expert_choice_gating(
     token, weight = (nm.transpose(one, [*rest, experts, capacity]) for one in (token, weight))
     used = nm.stop_gradient(nm.cast(weight > 0, gates.dtype))  # GEC
     taken = nm.cast(nm.scatter_add(used, token, seq, batch=rest) > 0, gates.dtype)  # GS
-    dropped = nm.stack([1.0 - nm.sum(taken * real) / nm.maximum(nm.sum(real), 1.0)], Dimension("choice", 1))
+    count = nm.maximum(nm.sum(real), 1.0)
+    dropped = nm.stack([1.0 - nm.sum(taken * real) / count], Dimension("choice", 1))
     load = nm.sum(used, over=capacity) / nm.maximum(nm.sum(real, over=seq), 1.0)
-    return ExpertRouting(token, weight, seq, nm.zeros([]), _z_loss(logits, experts, real), dropped, load)
+    return ExpertRouting(token, weight, seq, nm.zeros([]), _z_loss(logits, experts, real, count), dropped, load)
 
 
 def jitter(x: Tensor, key: Tensor, epsilon: float = 1e-2) -> Tensor:

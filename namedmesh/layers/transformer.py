@@ -133,6 +133,7 @@ class Transformer:
         metrics = {"cross_entropy": total, "accuracy": weighted_mean(right, real)}
         if self.config.experts:
             aux, z = (below[name] + above[name] for name in ("aux_loss", "z_loss"))
+            aux = aux * float(self.E.size**2)  # one for each layer whose load is even, however many experts it has
             total = total + aux * self.config.aux_weight + z * self.config.z_weight
             metrics["aux_loss"] = aux
             for name in ("dropped", "load"):

@@ -18,7 +18,7 @@ class GspmdAnnotator:
         self.mesh = mesh
         self._protos: dict[tuple[tuple[str, ...], ...], bytes] = {}
 
-    def proto(self, axes: Sequence[Sequence[str]]) -> bytes:
+    def proto(self, axes: Sequence[Sequence[str]]) -> Any:
         """The serialized OpSharding that lays positional dimension i on axes[i]."""
         key = tuple(map(tuple, axes))
         if key not in self._protos:

@@ -16,16 +16,17 @@ _ENTER, _LEAVE, _PLACE = "SPMDFullToShardShape", "SPMDShardToFullShape", "Shardi
 def close_regions(module: ir.Module) -> None:
     """Marks every op of a manual region, and makes every value it reads enter the region."""
     with ir.Location.unknown(module.context):
-        for block in _blocks(module.operation):
+        for block in blocks(module.operation):
             _close(block)
 
 
-def _blocks(op: ir.Operation) -> Iterator[ir.Block]:
+def blocks(op: ir.Operation) -> Iterator[ir.Block]:
+    """Every block inside an op."""
     for region in op.regions:
         for block in region.blocks:
             yield block
             for inner in block.operations:
-                yield from _blocks(inner.operation)
+                yield from blocks(inner.operation)
 
 
 def _target(op: ir.Operation) -> str:

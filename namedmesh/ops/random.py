@@ -25,7 +25,7 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}
 _GOLDEN = 0x9E3779B9
 
 
-@tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)
+@tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)  # type: ignore[arg-type]
 def _mixer(x):
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))

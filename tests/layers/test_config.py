@@ -1,0 +1,238 @@
+"""Every option of a configuration: wrong values are named, each changes the model, and the model is the one NumPy writes out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.layers.config import CHOICES, Config, config
+from namedmesh.layers.decoder import Decoder
+from namedmesh.layers.optimizers import Sgd
+from namedmesh.layers.sampling import greedy
+from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.ops.program import every_op
+from tests.layers.numpy_transformer import Model
+
+SMALL = config("tiny").but(experts=4, model=8, hidden=12, heads=2, key=4, source_vocab=12, target_vocab=10, longest=16)
+SHORT = SMALL.but(capacity_factor=1.0)  # some tokens find no place
+VARIANTS = {
+    "the paper's": SMALL,
+    "deeper": SMALL.but(layers=8),
+    "dense": SMALL.but(experts=0),
+    "untied": SMALL.but(tied=False),
+    "learned positions": SMALL.but(positions="learned"),
+    "relative positions": SMALL.but(positions="relative"),
+    "root mean square": SMALL.but(normalizer="rms"),
+    "norm after": SMALL.but(norm="post", normalizer="rms"),
+    "gated gelu": SMALL.but(activation="gelu", gated=True),
+    "swish": SMALL.but(activation="swish"),
+    "switch": SHORT.but(k=1, normalize="none"),
+    "three choices": SHORT.but(k=3),
+    "normalized after": SHORT.but(normalize="after_capacity"),
+    "never normalized": SHORT.but(normalize="none", dispatch="einsum"),
+    "experts choose": SHORT.but(router="expert_choice", z_weight=0.5),
+    "experts choose, with room to spare": SMALL.but(router="expert_choice", capacity_factor=6.0),
+    "experts choose, by einsum": SHORT.but(router="expert_choice", dispatch="einsum"),
+    "peaks and balance": SHORT.but(z_weight=0.5, aux_weight=2.0, smoothing=0.0),
+}
+
+
+def model_of(config: Config, rows: int = 3, source: int = 12, target: int = 10) -> Transformer:
+    return Transformer(config, group=rows, source=source, target=target)
+
+
+def examples(rows: int = 3, source: int = 12, target: int = 10) -> dict[str, np.ndarray]:
+    """Two examples a row, and padding before, between and after them."""
+    rng, batch = np.random.default_rng(0), {}
+    for side, size, words in (("source", source, 12), ("target", target, 10)):
+        first, last = size // 2 - 1, size - size // 2 - 1
+        segments = [0] * (side == "source") + [1] * first + [0] * (side == "target") + [2] * last + [0]
+        positions = [0] * (side == "source") + [*range(first)] + [0] * (side == "target") + [*range(last)] + [0]
+        batch[side] = rng.integers(2, words, size=(rows, size)).astype(np.int32)
+        batch[f"{side}_segments"] = np.tile(np.array(segments, np.int32), (rows, 1))
+        batch[f"{side}_positions"] = np.tile(np.array(positions, np.int32), (rows, 1))
+    return batch
+
+
+def evaluation(model: Transformer) -> nm.Program:
+    return nm.trace(lambda batch: model.loss(batch_of(batch))[1], batch=model.specs())
+
+
+def training(model: Transformer) -> nm.Program:
+    return nm.trace(
+        lambda batch, seed: model.loss(batch_of(batch), nm.random.key_from_seed(seed))[1],
+        batch=model.specs(),
+        seed=nm.spec([], "int32"),
+    )
+
+
+def decoding(model: Transformer) -> nm.Program:
+    spec = nm.spec([model.G, model.S], "int32")
+    decode = lambda source, segments: greedy(Decoder(model, source, segments, hypotheses=8))["sequences"]
+    return nm.trace(decode, source=spec, segments=spec)
+
+
+def weights(program: nm.Program) -> dict[str, np.ndarray]:
+    """Random values for every parameter, norms and biases too."""
+    rng = np.random.default_rng(1)
+    draw = lambda shape: rng.normal(size=[dim.size for dim in shape]) * 0.4
+    return {name: (draw(v.shape) + name.endswith("scale")).astype(np.float32) for name, v in program.parameters.items()}
+
+
+def metrics(program: nm.Program, **inputs) -> dict[str, np.ndarray]:
+    return {name: np.asarray(value) for name, value in program.evaluate(weights(program), **inputs)[1].items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_model_is_the_one_numpy_writes_out(variant):
+    program = evaluation(model_of(VARIANTS[variant]))
+    state, batch = weights(program), examples()
+    found = program.evaluate(state, **batch)[1]
+    for name, value in Model(VARIANTS[variant], state).loss(batch).items():
+        assert float(found[name]) == pytest.approx(value, rel=2e-5), name
+
+
+@pytest.mark.parametrize("router", ["top_k", "expert_choice"])
+@pytest.mark.parametrize("dispatch", ["gather", "einsum"])
+def test_padding_takes_no_place_and_counts_nowhere(router, dispatch):
+    """Rows of padding and padding before every token; the places are as many, and fewer than the tokens that want them."""
+    chosen = SHORT.but(router=router, dispatch=dispatch, z_weight=0.5, positions="learned")
+    batch = examples()
+    more = {name: np.pad(array, [(0, 2), (array.shape[1], 0)]) for name, array in batch.items()}
+    for side in ("source", "target"):
+        more[side][more[f"{side}_segments"] == 0] = 5
+    bare = metrics(evaluation(model_of(chosen)), **batch)
+    padded = metrics(evaluation(model_of(chosen.but(capacity_factor=0.5), 5, 24, 20)), **more)
+    assert bare["decoder_dropped"].max() > 0.1
+    for name in ("loss", "cross_entropy", "accuracy", "aux_loss", "encoder_dropped", "decoder_dropped"):
+        np.testing.assert_allclose(padded[name], bare[name], rtol=1e-5, err_msg=name)
+
+
+def test_both_forms_of_dispatch_train_alike():
+    one, other = (metrics(training(model_of(SHORT.but(dispatch=form))), **examples(), seed=3) for form in CHOICES["dispatch"])
+    for name, value in one.items():
+        np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
+
+
+def test_only_the_router_sees_jitter_and_only_in_training():
+    """With one choice of weight one, noise that changes no choice changes the gates alone."""
+    plain = SMALL.but(k=1, dropout=0.0, capacity_factor=4.0)
+    still, noisy = (metrics(training(model_of(plain.but(jitter=j))), **examples(), seed=3) for j in (0.0, 1e-3))
+    assert float(noisy["cross_entropy"]) == pytest.approx(float(still["cross_entropy"]), rel=1e-6)
+    assert 1e-6 < abs(noisy["aux_loss"] / still["aux_loss"] - 1) < 1e-2
+    assert signature(evaluation(model_of(plain.but(jitter=0.1)))) == signature(evaluation(model_of(plain)))
+
+
+def test_without_dropout_jitter_and_random_choices_training_is_evaluation():
+    calm = SMALL.but(dropout=0.0, second="all")
+    wanted = metrics(evaluation(model_of(calm)), **examples())["loss"]
+    assert metrics(training(model_of(calm)), **examples(), seed=3)["loss"] == pytest.approx(float(wanted), rel=1e-6)
+    for louder in (calm.but(dropout=0.2), calm.but(second="random")):
+        assert metrics(training(model_of(louder)), **examples(), seed=3)["loss"] != pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_second_choices_are_served_at_random_in_training_only():
+    roomy = SMALL.but(dropout=0.0, capacity_factor=4.0)
+    served = {second: metrics(training(model_of(roomy.but(second=second))), **examples(), seed=3) for second in CHOICES["second"]}
+    assert served["all"]["encoder_dropped"].tolist() == [[0.0, 0.0]]
+    first, second = served["random"]["encoder_dropped"][0]
+    assert first == 0.0 and 0.05 < second < 0.95
+
+
+def test_capacity_while_decoding():
+    places = lambda factor: decoding(model_of(SMALL.but(decoding_capacity_factor=factor))).dims["capacity"]
+    assert places(None) == [6, 8], "6 in the encoder; of 8 hypotheses none is dropped"
+    assert places(1.0) == [2, 6]
+
+
+CHANGES = {
+    "layers": 8, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6, "source_vocab": 13, "target_vocab": 11,
+    "tied": False, "positions": "relative", "longest": 17, "norm": "post", "normalizer": "rms", "activation": "gelu",
+    "gated": True, "router": "expert_choice", "k": 1, "second": "all", "normalize": "none", "jitter": 0.1,
+    "capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum", "remat": "full", "dropout": 0.2,
+    "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
+}  # fmt: skip
+TRAINING = ("second", "jitter", "dropout", "smoothing", "aux_weight", "z_weight")  # nothing in decoding depends on these
+
+
+def signature(program: nm.Program) -> list[tuple]:
+    """Every op of a program: what it makes, and the numbers and words in it."""
+    known = lambda op: [
+        value for field in dataclasses.fields(op) if isinstance(value := getattr(op, field.name), (float, int, str))
+    ]
+    return [(op.kind, known(op), [(t.dtype, str(t.shape)) for t in op.outputs]) for op in every_op(program.ops)]
+
+
+def test_every_option_changes_the_program():
+    assert {*CHANGES} == {field.name for field in dataclasses.fields(Config)}
+    base = SMALL.but(positions="learned")
+    signatures = lambda config: (signature(training(model_of(config))), signature(decoding(model_of(config))))
+    before = signatures(base)
+    for name, value in CHANGES.items():
+        train, decode = (one != other for one, other in zip(signatures(base.but(**{name: value})), before, strict=True))
+        assert train == (name != "decoding_capacity_factor"), name
+        assert decode == (name not in TRAINING), name
+
+
+WRONG = {
+    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "smoothing": -0.1, "jitter": 1.5,
+    "model": 0, "hidden": -1, "heads": 2.5, "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4,
+    "tied": "yes", "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
+    "z_weight": float("nan"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_values_are_named(name):
+    value = WRONG[name]
+    with pytest.raises(nm.NamedMeshError) as caught:
+        SMALL.but(**{name: value})
+    assert (name in caught.value.problem) and str(value) in caught.value.problem
+    assert caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem", "fix"),
+    [
+        ({"router": "topk"}, "router='topk' is not a choice", "did you mean 'top_k'?"),
+        ({"dispatch": "gathr"}, "dispatch='gathr' is not a choice", "did you mean 'gather'?"),
+        ({"k": 5}, "k=5 of 4 experts", "choose at least one and at most all experts"),
+        ({"dropout": 1.0}, "dropout=1.0 is not a number from 0 to below 1", "give a number from 0 to below 1"),
+        ({"layer": 8}, "a configuration has no 'layer'", "did you mean 'layers'?"),
+        (
+            {"layers": 6},
+            "a model of 6 layers cannot be halved into encoder and decoder with experts in every other layer",
+            "give a multiple of 4",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(changes, problem, fix):
+    with pytest.raises(nm.NamedMeshError) as caught:
+        SMALL.but(**changes)
+    assert (caught.value.problem, caught.value.fix) == (problem, fix)
+
+
+def test_an_unknown_configuration_is_named():
+    with pytest.raises(nm.NamedMeshError, match="there is no configuration 'moe_2048e'"):
+        config("moe_2048e")
+
+
+def test_a_step_with_every_newer_option_runs_as_planned():
+    """Compiled for eight devices and audited; its loss is that of an unsharded run."""
+    chosen = SMALL.but(experts=8, router="expert_choice", positions="relative", gated=True, jitter=0.01, k=2)
+    model = model_of(chosen, rows=8)
+
+    def step(batch, seed):
+        loss, watched = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        return {**watched, **Sgd(learning_rate=0.1).apply(nm.grad(loss))}
+
+    program = nm.trace(step, batch=model.specs(), seed=nm.spec([], "int32"))
+    compiled = nm.compile(program, mesh=nm.Mesh(all=8), layout="group:all, expert:all", strict=True)
+    assert compiled.audit.exact, str(compiled.audit)
+    state, batch = weights(program) | {"sgd/step": np.int32(0)}, examples(rows=8)
+    updates, wanted = program.evaluate(state, **batch, seed=np.int32(5))
+    after, found = compiled(compiled.place(state), **batch, seed=np.int32(5))
+    assert float(found["loss"]) == pytest.approx(float(wanted["loss"]), rel=1e-5)
+    for name, value in updates.items():
+        np.testing.assert_allclose(after[name], value, rtol=1e-4, atol=1e-6, err_msg=name)
