@@ -84,6 +84,13 @@ def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
                     result.matched.append((plan, one))
                     result.notes += _notes(plan, one)
                     break
+    for one in list(open_found):
+        parts = _merged(open_planned, one)
+        if parts:
+            open_found.remove(one)
+            open_planned = [plan for plan in open_planned if not any(plan is part for part in parts)]
+            result.matched.append(({**parts[0], "axes": list(one.axes or ())}, one))
+            result.notes.append(f"{len(parts)} planned AllReduces of {one.dtype}, one after the other, made as one")
     result.unplanned, result.missing = open_found, open_planned
     result.notes = [f"{note} ({count} times)" if count > 1 else note for note, count in Counter(result.notes).items()]
     return result
@@ -111,6 +118,19 @@ def _altered(plan: dict[str, Any], one: Found) -> bool:
         return False
     changed = {**plan, "dtype": one.dtype}
     return _same(changed, one) or _scatter_as_reduce(changed, one)
+
+
+def _merged(planned: Sequence[dict[str, Any]], one: Found) -> list[dict[str, Any]]:
+    """Planned AllReduces of one tensor, each over other axes, that the compiler made as one over all of them."""
+    for first in planned:
+        parts: list[dict[str, Any]] = []
+        for plan in planned:
+            alike = plan["op"] == first["op"] and _same({**plan, "axes": one.axes or ()}, one)
+            if alike and not {*plan["axes"]} & {axis for part in parts for axis in part["axes"]}:
+                parts.append(plan)
+        if one.kind == "AllReduce" and {axis for part in parts for axis in part["axes"]} == {*(one.axes or ())}:
+            return parts
+    return []
 
 
 def _notes(plan: dict[str, Any], one: Found) -> list[str]:

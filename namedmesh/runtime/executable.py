@@ -86,7 +86,7 @@ def lowered_step(artifact: Artifact, devices: JaxMesh) -> Any:
     return lowered(artifact.step_module, artifact.mesh, devices, [*artifact.inputs, *artifact.variables], results, donated)
 
 
-def compiled(lowering: Any, options: Mapping[str, str] | None = None) -> Any:
+def compiled(lowering: Any, options: Mapping[str, str | bool] | None = None) -> Any:
     """A lowered module compiled, with options of the backend's compiler where given."""
     with gspmd():
         return lowering.compile(compiler_options=dict(options or {}))

@@ -92,3 +92,13 @@ def test_metadata_decides_between_equal_collectives():
     two = LINE + "\n" + LINE.replace("einsum.3", "einsum.33").replace("%r", "%s")
     result = audit(two, MESH, [planned(op="einsum.33"), planned(op="einsum.3")])
     assert all(f"nm.{plan['op']}/" in found.op for plan, found in result.matched) and result.exact
+
+
+def test_sums_one_after_the_other_may_be_made_as_one():
+    """As the TPU compiler does; of different tensors they may not."""
+    both = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
+    result = audit(both, MESH, [planned(), planned(axes=["data"])])
+    assert result.exact and result.count("AllReduce") == 1
+    assert result.notes == ["2 planned AllReduces of float32, one after the other, made as one"]
+    other = audit(both, MESH, [planned(), planned(axes=["data"], op="sum.9")])
+    assert len(other.unplanned) == 1 and len(other.missing) == 2

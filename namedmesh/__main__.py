@@ -1,0 +1,8 @@
+"""python -m namedmesh: the command line."""
+
+import sys
+
+from namedmesh.runtime.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""Memory: what a core's bytes are made of, which buffers are the largest, and what a compiler says when they do not fit."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from namedmesh.runtime.artifact import Artifact, TensorSpec
+from namedmesh.runtime.bridge import dtype_of
+from namedmesh.runtime.executable import Report
+from namedmesh.runtime.schedule import Schedule, plain_shape, shape_bytes
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)i?B?"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a value takes on a core: its bytes and shape there, the named op or entry it is of, how many are alike."""
+
+    bytes: int
+    shape: str
+    origin: str
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Memory:
+    """A core's bytes by what they hold."""
+
+    weights: int
+    state: int  # optimizer slots, counters and whatever else lives from step to step
+    inputs: int
+    results: int  # beyond what takes the place of old state
+    temporaries: int  # activations and whatever else lives within a step
+    code: int
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return sum(vars(self).values())
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """A compiler's message that a program does not fit: the bytes it needs and has, and the buffers it lists."""
+
+    needed: int
+    available: int
+    complete: bool  # whether needed counts everything, or temporaries alone
+    buffers: tuple[Buffer, ...]
+
+
+def attributed(artifact: Artifact, report: Report, schedule: Schedule) -> Memory:
+    """A compiled step's bytes by what they hold; report has the compiler's totals."""
+    named = _named(artifact, schedule)
+    weights = sum(size for spec, size in named if getattr(spec, "trainable", False))
+    inputs = sum(size for spec, size in named if not hasattr(spec, "trainable"))
+    return Memory(
+        weights=weights,
+        state=report.argument_bytes - weights - inputs,
+        inputs=inputs,
+        results=report.output_bytes - report.aliased_bytes,
+        temporaries=report.temporary_bytes,
+        code=report.code_bytes,
+    )
+
+
+def presumed(artifact: Artifact, lack: Exhausted) -> Memory:
+    """A step's bytes as the manifest and a message of missing memory have them, padding and results left out."""
+    sizes = [(spec, _piece(spec, artifact)) for spec in (*artifact.inputs, *artifact.variables)]
+    weights = sum(size for spec, size in sizes if getattr(spec, "trainable", False))
+    inputs = sum(size for spec, size in sizes if not hasattr(spec, "trainable"))
+    kept = sum(size for _, size in sizes)
+    temporaries = max(lack.needed - kept, 0) if lack.complete else lack.needed
+    return Memory(weights, kept - weights - inputs, inputs, 0, temporaries, 0)
+
+
+def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
+    """The largest tensors that the manifest knows: entries, and whatever is communicated."""
+    found = [Buffer(_piece(spec, artifact), spec.sharded_text, spec.name) for spec in (*artifact.inputs, *artifact.variables)]
+    found += [
+        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", f"{one['op']} ({one['tensor']} at {one['source']})")
+        for one in artifact.collectives
+    ]
+    return sorted(found, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
+
+
+def _piece(spec: TensorSpec, artifact: Artifact) -> int:
+    """The bytes of one device's piece of an entry."""
+    held = [axis for axes in spec.held.values() for axis in axes]
+    return math.prod(spec.padded(artifact.mesh)) // artifact.mesh.size(held) * dtype_of(spec.dtype).itemsize
+
+
+def _named(artifact: Artifact, schedule: Schedule) -> list[tuple[TensorSpec, int]]:
+    """Every entry with the bytes it takes on a core."""
+    return [
+        (spec, shape_bytes(type)) for spec, type in zip([*artifact.inputs, *artifact.variables], schedule.entries, strict=True)
+    ]
+
+
+def origins(artifact: Artifact) -> dict[str, str]:
+    """Entries as compilers number them, and for named ops that the manifest knows more of the tensor and its line."""
+    entries = {f"arguments[{i}]": spec.name for i, spec in enumerate((*artifact.inputs, *artifact.variables))}
+    return entries | {one["op"]: f"{one['tensor']} at {one['source']}" for one in artifact.collectives}
+
+
+def origin(op_name: str, known: Mapping[str, str]) -> str:
+    """The entry or named op in a compiler's metadata, with its tensor and line where known."""
+    if op_name in known:
+        return known[op_name]
+    found = re.findall(r"nm\.(\w+\.\d+)", op_name)
+    if not found:
+        return re.sub(r"^jit\(.*?\)/(?:namedmesh/?)?", "", op_name) or "the compiler"
+    return f"{found[-1]} ({known[found[-1]]})" if found[-1] in known else found[-1]
+
+
+def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buffer]:
+    """The largest values of a compiled module that need memory of their own, entries by name."""
+    known = origins(artifact)
+    found: Counter[tuple[int, str, str]] = Counter()
+    for (spec, size), type in zip(_named(artifact, schedule), schedule.entries, strict=True):
+        found[size, plain_shape(type), spec.name] += 1
+    for value in schedule.values():
+        found[shape_bytes(value.type), plain_shape(value.type), origin(value.op_name, known)] += 1
+    buffers = [Buffer(size, shape, name, times) for (size, shape, name), times in found.items()]
+    return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
+
+
+def exhausted(message: str, artifact: Artifact) -> Exhausted | None:
+    """A compiler's out-of-memory message read; None for any other message."""
+    if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
+        return None
+    used = re.search(rf"Used {_SIZE} of {_SIZE}", message) or re.search(rf"Requires {_SIZE}, has {_SIZE} available", message)
+    brief = re.search(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)", message)
+    match = used or brief
+    if not match:
+        return None
+    return Exhausted(_bytes(match[1], match[2]), _bytes(match[3], match[4]), bool(used), tuple(_listed(message, artifact)))
+
+
+def _listed(message: str, artifact: Artifact) -> list[Buffer]:
+    """The allocations a message lists, those of entries under the entry's name."""
+    known, entries = origins(artifact), [*artifact.inputs, *artifact.variables]
+    buffers = []
+    for block in re.split(r"\n\s*\d+\. Size: ", message)[1:]:
+        size = re.match(_SIZE, block)
+        operator = re.search(r'op_name="([^"]*)"', block)
+        shape = re.search(r"Shape: (.*)", block)
+        number = re.search(r"parameter\((\d+)\)", block)
+        name = origin(operator[1] if operator else "", known)
+        if number and int(number[1]) < len(entries):
+            name = entries[int(number[1])].name
+        buffers.append(Buffer(_bytes(size[1], size[2]) if size else 0, plain_shape(shape[1]) if shape else "", name))
+    return buffers
+
+
+def _bytes(number: str, unit: str) -> int:
+    return int(float(number) * _UNITS[unit])
+
+
+def levers(artifact: Artifact, memory: Memory) -> list[str]:
+    """What would make a step smaller, the most promising first, with the numbers that say so."""
+    within = memory.temporaries + memory.results
+    advice: list[tuple[float, str]] = []
+    waste, example = _unsplit(artifact)
+    if example:
+        advice.append((waste, f"layout: keep weights and slots in pieces with params=; {example}"))
+    if memory.state > memory.weights:
+        advice.append(
+            (memory.state / 2, "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less")
+        )
+    advice.append(
+        (within, "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config")
+    )
+    advice += [(within / 2, text) for text in _several(artifact)]
+    moved = max((one["bytes"] for one in artifact.collectives if one["kind"] == "AllToAll"), default=0)
+    advice.append((2.0 * moved, f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor"))
+    return [text for size, text in sorted(advice, key=lambda pair: -pair[0]) if size > 0.02 * memory.total]
+
+
+def _unsplit(artifact: Artifact) -> tuple[float, str]:
+    """The bytes that variables would not take were they split over every axis, and the largest such variable."""
+    waste, worst = 0.0, (0, "")
+    for spec in artifact.variables:
+        held = [axis for axes in spec.held.values() for axis in axes]
+        idle = [axis for axis, size in artifact.mesh.axes.items() if axis not in held and size > 1]
+        if idle and spec.dims:
+            size = _piece(spec, artifact)
+            waste += size * (1 - 1 / artifact.mesh.size(idle))
+            worst = max(worst, (size, f"{spec.name} is {spec.sharded_text}, not split over {'+'.join(idle)}"))
+    return waste, worst[1]
+
+
+def _several(artifact: Artifact) -> list[str]:
+    """The first dimension of the inputs of which a core has several pieces."""
+    for spec in artifact.inputs:
+        for name, size in spec.dims:
+            here = -(-size // artifact.mesh.size(spec.held.get(name, ())))
+            if spec.held.get(name) and here > 1:
+                return [f"group size: a core has {here} of {name}={size}; activations shrink with it"]
+    return []

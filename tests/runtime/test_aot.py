@@ -1,0 +1,230 @@
+"""Compiling ahead of time: the same path for CPU devices as for a TPU that is not here, and what goes wrong around it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.runtime import aot
+from namedmesh.runtime.aot import compile_for
+from namedmesh.runtime.command import main
+from namedmesh.runtime.memory import exhausted
+from tests.runtime.test_memory import BRIEF, FULL
+from tests.runtime.test_without_tensorflow import BLOCK
+
+B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")
+
+
+def train(x):
+    def layer(h, _):
+        w, v = nm.param("w", [M, H]), nm.param("v", [H, M])
+        return nm.einsum([nm.relu(nm.einsum([h, w], [B, H])), v], [B, M]), None
+
+    y, _ = nm.scan(layer, x, over=L, stack=True, remat="full")
+    loss = nm.mean(nm.square(y))
+    for name, grad in nm.grad(loss).items():
+        slot = nm.state(f"slots/{name}", grad.shape, of=nm.parameters()[name])
+        nm.assign(slot, slot * 0.9 + grad)
+        nm.assign(nm.parameters()[name], nm.parameters()[name] - slot * 0.1)
+    return loss
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    return nm.export(nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model")
+
+
+@pytest.fixture(scope="module")
+def found(artifact):
+    return compile_for(artifact, "cpu:8", name="stack")
+
+
+def test_memory_is_that_of_the_pieces(artifact, found):
+    piece = 4 * L.size * M.size * H.size // 4
+    assert found.memory.weights == 2 * piece
+    assert found.memory.state == 2 * piece
+    assert found.memory.inputs == 4 * B.size * M.size // 2
+    step = nm.runtime.Executable(artifact)
+    assert found.peak_bytes == step.report.peak_bytes + step.report.code_bytes
+
+
+def test_a_row_has_everything(found):
+    row = json.loads(json.dumps(found.row()))
+    assert {key: row[key] for key in ("model", "target", "cores", "weights", "fits", "error", "hbm_bytes")} == {
+        "model": "stack", "target": "cpu:8", "cores": 8, "weights": 2048, "fits": True, "error": None, "hbm_bytes": None,
+    }  # fmt: skip
+    assert row["collectives_match_plan"] is True
+    assert row["compile_seconds"] > 0 and row["peak_bytes"] == sum(row["memory"].values())
+
+
+def test_flops_of_loops_are_those_of_every_turn(artifact, found):
+    assert found.loops == 2
+    assert found.flops_per_core == artifact.flops / 8 > 3 * found.compiler_flops
+
+
+def test_flops_without_loops_are_the_compilers():
+    plain = nm.export(nm.trace(lambda x: nm.sin(x), nm.spec([B, M])), nm.Mesh(data=8), "batch:data")
+    found = compile_for(plain, "cpu:8")
+    assert found.loops == 0 and found.flops_per_core == (found.compiler_flops or found.program_flops)
+
+
+def test_collectives_are_counted_with_their_turns(artifact, found):
+    planned = sum(one["times"] for one in artifact.collectives)
+    assert sum(one["planned"] for one in found.collectives()) == sum(one["made"] for one in found.collectives()) == planned
+    assert sum(one["planned_bytes"] for one in found.collectives()) == sum(o["bytes"] * o["times"] for o in artifact.collectives)
+
+
+def test_a_collective_in_another_precision_says_so(artifact, found):
+    groups = {"model": "[2,4]<=[8]", "data": "[4,2]<=[2,4]T(1,0)"}
+    text = "\n".join(
+        f"  %r{i} = bf16[{one['elements']}] all-reduce(%p), replica_groups={groups[one['axes'][0]]}"
+        for i, one in enumerate(artifact.collectives)
+        if one["axes"] in (["model"], ["data"])
+    )
+    halved = nm.runtime.audit.audit(text, artifact.mesh, artifact.collectives)
+    changed = aot.Aot(**{**vars(found), "audit": halved})
+    rows = [one for one in changed.collectives() if one["made"]]
+    assert all(one["made_bytes"] * 2 == one["planned_bytes"] for one in rows)
+    assert "bfloat16 for float32" in str(changed)
+
+
+def test_the_table_says_what_a_core_holds(found):
+    text = str(found)
+    assert text.startswith("stack on cpu:8, 8 cores, Mesh(data=2, model=4): fits\n  a core holds\n    weights      2.0 KiB\n")
+    assert "  collectives as planned\n" in text
+    assert "2,048 weights" in text and "(the program's count)" in text
+
+
+@pytest.mark.parametrize("message", [BRIEF, FULL])
+def test_too_little_memory_is_an_answer(artifact, monkeypatch, message):
+    """The compiler gives up, but not before it has written down what it had."""
+    text = aot.compiled(aot.lowered_step(artifact, nm.runtime.Executable(artifact).mesh)).as_text()
+
+    def refuse(lowering, options=None):
+        if options:
+            (pathlib.Path(options["xla_dump_to"]) / "module.after_optimizations.txt").write_text(text)
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(aot, "compiled", refuse)
+    found = compile_for(artifact, "cpu:8")
+    assert not found.fits and found.hbm_bytes == int(15.48 * 2**30)
+    assert found.row()["collectives_match_plan"] is True
+    if message is FULL:
+        assert found.error == "out of memory by 4.5 GiB (20.0 GiB of 15.5 GiB)"
+        assert found.buffers[0].origin.startswith("einsum.5")
+    else:
+        assert found.error == "out of memory by at least 6.8 GiB (22.3 GiB of 15.5 GiB)"
+        assert "scan" in {one.origin.split(".")[0] for one in found.buffers}
+    assert "does not fit" in str(found) and "what helps: remat" in str(found)
+
+
+def test_too_little_memory_is_an_answer_even_without_details(artifact, monkeypatch):
+    def refuse(lowering, options=None):
+        raise jax.errors.JaxRuntimeError(BRIEF)
+
+    monkeypatch.setattr(aot, "compiled", refuse)
+    found = compile_for(artifact, "cpu:8")
+    assert found.error == "out of memory by at least 6.8 GiB (22.3 GiB of 15.5 GiB)"
+    assert found.memory.weights == found.memory.state == 2048 and found.memory.temporaries == int(22.3 * 2**30)
+    assert found.row()["collectives_match_plan"] is None
+    assert {"w", "v"} <= {one.origin for one in found.buffers} and found.levers[0].startswith("remat")
+
+
+def test_what_the_compiler_does_not_know_is_an_error(artifact, monkeypatch):
+    def refuse(lowering, options=None):
+        raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: custom call to foo")
+
+    monkeypatch.setattr(aot, "compiled", refuse)
+    with pytest.raises(nm.NamedMeshError, match=r"the compiler of cpu:8 refuses train\n  UNIMPLEMENTED: custom call to foo"):
+        compile_for(artifact, "cpu:8")
+
+
+def test_a_target_of_another_size_is_refused_with_one_that_fits(artifact):
+    with pytest.raises(nm.NamedMeshError, match="train is planned for 8 devices, and tpu-v3:4x4 has 32") as caught:
+        compile_for(artifact, "tpu-v3:4x4")
+    assert caught.value.fix == "use --target tpu-v3:2x2, or plan it for a mesh of 32 devices"
+
+
+def test_without_the_tpu_compiler_the_fix_is_told(artifact, monkeypatch):
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    for name in aot.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, aot.ENVIRONMENT[name]))
+    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(nm.NamedMeshError, match="needs the TPU compiler, and Python finds no libtpu here") as caught:
+        compile_for(artifact, "tpu-v3:2x2")
+    assert "pip install libtpu" in caught.value.fix and "TPU_LIBRARY_PATH" in caught.value.fix
+
+
+def test_a_compiler_that_does_not_load_is_an_error(artifact, monkeypatch, tmp_path):
+    for name in aot.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, aot.ENVIRONMENT[name]))
+
+    def fail(**_):
+        raise RuntimeError("cannot open shared object file")
+
+    monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
+    monkeypatch.setattr(aot.topologies, "get_topology_desc", fail)
+    with pytest.raises(nm.NamedMeshError, match="the TPU compiler does not start for target tpu-v3:2x2"):
+        compile_for(artifact, "tpu-v3:2x2")
+
+
+def test_a_mesh_is_laid_over_the_torus_of_its_target(artifact):
+    torus = aot.Torus.of_target(aot.Target.parse("tpu-v3:2x2"))
+    chosen = aot.laid_out(artifact, torus)
+    assert chosen.hops <= chosen.listed_hops
+    fixed = nm.Mesh(device_assignment=range(7, -1, -1), **artifact.mesh.axes)
+    kept = aot.laid_out(dataclasses.replace(artifact, mesh=fixed), torus)
+    assert kept.assignment == fixed.device_assignment
+
+
+def test_the_command_needs_no_tensorflow(artifact, tmp_path):
+    artifact.save(tmp_path / "one.nmesh")
+    artifact.save(tmp_path / "two.nmesh")
+    code = BLOCK + "from namedmesh.runtime.command import main\nsys.exit(main(sys.argv[1:]))"
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "aot", *files, "--target", "cpu:8", "--json", str(tmp_path / "out.json")],
+        capture_output=True, text=True, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "one on cpu:8, 8 cores" in done.stdout and "two on cpu:8" in done.stdout
+    assert [row["model"] for row in json.loads((tmp_path / "out.json").read_text())] == ["one", "two"]
+
+
+def test_the_command_goes_on_after_an_artifact_that_does_not_compile(artifact, tmp_path, capsys):
+    artifact.save(tmp_path / "good.nmesh")
+    other = nm.export(nm.trace(lambda x: nm.sin(x), nm.spec([B])), nm.Mesh(all=2), "batch:all")
+    other.save(tmp_path / "small.nmesh")
+    out = tmp_path / "out.json"
+    assert (
+        main(["aot", str(tmp_path / "small.nmesh"), str(tmp_path / "good.nmesh"), "--target", "cpu:8", "--json", str(out)]) == 1
+    )
+    rows = json.loads(out.read_text())
+    assert [(row["fits"], row["error"]) for row in rows] == [
+        (False, "<lambda> is planned for 2 devices, and cpu:8 has 8"),
+        (True, None),
+    ]
+    assert {"peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan", "weights"} <= rows[0].keys()
+    assert "fix: use --target cpu:2" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [(["nowhere.nmesh", "--target", "cpu:8"], "cannot read artifact"), (["a.nmesh", "--target", "cpu"], "as a target")],
+)
+def test_the_command_refuses_what_it_cannot_read(arguments, message, capsys):
+    assert main(["aot", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_out_of_memory_numbers_are_exact(artifact):
+    lack = exhausted(FULL, artifact)
+    assert lack is not None and np.isclose(lack.needed - lack.available, 4.52 * 2**30)

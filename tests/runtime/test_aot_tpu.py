@@ -1,0 +1,43 @@
+"""Compiling for TPU with its real compiler, where there is one."""
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+import namedmesh as nm
+from benchmarks.moe import Sizes, program
+
+pytestmark = pytest.mark.skipif(
+    not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None,
+    reason=f"the TPU compiler (libtpu) is not here ({platform.system()} {platform.machine()}); it runs on x86-64 Linux",
+)
+
+
+def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
+    """The rows of one run of the command in a process of its own."""
+    paths = []
+    for i, artifact in enumerate(artifacts):
+        paths.append(str(folder / f"model{i}.nmesh"))
+        artifact.save(paths[-1])
+    out = folder / "out.json"
+    command = [sys.executable, "-m", "namedmesh.runtime.aot", *paths, "--target", "tpu-v3:2x2", "--json", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
+    assert out.exists(), done.stderr[-3000:]
+    return json.loads(out.read_text())
+
+
+@pytest.mark.slow
+def test_layers_that_fit_and_that_do_not(tmp_path):
+    export = lambda sizes: nm.export(program(sizes), nm.Mesh(all=8), "group:all, expert:all")
+    huge = Sizes(group=512, seq=1024, model=4096, hidden=16384, expert=64)
+    small, large = aot(tmp_path, export(Sizes()), export(huge))
+    assert small["fits"] and small["collectives_match_plan"] and small["peak_bytes"] < small["hbm_bytes"]
+    assert 15 * 2**30 < small["hbm_bytes"] < 16 * 2**30
+    assert {(one["kind"], one["made"]) for one in small["collectives"]} == {("AllToAll", 4), ("AllReduce", 1)}
+    assert not large["fits"] and large["error"].startswith("out of memory by")
+    assert large["peak_bytes"] > large["hbm_bytes"]

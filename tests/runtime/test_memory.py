@@ -1,0 +1,169 @@
+"""What memory is made of, read from compiled modules and from compilers' messages."""
+
+import dataclasses
+
+import pytest
+
+import namedmesh as nm
+from namedmesh.runtime.executable import Report
+from namedmesh.runtime.memory import Memory, attributed, exhausted, largest, levers
+from namedmesh.runtime.schedule import Schedule, shape_bytes
+
+B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")
+
+
+@pytest.fixture(scope="module")
+def artifact():
+    def train(x):
+        w = nm.param("w", [M, H])
+        slot = nm.state("slot", [M, H], of=w)
+        nm.assign(slot, slot + nm.grad(nm.sum(nm.square(nm.einsum([x, w], [B, H]))), w))
+        nm.assign(w, w - slot * 0.1)
+
+    return nm.export(nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model")
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("f32[]", 4),
+        ("f32[3,5]{1,0}", 60),
+        ("pred[7]", 7),
+        ("f32[10,100]{1,0:T(8,128)}", 16 * 128 * 4),
+        ("f32[10,100]{0,1:T(8,128)}", 128 * 104 * 4),
+        ("bf16[64,100]{1,0:T(8,128)(2,1)}", 64 * 128 * 2),
+        ("f32[300]{0:T(256)}", 512 * 4),
+        ("s32[]{:T(256)}", 256 * 4),
+        ("f32[8,128]{1,0:T(8,128)S(1)}", 0),  # in a core's own fast memory
+        ("(f32[2]{0}, /*index=1*/s32[3]{0})", 20),
+    ],
+)
+def test_bytes_of_a_shape_have_its_tiles_padding(text, size):
+    assert shape_bytes(text) == size
+
+
+MODULE = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)}, \
+f32[8,8]{1,0:T(8,128)})->(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)})}
+
+%fused (p: f32[64,1024]) -> f32[64,1024] {
+  %p = f32[64,1024]{1,0} parameter(0)
+  ROOT %inner = f32[64,1024]{1,0} negate(%p)
+}
+
+%cond (t: (s32[], f32[64,128])) -> pred[] {
+  %t = (s32[], f32[64,128]) parameter(0)
+  %limit = s32[]{:T(128)} constant(4)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+%body (t: (s32[], f32[64,128])) -> (s32[], f32[64,128]) {
+  %t = (s32[], f32[64,128]) parameter(0)
+  %h = f32[64,128]{1,0:T(8,128)} fusion(%g), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/namedmesh/nm.tanh.7/Tanh"}, \
+backend_config={"window_config":{"estimated_cycles":"100"}}
+  ROOT %r = (s32[], f32[64,128]) tuple(%i, %h)
+}
+
+ENTRY %main (x: f32[8,8], w: f32[8,8], slot: f32[8,8]) -> (f32[8,8], f32[8,8]) {
+  %x = f32[8,8]{1,0:T(8,128)} parameter(0)
+  %loop = (s32[], f32[64,128]) while(%t), condition=%cond, body=%body
+  %big = f32[64,128]{1,0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/namedmesh/nm.einsum.3/Dot"}, \
+backend_config={"window_config":{"estimated_cycles":"50"}}
+  %other = f32[64,128]{1,0:T(8,128)} copy(%x), metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+  %same = f32[16,128]{1,0:T(8,128)} copy(%x), metadata={op_name="arguments[2]"}
+  ROOT %out = (f32[8,8], f32[8,8]) tuple(%big, %big)
+}
+"""
+
+
+def test_loops_count_as_often_as_they_turn():
+    schedule = Schedule(MODULE)
+    assert schedule.times == {"main": 1, "cond": 4, "body": 4}
+    assert schedule.cycles() == 50 + 4 * 100
+    known = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"9"}}')
+    assert Schedule(known).cycles() == 50 + 9 * 100
+
+
+def test_the_largest_buffers_have_names(artifact):
+    found = [(one.bytes, one.shape, one.origin, one.count) for one in largest(artifact, Schedule(MODULE), 5)]
+    assert found == [
+        (32768, "f32[64,128]", "einsum.3", 2),
+        (32768, "f32[64,128]", "tanh.7", 1),
+        (8192, "f32[16,128]", "slot", 1),
+        (4096, "f32[8,8]", "slot", 1),
+        (4096, "f32[8,8]", "w", 1),
+    ]
+
+
+def test_memory_adds_up_to_what_the_compiler_says(artifact):
+    report = Report(
+        1.0, argument_bytes=3 * 4096, output_bytes=2 * 4096 + 8, temporary_bytes=5000, aliased_bytes=8192, code_bytes=7
+    )
+    memory = attributed(artifact, report, Schedule(MODULE))
+    assert dataclasses.asdict(memory) == {
+        "weights": 4096, "state": 4096, "inputs": 4096, "results": 8, "temporaries": 5000, "code": 7,
+    }  # fmt: skip
+    assert memory.total == report.peak_bytes + 7
+
+
+BRIEF = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO temporaries \
+(22.30G) exceeds available HBM (15.48G). HLO module: jit__lambda.
+See https://openxla.org/xla/errors/error_1000 for more details."""
+FULL = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. \
+Used 20.00G of 15.48G hbm. Exceeded hbm capacity by 4.52G.
+
+Total hbm usage >= 20.52G:
+    reserved        530.00M
+    program          16.00G
+    arguments         4.00G
+
+  Largest program allocations in hbm:
+
+  1. Size: 8.00G
+     Operator: op_name="jit(<lambda>)/namedmesh/nm.einsum.5/XlaDot" source_file="a.py" source_line=3
+     Shape: f32[16384,131072]{1,0:T(8,128)}
+     Unpadded size: 8.00G
+     XLA label: fusion.1 = fusion(...)
+     Allocation type: HLO temp
+     ==========================
+
+  2. Size: 512.5M
+     Shape: f32[8,8]{1,0:T(8,128)}
+     Unpadded size: 512.5M
+     XLA label: param.2 = parameter(2)
+     Allocation type: HLO argument
+     ==========================
+"""
+EARLY = "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have enough device memory. \
+Requires 40.00G, has 15.48G available."
+
+
+def test_messages_of_missing_memory_are_read(artifact):
+    brief, full, early = (exhausted(text, artifact) for text in (BRIEF, FULL, EARLY))
+    assert brief and full and early
+    assert (brief.needed, brief.available, brief.complete) == (int(22.3 * 2**30), int(15.48 * 2**30), False)
+    assert (full.needed, full.complete) == (20 * 2**30, True)
+    assert [(one.bytes, one.shape, one.origin) for one in full.buffers] == [
+        (8 * 2**30, "f32[16384,131072]", "einsum.5"),
+        (int(512.5 * 2**20), "f32[8,8]", "slot"),
+    ]
+    assert (early.needed, early.complete) == (40 * 2**30, True)
+
+
+@pytest.mark.parametrize("text", ["INVALID_ARGUMENT: no", "RESOURCE_EXHAUSTED: quota", "UNIMPLEMENTED: custom call foo"])
+def test_other_messages_are_not(artifact, text):
+    assert exhausted(text, artifact) is None
+
+
+def test_levers_follow_from_what_is_large(artifact):
+    def first(**parts: int) -> list[str]:
+        empty = dict.fromkeys(("weights", "state", "inputs", "results", "temporaries", "code"), 0)
+        return [text.split(":")[0] for text in levers(artifact, Memory(**empty | parts))]
+
+    assert first(temporaries=10**6) == ["remat", "group size"]
+    assert first(weights=256, state=256)[0] == "layout"
+    assert "optimizer" in first(weights=10**6, state=2 * 10**6)
+
+
+def test_levers_name_the_variable_that_could_be_split(artifact):
+    (text,) = (one for one in levers(artifact, Memory(256, 256, 0, 0, 0, 0)) if one.startswith("layout"))
+    assert text.endswith("w is float32[model=8, hidden=32/model], not split over data")
