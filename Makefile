@@ -2,7 +2,13 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 RUN := $(VENV)/bin/python
 
-.PHONY: env test test-all lint types clean
+DATA ?= catalogs
+PRESET ?= small
+RUNS ?= runs
+M4 = $(RUN) -m examples.m4
+M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
+
+.PHONY: env test test-all lint types m4 clean
 
 env: $(VENV)/ready
 
@@ -25,6 +31,10 @@ lint: env
 
 types: env
 	$(VENV)/bin/pyright
+
+m4: env
+	$(M4) train $(M4_FLAGS) --data "$(DATA)"
+	$(M4) evaluate $(M4_FLAGS) --sentences 20
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -1,0 +1,18 @@
+"""The data of the example: pairs in many languages and English, read from files, made of catalogs, or invented."""
+
+from examples.m4.corpus.catalogs import build_catalog_corpus
+from examples.m4.corpus.files import Corpus, read_corpus, write_corpus
+from examples.m4.corpus.packages import PACKAGES, Package
+from examples.m4.corpus.report import Report
+from examples.m4.corpus.synthetic import build_synthetic_corpus
+
+__all__ = [
+    "PACKAGES",
+    "Corpus",
+    "Package",
+    "Report",
+    "build_catalog_corpus",
+    "build_synthetic_corpus",
+    "read_corpus",
+    "write_corpus",
+]

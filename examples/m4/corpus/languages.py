@@ -1,0 +1,47 @@
+"""Codes of languages: one for each language and script, whatever region a catalog is for."""
+
+from __future__ import annotations
+
+import re
+
+_CODE = re.compile(r"([a-z]{2,3})(?:[-_@]+(.+))?", re.IGNORECASE)
+_SAME = {"no": "nb", "iw": "he", "in": "id", "tl": "fil", "kmr": "ku", "cmn": "zh", "prs": "fa", "pes": "fa", "ji": "yi"}
+_NONE = {"en", "ach", "xx", "zz"}  # ach and the others stand for pseudo-translations more often than for a language
+_SCRIPTS = {"latin": "Latn", "latn": "Latn", "iqtelif": "Latn", "cyrillic": "Cyrl", "cyrl": "Cyrl", "arab": "Arab"}
+_TRADITIONAL = {"hant", "tw", "hk", "mo"}
+_USUAL = {
+    "sr": "Cyrl",
+    "uz": "Latn",
+    "be": "Cyrl",
+    "az": "Latn",
+    "bs": "Latn",
+    "tt": "Cyrl",
+    "kk": "Cyrl",
+    "ku": "Latn",
+    "ug": "Arab",
+}
+_REGION_WRITES = {("ku", "iq"): "ckb", ("pa", "pk"): "pa_Arab"}
+
+
+def language_code(locale: str) -> str | None:
+    """The language of a catalog's locale; None for English and for what is no language.
+
+    Regions are merged, scripts are not: Chinese is zh (simplified) or zh_Hant.
+
+    >>> [language_code(locale) for locale in ("pt_BR", "zh_TW", "zh-hans", "sr@latin", "sr_Cyrl", "en_GB")]
+    ['pt', 'zh_Hant', 'zh', 'sr_Latn', 'sr', None]
+    """
+    match = _CODE.fullmatch(locale)
+    if not match:
+        return None
+    language = match[1].lower()
+    language = _SAME.get(language, language)
+    if language in _NONE:
+        return None
+    parts = re.split(r"[-_@.]", (match[2] or "").lower())
+    if language == "zh":
+        return "zh_Hant" if _TRADITIONAL.intersection(parts) else "zh"
+    if (language, parts[0]) in _REGION_WRITES:
+        return _REGION_WRITES[language, parts[0]]
+    scripts = [_SCRIPTS[part] for part in parts if part in _SCRIPTS]
+    return f"{language}_{scripts[0]}" if scripts and scripts[0] != _USUAL.get(language) else language

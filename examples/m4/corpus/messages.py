@@ -1,0 +1,71 @@
+"""Messages of a program as pairs for translation: what a catalog says, without what only a program needs."""
+
+from __future__ import annotations
+
+import html
+import re
+import statistics
+import unicodedata
+from collections.abc import Iterable
+
+from examples.m4.corpus.holdout import Pair, fold
+
+LONGEST = 300  # characters a side: longer messages are pages of help
+_ACCELERATOR = re.compile(r"\s*\([&_]\w\)|(?<!\w)&(?=\w)|(?<=\w)&(?=\w)|(?<!\w)_(?=\w)")
+_ENTITY = re.compile(r"&#?\w+;")
+_PROGRAM = re.compile(
+    r"%[\w(.#+{-]|[{}<>\[\]\\`|=~^*@#_]|\$\w|://|www\.|--|::|\.\w{2,4}\b|\w/\w+/|[\x00-\x1f\x7f\ufffd\u200e\u200f]"
+)
+_LETTER = re.compile(r"[^\W\d_]")
+_ASCII_LETTER = re.compile(r"[A-Za-z]")
+_OTHER_SCRIPT = re.compile(r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]")
+
+
+def plain(text: str) -> str:
+    """A message as one line of NFC text without the marks of keyboard accelerators."""
+    text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), unicodedata.normalize("NFC", text))
+    return " ".join(_ACCELERATOR.sub("", text).split())
+
+
+def worth(source: str, english: str) -> bool:
+    """Whether a message is text in both languages: no placeholder, markup, address or name that a program reads."""
+    if max(len(source), len(english)) > LONGEST or min(len(source), len(english)) < 2:
+        return False
+    if _PROGRAM.search(english) or _PROGRAM.search(source):
+        return False
+    letters = len(_LETTER.findall(english))
+    if letters < 2 or len(_ASCII_LETTER.findall(english)) < 0.7 * letters or not _LETTER.search(source):
+        return False
+    return fold(source) != fold(english)
+
+
+def clean(messages: Iterable[Pair]) -> list[Pair]:
+    """The (source, English) messages of one language that are worth having, each once, in the order given."""
+    pairs: dict[tuple[str, str], Pair] = {}
+    for source, english in dict.fromkeys(messages):
+        source, english = plain(source), plain(english)
+        if worth(source, english):
+            pairs.setdefault((fold(source), fold(english)), (source, english))
+    return _of_one_length(_of_one_script(list(pairs.values())))
+
+
+def _of_one_script(pairs: list[Pair]) -> list[Pair]:
+    """Without the sources in Latin letters, where nearly all others have another script: they are not translated."""
+    other = [bool(_OTHER_SCRIPT.search(source)) for source, _ in pairs]
+    if sum(other) < 0.8 * len(pairs):
+        return pairs
+    return [pair for pair, kept in zip(pairs, other, strict=True) if kept]
+
+
+def _of_one_length(pairs: list[Pair]) -> list[Pair]:
+    """Without the pairs whose length ratio is more than three times (a short one: six times) off the median."""
+    if not pairs:
+        return []
+    median = statistics.median(len(source) / len(english) for source, english in pairs)
+    kept = []
+    for source, english in pairs:
+        off = len(source) / len(english) / median
+        limit = 3 if len(english) >= 10 else 6
+        if 1 / limit <= off <= limit:
+            kept.append((source, english))
+    return kept

@@ -1,0 +1,74 @@
+"""What a corpus directory holds: its sets, their splits and the languages' files, before any is read."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+
+SPLITS = ("train", "dev", "test")
+ALL = "all"  # the split of a flat directory, before some of it is held out
+SHAPE = "a corpus is DIR/train/<lang>.tsv, DIR/dev/<lang>.tsv and DIR/test/<lang>.tsv, each line source<TAB>English"
+_NAME = re.compile(r"([^.].*?)(-en)?\.tsv(\.gz)?")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One split of one set: a directory with a file, or more than one, for each language."""
+
+    set: str
+    split: str
+    folder: pathlib.Path
+    files: tuple[tuple[str, pathlib.Path], ...]
+
+
+def find_parts(root: pathlib.Path, languages: Sequence[str] | None, sets: Sequence[str] | None) -> list[Part]:
+    """The parts of a corpus, of all or some languages and sets, or an error that says which is not there."""
+    if not root.is_dir():
+        what = "is a file, not a directory" if root.exists() else "is not there"
+        raise NamedMeshError(f"the corpus {str(root)!r} {what}", fix=SHAPE)
+    parts = _parts(root)
+    _check("set", sets, {part.set for part in parts}, root)
+    parts = [part for part in parts if sets is None or part.set in sets]
+    _check("language", languages, {language for part in parts for language, _ in part.files}, root)
+    return [_restricted(part, languages) for part in parts]
+
+
+def _parts(root: pathlib.Path) -> list[Part]:
+    folders = sorted(path for path in root.iterdir() if path.is_dir() and path.name not in SPLITS)
+    parts = _split("main", root)
+    for folder in folders:
+        parts += _split(folder.name, folder) or _unsplit(folder.name, "test", folder)
+    if not any(part.split == "train" for part in parts):
+        parts = _unsplit("main", ALL, root) + parts
+    return parts
+
+
+def _split(name: str, folder: pathlib.Path) -> list[Part]:
+    if not any((folder / split).is_dir() for split in SPLITS):
+        return []
+    return [Part(name, split, folder / split, _files(folder / split)) for split in SPLITS]
+
+
+def _unsplit(name: str, split: str, folder: pathlib.Path) -> list[Part]:
+    files = _files(folder)
+    return [Part(name, split, folder, files)] if files else []
+
+
+def _files(folder: pathlib.Path) -> tuple[tuple[str, pathlib.Path], ...]:
+    paths = sorted(folder.iterdir()) if folder.is_dir() else []
+    return tuple((match[1], path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_file())
+
+
+def _restricted(part: Part, languages: Sequence[str] | None) -> Part:
+    files = tuple(file for file in part.files if languages is None or file[0] in languages)
+    return Part(part.set, part.split, part.folder, files)
+
+
+def _check(what: str, asked: Sequence[str] | None, there: set[str], root: pathlib.Path) -> None:
+    for name in asked or ():
+        if name not in there:
+            raise NamedMeshError(f"the corpus {str(root)!r} has no {what} {name!r}", fix=did_you_mean(name, there))

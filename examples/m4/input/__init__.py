@@ -1,0 +1,1 @@
+"""From pairs of text to packed batches of token ids."""

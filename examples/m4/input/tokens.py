@@ -1,0 +1,243 @@
+"""Tokenised pairs in memory-mapped files: made once, opened in no time, never mistaken for another corpus's."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pathlib
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from examples.m4.input.vocabulary import Pairs, Vocabulary
+from namedmesh.dims.errors import NamedMeshError
+
+_VERSION = 1
+_BLOCK = 10_000  # examples encoded at a time
+_ATTEMPTS = 10  # to put a folder in its place
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Sequences of token ids end to end, with where each begins."""
+
+    tokens: np.ndarray
+    offsets: np.ndarray  # one more than sequences, from 0
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence[int]], dtype: type = np.int32) -> Ragged:
+        """Sequences put end to end."""
+        arrays = [np.asarray(sequence, dtype=dtype) for sequence in sequences]
+        return cls(np.concatenate([np.zeros(0, dtype), *arrays]), _offsets([len(array) for array in arrays]))
+
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """The length of each sequence."""
+        return np.diff(self.offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """The examples of a split: source and target ids, and the number of each one's language.
+
+    Examples lie language after language, those of a language in the order of its pairs. The index says how the split
+    was made: counts, digests, longest lengths, and how many examples were dropped as too long.
+    """
+
+    languages: tuple[str, ...]
+    source: Ragged
+    target: Ragged
+    language: np.ndarray
+    index: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike, source: Vocabulary | None = None, target: Vocabulary | None = None) -> Tokens:
+        """The tokens in a folder; raises when they are damaged, or of other vocabularies than those given."""
+        folder = pathlib.Path(folder)
+        index = _read_index(folder)
+        for side, vocabulary in (("source", source), ("target", target)):
+            if vocabulary is not None and index[side]["vocabulary"] != vocabulary.digest:
+                raise NamedMeshError(
+                    f"the tokens in {folder.name!r} were made with another {side} vocabulary",
+                    f"theirs: {index[side]['vocabulary']}",
+                    f"given: {vocabulary.digest}",
+                    fix="make them again with write_tokens, or give the vocabulary they were made with",
+                )
+        tokens = cls(
+            tuple(index["languages"]),
+            Ragged(_mapped(folder, "source"), _mapped(folder, "source_offsets")),
+            Ragged(_mapped(folder, "target"), _mapped(folder, "target_offsets")),
+            _mapped(folder, "language"),
+            index,
+        )
+        for side, ragged in (("source", tokens.source), ("target", tokens.target)):
+            ends = (0, len(ragged.tokens)) if len(ragged.offsets) else None
+            if ends is None or (ragged.offsets[0], ragged.offsets[-1]) != ends or (ragged.lengths < 0).any():
+                raise _damaged(folder, f"{side}_offsets.npy does not fit {side}.npy")
+            if not len(ragged) == len(tokens.language) == sum(index["counts"]):
+                raise _damaged(folder, f"{side}_offsets.npy has {len(ragged)} examples, index.json {sum(index['counts'])}")
+        if not np.array_equal(tokens.language, np.repeat(np.arange(len(tokens.languages)), index["counts"])):
+            raise _damaged(folder, "language.npy does not fit index.json")
+        return tokens
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of examples of each language."""
+        return dict(zip(self.languages, self.index["counts"], strict=True))
+
+    @property
+    def digest(self) -> str:
+        """A name of these tokens that those of other pairs or vocabularies do not have."""
+        return self.index["digest"]
+
+    def examples(self, language: str) -> np.ndarray:
+        """The indices of a language's examples."""
+        place = self.languages.index(language)
+        first = sum(self.index["counts"][:place])
+        return np.arange(first, first + self.index["counts"][place])
+
+    def __len__(self) -> int:
+        return len(self.language)
+
+
+def write_tokens(
+    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary, *, longest: int | None = None
+) -> Tokens:
+    """Writes the tokens of all pairs and opens them; drops (and counts) examples with a side above longest tokens.
+
+    The folder appears whole or not at all, in the place of any that was there.
+    """
+    folder = pathlib.Path(folder)
+    languages = sorted(pairs)
+    sides: dict[str, list[np.ndarray]] = {"source": [], "target": []}
+    lengths: dict[str, list[np.ndarray]] = {"source": [], "target": []}
+    counts, dropped = dict.fromkeys(languages, 0), dict.fromkeys(languages, 0)
+    for language in languages:
+        for block in _blocks(pairs[language]):
+            ids = [vocabulary.encode(pair[side] for pair in block) for side, vocabulary in enumerate((source, target))]
+            kept = [one for one in zip(*ids, strict=True) if longest is None or max(map(len, one)) <= longest]
+            counts[language] += len(kept)
+            dropped[language] += len(block) - len(kept)
+            for place, (side, vocabulary) in enumerate((("source", source), ("target", target))):
+                ragged = Ragged.of((one[place] for one in kept), np.uint16 if vocabulary.size <= 1 << 16 else np.int32)
+                sides[side].append(ragged.tokens)
+                lengths[side].append(ragged.lengths)
+    if not any(counts.values()):
+        raise NamedMeshError(
+            f"there is no example to write into {folder.name!r}",
+            f"{sum(dropped.values())} examples were dropped as longer than {longest} tokens",
+            fix="raise longest" if any(dropped.values()) else "give at least one language with one pair",
+        )
+    index: dict[str, Any] = {
+        "version": _VERSION,
+        "digest": tokens_digest(pairs, source, target, longest),
+        "languages": languages,
+        "counts": [counts[language] for language in languages],
+        "dropped": [dropped[language] for language in languages],
+        "longest": longest,
+    }
+    arrays = {"language": np.repeat(np.arange(len(languages), dtype=np.int32), index["counts"])}
+    for side, vocabulary in (("source", source), ("target", target)):
+        arrays[side], arrays[f"{side}_offsets"] = np.concatenate(sides[side]), _offsets(np.concatenate(lengths[side]))
+        index[side] = {
+            "vocabulary": vocabulary.digest,
+            "tokens": len(arrays[side]),
+            "longest": int(np.concatenate(lengths[side]).max()),
+        }
+    _write_folder(folder, lambda place: _write_files(place, arrays, index))
+    return Tokens.open(folder, source, target)
+
+
+def cached_tokens(
+    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary, *, longest: int | None = None
+) -> Tokens:
+    """The tokens in a folder when they are those of just these pairs and vocabularies, else made anew and kept there."""
+    try:
+        tokens = Tokens.open(folder)
+        if tokens.digest == tokens_digest(pairs, source, target, longest):
+            return tokens
+    except NamedMeshError:
+        pass
+    return write_tokens(folder, pairs, source, target, longest=longest)
+
+
+def tokens_digest(pairs: Pairs, source: Vocabulary, target: Vocabulary, longest: int | None = None) -> str:
+    """The digest that the tokens of these pairs and vocabularies have."""
+    state = hashlib.blake2b(json.dumps([_VERSION, source.digest, target.digest, longest]).encode(), digest_size=16)
+    for language in sorted(pairs):
+        for block in _blocks(pairs[language]):
+            state.update(json.dumps([language, block]).encode())
+    return state.hexdigest()
+
+
+def _blocks(examples: Sequence[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    return (list(examples[start : start + _BLOCK]) for start in range(0, len(examples), _BLOCK))
+
+
+def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
+
+
+def _write_files(folder: pathlib.Path, arrays: dict[str, np.ndarray], index: dict[str, Any]) -> None:
+    for name, array in arrays.items():
+        np.save(folder / f"{name}.npy", array)
+    (folder / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
+    if folder.exists() and not (folder / "index.json").exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise NamedMeshError(
+            f"{folder.name!r} is there and holds no tokens, so it is not replaced", fix="name a folder of tokens, or a new one"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
+        made = pathlib.Path(scratch) / "made"
+        made.mkdir()
+        write(made)
+        for attempt in range(_ATTEMPTS):
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(folder, pathlib.Path(scratch) / f"former{attempt}")
+            try:
+                return os.rename(made, folder)
+            except OSError:  # another process has just put its own there
+                if attempt == _ATTEMPTS - 1:
+                    raise
+
+
+def _read_index(folder: pathlib.Path) -> dict[str, Any]:
+    try:
+        index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
+        if index["version"] != _VERSION:
+            raise _damaged(folder, f"they are of version {index['version']}, this program reads version {_VERSION}")
+        return index
+    except OSError as error:
+        raise NamedMeshError(
+            f"there are no tokens in {folder.name!r}: {error.strerror}", fix="make them with write_tokens, or check the path"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        if isinstance(error, NamedMeshError):
+            raise
+        raise _damaged(folder, "index.json cannot be read") from None
+
+
+def _mapped(folder: pathlib.Path, name: str) -> np.ndarray:
+    try:
+        return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
+    except (OSError, ValueError, EOFError):
+        raise _damaged(folder, f"{name}.npy is missing or not whole") from None
+
+
+def _damaged(folder: pathlib.Path, reason: str) -> NamedMeshError:
+    return NamedMeshError(f"the tokens in {folder.name!r} are damaged: {reason}", fix="delete the folder and make them again")

@@ -1,0 +1,194 @@
+"""SentencePiece vocabularies: one of all source languages together, one of English."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pathlib
+import re
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import sentencepiece
+
+from examples.m4.input.sampling import permutation, shares
+from namedmesh.dims.errors import NamedMeshError, checked_size
+
+PADDING, END, UNKNOWN = 0, 1, 2
+
+Pairs = Mapping[str, Sequence[tuple[str, str]]]
+
+_THREADS = 4  # fixed: the sums of the training depend on it, so a machine's own number would change the vocabulary
+
+
+class Vocabulary:
+    """Text to token ids and back: 0 is padding, 1 the end of a sentence, 2 unknown."""
+
+    def __init__(self, model: bytes):
+        self.model = model
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except RuntimeError:
+            raise NamedMeshError("these bytes are no SentencePiece model", fix="train the vocabulary again") from None
+        special = self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id()
+        if special != (PADDING, END, UNKNOWN):
+            raise NamedMeshError(
+                f"this SentencePiece model has padding, end of sentence and unknown at {special}",
+                fix=f"train it with Vocabulary.train, which puts them at {(PADDING, END, UNKNOWN)}",
+            )
+
+    @classmethod
+    def train(
+        cls, texts: Iterable[str], size: int, *, byte_fallback: bool = True, character_coverage: float = 0.9998
+    ) -> Vocabulary:
+        """A unigram vocabulary of the texts, the same whatever their order, of fewer pieces where they have no more.
+
+        With byte_fallback, 256 of the pieces are bytes and no text is unknown: characters too rare for
+        character_coverage are spelt in them. Text is normalised (NFKC, one space between words).
+        """
+        size, lines = checked_size(size, "a vocabulary"), sorted(text for text in texts if text.strip())
+        if not lines:
+            raise NamedMeshError("a vocabulary cannot be trained on no text", fix="give at least one sentence that is not empty")
+        written = io.BytesIO()
+        try:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(lines),
+                model_writer=written,
+                vocab_size=size,
+                hard_vocab_limit=False,
+                pad_id=PADDING,
+                eos_id=END,
+                unk_id=UNKNOWN,
+                bos_id=-1,
+                byte_fallback=byte_fallback,
+                character_coverage=character_coverage,
+                max_sentence_length=1 << 20,
+                num_threads=_THREADS,
+                minloglevel=2,
+            )
+        except RuntimeError as error:
+            raise _training_error(size, len(lines), str(error), byte_fallback) from None
+        vocabulary = cls(written.getvalue())
+        if vocabulary.size < size:
+            warnings.warn(f"{len(lines)} sentences make a vocabulary of {vocabulary.size}, not {size}", stacklevel=2)
+        return vocabulary
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> Vocabulary:
+        """The vocabulary of a .model file."""
+        try:
+            return cls(pathlib.Path(path).read_bytes())
+        except OSError as error:
+            raise NamedMeshError(
+                f"cannot read vocabulary {os.fspath(path)!r}: {error.strerror}",
+                fix="train vocabularies and save them there first, or check the path",
+            ) from None
+        except NamedMeshError as error:
+            raise NamedMeshError(f"{os.fspath(path)!r} is no vocabulary: {error.problem}", fix=error.fix) from None
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the .model file, whole or not at all."""
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_bytes(self.model)
+        temporary.replace(path)
+
+    def encode(self, texts: Iterable[str]) -> list[list[int]]:
+        """The token ids of each text, with the end of sentence."""
+        return self._processor.encode(list(texts), add_eos=True, out_type=int)
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        """The text of token ids up to the end of sentence; padding says nothing, ids past the last piece are unknown."""
+        kept = []
+        for token in np.asarray(ids, dtype=np.int64).reshape(-1).tolist():
+            if token == END:
+                break
+            if token != PADDING:
+                kept.append(token if 0 <= token < self.size else UNKNOWN)
+        return self._processor.decode(kept) if kept else ""
+
+    @property
+    def size(self) -> int:
+        """The number of pieces, the three special ones among them."""
+        return self._processor.get_piece_size()
+
+    @cached_property
+    def digest(self) -> str:
+        """A name of the vocabulary that no other has."""
+        return hashlib.sha256(self.model).hexdigest()[:32]
+
+    def __repr__(self) -> str:
+        return f"Vocabulary({self.size} pieces, {self.digest[:8]})"
+
+
+class Vocabularies(NamedTuple):
+    """The vocabulary of the sources and that of the targets, in a folder source.model and target.model."""
+
+    source: Vocabulary
+    target: Vocabulary
+
+    @classmethod
+    def train(
+        cls,
+        pairs: Pairs,
+        source_size: int = 64_000,
+        target_size: int = 32_000,
+        *,
+        temperature: float = 5.0,
+        sentences: int = 50_000,
+        seed: int = 0,
+        byte_fallback: bool = True,
+        character_coverage: float = 0.9998,
+    ) -> Vocabularies:
+        """Both, the source trained on a sample of all languages by temperature, each on at most so many sentences."""
+        options = {"byte_fallback": byte_fallback, "character_coverage": character_coverage}
+        source = sampled_sources(pairs, temperature, checked_size(sentences, "the sample for a vocabulary"), seed)
+        english = sorted({english for language in pairs.values() for _, english in language})
+        chosen = permutation(len(english), seed, "english")[:sentences]
+        return cls(
+            Vocabulary.train(source, source_size, **options),
+            Vocabulary.train([english[index] for index in chosen], target_size, **options),
+        )
+
+    @classmethod
+    def load(cls, folder: str | os.PathLike) -> Vocabularies:
+        """Both vocabularies of a folder."""
+        return cls(*(Vocabulary.load(pathlib.Path(folder) / f"{side}.model") for side in cls._fields))
+
+    def save(self, folder: str | os.PathLike) -> None:
+        """Writes both into a folder."""
+        for side, vocabulary in zip(self._fields, self, strict=True):
+            vocabulary.save(pathlib.Path(folder) / f"{side}.model")
+
+
+def sampled_sources(pairs: Pairs, temperature: float, sentences: int, seed: int) -> list[str]:
+    """So many source sentences, languages by temperature; fewer where a language has less than its share.
+
+    None comes twice to make up a share: SentencePiece takes very long over repeated sentences.
+    """
+    counts = {name: len(pairs[name]) for name in sorted(pairs) if pairs[name]}
+    if not counts:
+        raise NamedMeshError("a vocabulary cannot be trained on an empty corpus", fix="give at least one language with one pair")
+    sample = []
+    for name, share in shares(counts, temperature).items():
+        order = permutation(counts[name], seed, "vocabulary", name)
+        sample += [pairs[name][index][0] for index in order[: max(1, round(sentences * share))]]
+    return sample
+
+
+def _training_error(size: int, sentences: int, message: str, byte_fallback: bool) -> NamedMeshError:
+    found = re.search(r"required_chars\D*\d+ vs (\d+)", message)
+    if found is None:
+        return NamedMeshError(
+            f"SentencePiece could not train a vocabulary of {size} on {sentences} sentences", message, fix="check the sentences"
+        )
+    bytes_taken = ", 256 of them bytes" if byte_fallback else ""
+    return NamedMeshError(
+        f"a vocabulary of {size} is too small: the characters of the {sentences} sentences alone need {found[1]}{bytes_taken}",
+        fix=f"give a size of at least {found[1]}, or a smaller character_coverage",
+    )

@@ -1,0 +1,129 @@
+import json
+import os
+
+import numpy as np
+import pytest
+
+from examples.m4.input.tokens import Ragged, Tokens, cached_tokens, write_tokens
+from examples.m4.input.vocabulary import Vocabulary
+from namedmesh.dims.errors import NamedMeshError
+from tests.m4.input.synthetic import corpus, vocabularies
+
+PAIRS = corpus({"de": 40, "ru": 25, "zh": 9})
+
+
+@pytest.fixture(scope="module")
+def both():
+    return vocabularies(PAIRS)
+
+
+def test_every_pair_comes_back(both, tmp_path):
+    made = write_tokens(tmp_path / "train", PAIRS, *both)
+    for tokens in (made, Tokens.open(tmp_path / "train", *both)):
+        assert tokens.languages == ("de", "ru", "zh") and tokens.counts == {"de": 40, "ru": 25, "zh": 9} and len(tokens) == 74
+        for place, language in enumerate(tokens.languages):
+            for index, (source, english) in zip(tokens.examples(language), PAIRS[language], strict=True):
+                assert tokens.language[index] == place
+                assert tokens.source[index].tolist() == both.source.encode([source])[0]
+                assert both.target.decode(tokens.target[index]) == english
+
+
+def test_the_arrays_are_mapped_and_as_small_as_the_vocabulary_allows(both, tmp_path):
+    tokens = write_tokens(tmp_path / "train", PAIRS, *both)
+    for array in (tokens.source.tokens, tokens.source.offsets, tokens.target.tokens, tokens.language):
+        assert isinstance(array.base, np.memmap) and not array.flags.writeable
+    assert tokens.source.tokens.dtype == np.uint16 and tokens.source.offsets.dtype == np.int64
+
+
+def test_the_index_says_how_it_was_made(both, tmp_path):
+    tokens = write_tokens(tmp_path / "train", PAIRS, *both, longest=8)
+    index = json.loads((tmp_path / "train" / "index.json").read_text())
+    lengths = {
+        language: [max(map(len, (both.source.encode([one[0]])[0], both.target.encode([one[1]])[0]))) for one in pairs]
+        for language, pairs in PAIRS.items()
+    }
+    assert index["counts"] == [sum(length <= 8 for length in lengths[language]) for language in sorted(PAIRS)]
+    assert index["dropped"] == [sum(length > 8 for length in lengths[language]) for language in sorted(PAIRS)]
+    assert sum(index["dropped"]) > 0 and len(tokens) == sum(index["counts"])
+    assert index["source"]["vocabulary"] == both.source.digest
+    assert max(index["source"]["longest"], index["target"]["longest"]) == 8
+    assert index["target"]["tokens"] == tokens.target.lengths.sum()
+
+
+def test_a_cache_is_used_only_for_the_same_pairs_and_vocabularies(both, tmp_path):
+    folder = tmp_path / "train"
+
+    def made(pairs=PAIRS, source=both.source, longest=None) -> bool:
+        before = os.stat(folder).st_ino if folder.exists() else None
+        cached_tokens(folder, pairs, source, both.target, longest=longest)
+        return os.stat(folder).st_ino != before
+
+    assert made() and not made() and not made(dict(reversed(PAIRS.items())))
+    assert made({**PAIRS, "zh": PAIRS["zh"][1:]}) and made()
+    assert made({**PAIRS, "zh": [*PAIRS["zh"][:-1], (PAIRS["zh"][-1][0], "other")]}) and made()
+    assert made(source=both.target) and made()
+    assert made(longest=8) and not made(longest=8)
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+
+
+def test_tokens_of_other_vocabularies_do_not_open(both, tmp_path):
+    write_tokens(tmp_path / "train", PAIRS, *both)
+    with pytest.raises(NamedMeshError, match="made with another target vocabulary"):
+        Tokens.open(tmp_path / "train", both.source, both.source)
+
+
+def test_a_failure_leaves_the_former_folder_and_nothing_else(both, tmp_path, monkeypatch):
+    write_tokens(tmp_path / "train", PAIRS, *both)
+    before = (tmp_path / "train" / "index.json").read_bytes()
+
+    def fail(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(np, "save", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_tokens(tmp_path / "train", {"de": PAIRS["de"][:5]}, *both)
+    assert [path.name for path in tmp_path.iterdir()] == ["train"]
+    assert (tmp_path / "train" / "index.json").read_bytes() == before
+
+
+def test_a_folder_of_other_things_is_not_replaced(both, tmp_path):
+    (tmp_path / "precious").write_text("keep")
+    with pytest.raises(NamedMeshError, match="holds no tokens, so it is not replaced"):
+        cached_tokens(tmp_path, PAIRS, *both)
+    assert (tmp_path / "precious").read_text() == "keep"
+
+
+@pytest.mark.parametrize("name", ["source.npy", "target_offsets.npy", "language.npy", "index.json"])
+@pytest.mark.parametrize("harm", ["missing", "cut", "other"])
+def test_damage_is_found_and_mended(name, harm, both, tmp_path):
+    write_tokens(tmp_path / "train", PAIRS, *both)
+    path = tmp_path / "train" / name
+    if harm == "missing":
+        path.unlink()
+    elif harm == "cut":
+        path.write_bytes(path.read_bytes()[:-10])
+    elif name == "index.json":
+        path.write_text('{"version": 0}')
+    else:
+        np.save(path, np.load(path)[:-1])
+    with pytest.raises(NamedMeshError, match=r"are damaged|there are no tokens"):
+        Tokens.open(tmp_path / "train")
+    if (tmp_path / "train" / "index.json").exists():
+        assert len(cached_tokens(tmp_path / "train", PAIRS, *both)) == 74
+
+
+@pytest.mark.parametrize(("pairs", "longest"), [({}, None), ({"de": []}, None), (PAIRS, 1)])
+def test_no_example_is_an_error(pairs, longest, both, tmp_path):
+    with pytest.raises(NamedMeshError, match="there is no example to write"):
+        write_tokens(tmp_path / "train", pairs, *both, longest=longest)
+
+
+def test_a_large_vocabulary_is_stored_in_32_bits(both, tmp_path, monkeypatch):
+    monkeypatch.setattr(Vocabulary, "size", 1 << 17)
+    assert write_tokens(tmp_path / "train", PAIRS, *both).source.tokens.dtype == np.int32
+
+
+def test_ragged_sequences_come_back():
+    ragged = Ragged.of([[1, 2], [], [3]])
+    assert len(ragged) == 3 and [ragged[index].tolist() for index in range(3)] == [[1, 2], [], [3]]
+    assert ragged.lengths.tolist() == [2, 0, 1]
