@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, xla_bridge
+from jax._src import config, distributed, xla_bridge
 from jax._src.interpreters.mlir import merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -46,6 +46,11 @@ def gspmd() -> Any:
 def started() -> bool:
     """Whether jax has looked at its devices already, after which their number is fixed."""
     return xla_bridge.backends_are_initialized()
+
+
+def one_of_several() -> bool:
+    """Whether this process is one of several that share their devices (jax.distributed)."""
+    return distributed.global_state.client is not None
 
 
 def dtype_of(name: str) -> np.dtype:

@@ -1,0 +1,49 @@
+"""Run folders that several tests copy, each made once in a session."""
+
+import pathlib
+import shutil
+
+import pytest
+
+from examples.m4.run import Run
+from examples.m4.settings import preset
+from tests.m4 import runs
+
+
+@pytest.fixture(scope="session")
+def corpus(tmp_path_factory) -> pathlib.Path:
+    """A corpus of three invented languages."""
+    return runs.once(tmp_path_factory, "corpus", lambda folder: runs.small_corpus(folder / "text")) / "text"
+
+
+@pytest.fixture(scope="session")
+def started(tmp_path_factory, corpus) -> pathlib.Path:
+    """A run that has data and settings, and nothing lowered."""
+
+    def make(folder: pathlib.Path) -> None:
+        Run(folder / "run").start(preset("tiny"), str(corpus), lambda text: None)
+
+    return runs.once(tmp_path_factory, "started", make) / "run"
+
+
+@pytest.fixture(scope="session")
+def dense(tmp_path_factory, corpus) -> pathlib.Path:
+    """A run of a small dense model, trained for ten steps."""
+
+    def make(folder: pathlib.Path) -> None:
+        runs.good(runs.run("train", folder / "run", {**runs.DENSE, "data": corpus, "steps": 10}))
+
+    return runs.once(tmp_path_factory, "dense", make) / "run"
+
+
+@pytest.fixture(scope="session")
+def experts(tmp_path_factory, corpus) -> pathlib.Path:
+    """A run of a mixture of experts that has taken no step yet, its train step lowered and compiled."""
+
+    def make(folder: pathlib.Path) -> None:
+        runs.good(runs.run("train", folder / "run", {**runs.EXPERTS, "data": corpus, "steps": 1}))
+        for name in ("checkpoints", "summaries"):
+            shutil.rmtree(folder / "run" / name)
+        (folder / "run" / "metrics.jsonl").unlink()
+
+    return runs.once(tmp_path_factory, "experts", make) / "run"

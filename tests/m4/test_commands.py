@@ -1,0 +1,104 @@
+"""The commands from export to translations; after export none of them can import TensorFlow."""
+
+import json
+import shutil
+
+import pytest
+import sacrebleu
+
+from examples.m4.metrics import read_metrics
+from examples.m4.run import Run
+from tests.m4.runs import DENSE, copied, good, run
+
+pytestmark = pytest.mark.slow
+
+FLAGS = {**DENSE, "dev_every": 10, "steps": 20}
+
+
+@pytest.fixture(scope="module")
+def exported(corpus, tmp_path_factory):
+    """A run with its lowered programs."""
+    folder = tmp_path_factory.mktemp("exported") / "run"
+    said = good(run("export", folder, {**FLAGS, "data": corpus}))
+    assert {path.name.split("-")[0] for path in (folder / "artifacts").iterdir()} == {"train", "evaluate", "translate"}
+    assert all(str(path) in said for path in (folder / "artifacts").iterdir())
+    return folder
+
+
+@pytest.fixture(scope="module")
+def trained(exported, tmp_path_factory):
+    """The run on another host, trained there with no flag but its folder."""
+    folder = copied(exported, tmp_path_factory.mktemp("trained") / "elsewhere")
+    said = good(run("train", folder, {}, blocked=True))
+    assert "lowering" not in said and "trained 20 steps" in said
+    return folder
+
+
+def test_training_logs_the_loss_on_dev_sentences(trained):
+    found = {row["step"]: row["dev_loss"] for row in read_metrics(trained / "metrics.jsonl") if "dev_loss" in row}
+    assert [*found] == [10, 20] and found[20] < found[10] < 6.5
+    assert (trained / "plots" / "loss.png").stat().st_size > 1000
+
+
+def test_a_finished_run_is_left_as_it_is(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    good(run("train", folder, {}, blocked=True))
+    assert (folder / "metrics.jsonl").read_text() == (trained / "metrics.jsonl").read_text()
+
+
+def test_evaluate_scores_every_language(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    said = good(run("evaluate", folder, {**FLAGS, "sentences": 5}, blocked=True))  # with the preset's flags as well
+    result = json.loads((folder / "evaluation.json").read_text())
+    assert result["step"] == 20
+    assert [(row["language"], row["sentences"]) for row in result["languages"]] == [("qaa", 5), ("qab", 5), ("qac", 5)]
+    for row in result["languages"]:
+        made, wanted = ([sample[key] for sample in row["samples"]] for key in ("translation", "english"))
+        assert wanted == [english for _, english in Run(folder).tests["main"][row["language"]][:5]]
+        assert row["chrf"] == sacrebleu.corpus_chrf(made, [wanted]).score
+        assert f"main         {row['language']}" in said
+    assert f"plot: {folder / 'plots' / 'bleu.png'}" in said
+
+
+def test_an_older_checkpoint_can_be_evaluated_and_one_that_is_not_there_is_an_error(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    said = good(run("evaluate", folder, {"checkpoint": 15, "sentences": 1, "baselines": _baseline(tmp_path)}, blocked=True))
+    assert "with the model of step 15" in said and "delta BLEU" in said and "delta_bleu.png" in said
+    done = run("evaluate", folder, {"checkpoint": 999}, blocked=True)
+    assert done.returncode == 1
+    assert "has no whole checkpoint of step 999" in done.stderr and "Traceback" not in done.stderr
+
+
+def _baseline(folder) -> str:
+    (folder / "baseline").mkdir()
+    (folder / "baseline" / "evaluation.json").write_text('{"languages": [{"set": "main", "language": "qaa", "bleu": 50.0}]}')
+    return str(folder / "baseline")
+
+
+def test_translate_keeps_the_order_and_empty_lines(trained, tmp_path):
+    sentences = [source for source, _ in Run(trained).tests["main"]["qab"]][:9]
+    sentences[4] = ""
+    (tmp_path / "in.txt").write_text("\n".join(sentences) + "\n")
+    files = {"input": tmp_path / "in.txt", "output": tmp_path / "out.txt"}
+    assert good(run("translate", trained, files, blocked=True)) == ""
+    made = (tmp_path / "out.txt").read_text().split("\n")
+    assert len(made) == 10 and made[4] == made[9] == "" and all(made[:4])
+    reverse = good(run("translate", trained, {}, blocked=True, given="\n".join(reversed(sentences)) + "\n"))
+    assert reverse.split("\n")[:9] == made[8::-1]
+
+
+def test_a_file_that_is_not_there_cannot_be_translated(trained):
+    done = run("translate", trained, {"input": "nowhere.txt"}, blocked=True)
+    assert done.returncode == 1
+    assert "error: cannot read 'nowhere.txt': No such file" in done.stderr
+
+
+def test_a_damaged_compilation_is_made_again(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    for path in (folder / "compiled").iterdir():
+        path.write_bytes(path.read_bytes()[:-100])
+    shutil.rmtree(folder / "checkpoints" / "20")
+    good(run("train", folder, {}, blocked=True))
+    assert [row["loss"] for row in read_metrics(folder / "metrics.jsonl") if "loss" in row] == [
+        row["loss"] for row in read_metrics(trained / "metrics.jsonl") if "loss" in row
+    ]

@@ -1,0 +1,129 @@
+"""Training that is stopped, killed or goes astray, and goes on as if nothing had happened."""
+
+import json
+import random
+import shutil
+import signal
+import time
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import pytest
+
+from examples.m4.checkpoints import Checkpoints
+from examples.m4.training import Loop
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.state import State
+from tests.m4.runs import DENSE, EXPERTS, Training, checkpoint, copied, good, losses, run, steps
+
+
+def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
+    """Whether two checkpoints have the same variables, bit for bit."""
+    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+
+
+def poison(folder, step: int) -> None:
+    """Makes one number of a checkpoint's last parameter NaN."""
+    arrays = {name: np.array(value) for name, value in checkpoint(folder, step).items()}
+    name = max(name for name in arrays if not name.startswith("adam") and arrays[name].ndim > 1)
+    arrays[name].flat[0] = np.nan
+    extra = json.loads((folder / "checkpoints" / str(step) / "extra" / "metadata").read_text())
+    shutil.rmtree(folder / "checkpoints" / str(step))
+    checkpoints = Checkpoints(folder / "checkpoints", keep=9)
+    checkpoints.save(step, State({name: jax.numpy.asarray(value) for name, value in arrays.items()}, {}), extra)
+    checkpoints.close()
+
+
+def test_the_checkpoint_has_parameters_slots_and_the_step(dense):
+    assert steps(dense) == [5, 10]
+    found = checkpoint(dense, 10)
+    slots = [name for name in found if name.endswith(("/first", "/second"))]
+    assert found["adam/step"] == 10
+    assert len(slots) == 2 * (len(found) - len(slots) - 1) > 40
+    assert not same(found, checkpoint(dense, 5))
+
+
+def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(tmp_path, dense):
+    with pytest.raises(NamedMeshError, match=r"has no checkpoint\n.*\n.*fix: train first"):
+        Checkpoints(tmp_path / "none").restore(None)  # type: ignore[arg-type]
+    assert Checkpoints(dense / "checkpoints").latest == 10
+    assert not (tmp_path / "none").exists()
+
+
+def test_sigterm_saves_and_the_next_start_goes_on_from_that_step(dense, tmp_path):
+    folder, flags = copied(dense, tmp_path / "run"), {**DENSE, "log_every": 1, "save_every": 10**6}
+    training = Training(folder, {**flags, "steps": 10**6})
+    training.wait_for(13)
+    assert training.send(signal.SIGTERM) == 128 + signal.SIGTERM
+    stopped = training.logged
+    assert f"stopped by SIGTERM after step {stopped}; the same command goes on from there" in training.output.read_text()
+    assert "Traceback" not in training.output.read_text()
+    assert steps(folder)[-1] == stopped
+    said = good(run("train", folder, {**flags, "steps": stopped + 1}, blocked=True))
+    assert f"going on from step {stopped}\n" in said
+    assert [step for step, _ in losses(folder)] == [5, 10, *range(11, stopped + 2)]
+
+
+def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(dense, tmp_path):
+    folder = copied(dense, tmp_path / "run")
+    poison(folder, 10)
+    done = run("train", folder, {**DENSE, "steps": 30}, blocked=True)
+    assert done.returncode == 1
+    assert "error: the loss of step 11 is nan" in done.stderr and "Traceback" not in done.stderr
+    assert "the last good checkpoint, of step 5, is kept" in done.stderr
+    assert steps(folder) == [5]
+    assert "going on from step 5\n" in good(run("train", folder, {**DENSE, "steps": 10}, blocked=True))
+    assert same(checkpoint(folder, 10), checkpoint(dense, 10))
+    assert losses(folder) == losses(dense)
+
+
+def test_a_gradient_that_is_no_number_stops_before_its_update_is_saved():
+    loop = object.__new__(Loop)
+    loop.checkpoints = SimpleNamespace(forget=lambda step: None, close=lambda: None, latest=4)  # type: ignore[assignment]
+    loop.pending, loop.since, loop.paused = [(7, 10, {"loss": 3.0, "grad_norm": np.float32("inf")})], 0.0, 0.0
+    with pytest.raises(NamedMeshError, match="the grad_norm of step 7 is inf\n  the last good checkpoint, of step 4, is kept"):
+        loop._save()
+
+
+@pytest.mark.slow
+def test_a_rate_that_is_too_high_is_told_and_the_right_one_goes_on(dense, tmp_path):
+    folder = copied(dense, tmp_path / "run")
+    done = run("train", folder, {**DENSE, "steps": 20, "learning_rate": 1e30, "save_every": 1})
+    assert done.returncode == 1
+    assert "lower --learning_rate" in done.stderr
+    kept = steps(folder)
+    assert f"the last good checkpoint, of step {kept[-1]}, is kept" in done.stderr
+    assert 10 in kept
+    good(run("train", folder, {**DENSE, "steps": kept[-1] + 5}, blocked=True))
+    assert np.isfinite([loss for _, loss in losses(folder)]).all()
+
+
+@pytest.mark.slow
+def test_twenty_kills_change_nothing(experts, tmp_path):
+    last = 150  # more than twenty stretches of training reach
+    flags = {**EXPERTS, "steps": last, "log_every": 1, "save_every": 2}
+    calm, killed = copied(experts, tmp_path / "calm"), copied(experts, tmp_path / "killed")
+    good(run("train", calm, flags, blocked=True))
+    draw = random.Random(2006)
+    trained = saving = 0
+    for number in range(20):
+        training = Training(killed, flags)
+        if number % 5 == 4:  # anywhere: while it imports, compiles or reads the checkpoint
+            time.sleep(draw.uniform(0.5, 8.0))
+        else:
+            training.wait_for(training.first + draw.randint(1, 8))
+            time.sleep(draw.uniform(0.0, 0.5))
+        assert training.send(signal.SIGKILL) == -signal.SIGKILL
+        begun = training.logged > training.first
+        trained += begun
+        saving += begun and any("tmp" in path.name for path in (killed / "checkpoints").iterdir())
+        print(f"kill {number}: from step {training.first} to {training.logged}, whole checkpoints {steps(killed)}")
+    print(f"{trained} kills after training had begun, {saving} while a checkpoint was written")
+    assert trained >= 10 and saving >= 1
+    newest = steps(killed)[-1]
+    assert f"going on from step {newest}\n" in good(run("train", killed, flags, blocked=True))
+    assert same(checkpoint(killed, last), checkpoint(calm, last))
+    assert losses(killed) == losses(calm)
+    assert [step for step, _ in losses(killed)] == list(range(1, last + 1))
+    assert {path.name for path in (killed / "checkpoints").iterdir()} == {path.name for path in (calm / "checkpoints").iterdir()}

@@ -1,0 +1,118 @@
+"""Settings: what does not fit a run, is unknown or is missing is said before anything is done."""
+
+import dataclasses
+
+import pytest
+
+from examples.m4.run import Run
+from examples.m4.settings import PRESETS, Settings, preset
+from namedmesh.dims.errors import NamedMeshError
+from tests.m4.runs import copied, run
+
+
+def said(error) -> str:
+    return str(error.value)
+
+
+def start(started, settings: Settings) -> Settings:
+    return Run(started).start(settings, "no such data")
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_settings_are_the_same_from_their_file(name):
+    assert Settings.from_json(preset(name).to_json()) == preset(name)
+
+
+def test_the_same_settings_go_on_with_the_sizes_of_the_vocabularies(started):
+    found = start(started, preset("tiny"))
+    assert found == Run(started).settings
+    sizes = found.model.source_vocab, found.model.target_vocab
+    assert sizes != (400, 400) and all(size % 64 == 0 for size in sizes)
+
+
+@pytest.mark.parametrize(
+    "changes, problem, detail",
+    [
+        ({"rows": 16}, "rows", "rows: 8 there, 16 here"),
+        ({"seed": 3}, "seed", "seed: 0 there, 3 here"),
+        ({"languages": "qaa"}, "languages", "languages: '' there, 'qaa' here"),
+        ({"hidden": 128, "optimizer": "adafactor"}, "optimizer, hidden", "optimizer: 'adam' there, 'adafactor' here"),
+        ({"experts": 4}, "experts", "experts: 8 there, 4 here"),
+    ],
+)
+def test_settings_that_do_not_fit_the_run_are_an_error(started, changes, problem, detail):
+    with pytest.raises(NamedMeshError) as error:
+        start(started, preset("tiny").but(**changes))
+    assert f"is a run with other settings: {problem}\n  {detail}\n" in said(error)
+    assert Run(started).settings.but(**changes) != Run(started).settings
+
+
+def test_how_it_is_computed_and_how_long_may_change(started, tmp_path):
+    folder = copied(started, tmp_path / "run")
+    free = {"steps": 99, "learning_rate": 0.5, "mesh": "all=2", "remat": "full", "dispatch": "einsum", "save_every": 1}
+    assert start(folder, preset("tiny").but(**free)) == Run(folder).settings
+    assert dataclasses.asdict(Run(folder).settings).items() >= {"steps": 99, "mesh": "all=2"}.items()
+
+
+def test_an_unknown_preset_has_a_suggestion():
+    with pytest.raises(NamedMeshError, match=r"there is no preset 'tinny'\n.*\n.*did you mean 'tiny'"):
+        preset("tinny")
+
+
+@pytest.mark.parametrize(
+    "changes, problem",
+    [
+        ({"optimizer": "sgd"}, "optimizer='sgd' is not a choice"),
+        ({"rows": 0}, "rows=0"),
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"learning_rate": float("nan")}, "learning_rate=nan"),
+        ({"wings": 2}, "a configuration has no 'wings'"),
+        ({"dropout": 1.0}, "dropout=1.0"),
+    ],
+)
+def test_a_value_out_of_range_is_an_error(changes, problem):
+    with pytest.raises(NamedMeshError) as error:
+        preset("tiny").but(**changes)
+    assert problem in said(error)
+
+
+def test_a_damaged_settings_file_is_an_error(started, tmp_path):
+    folder = copied(started, tmp_path / "run")
+    (folder / "settings.json").write_text('{"preset": "tiny"')
+    with pytest.raises(NamedMeshError, match=r"settings\.json cannot be read"):
+        start(folder, preset("tiny"))
+
+
+@pytest.mark.parametrize(
+    "command, flags, problem",
+    [
+        ("trian", {}, "error: 'trian' is no command\n"),
+        ("train", {"preset": "tinny"}, "flag --preset=tinny: value should be one of"),
+        ("train", {"router": "dice"}, "flag --router=dice: value should be one of"),
+        ("train", {"preset": "tiny", "rows": "many"}, "flag --rows=many"),
+        ("train", {"preset": "tiny", "layers": 5}, "error: a model of 5 layers cannot be halved"),
+        ("evaluate", {}, "is no run: it has no settings.json"),
+        ("translate", {}, "is no run: it has no settings.json"),
+    ],
+)
+def test_a_mistake_on_the_command_line_is_said_in_words(tmp_path, command, flags, problem):
+    done = run(command, tmp_path / "run", flags, blocked=True)
+    assert done.returncode == 1
+    assert problem in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_other_settings_for_a_run_are_said_in_words(started):
+    done = run("translate", started, {"preset": "tiny_dense"}, blocked=True)
+    assert done.returncode == 1
+    assert "is a run with other settings: experts, hidden\n  experts: 8 there, 0 here\n" in done.stderr
+    assert "fix: give its settings again, or name another folder with --run" in done.stderr
+
+
+def test_a_missing_artifact_without_tensorflow_is_an_error(started):
+    done = run("train", started, {"preset": "tiny"}, blocked=True)
+    assert done.returncode == 1
+    assert "is not there, and making it needs TensorFlow" in done.stderr
+    assert "mesh: all=4; layout: group:all, expert:all" in done.stderr
+    assert "fix: make it with `export`" in done.stderr and "Traceback" not in done.stderr
