@@ -11,9 +11,14 @@ class NamedMeshError(ValueError):
 
     def __init__(self, problem: str, *details: str, fix: str, source: Source | None = None):
         source = source or caller()
+        user = caller(layers=False)
+        if source.of_a_layer and source.code.startswith("raise "):
+            source = user  # a layer's own complaint is about the line that called it
         self.problem, self.details, self.fix, self.source = problem, details, fix, source
         lines = [problem, *(f"  {detail}" for detail in details)]
-        lines.append(f"  at {source}: {source.code}" if source.code else f"  at {source}")
+        for place, one in (("at", source), ("for", user)):
+            if place == "at" or (source.of_a_layer and not user.of_a_layer):
+                lines.append(f"  {place} {one}: {one.code}" if one.code else f"  {place} {one}")
         lines.append(f"  fix: {fix}")
         super().__init__("\n".join(lines))
 

@@ -1,6 +1,7 @@
 """Where in the user's own code something was written."""
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import linecache
@@ -14,6 +15,7 @@ _LAYERS = os.path.join(_PACKAGE, "layers") + os.sep  # models, as a user would w
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,
+    dataclasses.__file__,
     functools.__file__,
     inspect.__file__,
     "<string>",
@@ -38,6 +40,11 @@ class Source:
         match = re.match(r"([A-Za-z_]\w*)\s*(?::[^=]+)?=[^=]", self.code)
         return match.group(1) if match else None
 
+    @property
+    def of_a_layer(self) -> bool:
+        """Whether the line is one of namedmesh.layers."""
+        return self.file.startswith(_LAYERS)
+
     def __str__(self) -> str:
         return f"{os.path.basename(self.file)}:{self.line}"
 
@@ -46,9 +53,12 @@ def _between(file: str) -> bool:
     return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
 
 
-def caller() -> Source:
-    """The innermost line on the stack that is not namedmesh's own, nor of the standard library's that runs it."""
+def caller(layers: bool = True) -> Source:
+    """The innermost line on the stack that is not namedmesh's own (its layers' lines count, unless said otherwise),
+    nor of the standard library's that runs it.
+    """
     frame = sys._getframe(1)
-    while frame.f_back is not None and _between(frame.f_code.co_filename):
+    between = _between if layers else lambda file: file.startswith(_BETWEEN)
+    while frame.f_back is not None and between(frame.f_code.co_filename):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)

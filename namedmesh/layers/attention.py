@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.dense import dense
 from namedmesh.layers.dropout import dropout
 from namedmesh.ops.tensor import Tensor
@@ -111,6 +112,11 @@ def causal(seq: Dimension, memory: Dimension) -> Tensor:
 
 def relative_bias(distance: Tensor, heads: Heads, *, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> Tensor:
     """A learned score for each head and distance (memory position less position), grouped logarithmically when far."""
+    exact = buckets // 4 if both_ways else buckets // 2
+    if not 0 < exact < farthest:
+        raise NamedMeshError(
+            f"relative_bias: {buckets} buckets for distances to {farthest}", fix="give 4 or more, and farther distances"
+        )
     B = Dimension("distance_bucket", buckets)
     table = nm.param("relative_bias", [B, heads.heads], nm.normal_init(0.02))
     return nm.gather(table, bucket(distance, buckets, farthest, both_ways), B)

@@ -7,7 +7,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.layers.decoder import Decoder
+from namedmesh.layers.decoder import Decoder, checked_tokens
 from namedmesh.ops.tensor import Tensor
 
 IMPOSSIBLE = -1e9
@@ -88,10 +88,9 @@ def beam_search(decoder: Decoder, *, alpha: float = 0.6, end: int = 1, start: in
     become better than the finished; at the longest length every hypothesis ends. A Decoder with flat=True never moves its cache.
     """
     G, N, T, W = decoder.G, decoder.N, decoder.T, decoder.W
-    if alpha < 0:
-        raise NamedMeshError(f"beam_search: alpha={alpha}", fix="give 0 (no length normalisation) or more")
-    if W.size < 2:
-        raise NamedMeshError(f"beam_search: {W} leaves no choice", fix="use a vocabulary of at least two tokens")
+    if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 10:
+        raise NamedMeshError(f"beam_search: alpha={alpha!r}", fix="give a number from 0 (no length normalisation) to 10")
+    checked_tokens("beam_search", W, end=end, start=start)
     C, K = Dimension("candidate", 2 * N.size), Dimension("pool", 3 * N.size)
     past = (FlatPast if decoder.flat else OrdinaryPast)(decoder)
     highest = nm.where(nm.equal(nm.range(N), 0), 0.0, IMPOSSIBLE)  # one hypothesis to begin with

@@ -6,6 +6,7 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.attention import keys_and_values, mixed, queries
 from namedmesh.layers.cache import Cache
 from namedmesh.layers.gating import capacity
@@ -21,7 +22,13 @@ class Decoder:
     """
 
     def __init__(self, model: Transformer, source: Tensor, segments: Tensor, *, hypotheses: int = 1, flat: bool = False):
-        self.model, self.flat = model, flat
+        self.model, self.flat = model, bool(flat)
+        for name, tensor in (("source", source), ("segments", segments)):
+            if {*tensor.shape} != {model.G, model.S} or tensor.dtype != "int32":
+                raise NamedMeshError(
+                    f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not int32[{model.G}, {model.S}]",
+                    fix="declare it as nm.spec([model.G, model.S], 'int32')",
+                )
         self.G, self.W = model.G, model.W
         self.N, self.T = Dimension("hypothesis", hypotheses), Dimension("step", model.T.size)
         self.slot = Dimension("hypothesis_slot", hypotheses) if flat else self.N  # N in the cache
@@ -77,3 +84,10 @@ class Decoder:
         """The places of each expert: as the configuration says, or one for every hypothesis."""
         factor = self.model.config.decoding_capacity_factor
         return Dimension("capacity", self.N.size) if factor is None else capacity(self.N, self.model.E, factor)
+
+
+def checked_tokens(what: str, vocab: Dimension, **tokens: int) -> None:
+    """Raises unless every token is one of the vocabulary, which has at least two."""
+    for name, token in tokens.items():
+        if not isinstance(token, int) or not 0 <= token < vocab.size or vocab.size < 2:
+            raise NamedMeshError(f"{what}: {name}={token!r} is no token of {vocab}", fix=f"give 0 to {vocab.size - 1}")

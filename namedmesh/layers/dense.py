@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ops.operands import require
 from namedmesh.ops.state import Initializer
 from namedmesh.ops.tensor import Tensor
 
@@ -30,6 +31,11 @@ def dense(
     init: Initializer | None = None,
 ) -> Tensor:
     """x contracted over some dimensions with a weight that brings new ones; computed in the dtype of x."""
+    for dims, role in ((over, "over"), (to, "to")):
+        if isinstance(dims, Dimension):
+            raise NamedMeshError(f"dense: {role}={dims} is one dimension", fix=f"give a list: [{dims.name}]")
+    for dim in over:
+        require("dense", x, dim)
     weight = nm.param(name, [*over, *to], init or nm.fan_in_init(*over))
     kept = [dim for dim in x.shape if dim not in over]
     y = nm.einsum([x, nm.cast(weight, x.dtype)], [*kept, *to])

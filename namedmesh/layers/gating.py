@@ -45,6 +45,10 @@ class Routing:
 
 def capacity(seq: Dimension, experts: Dimension, factor: float = 2.0, name: str = "capacity") -> Dimension:
     """The places each expert has for a group's tokens: factor times the even share, at most all; two is the paper's."""
+    if not isinstance(factor, (int, float)) or not 0 < factor < float("inf"):
+        raise NamedMeshError(
+            f"capacity: factor={factor!r}", f"of {seq} over {experts}", fix="give a positive number; two is the paper's"
+        )
     return Dimension(name, min(max(1, int(factor * seq.size / experts.size)), seq.size))
 
 
@@ -67,7 +71,7 @@ def top_k_gating(
     every one. normalize says whether the chosen gates are made to sum to one, before or after those
     beyond capacity are dropped. padding (GS, bool) marks tokens that go nowhere and count nowhere.
     """
-    _check(logits, experts, k, second, normalize, draws)
+    _check(logits, experts, capacity, k, second, normalize, draws)
     gates = nm.softmax(logits, over=experts)  # GSE
     real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
     masks, left = [], gates
@@ -121,11 +125,13 @@ def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None, count: Tens
     return nm.sum(peak if real is None else peak * real) / count
 
 
-def _check(logits, experts, k, second, normalize, draws) -> None:
+def _check(logits, experts, capacity, k, second, normalize, draws) -> None:
     if second not in SECOND or normalize not in NORMALIZE:
         wrong, known = (second, SECOND) if second not in SECOND else (normalize, NORMALIZE)
         raise NamedMeshError(f"gating: {wrong!r} is not a choice", fix=did_you_mean(str(wrong), known))
-    if not 1 <= k <= experts.size:
+    if not isinstance(capacity, Dimension):
+        raise NamedMeshError(f"gating: capacity={capacity!r} is no Dimension", fix="make one with capacity(seq, experts)")
+    if not isinstance(k, int) or not 1 <= k <= experts.size:
         raise NamedMeshError(f"gating: k={k} of {experts}", str(logits), fix="choose at least one and at most all experts")
     if second == "random" and len(draws) != k - 1:
         raise NamedMeshError(

@@ -6,6 +6,7 @@ import math
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ops.tensor import Tensor
 
 
@@ -17,6 +18,8 @@ def cross_entropy(
     smoothing spreads that share of the probability over all other tokens; the entropy of the smoothed target is
     subtracted, so that a perfect prediction has loss zero. z_loss weighs the squared log of the normaliser.
     """
+    if not 0 <= smoothing < 1 or (smoothing and vocab.size < 2):
+        raise NamedMeshError(f"cross_entropy: smoothing={smoothing} over {vocab}", fix="give a share from 0 to below 1")
     scores = nm.cast(logits, "float32")
     normaliser = nm.logsumexp(scores, over=vocab)
     hot = nm.one_hot(targets, vocab)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.dense import activated
 from namedmesh.layers.dispatch import dispatcher
 from namedmesh.layers.gating import ExpertRouting, Routing
@@ -28,6 +29,8 @@ def moe(
     routed is what the gate sees instead of x, e.g. x with jitter.
     Both AllToAlls are explicit: the buffers go from the group's devices to the expert's and back.
     """
+    if len(dims) != 6:
+        raise NamedMeshError(f"moe: {len(dims)} dims", str(x), fix="give six: group, sequence, expert, capacity, model, hidden")
     G, S, E, C, M, H = dims
     wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
     wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))

@@ -10,7 +10,8 @@ and of the parameter. clip_norm adds one number for each split gradient.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, fields
+from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
@@ -57,7 +58,11 @@ Rule = Callable[[Target], nm.Tensor]
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
 
 
-@dataclass(frozen=True, kw_only=True)
+SHARES = ("momentum", "beta1", "beta2")  # from 0 to below 1
+POSITIVE = ("clip_norm", "epsilon", "clipping_threshold", "beta2_exponent", "epsilon_scale", "min_dim_size_to_factor")
+
+
+@dataclass(frozen=True)
 class Optimizer:
     """What every optimizer has: a learning rate (a number or a schedule), and a limit on the norm of all gradients.
 
@@ -65,8 +70,23 @@ class Optimizer:
     """
 
     learning_rate: float | Schedule
+    _: KW_ONLY
     clip_norm: float | None = None
     name: str = "optimizer"
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value: Any = getattr(self, one.name)
+            rate = one.name == "learning_rate" and not callable(value)
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            wrong = one.name in SHARES and not (number and 0 <= value < 1)
+            wrong |= (one.name in POSITIVE or rate) and value is not None and not (number and 0 < value < float("inf"))
+            wrong |= one.name == "weight_decay" and not (number and 0 <= value < float("inf"))
+            if wrong:
+                due = "a number from 0 to below 1" if one.name in SHARES else "a positive number"
+                raise nm.NamedMeshError(
+                    f"{type(self).__name__}: {one.name}={value!r}", fix=f"give {due}" + " or a schedule" * rate
+                )
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
         """Assigns what the gradients (by parameter name) lead to; parameters without one stay as they are.
@@ -128,10 +148,11 @@ class Optimizer:
         return targets
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Sgd(Optimizer):
     """Gradient descent; momentum sums decayed gradients (slot momentum), nesterov looks one step ahead."""
 
+    _: KW_ONLY
     momentum: float = 0.0
     nesterov: bool = False
     name: str = "sgd"
@@ -151,10 +172,11 @@ class Sgd(Optimizer):
         return updated
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with bias correction (slots first and second); with weight_decay, decoupled and times the rate, it is AdamW."""
 
+    _: KW_ONLY
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -178,7 +200,7 @@ class Adam(Optimizer):
         return updated
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Adafactor(Optimizer):
     """Adafactor as the paper uses it: factored second moment, no first moment, clipped updates relative to the parameter.
 
@@ -193,6 +215,7 @@ class Adafactor(Optimizer):
     """
 
     learning_rate: float | Schedule = PAPER_RATE
+    _: KW_ONLY
     beta1: float = 0.0
     beta2: float = 0.99
     beta2_exponent: float = 0.8

@@ -7,7 +7,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.layers.decoder import Decoder
+from namedmesh.layers.decoder import Decoder, checked_tokens
 from namedmesh.ops.tensor import Tensor
 
 IMPOSSIBLE = -1e9
@@ -33,12 +33,12 @@ def sample(
     Returns sequences (GNT), their log probabilities under the model itself (GN), and how many steps were run.
     """
     W = decoder.W
-    if not temperature > 0:
-        raise NamedMeshError(f"sample: temperature={temperature}", fix="give a positive one, or decode greedily")
-    if top_k is not None and not 1 <= top_k <= W.size:
-        raise NamedMeshError(f"sample: top_k={top_k} of {W}", fix=f"give 1 to {W.size}")
-    if top_p is not None and not 0 < top_p <= 1:
-        raise NamedMeshError(f"sample: top_p={top_p} is no probability", fix="give a number above 0 and at most 1")
+    if not isinstance(temperature, (int, float)) or not 1e-4 <= temperature <= 1e4:
+        raise NamedMeshError(f"sample: temperature={temperature!r}", fix="give one from 0.0001 to 10,000, or decode greedily")
+    if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= W.size):
+        raise NamedMeshError(f"sample: top_k={top_k!r} of {W}", fix=f"give 1 to {W.size}")
+    if top_p is not None and not (isinstance(top_p, (int, float)) and 0 < top_p <= 1):
+        raise NamedMeshError(f"sample: top_p={top_p!r} is no probability", fix="give a number above 0 and at most 1")
 
     def choose(logits: Tensor, step: Tensor) -> Tensor:
         logits = logits * (1.0 / temperature)
@@ -57,6 +57,7 @@ def sample(
 
 def _decoded(decoder: Decoder, choose: Any, end: int, start: int) -> dict[str, Tensor]:
     G, N, T, W = decoder.G, decoder.N, decoder.T, decoder.W
+    checked_tokens("decoding", W, end=end, start=start)
     if decoder.flat:
         raise NamedMeshError("sequences that do not share a past need no flat cache", fix="make the Decoder without flat=True")
     first = {

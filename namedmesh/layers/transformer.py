@@ -8,6 +8,7 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.attention import Heads, causal, cross_attention, relative_bias, same_segment, self_attention
 from namedmesh.layers.config import Config
 from namedmesh.layers.dense import feed_forward
@@ -60,6 +61,15 @@ class Transformer:
     """The model for one batch shape. Its methods are called while tracing, and make parameters as they go."""
 
     def __init__(self, config: Config, group: int, source: int, target: int):
+        if not isinstance(config, Config):
+            raise NamedMeshError(
+                f"Transformer: {config!r} is no Config", fix="give e.g. config('tiny') of namedmesh.layers.config"
+            )
+        if config.positions == "learned" and max(source, target) > config.longest:
+            raise NamedMeshError(
+                f"Transformer: {config.longest} learned positions for sequences of {max(source, target)} tokens",
+                fix=f"give the configuration longest={max(source, target)}, or shorter sequences",
+            )
         self.config = config
         self.G, self.S, self.T = nm.dims(f"group={group} source={source} target={target}")
         self.M, self.H = nm.dims(f"model={config.model} hidden={config.hidden}")
@@ -122,6 +132,10 @@ class Transformer:
 
     def loss(self, batch: Batch, key: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
         """The training loss (mean over real target tokens, plus the experts' losses) and what to watch."""
+        if not isinstance(batch, Batch):
+            raise NamedMeshError(
+                f"loss: a {type(batch).__name__} is no Batch", fix="give batch_of(inputs), or a Batch of tensors"
+            )
         encoded, below = self.encode(batch.source, batch.source_segments, batch.source_positions, key)
         shifted = nm.where(nm.equal(batch.target_positions, 0), 0, nm.shift(batch.target, self.T, 1))
         decoded, above = self.decode(batch, shifted, encoded, key)
@@ -228,4 +242,9 @@ def folded(key: Tensor | None, number: int) -> Tensor | None:
 
 def batch_of(inputs: dict[str, Tensor]) -> Batch:
     """The batch among a program's inputs."""
+    missing = [name for name in Batch.__dataclass_fields__ if name not in inputs]
+    if missing:
+        raise NamedMeshError(
+            f"a batch without {missing[0]}", f"given: {', '.join(inputs)}", fix="declare inputs with model.specs()"
+        )
     return Batch(**{name: inputs[name] for name in Batch.__dataclass_fields__})

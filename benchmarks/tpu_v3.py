@@ -1,0 +1,216 @@
+"""The paper's models compiled for TPU v3 without one: memory, FLOPs, compile time and collectives by model.
+
+python -m benchmarks.tpu_v3 export FOLDER [NAME ...]     lowers the train steps (TensorFlow; minutes)
+python -m benchmarks.tpu_v3 compile FOLDER [NAME ...]    compiles them (libtpu on x86-64 Linux, no TensorFlow) into results
+python -m benchmarks.tpu_v3 draw                         the tables and plots of the results
+
+Results are benchmarks/results/tpu_v3/family.json and scaling.json, a row for each model.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import platform
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.layers.config import config
+
+RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
+TARGETS = {8: "tpu-v3:2x2", 128: "tpu-v3:8x8", 512: "tpu-v3:16x16", 2048: "tpu-v3:32x32"}
+LENGTH = 1024  # tokens of source and of target in a group
+
+
+@dataclass(frozen=True)
+class Case:
+    """A train step to be compiled: a model on as many cores as it has experts, and how many groups each core has."""
+
+    experts: int
+    layers: int
+    groups: int = 1  # for each core
+    dtype: str = "float32"
+    params: str = ""
+    remat: str = "full"
+    suffix: str = ""
+
+    @property
+    def name(self) -> str:
+        """The model's name in tables."""
+        return f"moe_{self.experts}e_{self.layers}l{self.suffix}"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens in a step, source and target."""
+        return 2 * LENGTH * self.groups * self.experts
+
+
+# The paper's tokens in a step: a million for 128 and 512 experts, four million for 2,048.
+FAMILY = [Case(experts, layers, groups) for experts, groups in ((128, 4), (512, 1), (2048, 1)) for layers in (12, 24, 36, 60)]
+FAMILY += [
+    Case(2048, 60, dtype="bfloat16", suffix="_bf16"),
+    Case(2048, 60, dtype="bfloat16", params="model:all", suffix="_bf16_split"),  # weights and slots in pieces at rest
+]
+# Equal work for each core: one group of 2,048 tokens, twelve layers.
+SCALING = [Case(experts, 12, suffix="_scaling") for experts in (128, 512, 2048)]
+CASES = {case.name: case for case in (*FAMILY, *SCALING)}
+
+
+def export(case: Case, folder: pathlib.Path) -> None:
+    """Traces, plans and lowers a case into an Artifact."""
+    import namedmesh as nm
+    from namedmesh.layers.optimizers import Adafactor
+    from namedmesh.layers.transformer import Transformer, batch_of
+
+    shape = config(f"moe_{case.experts}e_12l").but(layers=case.layers, dtype=case.dtype, remat=case.remat)
+    model = Transformer(shape, group=case.experts * case.groups, source=LENGTH, target=LENGTH)
+
+    def train(batch: dict[str, Any], seed: Any) -> dict[str, Any]:
+        loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        return {"loss": metrics["loss"], **Adafactor(unfactored=[model.E]).apply(nm.grad(loss))}
+
+    program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+    layout, params = "group:all, expert:all", f"expert:all, {case.params}" if case.params else None
+    artifact = nm.export(program, mesh=nm.Mesh(all=case.experts), layout=layout, params=params)
+    artifact.save(folder / f"{case.name}.nmesh")
+    print(f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB", flush=True)
+
+
+def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
+    """Compiles Artifacts for their targets, and writes a row for each beside those that are there."""
+    import jax
+
+    from namedmesh.runtime.aot import compile_for, prepare
+    from namedmesh.runtime.aot_report import failed
+    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.runtime.topology import Target
+
+    host = {"machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__, "libtpu": _libtpu()}
+    for case in cases:
+        artifact, target = Artifact.load(folder / f"{case.name}.nmesh"), Target.parse(TARGETS[case.experts])
+        prepare(target)
+        try:
+            found = compile_for(artifact, target, name=case.name)
+            print(found, flush=True)
+            row = found.row()
+        except NamedMeshError as error:
+            print(error, file=sys.stderr, flush=True)
+            row = failed(artifact, target, case.name, error.problem)
+        stated = {"experts": case.experts, "layers": case.layers, "tokens": case.tokens, "dtype": case.dtype}
+        record({**row, **stated, "layout": artifact.layout, "params": artifact.params, "remat": case.remat, "host": host}, case)
+
+
+def record(row: dict[str, Any], case: Case) -> None:
+    """Puts a row into its file, in the order of the cases."""
+    path = RESULTS / ("scaling.json" if case in SCALING else "family.json")
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    rows = {one["model"]: one for one in read(path)} | {row["model"]: row}
+    ordered = [rows[name] for name in CASES if name in rows]
+    path.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
+def read(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The rows recorded so far."""
+    return json.loads(path.read_text()) if path.exists() else []
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """The rows as a table for people."""
+    lines = [
+        "| model | cores | weights | peak of HBM, GiB | fits | TFLOPs per core | compile s | collectives as planned |",
+        "|---" * 8 + "|",
+    ]
+    for row in rows:
+        memory = (
+            f"{row['peak_bytes'] / 2**30:.2f} of {row['hbm_bytes'] / 2**30:.2f}"
+            if row["peak_bytes"] and row["hbm_bytes"]
+            else "-"
+        )
+        flops = f"{row['flops_per_core'] / 1e12:.2f}" if row["flops_per_core"] else "-"
+        seconds = f"{row['compile_seconds']:.1f}" if row["compile_seconds"] else "-"
+        cells = [row["model"], f"{row['cores']:,}", f"{row['weights'] / 1e9:,.1f} B", memory, _yes(row["fits"]), flops, seconds]
+        lines.append(f"| {' | '.join(cells)} | {_yes(row['collectives_match_plan'])} |")
+    return "\n".join(lines)
+
+
+def _yes(value: bool | None) -> str:
+    return "-" if value is None else "yes" if value else "no"
+
+
+def draw() -> None:
+    """Prints the tables, and draws memory by model, compile time against cores and FLOPs per core against experts."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as pyplot
+
+    family, scaling = read(RESULTS / "family.json"), read(RESULTS / "scaling.json")
+    print(table(family), table(scaling), sep="\n\n")
+    plain = [row for row in family if row["peak_bytes"] and row["dtype"] == "float32"]
+    figure, axis = pyplot.subplots(figsize=(7, 3.6))
+    depths = sorted({row["layers"] for row in plain})
+    for i, experts in enumerate(sorted({row["experts"] for row in plain})):
+        mine = {row["layers"]: row["peak_bytes"] / 2**30 for row in plain if row["experts"] == experts}
+        axis.bar(
+            np.arange(len(depths)) + 0.27 * (i - 1), [mine.get(depth, 0) for depth in depths], 0.27, label=f"{experts} experts"
+        )
+    if plain:
+        axis.axhline(plain[0]["hbm_bytes"] / 2**30, color="black", linestyle="--", label="HBM of a core")
+    axis.set_xticks(range(len(depths)), [f"{depth} layers" for depth in depths])
+    axis.set_ylabel("peak memory per core, GiB")
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(RESULTS / "memory.png", dpi=110)
+    figure, sides = pyplot.subplots(1, 3, figsize=(10, 3.2))
+    for side, key, scale, label in (
+        (sides[0], "peak_bytes", 2**30, "peak memory per core, GiB"),
+        (sides[1], "flops_per_core", 1e12, "TFLOPs per core"),
+        (sides[2], "compile_seconds", 1, "compile seconds"),
+    ):
+        side.plot([row["cores"] for row in scaling], [row[key] / scale for row in scaling], "o-")
+        side.set(xscale="log", xlabel="cores = experts", ylabel=label, ylim=(0, None))
+    figure.tight_layout()
+    figure.savefig(RESULTS / "scaling.png", dpi=110)
+
+
+def _libtpu() -> str:
+    try:
+        from importlib.metadata import version
+
+        return version("libtpu")
+    except Exception:
+        return "as TPU_LIBRARY_PATH says"
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one of the three commands."""
+    command, *rest = arguments or [""]
+    names = rest[1:] or list(CASES)
+    for name in names:
+        if name not in CASES:
+            raise NamedMeshError(f"there is no case {name!r}", fix=did_you_mean(name, CASES))
+    if command == "draw" and not rest:
+        draw()
+    elif command in ("export", "compile") and rest:
+        folder = pathlib.Path(rest[0])
+        folder.mkdir(parents=True, exist_ok=True)
+        cases = [CASES[name] for name in names]
+        if command == "compile":
+            compile_cases(cases, folder)
+        else:
+            for case in cases:
+                export(case, folder)
+    else:
+        print(__doc__)
+        raise SystemExit(2)
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except NamedMeshError as error:
+        sys.exit(str(error))
