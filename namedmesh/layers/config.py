@@ -51,7 +51,7 @@ class Config:
     target_vocab: int = 32_000
     tied: bool = True  # the target embedding is also the output projection
     positions: str = "sinusoids"  # relative is a bias on attention scores, shared by a side's layers
-    longest: int = 1024  # how many positions are learned, where they are
+    longest: int = 1024  # how many positions are learned, where they are; beyond them there is nothing to add
     norm: str = "pre"
     normalizer: str = "layer"
     activation: str = "relu"

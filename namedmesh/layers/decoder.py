@@ -29,6 +29,12 @@ class Decoder:
                     f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not int32[{model.G}, {model.S}]",
                     fix="declare it as nm.spec([model.G, model.S], 'int32')",
                 )
+        longest = max(model.S.size, model.T.size)
+        if model.config.positions == "learned" and longest > model.config.longest:
+            raise NamedMeshError(
+                f"Decoder: {model.config.longest} learned positions for sequences of {longest} tokens",
+                fix=f"give the configuration longest={longest}, or decode shorter sequences",
+            )
         self.G, self.W = model.G, model.W
         self.N, self.T = Dimension("hypothesis", hypotheses), Dimension("step", model.T.size)
         self.slot = Dimension("hypothesis_slot", hypotheses) if flat else self.N  # N in the cache

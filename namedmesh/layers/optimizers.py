@@ -76,17 +76,7 @@ class Optimizer:
 
     def __post_init__(self) -> None:
         for one in fields(self):
-            value: Any = getattr(self, one.name)
-            rate = one.name == "learning_rate" and not callable(value)
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            wrong = one.name in SHARES and not (number and 0 <= value < 1)
-            wrong |= (one.name in POSITIVE or rate) and value is not None and not (number and 0 < value < float("inf"))
-            wrong |= one.name == "weight_decay" and not (number and 0 <= value < float("inf"))
-            if wrong:
-                due = "a number from 0 to below 1" if one.name in SHARES else "a positive number"
-                raise nm.NamedMeshError(
-                    f"{type(self).__name__}: {one.name}={value!r}", fix=f"give {due}" + " or a schedule" * rate
-                )
+            _check(type(self).__name__, one.name, getattr(self, one.name))
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
         """Assigns what the gradients (by parameter name) lead to; parameters without one stay as they are.
@@ -146,6 +136,18 @@ class Optimizer:
                 )
             targets[name] = Target(variable, nm.cast(grad, "float32"), f"{self.name}/{name}")
         return targets
+
+
+def _check(owner: str, name: str, value: Any) -> None:
+    """Raises when an option cannot be what it is for."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name in SHARES and not (number and 0 <= value < 1):
+        raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give a number from 0 to below 1")
+    if name == "weight_decay" and not (number and 0 <= value < float("inf")):
+        raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give 0 or a positive number")
+    rate = name == "learning_rate" and not callable(value)
+    if (name in POSITIVE or rate) and value is not None and not (number and 0 < value < float("inf")):
+        raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give a positive number" + " or a schedule" * rate)
 
 
 @dataclass(frozen=True)

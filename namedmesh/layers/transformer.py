@@ -65,11 +65,6 @@ class Transformer:
             raise NamedMeshError(
                 f"Transformer: {config!r} is no Config", fix="give e.g. config('tiny') of namedmesh.layers.config"
             )
-        if config.positions == "learned" and max(source, target) > config.longest:
-            raise NamedMeshError(
-                f"Transformer: {config.longest} learned positions for sequences of {max(source, target)} tokens",
-                fix=f"give the configuration longest={max(source, target)}, or shorter sequences",
-            )
         self.config = config
         self.G, self.S, self.T = nm.dims(f"group={group} source={source} target={target}")
         self.M, self.H = nm.dims(f"model={config.model} hidden={config.hidden}")

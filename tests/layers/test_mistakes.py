@@ -19,8 +19,8 @@ G, S, M, H, E = nm.dims("group=2 seq=4 model=8 hidden=16 expert=4")
 TINY = config("tiny")
 
 
-def decoded(method, flat=False, source=None, **options):
-    model = Transformer(TINY, group=2, source=4, target=4)
+def decoded(method, config=TINY, flat=False, source=None, **options):
+    model = Transformer(config, group=2, source=4, target=4)
 
     def program(source, segments):
         return method(Decoder(model, source, segments, hypotheses=2, flat=flat), **options)
@@ -40,7 +40,7 @@ MISTAKES = {
     "Adam: weight_decay=-1": lambda: Adam(0.1, weight_decay=-1),
     "Adafactor: clipping_threshold=0": lambda: Adafactor(clipping_threshold=0),
     "Transformer: 'tiny' is no Config": lambda: Transformer("tiny", group=2, source=4, target=4),
-    "2 learned positions for sequences of 4 tokens": lambda: Transformer(TINY.but(positions="learned", longest=2), 2, 4, 4),
+    "2 learned positions for sequences of 4 tokens": lambda: decoded(greedy, TINY.but(positions="learned", longest=2)),
     "a dict is no Batch": lambda: traced(lambda x: Transformer(TINY, 2, 4, 4).loss({})[0]),
     "a batch without source": lambda: batch_of({}),
     "dense: over=model=8 is one dimension": lambda: traced(lambda x: dense(x, M, [H])),

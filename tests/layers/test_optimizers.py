@@ -352,9 +352,9 @@ MISTAKES = {
     "adafactor: unfactored='b' is not a dimension of any parameter": lambda w, g: Adafactor(
         unfactored=[nm.Dimension("b", 4)]
     ).apply({"w": g}),
-    "'fast' is neither a number nor a schedule": lambda w, g: Sgd(learning_rate="fast").apply({"w": g}),
+    "Sgd: learning_rate='fast'": lambda w, g: Sgd(learning_rate="fast").apply({"w": g}),
     "sgd: the schedule gave 3, not a floating point scalar": lambda w, g: Sgd(learning_rate=lambda step: 3).apply({"w": g}),
-    "clip_by_global_norm: limit=0": lambda w, g: Sgd(learning_rate=1.0, clip_norm=0).apply({"w": g}),
+    "Sgd: clip_norm=0": lambda w, g: Sgd(learning_rate=1.0, clip_norm=0).apply({"w": g}),
 }
 
 
