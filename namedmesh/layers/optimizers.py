@@ -145,9 +145,12 @@ def _check(owner: str, name: str, value: Any) -> None:
         raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give a number from 0 to below 1")
     if name == "weight_decay" and not (number and 0 <= value < float("inf")):
         raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give 0 or a positive number")
-    rate = name == "learning_rate" and not callable(value)
-    if (name in POSITIVE or rate) and value is not None and not (number and 0 < value < float("inf")):
-        raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give a positive number" + " or a schedule" * rate)
+    if name == "learning_rate" and callable(value):
+        return
+    if name in (*POSITIVE, "learning_rate") and value is not None and not (number and 0 < value < float("inf")):
+        raise nm.NamedMeshError(
+            f"{owner}: {name}={value!r}", fix="give a positive number" + " or a schedule" * (name == "learning_rate")
+        )
 
 
 @dataclass(frozen=True)
