@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import TextIO
@@ -17,10 +18,11 @@ def duration(seconds: float) -> str:
 class Progress:
     """Step, loss, tokens a second, the share of dropped tokens, and how long it will take."""
 
-    def __init__(self, first: int, total: int, out: TextIO | None = None, every: float = 10.0):
+    def __init__(self, first: int, total: int, out: TextIO | None = None, every: float = 10.0, minutes: float = 0.0):
         self.first, self.total, self.out = first, total, out or sys.stderr
         self.begun, self.shown, self.every = time.monotonic(), float("-inf"), every
         self.live = self.out.isatty()
+        self.limit = minutes * 60 or math.inf  # seconds, after which training ends whatever the step
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
         """Says how far training is, unless it was said a moment ago."""
@@ -28,8 +30,9 @@ class Progress:
         if now - self.shown < (0.1 if self.live else self.every) and step < self.total:
             return
         self.shown = now
-        done = step / self.total
-        left = (now - self.begun) / max(step - self.first, 1) * (self.total - step)
+        spent = now - self.begun
+        left = min(spent / max(step - self.first, 1) * (self.total - step), self.limit - spent)
+        done = max(step / self.total, min(spent / self.limit, 1.0))
         bar = "█" * int(24 * done) + "░" * (24 - int(24 * done))
         dropped = f"  dropped {metrics['dropped']:.1%}" if "dropped" in metrics else ""
         line = (

@@ -80,7 +80,7 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Steps until the last, or until told to stop; then saves."""
-        settings, progress = self.settings, Progress(self.done, self.settings.steps)
+        settings, progress = self.settings, Progress(self.done, self.settings.steps, minutes=self.settings.minutes)
         stream = prefetched(self.batches)
         until = time.monotonic() + settings.minutes * 60 if settings.minutes else math.inf
         with polite_signals() as heard:

@@ -72,3 +72,11 @@ def test_a_terminal_that_was_shown_nothing_gets_no_line(clock):
     out = Terminal()
     Progress(5, 5, out).end()
     assert out.getvalue() == ""
+
+
+def test_a_limit_in_minutes_is_what_is_left(clock):
+    out = io.StringIO()
+    shown = Progress(0, 1000, out, minutes=1.0)
+    clock[0] += 30.0
+    shown.show(10, METRICS)
+    assert "ETA 0:30" in out.getvalue() and out.getvalue().count("█") == 12
