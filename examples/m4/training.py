@@ -70,8 +70,7 @@ class Loop:
                 )
             position, self.tokens = Position(**extra["position"]), extra["tokens"]
             say(f"going on from step {self.done}")
-        self.batches = Batches(run.tokens("train"), *shape, **stream, process=index, processes=count, start=position)
-        self.position = position
+        self.batches.start = self.position = position
         self.evaluate = load(run.artifact("evaluate", settings, say)) if settings.dev_every else None
         self.metrics = Metrics(run.metrics, run.summaries, self.done)
         self.pending: list[tuple[int, int, dict[str, Any]]] = []

@@ -13,6 +13,8 @@ from namedmesh.layers.gating import capacity
 from namedmesh.layers.transformer import Stack, Transformer, Turn
 from namedmesh.ops.tensor import Tensor
 
+IMPOSSIBLE = -1e9  # the score of what cannot be chosen
+
 
 class Decoder:
     """Scores of the next token of several hypotheses (N) of each source sentence (G), one step after another.

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.layers.config import CHOICES
 from namedmesh.ops.tensor import Tensor
-
-SECOND = ("random", "all")
-NORMALIZE = ("before_capacity", "after_capacity", "none")
 
 
 @dataclass(frozen=True)
@@ -126,9 +124,9 @@ def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None, count: Tens
 
 
 def _check(logits, experts, capacity, k, second, normalize, draws) -> None:
-    if second not in SECOND or normalize not in NORMALIZE:
-        wrong, known = (second, SECOND) if second not in SECOND else (normalize, NORMALIZE)
-        raise NamedMeshError(f"gating: {wrong!r} is not a choice", fix=did_you_mean(str(wrong), known))
+    for option, value in (("second", second), ("normalize", normalize)):
+        if value not in CHOICES[option]:
+            raise NamedMeshError(f"gating: {value!r} is not a choice", fix=did_you_mean(str(value), CHOICES[option]))
     if not isinstance(capacity, Dimension):
         raise NamedMeshError(f"gating: capacity={capacity!r} is no Dimension", fix="make one with capacity(seq, experts)")
     if not isinstance(k, int) or not 1 <= k <= experts.size:

@@ -7,10 +7,8 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.layers.decoder import Decoder, checked_tokens
+from namedmesh.layers.decoder import IMPOSSIBLE, Decoder, checked_tokens
 from namedmesh.ops.tensor import Tensor
-
-IMPOSSIBLE = -1e9
 
 
 def greedy(decoder: Decoder, *, end: int = 1, start: int = 0) -> dict[str, Tensor]:

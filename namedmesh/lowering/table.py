@@ -2,25 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
+from namedmesh.dims.text import columns, human
 from namedmesh.lowering.plan import PHASES, Plan
 from namedmesh.ops.program import every_op
-
-
-def human(size: float) -> str:
-    """Bytes in the largest unit that keeps them above one."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows with their cells aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def plan_table(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.dims.text import columns, human
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit
 from namedmesh.runtime.bridge import dtype_of
@@ -178,19 +179,3 @@ def _moved(row: dict[str, Any]) -> tuple[str, ...]:
     sent = row["sent_as"] if row["sent_as"] == row["dtype"] else f"{row['sent_as']} for {row['dtype']}"
     numbers = (f"{row['planned']}", f"{row['made']}", human(row["planned_bytes"]), human(row["made_bytes"]))
     return (row["kind"], "+".join(row["axes"]), *numbers, sent)
-
-
-def human(size: float) -> str:
-    """Bytes in the largest unit that keeps them above one."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(size) < 1024:
-            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
-def columns(rows: Sequence[Sequence[str]], indent: int) -> list[str]:
-    """Rows with their cells aligned."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
-    return [" " * indent + line.rstrip() for line in lines]

@@ -1,0 +1,21 @@
+"""Tables that people read: sizes in bytes, and cells that line up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def human(size: float) -> str:
+    """Bytes in the largest unit that keeps them above one."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
+    """Rows with their cells aligned."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    return [" " * indent + line.rstrip() for line in lines]
