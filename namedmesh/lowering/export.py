@@ -17,6 +17,7 @@ from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
 from namedmesh.lowering.portable import portable
+from namedmesh.ops.op import Op
 from namedmesh.ops.program import Program, every_op
 from namedmesh.ops.tensor import Tensor
 from namedmesh.runtime.artifact import Artifact, TensorSpec, VariableSpec, packed
@@ -121,6 +122,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         structure=packed(program.structure),
         collectives=_recorded([plan]),
         initial_collectives=_recorded(initializers),
+        ops={plan.names[op]: _made(plan, op) for op in every_op(program.ops) if op.outputs},
         flops=program.flops(),
         made_with={"namedmesh": namedmesh.__version__, "tensorflow": tf.__version__},
         step_module=lower([plan], precision),
@@ -139,6 +141,12 @@ def _check_widths(program: Program) -> None:
                     source=op.source,
                     fix=f"use {'float32' if tensor.floating else 'int32'}; 64 bits are for program.evaluate alone",
                 )
+
+
+def _made(plan: Plan, op: Op) -> str:
+    """What an op makes, where it lies, and the line that asked for it."""
+    tensor = op.outputs[0]
+    return f"{tensor.label} {described('', tensor, plan.shardings[tensor]).sharded_text} at {op.source}"
 
 
 def _recorded(plans: Sequence[Plan]) -> tuple[dict[str, Any], ...]:

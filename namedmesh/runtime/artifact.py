@@ -16,7 +16,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 
 FORMAT = "namedmesh-artifact"
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,7 @@ class Artifact:
     structure: Any  # nested lists, tuples and dicts of indices into outputs, as JSON
     collectives: tuple[dict[str, Any], ...]  # of the step, as the plan has them
     initial_collectives: tuple[dict[str, Any], ...]
+    ops: dict[str, str]  # what each named op of the step makes, and at which line
     flops: int
     made_with: dict[str, str]
     step_module: bytes
@@ -169,7 +170,7 @@ class Artifact:
             initial_collectives=tuple(manifest["initial_collectives"]),
             step_module=modules["step"],
             init_module=modules["init"],
-            **{key: manifest[key] for key in ("name", "layout", "params", "precision", "structure", "flops", "made_with")},
+            **{key: manifest[key] for key in ("name", "layout", "params", "precision", "structure", "ops", "flops", "made_with")},
         )
 
 

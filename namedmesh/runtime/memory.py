@@ -83,7 +83,7 @@ def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
     """The largest tensors that the manifest knows: entries, and whatever is communicated."""
     found = [Buffer(_piece(spec, artifact), spec.sharded_text, spec.name) for spec in (*artifact.inputs, *artifact.variables)]
     found += [
-        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", f"{one['op']} ({one['tensor']} at {one['source']})")
+        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", artifact.ops.get(one["op"], one["op"]))
         for one in artifact.collectives
     ]
     return sorted(found, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
@@ -103,19 +103,18 @@ def _named(artifact: Artifact, schedule: Schedule) -> list[tuple[TensorSpec, int
 
 
 def origins(artifact: Artifact) -> dict[str, str]:
-    """Entries as compilers number them, and for named ops that the manifest knows more of the tensor and its line."""
-    entries = {f"arguments[{i}]": spec.name for i, spec in enumerate((*artifact.inputs, *artifact.variables))}
-    return entries | {one["op"]: f"{one['tensor']} at {one['source']}" for one in artifact.collectives}
+    """Entries as compilers number them, and named ops with the tensor they make and their line."""
+    return {f"arguments[{i}]": spec.name for i, spec in enumerate((*artifact.inputs, *artifact.variables))} | artifact.ops
 
 
 def origin(op_name: str, known: Mapping[str, str]) -> str:
-    """The entry or named op in a compiler's metadata, with its tensor and line where known."""
+    """The entry in a compiler's metadata, or the tensor that its named op makes."""
     if op_name in known:
         return known[op_name]
     found = re.findall(r"nm\.(\w+\.\d+)", op_name)
     if not found:
         return re.sub(r"^jit\(.*?\)/(?:namedmesh/?)?", "", op_name) or "the compiler"
-    return f"{found[-1]} ({known[found[-1]]})" if found[-1] in known else found[-1]
+    return known.get(found[-1], found[-1])
 
 
 def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buffer]:

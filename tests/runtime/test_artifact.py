@@ -75,7 +75,7 @@ def _edit_manifest(**changes):
         (lambda members: members.update({"step.mlir": members["step.mlir"][:-9]}), "the step module does not match its checksum"),
         (lambda members: members.pop("init.mlir"), "is not a namedmesh artifact, or is damaged"),
         (_edit_manifest(format="something else"), "is not a namedmesh artifact"),
-        (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 1"),
+        (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 2"),
         (_edit_manifest(inputs=None), "has an incomplete manifest: 'inputs'"),
     ],
 )

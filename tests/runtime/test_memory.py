@@ -86,7 +86,7 @@ def test_loops_count_as_often_as_they_turn():
 def test_the_largest_buffers_have_names(artifact):
     found = [(one.bytes, one.shape, one.origin, one.count) for one in largest(artifact, Schedule(MODULE), 5)]
     assert found == [
-        (32768, "f32[64,128]", "einsum.3", 2),
+        (32768, "f32[64,128]", "einsum float32[batch=16/data, hidden=32/model] at test_memory.py:20", 2),
         (32768, "f32[64,128]", "tanh.7", 1),
         (8192, "f32[16,128]", "slot", 1),
         (4096, "f32[8,8]", "slot", 1),
