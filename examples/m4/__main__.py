@@ -21,7 +21,7 @@ flags.DEFINE_string(
 flags.DEFINE_enum("preset", "small", sorted(PRESETS), "settings to begin with")
 flags.DEFINE_list("sets", [], "test sets to evaluate; all unless said")
 flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
-flags.DEFINE_integer("checkpoint", None, "the step to evaluate or translate with; the newest unless said")
+flags.DEFINE_string("checkpoint", "best", "what to evaluate or translate with: best (on dev data), newest, or a step")
 flags.DEFINE_list("baselines", [], "folders of evaluated runs of single languages, for delta BLEU")
 flags.DEFINE_string("input", "-", "the file to translate, a sentence a line; - is standard input")
 flags.DEFINE_string("output", "-", "where translations go; - is standard output")
@@ -82,8 +82,8 @@ def evaluate() -> None:
     run, given = Run(flags.FLAGS.run), flags.FLAGS
     settings = run.fitted(resolved())
     known = evaluation.baselines(given.baselines)
-    result = evaluation.evaluate(run, settings, sets=given.sets, sentences=given.sentences, step=given.checkpoint)
-    evaluation.routing(run, settings, step=given.checkpoint)
+    result = evaluation.evaluate(run, settings, sets=given.sets, sentences=given.sentences, checkpoint=given.checkpoint)
+    evaluation.routing(run, settings, checkpoint=given.checkpoint)
     print(evaluation.samples(result))
     print(evaluation.table(result, known))
     for path in draw(run, known):

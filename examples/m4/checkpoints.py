@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import pathlib
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable
@@ -19,11 +21,21 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # orbax tells of every file i
 
 
 class Checkpoints:
-    """The newest few states of a run, each with what is needed to go on from it; to be read only, unless keep says how many."""
+    """The newest few states of a run and the one best on dev data, each with what is needed to go on from it.
+
+    To be read only, unless keep says how many of the newest there are to be.
+    """
 
     def __init__(self, folder: str | os.PathLike, keep: int | None = None):
+        writing, loss = keep is not None, lambda metrics: metrics["dev_loss"]
+        best = BestN(get_metric_fn=loss, reverse=True, n=1, keep_checkpoints_without_metrics=False)
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep, read_only=keep is None, create=keep is not None, cleanup_tmp_directories=keep is not None
+            preservation_policy=AnyPreservationPolicy([LatestN(keep), best]) if writing else None,
+            best_fn=loss,
+            best_mode="min",
+            read_only=not writing,
+            create=writing,
+            cleanup_tmp_directories=writing,
         )
         self.folder = pathlib.Path(folder).resolve()
         handlers = {"state": ocp.StandardCheckpointHandler(), "extra": ocp.JsonCheckpointHandler()}
@@ -35,12 +47,26 @@ class Checkpoints:
         """How many steps the newest checkpoint has taken."""
         return self._manager.latest_step()
 
-    def save(self, step: int, state: State, extra: dict[str, Any]) -> None:
+    @property
+    def best(self) -> int | None:
+        """How many steps the checkpoint has taken whose loss on dev data is the lowest; the newest if none was measured."""
+        return self._manager.best_step() or self.latest
+
+    def named(self, which: str) -> int | None:
+        """The steps of the best or newest checkpoint, or those that a number says."""
+        if which in ("best", "newest"):
+            return self.best if which == "best" else self.latest
+        if which.isdecimal():
+            return int(which)
+        raise NamedMeshError(f"there is no checkpoint {which!r}", fix="give best, newest or a number of steps")
+
+    def save(self, step: int, state: State, extra: dict[str, Any], dev_loss: float | None = None) -> None:
         """Begins to write a checkpoint; the state may be used up at once."""
         if step == self.latest:
             return
+        metrics = None if dev_loss is None or not math.isfinite(dev_loss) else {"dev_loss": dev_loss}
         arguments = ocp.args.Composite(state=ocp.args.StandardSave(dict(state.arrays)), extra=ocp.args.JsonSave(extra))
-        self._manager.save(step, args=arguments)
+        self._manager.save(step, args=arguments, metrics=metrics)
 
     def forget(self, step: int) -> None:
         """Deletes a checkpoint that leads nowhere, unless it is the only one."""

@@ -27,7 +27,7 @@ def evaluate(
     *,
     sets: Sequence[str] = (),
     sentences: int = 100,
-    step: int | None = None,
+    checkpoint: str = "best",
     say: Callable = print,
 ) -> dict[str, Any]:
     """Translates test sets and scores them; what comes out is also written to evaluation.json in the run."""
@@ -35,7 +35,7 @@ def evaluate(
     for name in sets:
         if name not in tests:
             raise NamedMeshError(f"the run has no test set {name!r}", fix=did_you_mean(name, tests))
-    translator = Translator.open(run, settings, step, say)
+    translator = Translator.open(run, settings, checkpoint, say)
     bleu, chrf = sacrebleu.BLEU(effective_order=False), sacrebleu.CHRF()
     counts = run.tokens("train").counts
     languages = [code for code in settings.languages.split(",") if code] or list(counts)
@@ -136,13 +136,13 @@ def samples(result: dict[str, Any], count: int = 8) -> str:
     return "\n".join(lines)
 
 
-def routing(run: Run, settings: Settings, *, batches: int = 1, step: int | None = None, say: Callable = print) -> dict[str, Any]:
+def routing(run: Run, settings: Settings, *, batches: int = 1, checkpoint: str = "best", say: Callable = print) -> dict[str, Any]:
     """How often each expert of each layer serves each language's dev sentences; nothing for a dense model."""
     if not settings.model.experts:
         return {}
     executable = load(run.artifact("evaluate", settings, say))
     checkpoints = Checkpoints(run.checkpoints)
-    _, state, _ = checkpoints.restore(executable, step)
+    _, state, _ = checkpoints.restore(executable, checkpoints.named(checkpoint))
     checkpoints.close()
     dev, loads = run.tokens("dev"), {}
     shape = settings.rows, settings.source_length, settings.target_length

@@ -75,6 +75,7 @@ class Loop:
         self.metrics = Metrics(run.metrics, run.summaries, self.done)
         self.pending: list[tuple[int, int, dict[str, Any]]] = []
         self.last: dict[str, float] = {}
+        self.dev = -1, math.nan  # the step that was last measured on dev data, and its loss
         self.since, self.paused = time.monotonic(), 0.0
 
     def run(self) -> dict[str, float]:
@@ -90,13 +91,13 @@ class Loop:
                 if self.done % settings.log_every == 0 or self.done == settings.steps:
                     self._look()
                     progress.show(self.done, self.last)
-                if self.done % settings.save_every == 0 and self.done < settings.steps:
-                    self._save()
                 if self.evaluate is not None and self.done % settings.dev_every == 0:
                     self._dev()
+                if self.done % settings.save_every == 0 and self.done < settings.steps:
+                    self._save()
             stream.close()
             self._look()
-            self._save()
+            self._save(scored=not heard)  # who sends a signal is in a hurry
         progress.end()
         self.metrics.close()
         if heard:
@@ -144,20 +145,27 @@ class Loop:
         self.last = {"step": self.done, "tokens": self.tokens, **mean, "tokens_per_second": rate}
         self.metrics.write(self.last)
 
-    def _save(self) -> None:
+    def _save(self, scored: bool = True) -> None:
         begun = time.monotonic()
         self._look()
         extra = {"position": dataclasses.asdict(self.position), "stream": self.batches.digest, "tokens": self.tokens}
-        self.checkpoints.save(self.done, self.state, extra)
+        self.paused += time.monotonic() - begun
+        loss = self._dev() if self.evaluate is not None and scored else None
+        begun = time.monotonic()
+        self.checkpoints.save(self.done, self.state, extra, loss)
         self.paused += time.monotonic() - begun
 
-    def _dev(self) -> None:
-        """The loss on what the model is not trained on."""
+    def _dev(self) -> float:
+        """The loss on what the model is not trained on, measured once a step."""
         begun = time.monotonic()
         assert self.evaluate is not None
-        loss = dev_loss(self.evaluate, self.state, self.folder, self.settings)
-        self.metrics.write({"step": self.done, "tokens": self.tokens, "dev_loss": loss})
+        step, loss = self.dev
+        if step != self.done:
+            loss = dev_loss(self.evaluate, self.state, self.folder, self.settings)
+            self.dev = self.done, loss
+            self.metrics.write({"step": self.done, "tokens": self.tokens, "dev_loss": loss})
         self.paused += time.monotonic() - begun
+        return loss
 
 
 def dev_loss(evaluate: Executable, state: State, run: Run, settings: Settings) -> float:

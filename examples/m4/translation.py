@@ -18,7 +18,7 @@ from namedmesh.runtime.state import State
 
 @dataclass(frozen=True)
 class Translator:
-    """A run's newest checkpoint, ready to translate."""
+    """A run's checkpoint, ready to translate."""
 
     settings: Settings
     vocabularies: Vocabularies
@@ -27,12 +27,12 @@ class Translator:
     step: int
 
     @classmethod
-    def open(cls, run: Run, settings: Settings, step: int | None = None, say: Callable[[str], None] = print) -> Translator:
-        """Compiles the translate step and reads a checkpoint (the newest unless said)."""
+    def open(cls, run: Run, settings: Settings, which: str = "best", say: Callable[[str], None] = print) -> Translator:
+        """Compiles the translate step and reads a checkpoint: the best on dev data, the newest, or of some step."""
         cache_compilations(run.folder / "compiled")
         executable = load(run.artifact("translate", settings, say))
         checkpoints = Checkpoints(run.checkpoints)
-        found, state, _ = checkpoints.restore(executable, step)
+        found, state, _ = checkpoints.restore(executable, checkpoints.named(which))
         checkpoints.close()
         return cls(settings, run.vocabularies, executable, state, found)
 

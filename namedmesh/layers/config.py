@@ -27,7 +27,7 @@ RANGES: dict[tuple[str, ...], tuple[type, Callable[..., bool], str]] = {  # what
         Integral, lambda value: value >= 1, "a whole number from 1",
     ),
     ("experts",): (Integral, lambda value: value >= 0, "a whole number from 0"),
-    ("dropout", "smoothing", "jitter"): (Real, lambda value: 0 <= value < 1, "a number from 0 to below 1"),
+    ("dropout", "word_dropout", "smoothing", "jitter"): (Real, lambda value: 0 <= value < 1, "a number from 0 to below 1"),
     ("capacity_factor", "decoding_capacity_factor"): (Real, lambda value: 0 < value < math.inf, "a number above 0"),
     ("aux_weight", "z_weight"): (Real, lambda value: 0 <= value < math.inf, "a number from 0"),
 }  # fmt: skip
@@ -66,6 +66,7 @@ class Config:
     dispatch: str = "gather"
     remat: str = "full"
     dropout: float = 0.1
+    word_dropout: float = 0.0  # the share of source tokens and of target inputs that training leaves out
     smoothing: float = 0.1
     aux_weight: float = 0.01  # of the paper's auxiliary loss times E squared, which is one where the load is even
     z_weight: float = 0.0

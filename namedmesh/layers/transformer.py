@@ -150,9 +150,12 @@ class Transformer:
         return total, {"loss": total, **metrics}
 
     def embedded(self, tokens: Tensor, positions: Tensor, vocab: Dimension, key: Tensor | None = None) -> Tensor:
-        """Tokens and their positions in the model dimension."""
+        """Tokens and their positions in the model dimension; a token that word dropout leaves out is its position alone."""
         dtype = self.config.dtype
         x = embedding(tokens, vocab, self.M, dtype=dtype)
+        if self.config.word_dropout and key is not None:
+            kept = nm.random.bernoulli(nm.random.fold_in(key, 1), tokens.shape, 1.0 - self.config.word_dropout)
+            x = nm.where(kept, x, 0.0)
         if self.config.positions == "sinusoids":
             x = x + sinusoids(positions, self.M, dtype)
         elif self.config.positions == "learned":

@@ -128,8 +128,25 @@ def test_without_dropout_jitter_and_random_choices_training_is_evaluation():
     calm = SMALL.but(dropout=0.0, second="all")
     wanted = metrics(evaluation(model_of(calm)), **examples())["loss"]
     assert metrics(training(model_of(calm)), **examples(), seed=3)["loss"] == pytest.approx(float(wanted), rel=1e-6)
-    for louder in (calm.but(dropout=0.2), calm.but(second="random")):
+    for louder in (calm.but(dropout=0.2), calm.but(word_dropout=0.2), calm.but(second="random")):
         assert metrics(training(model_of(louder)), **examples(), seed=3)["loss"] != pytest.approx(float(wanted), rel=1e-4)
+
+
+def test_a_word_left_out_is_its_position_alone():
+    model = model_of(SMALL.but(dropout=0.0, word_dropout=0.25), 32, 64)
+    spec = nm.spec([model.G, model.S], "int32")
+
+    def both(tokens, positions):
+        with nm.scope("x"):
+            some = model.embedded(tokens, positions, model.V, nm.random.key(5))
+            return some, model.embedded(tokens, positions, model.V), model.embedded(tokens - 1000, positions, model.V)
+
+    tokens = np.random.default_rng(0).integers(1, 9, (32, 64)).astype("int32")
+    program = nm.trace(both, tokens=spec, positions=spec)
+    made = program.evaluate(program.initial_state(0), tokens=tokens, positions=tokens)[1]
+    some, every, none = (np.asarray(x) for x in made)
+    kept, left_out = (some == every).all(-1), (some == none).all(-1)
+    assert (kept ^ left_out).all() and 0.22 < left_out.mean() < 0.28
 
 
 def test_second_choices_are_served_at_random_in_training_only():
@@ -151,9 +168,17 @@ CHANGES = {
     "tied": False, "positions": "relative", "longest": 17, "norm": "post", "normalizer": "rms", "activation": "gelu",
     "gated": True, "router": "expert_choice", "k": 1, "second": "all", "normalize": "none", "jitter": 0.1,
     "capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum", "remat": "full", "dropout": 0.2,
-    "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
+    "word_dropout": 0.2, "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
-TRAINING = ("second", "jitter", "dropout", "smoothing", "aux_weight", "z_weight")  # nothing in decoding depends on these
+TRAINING = (
+    "second",
+    "jitter",
+    "dropout",
+    "word_dropout",
+    "smoothing",
+    "aux_weight",
+    "z_weight",
+)  # nothing in decoding depends on these
 
 
 def signature(program: nm.Program) -> list[tuple]:
@@ -176,7 +201,7 @@ def test_every_option_changes_the_program():
 
 
 WRONG = {
-    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "smoothing": -0.1, "jitter": 1.5,
+    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "word_dropout": -0.5, "smoothing": -0.1, "jitter": 1.5,
     "model": 0, "hidden": -1, "heads": 2.5, "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4,
     "tied": "yes", "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
     "z_weight": float("nan"),

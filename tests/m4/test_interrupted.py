@@ -51,6 +51,19 @@ def test_a_run_without_a_checkpoint_cannot_be_gone_on_with(tmp_path, dense):
     assert not (tmp_path / "none").exists()
 
 
+def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    losses = {1: 9.0, 2: 3.0, 3: 4.0, 4: float("nan"), 5: None, 6: 8.0}
+    for step, loss in losses.items():
+        checkpoints.save(step, State({"w": jax.numpy.ones(3)}, {}), {}, loss)
+    checkpoints.close()
+    found = Checkpoints(tmp_path / "checkpoints")
+    assert steps(tmp_path) == [2, 5, 6]
+    assert (found.named("best"), found.named("newest"), found.named("5")) == (2, 6, 5)
+    with pytest.raises(NamedMeshError, match=r"there is no checkpoint 'bset'[\s\S]*give best, newest or a number of steps"):
+        found.named("bset")
+
+
 def test_sigterm_saves_and_the_next_start_goes_on_from_that_step(dense, tmp_path):
     folder, flags = copied(dense, tmp_path / "run"), {**DENSE, "log_every": 1, "save_every": 10**6}
     training = Training(folder, {**flags, "steps": 10**6})
