@@ -34,6 +34,7 @@ class Case:
     layers: int
     groups: int = 1  # for each core
     dtype: str = "float32"
+    mesh: str = ""  # one axis, unless said
     params: str = ""
     remat: str = "full"
     suffix: str = ""
@@ -51,9 +52,12 @@ class Case:
 
 # The paper's tokens in a step: a million for 128 and 512 experts, four million for 2,048.
 FAMILY = [Case(experts, layers, groups) for experts, groups in ((128, 4), (512, 1), (2048, 1)) for layers in (12, 24, 36, 60)]
+# What the largest needs to fit: activations in half the bytes, weights and slots of all layers in pieces at rest.
+PIECES: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
 FAMILY += [
     Case(2048, 60, dtype="bfloat16", suffix="_bf16"),
-    Case(2048, 60, dtype="bfloat16", params="model:all", suffix="_bf16_split"),  # weights and slots in pieces at rest
+    Case(2048, 60, **PIECES, suffix="_pieces"),
+    Case(2048, 60, dtype="bfloat16", **PIECES, suffix="_bf16_pieces"),
 ]
 # Equal work for each core: one group of 2,048 tokens, twelve layers.
 SCALING = [Case(experts, 12, suffix="_scaling") for experts in (128, 512, 2048)]
@@ -74,8 +78,10 @@ def export(case: Case, folder: pathlib.Path) -> None:
         return {"loss": metrics["loss"], **Adafactor(unfactored=[model.E]).apply(nm.grad(loss))}
 
     program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
-    layout, params = "group:all, expert:all", f"expert:all, {case.params}" if case.params else None
-    artifact = nm.export(program, mesh=nm.Mesh(all=case.experts), layout=layout, params=params)
+    mesh = nm.Mesh.parse(case.mesh or f"all={case.experts}")
+    every = "+".join(mesh.axes)
+    params = f"expert:{every}, {case.params}" if case.params else None
+    artifact = nm.export(program, mesh=mesh, layout=f"group:{every}, expert:{every}", params=params)
     artifact.save(folder / f"{case.name}.nmesh")
     print(f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB", flush=True)
 

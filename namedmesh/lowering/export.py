@@ -83,13 +83,11 @@ def lower(plans: Sequence[Plan], precision: str = "default") -> bytes:
 
 
 def plan_initializers(plan: Plan) -> list[Plan]:
-    """A plan per variable: it is made where it rests, whole dimensions whole, no piece ever on another device."""
+    """A plan per variable: it is made where it rests, no piece ever on another device."""
     plans = []
     for name, variable in plan.program.variables.items():
-        layout = plan.params if variable.at_rest else plan.layout
-        program = plan.program.initializer(name)
-        mapped = layout.only({*variable.shape.names} - variable.whole)
-        plans.append(make_plan(program, plan.mesh, mapped, results=[plan.shardings[variable.tensor]], label=f"{name}/"))
+        place, program = plan.shardings[variable.tensor], plan.program.initializer(name)
+        plans.append(make_plan(program, plan.mesh, Layout(place.mapping), results=[place], label=f"{name}/"))
     return plans
 
 

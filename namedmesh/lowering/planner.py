@@ -109,7 +109,10 @@ class Planner:
     def due(
         self, shape: Shape, held: dict[str, tuple[str, ...]], whole: frozenset[str], layout: Layout
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
-        """Held axes with every idle axis given to the dimension that is due it, and the axes that two are due."""
+        """Held axes with every idle axis given to the dimension that is due it, and the axes that two are due.
+
+        At rest an axis goes to the one that the params layout has first.
+        """
         busy = {axis for axes in held.values() for axis in axes}
         wants: dict[str, list[str]] = {}
         for dim in shape:
@@ -117,6 +120,8 @@ class Planner:
                 for axis in self.axes(layout, dim.name):
                     if axis not in busy:
                         wants.setdefault(axis, []).append(dim.name)
+        if self.separate and layout is self.plan.params:
+            wants = {axis: [name for name in layout.rules if name in names][:1] for axis, names in wants.items()}
         full = dict(held)
         for dim in shape:
             more = [axis for axis in self.axes(layout, dim.name) if wants.get(axis) == [dim.name]]
@@ -242,15 +247,19 @@ class Planner:
             for name in layout.rules:
                 for axis in self.axes(layout, name):
                     if (name, axis) not in held:
-                        having = [(t, sharding) for t, sharding in self.plan.shardings.items() if name in t.shape.names]
+                        at_rest = layout is not self.plan.layout
+                        places = {t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting}
+                        having = [(t, sharding) for t, sharding in places.items() if name in t.shape.names]
+                        first = having[0][0].label
+                        move = f"write nm.reshard({first}, {name}) where {name} should take over the axis"
                         raise NamedMeshError(
                             f"the {label} maps dimension {name} to mesh axis {axis!r}, but every tensor keeps it whole there",
                             *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
                             f"{label}: {layout.text}",
                             f"mesh: {self.mesh}",
                             source=having[0][0].producer.source,
-                            fix=f"write nm.reshard({having[0][0].label}, {name}) where {name} should take over the axis, "
-                            f"or leave it out of the {label}",
+                            fix=("write it before what takes the axis" if at_rest else move)
+                            + f", or leave it out of the {label}",
                         )
 
 

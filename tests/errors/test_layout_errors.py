@@ -133,14 +133,14 @@ def input_of_which_two_dimensions_want_one_axis():
 
 
 @wrong("""
-tensor w: dimensions model and hidden both map to mesh axis 'expert', and nothing says which holds it
-  w: float32[model=10, hidden=16]
+the params layout maps dimension hidden to mesh axis 'expert', but every tensor keeps it whole there
+  w: [model=10/expert, hidden=16]
   params layout: model:expert, hidden:expert
   mesh: Mesh(data=2, expert=4)
   at LINE: w = nm.param("w", [M, H])
-  fix: say which stays whole: whole=[hidden] where w is declared
+  fix: write it before what takes the axis, or leave it out of the params layout
 """)
-def parameter_at_rest_of_which_two_dimensions_want_one_axis():
+def params_layout_with_a_dimension_that_never_gets_its_axis():
     nm.plan(PROGRAM, MESH, "group:data", params="model:expert, hidden:expert")
 
 

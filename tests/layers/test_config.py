@@ -201,7 +201,8 @@ def test_every_option_changes_the_program():
 
 
 WRONG = {
-    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "word_dropout": -0.5, "smoothing": -0.1, "jitter": 1.5,
+    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "word_dropout": -0.5, "smoothing": -0.1,
+    "jitter": 1.5,
     "model": 0, "hidden": -1, "heads": 2.5, "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4,
     "tied": "yes", "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
     "z_weight": float("nan"),

@@ -113,6 +113,32 @@ def test_fully_sharded_stack_gathers_one_layer_at_a_time():
     assert compiled.audit.exact, str(compiled.audit)
 
 
+def test_at_rest_an_axis_goes_to_the_dimension_written_first():
+    G, E, M, H = nm.dims("group=8 expert=8 model=8 hidden=12")
+
+    def step(x):
+        w, v = nm.param("w", [M, H]), nm.param("v", [E, H, M])
+        h = nm.reshard(nm.einsum([x, w], [G, E, H]), E)
+        y = nm.reshard(nm.einsum([h, v], [G, E, M]), G)
+        grads = nm.grad(nm.mean(nm.square(y)))
+        for name, weight in nm.parameters().items():
+            nm.assign(weight, weight - grads[name])
+        return grads
+
+    traced = nm.trace(step, x=nm.spec([G, E, M], whole=[E]))
+    mesh, layout, params = nm.Mesh(all=8), "group:all, expert:all", "expert:all, model:all"
+    compiled = nm.compile(traced, mesh=mesh, layout=layout, params=params, strict=True)
+    assert compiled.audit.exact, str(compiled.audit)
+    assert [one.sharded_text for one in compiled.artifact.variables] == [
+        "float32[model=8/all, hidden=12]", "float32[expert=8/all, hidden=12, model=8]",
+    ]  # fmt: skip
+    x = np.random.default_rng(0).normal(size=(8, 8, 8)).astype(np.float32)
+    state = {name: np.asarray(value) for name, value in traced.initial_state(0).items()}
+    wanted, (_, got) = traced.evaluate(state, x=x)[1], compiled(compiled.place(state), x=x)
+    for name, value in wanted.items():
+        np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)
+
+
 def test_permutations_match_whichever_devices_they_leave_alone():
     B, M = nm.dims("batch=8 model=12")
     back = lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B)
