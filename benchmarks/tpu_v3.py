@@ -9,10 +9,12 @@ Results are benchmarks/results/tpu_v3/family.json and scaling.json, a row for ea
 
 from __future__ import annotations
 
+import fcntl
 import json
 import pathlib
 import platform
 import sys
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,12 +113,14 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
 
 
 def record(row: dict[str, Any], case: Case) -> None:
-    """Puts a row into its file, in the order of the cases."""
+    """Puts a row into its file, in the order of the cases; several processes may compile at once."""
     path = RESULTS / ("scaling.json" if case in SCALING else "family.json")
     RESULTS.mkdir(parents=True, exist_ok=True)
-    rows = {one["model"]: one for one in read(path)} | {row["model"]: row}
-    ordered = [rows[name] for name in CASES if name in rows]
-    path.write_text(json.dumps(ordered, indent=1) + "\n")
+    with open(pathlib.Path(tempfile.gettempdir()) / "tpu_v3.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        rows = {one["model"]: one for one in read(path)} | {row["model"]: row}
+        ordered = [rows[name] for name in CASES if name in rows]
+        path.write_text(json.dumps(ordered, indent=1) + "\n")
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:

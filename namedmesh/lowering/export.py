@@ -121,6 +121,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         collectives=_recorded([plan]),
         initial_collectives=_recorded(initializers),
         ops={plan.names[op]: _made(plan, op) for op in every_op(program.ops) if op.outputs},
+        activation_bytes=plan.activation_bytes,
         flops=program.flops(),
         made_with={"namedmesh": namedmesh.__version__, "tensorflow": tf.__version__},
         step_module=lower([plan], precision),

@@ -11,6 +11,7 @@ from namedmesh.dims.sharding import Sharding, Step
 from namedmesh.dims.source import Source
 from namedmesh.ops.op import Op
 from namedmesh.ops.program import Program
+from namedmesh.ops.scan import Scan
 from namedmesh.ops.tensor import Tensor
 
 PHASES = ("forward", "backward", "update")
@@ -60,6 +61,13 @@ class Plan:
         for local in self.shardings[tensor].local_sizes(tensor.shape, self.mesh):
             size *= local
         return size
+
+    @property
+    def activation_bytes(self) -> int:
+        """What one device keeps of the loops of the forward pass for the backward pass."""
+        read = {tensor for op in self.program.ops if op.phase == "backward" for tensor in op.inputs}
+        loops = [op for op in self.program.ops if isinstance(op, Scan) and op.phase == "forward"]
+        return sum(self.bytes_per_device(tensor) for op in loops for tensor in op.outputs[op.carries :] if tensor in read)
 
     def of_phase(self, phase: str) -> list[Collective]:
         """The collectives of forward, backward or update."""

@@ -74,6 +74,7 @@ class Artifact:
     collectives: tuple[dict[str, Any], ...]  # of the step, as the plan has them
     initial_collectives: tuple[dict[str, Any], ...]
     ops: dict[str, str]  # what each named op of the step makes, and at which line
+    activation_bytes: int  # what one device keeps of the forward pass's loops for the backward pass
     flops: int
     made_with: dict[str, str]
     step_module: bytes
@@ -170,7 +171,10 @@ class Artifact:
             initial_collectives=tuple(manifest["initial_collectives"]),
             step_module=modules["step"],
             init_module=modules["init"],
-            **{key: manifest[key] for key in ("name", "layout", "params", "precision", "structure", "ops", "flops", "made_with")},
+            **{
+                key: manifest[key]
+                for key in ("name", "layout", "params", "precision", "structure", "ops", "activation_bytes", "flops", "made_with")
+            },
         )
 
 

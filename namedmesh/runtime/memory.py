@@ -35,7 +35,8 @@ class Memory:
     state: int  # optimizer slots, counters and whatever else lives from step to step
     inputs: int
     results: int  # beyond what takes the place of old state
-    temporaries: int  # activations and whatever else lives within a step
+    activations: int  # kept of the forward pass's loops for the backward pass, as planned
+    temporaries: int  # whatever else lives within a step
     code: int
 
     @property
@@ -64,7 +65,7 @@ def attributed(artifact: Artifact, report: Report, schedule: Schedule) -> Memory
         state=report.argument_bytes - weights - inputs,
         inputs=inputs,
         results=report.output_bytes - report.aliased_bytes,
-        temporaries=report.temporary_bytes,
+        **_within(artifact, report.temporary_bytes),
         code=report.code_bytes,
     )
 
@@ -75,8 +76,14 @@ def presumed(artifact: Artifact, lack: Exhausted) -> Memory:
     weights = sum(size for spec, size in sizes if getattr(spec, "trainable", False))
     inputs = sum(size for spec, size in sizes if not hasattr(spec, "trainable"))
     kept = sum(size for _, size in sizes)
-    temporaries = max(lack.needed - kept, 0) if lack.complete else lack.needed
-    return Memory(weights, kept - weights - inputs, inputs, 0, temporaries, 0)
+    within = _within(artifact, max(lack.needed - kept, 0) if lack.complete else lack.needed)
+    return Memory(weights=weights, state=kept - weights - inputs, inputs=inputs, results=0, **within, code=0)
+
+
+def _within(artifact: Artifact, bytes: int) -> dict[str, int]:
+    """What lives within a step: activations and other temporaries."""
+    activations = min(artifact.activation_bytes, bytes)
+    return {"activations": activations, "temporaries": bytes - activations}
 
 
 def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
@@ -163,7 +170,7 @@ def _bytes(number: str, unit: str) -> int:
 
 def levers(artifact: Artifact, memory: Memory) -> list[str]:
     """What would make a step smaller, the most promising first, with the numbers that say so."""
-    within = memory.temporaries + memory.results
+    within = memory.activations + memory.temporaries + memory.results
     advice: list[tuple[float, str]] = []
     waste, example = _unsplit(artifact)
     if example:

@@ -51,6 +51,7 @@ def test_memory_is_that_of_the_pieces(artifact, found):
     assert found.memory.weights == 2 * piece
     assert found.memory.state == 2 * piece
     assert found.memory.inputs == 4 * B.size * M.size // 2
+    assert found.memory.activations == 4 * L.size * B.size * M.size // 2, "the carry of every layer"
     step = nm.runtime.Executable(artifact)
     assert found.peak_bytes == step.report.peak_bytes + step.report.code_bytes
 
@@ -132,7 +133,9 @@ def test_too_little_memory_is_an_answer_even_without_details(artifact, monkeypat
     monkeypatch.setattr(aot, "compiled", refuse)
     found = compile_for(artifact, "cpu:8")
     assert found.error == "out of memory by at least 6.8 GiB (22.3 GiB of 15.5 GiB)"
-    assert found.memory.weights == found.memory.state == 2048 and found.memory.temporaries == int(22.3 * 2**30)
+    assert found.memory.weights == found.memory.state == 2048 and found.memory.activations + found.memory.temporaries == int(
+        22.3 * 2**30
+    )
     assert found.row()["collectives_match_plan"] is None
     assert {"w", "v"} <= {one.origin for one in found.buffers} and found.levers[0].startswith("remat")
 

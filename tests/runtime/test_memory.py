@@ -100,7 +100,7 @@ def test_memory_adds_up_to_what_the_compiler_says(artifact):
     )
     memory = attributed(artifact, report, Schedule(MODULE))
     assert dataclasses.asdict(memory) == {
-        "weights": 4096, "state": 4096, "inputs": 4096, "results": 8, "temporaries": 5000, "code": 7,
+        "weights": 4096, "state": 4096, "inputs": 4096, "results": 8, "activations": 0, "temporaries": 5000, "code": 7,
     }  # fmt: skip
     assert memory.total == report.peak_bytes + 7
 
@@ -156,7 +156,7 @@ def test_other_messages_are_not(artifact, text):
 
 def test_levers_follow_from_what_is_large(artifact):
     def first(**parts: int) -> list[str]:
-        empty = dict.fromkeys(("weights", "state", "inputs", "results", "temporaries", "code"), 0)
+        empty = dict.fromkeys(("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 0)
         return [text.split(":")[0] for text in levers(artifact, Memory(**empty | parts))]
 
     assert first(temporaries=10**6) == ["remat", "group size"]
@@ -165,5 +165,5 @@ def test_levers_follow_from_what_is_large(artifact):
 
 
 def test_levers_name_the_variable_that_could_be_split(artifact):
-    (text,) = (one for one in levers(artifact, Memory(256, 256, 0, 0, 0, 0)) if one.startswith("layout"))
+    (text,) = (one for one in levers(artifact, Memory(256, 256, 0, 0, 0, 0, 0)) if one.startswith("layout"))
     assert text.endswith("w is float32[model=8, hidden=32/model], not split over data")
