@@ -21,7 +21,7 @@ flags.DEFINE_string(
 flags.DEFINE_enum("preset", "small", sorted(PRESETS), "settings to begin with")
 flags.DEFINE_list("sets", [], "test sets to evaluate; all unless said")
 flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
-flags.DEFINE_string("checkpoint", "best", "what to evaluate or translate with: best (on dev data), newest, or a step")
+flags.DEFINE_string("checkpoint", "newest", "what to evaluate or translate with: newest, best (on dev data), or a step")
 flags.DEFINE_list("baselines", [], "folders of evaluated runs of single languages, for delta BLEU")
 flags.DEFINE_string("input", "-", "the file to translate, a sentence a line; - is standard input")
 flags.DEFINE_string("output", "-", "where translations go; - is standard output")

@@ -27,7 +27,7 @@ def evaluate(
     *,
     sets: Sequence[str] = (),
     sentences: int = 100,
-    checkpoint: str = "best",
+    checkpoint: str = "newest",
     say: Callable = print,
 ) -> dict[str, Any]:
     """Translates test sets and scores them; what comes out is also written to evaluation.json in the run."""
@@ -136,7 +136,9 @@ def samples(result: dict[str, Any], count: int = 8) -> str:
     return "\n".join(lines)
 
 
-def routing(run: Run, settings: Settings, *, batches: int = 1, checkpoint: str = "best", say: Callable = print) -> dict[str, Any]:
+def routing(
+    run: Run, settings: Settings, *, batches: int = 1, checkpoint: str = "newest", say: Callable = print
+) -> dict[str, Any]:
     """How often each expert of each layer serves each language's dev sentences; nothing for a dense model."""
     if not settings.model.experts:
         return {}

@@ -27,8 +27,8 @@ class Translator:
     step: int
 
     @classmethod
-    def open(cls, run: Run, settings: Settings, which: str = "best", say: Callable[[str], None] = print) -> Translator:
-        """Compiles the translate step and reads a checkpoint: the best on dev data, the newest, or of some step."""
+    def open(cls, run: Run, settings: Settings, which: str = "newest", say: Callable[[str], None] = print) -> Translator:
+        """Compiles the translate step and reads a checkpoint: the newest, the best on dev data, or of some step."""
         cache_compilations(run.folder / "compiled")
         executable = load(run.artifact("translate", settings, say))
         checkpoints = Checkpoints(run.checkpoints)

@@ -88,7 +88,7 @@ class Aot:
             return []
         for plan, one in self.audit.matched:
             count(plan["kind"], plan["axes"], plan["dtype"], one.dtype, 1, 1, plan.get("times", 1), plan["elements"])
-        for plan in self.audit.missing:
+        for plan in (*self.audit.merged, *self.audit.missing):
             count(plan["kind"], plan["axes"], plan["dtype"], plan["dtype"], 1, 0, plan.get("times", 1), plan["elements"])
         for one in self.audit.unplanned:
             count(one.kind, one.axes or ("other groups",), one.dtype, one.dtype, 0, 1, 1, one.elements)

@@ -21,9 +21,10 @@ ALTERED = {"float32": ("bfloat16",), "bfloat16": ("float32",), "float16": ("floa
 
 @dataclass
 class Audit:
-    """What was planned and found, what was found and not planned, what was planned and not found."""
+    """What was planned and found, what was made as part of that, what was not planned, what was planned and not found."""
 
     matched: list[tuple[dict[str, Any], Found]] = field(default_factory=list)
+    merged: list[dict[str, Any]] = field(default_factory=list)
     unplanned: list[Found] = field(default_factory=list)
     missing: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -57,7 +58,8 @@ class Audit:
         warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
 
     def __str__(self) -> str:
-        lines = [f"audit: {len(self.matched)} as planned, {len(self.unplanned)} unplanned, {len(self.missing)} not made"]
+        known = len(self.matched) + len(self.merged)
+        lines = [f"audit: {known} as planned, {len(self.unplanned)} unplanned, {len(self.missing)} not made"]
         lines += [f"  unplanned {one.kind} {one.axes} {one.elements} {one.dtype} {one.op}" for one in self.unplanned]
         lines += [f"  not made {one['kind']} {'+'.join(one['axes'])} of {one['tensor']} ({one['op']})" for one in self.missing]
         return "\n".join(lines + [f"  {note}" for note in self.notes])
@@ -71,7 +73,7 @@ def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
     tests = (
         lambda plan, one: _same(plan, one) and _attributed(plan, one),
         lambda plan, one: _same(plan, one),
-        lambda plan, one: _scatter_as_reduce(plan, one),
+        lambda plan, one: _as_reduce(plan, one),
         lambda plan, one: _altered(plan, one) and _attributed(plan, one),
         lambda plan, one: _altered(plan, one),
     )
@@ -90,7 +92,13 @@ def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
             open_found.remove(one)
             open_planned = [plan for plan in open_planned if not any(plan is part for part in parts)]
             result.matched.append(({**parts[0], "axes": list(one.axes or ())}, one))
+            result.merged += parts[1:]
             result.notes.append(f"{len(parts)} planned AllReduces of {one.dtype}, one after the other, made as one")
+    for plan in list(open_planned):
+        if any(_added(plan, other, one) for other, one in result.matched):
+            open_planned.remove(plan)
+            result.merged.append(plan)
+            result.notes.append(f"planned AllReduces of {plan['tensor']}, which are added up, made as one of their sum")
     result.unplanned, result.missing = open_found, open_planned
     result.notes = [f"{note} ({count} times)" if count > 1 else note for note, count in Counter(result.notes).items()]
     return result
@@ -107,9 +115,16 @@ def _same(plan: dict[str, Any], one: Found) -> bool:
     return alike and (one.kind == "CollectivePermute" or tuple(plan["axes"]) == one.axes)
 
 
-def _scatter_as_reduce(plan: dict[str, Any], one: Found) -> bool:
-    """A planned ReduceScatter where the backend reduces and then slices."""
-    return plan["kind"] == "ReduceScatter" and one.kind == "AllReduce" and _same({**plan, "kind": "AllReduce"}, one)
+def _as_reduce(plan: dict[str, Any], one: Found) -> bool:
+    """A planned ReduceScatter where the backend reduces and then slices, or an AllGather made of pieces that are zero elsewhere."""
+    reducible = plan["kind"] == "ReduceScatter" or (plan["kind"] == "AllGather" and _attributed(plan, one))
+    return reducible and one.kind == "AllReduce" and _same({**plan, "kind": "AllReduce"}, one)
+
+
+def _added(plan: dict[str, Any], other: dict[str, Any], one: Found) -> bool:
+    """Whether two planned AllReduces are of parts of one gradient, which may be added up before one AllReduce."""
+    same = all(plan[name] == other[name] for name in ("kind", "tensor", "elements", "dtype", "times", "phase", "axes"))
+    return same and plan["phase"] == "backward" and plan["kind"] == one.kind == "AllReduce"
 
 
 def _altered(plan: dict[str, Any], one: Found) -> bool:
@@ -117,7 +132,7 @@ def _altered(plan: dict[str, Any], one: Found) -> bool:
     if one.dtype not in ALTERED.get(plan["dtype"], ()):
         return False
     changed = {**plan, "dtype": one.dtype}
-    return _same(changed, one) or _scatter_as_reduce(changed, one)
+    return _same(changed, one) or _as_reduce(changed, one)
 
 
 def _merged(planned: Sequence[dict[str, Any]], one: Found) -> list[dict[str, Any]]:
@@ -136,7 +151,8 @@ def _merged(planned: Sequence[dict[str, Any]], one: Found) -> list[dict[str, Any
 def _notes(plan: dict[str, Any], one: Found) -> list[str]:
     notes = []
     if plan["kind"] != one.kind:
-        notes.append(f"planned {plan['kind']} made as {one.kind} followed by a slice")
+        how = "followed by a slice" if plan["kind"] == "ReduceScatter" else "of pieces that are zero elsewhere"
+        notes.append(f"planned {plan['kind']} made as {one.kind} {how}")
     if plan["dtype"] != one.dtype:
         notes.append(f"planned {plan['kind']} of {plan['dtype']} sent as {one.dtype}")
     return notes

@@ -173,15 +173,16 @@ def levers(artifact: Artifact, memory: Memory) -> list[str]:
     within = memory.activations + memory.temporaries + memory.results
     advice: list[tuple[float, str]] = []
     waste, example = _unsplit(artifact)
-    if example:
-        advice.append((waste, f"layout: keep weights and slots in pieces with params=; {example}"))
+    if example:  # gradients lie as their weights do
+        advice.append((2 * waste, f"layout: keep weights, slots and gradients in pieces with params=; {example}"))
     if memory.state > memory.weights:
         advice.append(
             (memory.state / 2, "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less")
         )
-    advice.append(
-        (within, "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config")
-    )
+    kept = memory.activations if artifact.activation_bytes else within
+    advice.append((kept, "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config"))
+    if not any("bfloat16[" in made for made in artifact.ops.values()):
+        advice.append((within / 2, "dtype: activations in bfloat16 take half the memory, dtype='bfloat16' in the model's Config"))
     advice += [(within / 2, text) for text in _several(artifact)]
     moved = max((one["bytes"] for one in artifact.collectives if one["kind"] == "AllToAll"), default=0)
     advice.append((2.0 * moved, f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor"))

@@ -59,7 +59,7 @@ def test_every_kind_counts_its_larger_side():
 
 def planned(**changes):
     base = {"kind": "AllReduce", "axes": ["model"], "elements": 32, "dtype": "float32", "op": "einsum.3", "tensor": "y"}
-    return base | changes
+    return base | {"times": 1, "phase": "forward"} | changes
 
 
 LINE = f"  %p = f32[4,8]{{1,0}} parameter(0)\n  %r = f32[4,8]{{1,0}} all-reduce(%p), replica_groups=[2,4]<=[8], {ADD}"
@@ -70,7 +70,7 @@ def test_what_was_planned_and_found_matches():
     assert result.exact and result.notes == []
 
 
-@pytest.mark.parametrize("change", [{"axes": ["data"]}, {"elements": 31}, {"kind": "AllGather"}, {"dtype": "int32"}])
+@pytest.mark.parametrize("change", [{"axes": ["data"]}, {"elements": 31}, {"kind": "AllToAll"}, {"dtype": "int32"}])
 def test_anything_else_is_unplanned_and_missing(change):
     result = audit(LINE, MESH, [planned(**change)])
     assert [one.op for one in result.unplanned] == ["jit(f)/namedmesh/nm.einsum.3/XlaDot"]
@@ -102,3 +102,19 @@ def test_sums_one_after_the_other_may_be_made_as_one():
     assert result.notes == ["2 planned AllReduces of float32, one after the other, made as one"]
     other = audit(both, MESH, [planned(), planned(axes=["data"], op="sum.9")])
     assert len(other.unplanned) == 1 and len(other.missing) == 2
+
+
+def test_parts_of_one_gradient_may_be_added_up_before_they_are_summed_over_devices():
+    """As the TPU compiler does where a weight is used twice; parts of different gradients may not be."""
+    part = planned(tensor="d_w", phase="backward")
+    result = audit(LINE, MESH, [part, {**part, "op": "take.7"}])
+    assert result.exact and result.merged == [{**part, "op": "take.7"}]
+    assert result.notes == ["planned AllReduces of d_w, which are added up, made as one of their sum"]
+    for other in ({"tensor": "d_v"}, {"phase": "forward"}, {"times": 3}, {"elements": 16}):
+        assert audit(LINE, MESH, [part, {**part, "op": "take.7", **other}]).missing
+
+
+def test_a_gather_may_be_made_as_a_sum_of_pieces_if_the_compiler_says_whose():
+    gather = audit(LINE, MESH, [planned(kind="AllGather")])
+    assert gather.exact and gather.notes == ["planned AllGather made as AllReduce of pieces that are zero elsewhere"]
+    assert audit(LINE, MESH, [planned(kind="AllGather", op="sum.9")]).missing

@@ -159,7 +159,8 @@ def test_levers_follow_from_what_is_large(artifact):
         empty = dict.fromkeys(("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 0)
         return [text.split(":")[0] for text in levers(artifact, Memory(**empty | parts))]
 
-    assert first(temporaries=10**6) == ["remat", "group size"]
+    assert first(temporaries=10**6) == ["remat", "dtype", "group size"]
+    assert first(activations=10**6, temporaries=10**3)[0] == "remat"
     assert first(weights=256, state=256)[0] == "layout"
     assert "optimizer" in first(weights=10**6, state=2 * 10**6)
 
