@@ -10,7 +10,7 @@ import tensorflow as tf
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.sharding import Sharding, Step
 from namedmesh.lowering.annotate import GspmdAnnotator
-from namedmesh.lowering.plan import Plan
+from namedmesh.lowering.plan import Plan, value_of
 from namedmesh.ops.context import Context
 from namedmesh.ops.evaluate import lowered
 from namedmesh.ops.op import Op
@@ -58,7 +58,7 @@ class Emitter(Context):
     ) -> list[Any]:
         """Emits ops on values for the given tensors, and brings the outputs to where their owner wants them."""
         known = {t: self.at(v, t.shape, self.plan.shardings[t]) for t, v in zip(given, values, strict=True)}
-        moved: dict[tuple[Tensor, Sharding], Any] = {}
+        moved: dict[tuple[object, Sharding], Any] = {}
         for op in ops:
             if not isinstance(op, Placeholder):
                 with tf.name_scope(f"nm.{self.plan.names[op]}/"):
@@ -69,16 +69,17 @@ class Emitter(Context):
                 results.append(self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ())))
         return results
 
-    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[Tensor, Sharding], Any]) -> None:
+    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[object, Sharding], Any]) -> None:
         """Emits one op: operands brought into place, the op itself, results settled."""
         values, places = [], []
         for i, tensor in enumerate(op.inputs):
             value, place = known[tensor], self.operand_place(op, i)
             steps = self.plan.operands.get((op, i), ())
             if steps:
-                if (tensor, place) not in moved:
-                    moved[tensor, place] = self.moved(value, tensor.shape, steps)
-                value = moved[tensor, place]
+                key = value_of(tensor), place
+                if key not in moved:
+                    moved[key] = self.moved(value, tensor.shape, steps)
+                value = moved[key]
             values.append(value)
             places.append(place)
         made = self.manual(op, values, places) if op.manual or self.closes(op, places) else lowered(op, self, values)

@@ -9,6 +9,7 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step
 from namedmesh.dims.source import Source
+from namedmesh.ops.elementwise import Cast
 from namedmesh.ops.op import Op
 from namedmesh.ops.program import Program
 from namedmesh.ops.scan import Scan
@@ -36,6 +37,12 @@ class Collective:
     def total_bytes(self) -> int:
         """Bytes per device over all its executions in one step."""
         return self.bytes * self.times
+
+
+def value_of(tensor: Tensor) -> object:
+    """What equal values have in common, to be moved once: a tensor is itself, casts of one tensor to one dtype are equal."""
+    producer = tensor.producer
+    return (producer.inputs[0], tensor.dtype) if isinstance(producer, Cast) else tensor
 
 
 @dataclass(eq=False)

@@ -11,7 +11,7 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step, conversion
 from namedmesh.dims.source import Source
-from namedmesh.lowering.plan import Collective, Plan
+from namedmesh.lowering.plan import Collective, Plan, value_of
 from namedmesh.lowering.rules import generic
 from namedmesh.lowering.rules_control import cond, move, pass_through, scan, while_loop
 from namedmesh.ops.control import Cond, While
@@ -61,7 +61,7 @@ class Planner:
     def __init__(self, plan: Plan, separate: bool, label: str):
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
         self.resting: set[Tensor] = set()
-        self.moved: set[tuple[Tensor, Sharding]] = set()
+        self.moved: set[tuple[object, Sharding]] = set()
         self.consumers: dict[Tensor, list[Op]] = {}
         for op in every_op(plan.program.ops):
             plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
@@ -166,8 +166,8 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.operands[op, i] = steps
-            if (tensor, target) not in self.moved:
-                self.moved.add((tensor, target))
+            if (value_of(tensor), target) not in self.moved:
+                self.moved.add((value_of(tensor), target))
                 self.record(op, tensor, steps, times)
 
     def result(self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int) -> None:

@@ -109,7 +109,7 @@ class Aot:
             "memory": dataclasses.asdict(self.memory) if self.memory else None,
             "largest_buffers": [dataclasses.asdict(buffer) for buffer in self.buffers],
             "levers": list(self.levers),
-            "collectives_match_plan": self.audit.exact if self.audit else None,
+            "collectives_match_plan": self.audit.exact if self.audit and self.fits else None,
             "collectives": self.collectives(),
             "notes": list(self.audit.notes) if self.audit else [],
             "flops_per_core": self.flops_per_core,
@@ -135,7 +135,8 @@ class Aot:
         lines += [f"  what helps: {lever}" for lever in self.levers]
         if self.audit:
             verdict = "as planned" if self.audit.exact else "NOT as planned"
-            lines.append(f"  collectives {verdict}")
+            tried = "" if self.fits else " in the compiler's last try"
+            lines.append(f"  collectives {verdict}{tried}")
             head = ("collective", "axes", "planned", "made", "planned bytes", "made bytes", "sent as")
             rows = [_moved(one) for one in self.collectives()]
             lines += columns([head, *rows], 4) if rows else ["    none"]

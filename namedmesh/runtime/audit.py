@@ -73,9 +73,10 @@ def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
     tests = (
         lambda plan, one: _same(plan, one) and _attributed(plan, one),
         lambda plan, one: _same(plan, one),
-        lambda plan, one: _as_reduce(plan, one),
+        lambda plan, one: _as_reduce("ReduceScatter", plan, one),
         lambda plan, one: _altered(plan, one) and _attributed(plan, one),
         lambda plan, one: _altered(plan, one),
+        lambda plan, one: _as_reduce("AllGather", plan, one),
     )
     for test in tests:
         for one in list(open_found):
@@ -115,10 +116,9 @@ def _same(plan: dict[str, Any], one: Found) -> bool:
     return alike and (one.kind == "CollectivePermute" or tuple(plan["axes"]) == one.axes)
 
 
-def _as_reduce(plan: dict[str, Any], one: Found) -> bool:
-    """A planned ReduceScatter where the backend reduces and then slices, or an AllGather made of pieces that are zero elsewhere."""
-    reducible = plan["kind"] == "ReduceScatter" or (plan["kind"] == "AllGather" and _attributed(plan, one))
-    return reducible and one.kind == "AllReduce" and _same({**plan, "kind": "AllReduce"}, one)
+def _as_reduce(kind: str, plan: dict[str, Any], one: Found) -> bool:
+    """A planned ReduceScatter where the backend reduces and then slices, or AllGather where it sums pieces zero elsewhere."""
+    return plan["kind"] == kind and one.kind == "AllReduce" and _same({**plan, "kind": "AllReduce"}, one)
 
 
 def _added(plan: dict[str, Any], other: dict[str, Any], one: Found) -> bool:
@@ -132,7 +132,7 @@ def _altered(plan: dict[str, Any], one: Found) -> bool:
     if one.dtype not in ALTERED.get(plan["dtype"], ()):
         return False
     changed = {**plan, "dtype": one.dtype}
-    return _same(changed, one) or _as_reduce(changed, one)
+    return _same(changed, one) or _as_reduce("ReduceScatter", changed, one)
 
 
 def _merged(planned: Sequence[dict[str, Any]], one: Found) -> list[dict[str, Any]]:

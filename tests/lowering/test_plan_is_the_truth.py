@@ -139,6 +139,20 @@ def test_at_rest_an_axis_goes_to_the_dimension_written_first():
         np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=1e-5)
 
 
+def test_two_casts_of_a_weight_at_rest_are_gathered_once():
+    B, M, V = nm.dims("batch=8 model=16 vocab=24")
+
+    def step(x):
+        w = nm.param("w", [V, M])
+        h = nm.einsum([nm.cast(x, "bfloat16"), nm.cast(w, "bfloat16")], [B, V])
+        y = nm.einsum([h, nm.cast(w, "bfloat16")], [B, M])
+        return nm.mean(nm.cast(y, "float32"))
+
+    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data", params="model:data", strict=True)
+    assert [one.kind for one in compiled.plan.collectives].count("AllGather") == 1
+    assert compiled.audit.exact, str(compiled.audit)
+
+
 def test_permutations_match_whichever_devices_they_leave_alone():
     B, M = nm.dims("batch=8 model=12")
     back = lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B)
