@@ -25,6 +25,12 @@ from namedmesh.layers.config import config
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
 TARGETS = {8: "tpu-v3:2x2", 128: "tpu-v3:8x8", 512: "tpu-v3:16x16", 2048: "tpu-v3:32x32"}
+PARTS = {
+    "weights": "weights",
+    "state": "optimizer",
+    "activations": "activations",
+    "temporaries": "gradients and other temporaries",
+}
 LENGTH = 1024  # tokens of source and of target in a group
 
 
@@ -160,18 +166,17 @@ def draw() -> None:
 
     family, scaling = read(RESULTS / "family.json"), read(RESULTS / "scaling.json")
     print(table(family), table(scaling), sep="\n\n")
-    plain = [row for row in family if row["peak_bytes"] and row["dtype"] == "float32"]
-    figure, axis = pyplot.subplots(figsize=(7, 3.6))
-    depths = sorted({row["layers"] for row in plain})
-    for i, experts in enumerate(sorted({row["experts"] for row in plain})):
-        mine = {row["layers"]: row["peak_bytes"] / 2**30 for row in plain if row["experts"] == experts}
-        axis.bar(
-            np.arange(len(depths)) + 0.27 * (i - 1), [mine.get(depth, 0) for depth in depths], 0.27, label=f"{experts} experts"
-        )
-    if plain:
-        axis.axhline(plain[0]["hbm_bytes"] / 2**30, color="black", linestyle="--", label="HBM of a core")
-    axis.set_xticks(range(len(depths)), [f"{depth} layers" for depth in depths])
-    axis.set_ylabel("peak memory per core, GiB")
+    rows = [row for row in family if row["memory"]]
+    figure, axis = pyplot.subplots(figsize=(9, 4))
+    below = np.zeros(len(rows))
+    for part, label in PARTS.items():
+        heights = np.array([row["memory"][part] / 2**30 for row in rows])
+        axis.bar(range(len(rows)), heights, bottom=below, label=label)
+        below += heights
+    if rows:
+        axis.axhline(rows[0]["hbm_bytes"] / 2**30, color="black", linestyle="--", label="HBM of a core")
+    axis.set_xticks(range(len(rows)), [row["model"].removeprefix("moe_") for row in rows], rotation=40, ha="right", fontsize=8)
+    axis.set_ylabel("memory per core, GiB")
     axis.legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(RESULTS / "memory.png", dpi=110)
@@ -182,7 +187,9 @@ def draw() -> None:
         (sides[2], "compile_seconds", 1, "compile seconds"),
     ):
         side.plot([row["cores"] for row in scaling], [row[key] / scale for row in scaling], "o-")
-        side.set(xscale="log", xlabel="cores = experts", ylabel=label, ylim=(0, None))
+        side.set(xscale="log", xlabel="cores = experts", ylabel=label, ylim=(0, 1.2 * max(row[key] / scale for row in scaling)))
+        side.set_xticks([row["cores"] for row in scaling], [f"{row['cores']:,}" for row in scaling])
+        side.minorticks_off()
     figure.tight_layout()
     figure.savefig(RESULTS / "scaling.png", dpi=110)
 

@@ -53,7 +53,7 @@ class Aot:
     @property
     def peak_bytes(self) -> int | None:
         """Everything a core holds at once, as far as the compiler said."""
-        if self.lack is not None and self.lack.complete:
+        if self.lack is not None:
             return self.lack.needed
         return self.memory.total if self.memory else None
 
@@ -67,9 +67,8 @@ class Aot:
         """Why the step does not run there."""
         if self.lack is None:
             return None
-        over = human((self.peak_bytes or 0) - self.lack.available)
-        least = "" if self.lack.complete else "at least "
-        return f"out of memory by {least}{over} ({human(self.peak_bytes or 0)} of {human(self.lack.available)})"
+        over = human(self.lack.needed - self.lack.available)
+        return f"out of memory by {over} ({human(self.lack.needed)} of {human(self.lack.available)})"
 
     def collectives(self) -> list[dict[str, Any]]:
         """Planned and made collectives side by side, one row for each kind, axes and dtypes."""

@@ -51,7 +51,6 @@ class Exhausted:
 
     needed: int
     available: int
-    complete: bool  # whether needed counts everything, or temporaries alone
     buffers: tuple[Buffer, ...]
 
 
@@ -76,7 +75,7 @@ def presumed(artifact: Artifact, lack: Exhausted) -> Memory:
     weights = sum(size for spec, size in sizes if getattr(spec, "trainable", False))
     inputs = sum(size for spec, size in sizes if not hasattr(spec, "trainable"))
     kept = sum(size for _, size in sizes)
-    within = _within(artifact, max(lack.needed - kept, 0) if lack.complete else lack.needed)
+    within = _within(artifact, max(lack.needed - kept, 0))
     return Memory(weights=weights, state=kept - weights - inputs, inputs=inputs, results=0, **within, code=0)
 
 
@@ -137,7 +136,11 @@ def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buff
 
 
 def exhausted(message: str, artifact: Artifact) -> Exhausted | None:
-    """A compiler's out-of-memory message read; None for any other message."""
+    """A compiler's out-of-memory message read; None for any other message.
+
+    What the brief form calls temporaries is everything: a model that is a little too deep has, by that number, the
+    memory that shallower ones grow towards, weights and all.
+    """
     if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
         return None
     used = re.search(rf"Used {_SIZE} of {_SIZE}", message) or re.search(rf"Requires {_SIZE}, has {_SIZE} available", message)
@@ -145,7 +148,7 @@ def exhausted(message: str, artifact: Artifact) -> Exhausted | None:
     match = used or brief
     if not match:
         return None
-    return Exhausted(_bytes(match[1], match[2]), _bytes(match[3], match[4]), bool(used), tuple(_listed(message, artifact)))
+    return Exhausted(_bytes(match[1], match[2]), _bytes(match[3], match[4]), tuple(_listed(message, artifact)))
 
 
 def _listed(message: str, artifact: Artifact) -> list[Buffer]:

@@ -14,6 +14,7 @@ def row(case: tpu_v3.Case, fits: bool = True) -> dict:
     """A made-up result."""
     made = {"model": case.name, "cores": case.experts, "weights": 10**9 * case.layers, "fits": fits, "hbm_bytes": 16 * 2**30}
     made |= {"peak_bytes": 2**30 * case.layers, "flops_per_core": 1e12, "compile_seconds": 2.5, "collectives_match_plan": True}
+    made["memory"] = dict.fromkeys(("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 2**30)
     stated = {"experts": case.experts, "layers": case.layers, "dtype": case.dtype, "remat": case.remat, "error": None}
     return {**made, **stated}
 
@@ -46,7 +47,7 @@ def test_rows_go_into_their_file_in_the_order_of_the_cases(results):
 def test_the_table_and_the_plots_are_made_of_what_is_there(results, capsys):
     for case in tpu_v3.CASES.values():
         tpu_v3.record(row(case), case)
-    unknown = dict.fromkeys(("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan"))
+    unknown = dict.fromkeys(("peak_bytes", "hbm_bytes", "memory", "flops_per_core", "compile_seconds", "collectives_match_plan"))
     broken = tpu_v3.CASES["moe_2048e_60l"]
     tpu_v3.record({**row(broken, fits=False), **unknown}, broken)
     tpu_v3.draw()
