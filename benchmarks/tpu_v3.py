@@ -166,7 +166,7 @@ def draw() -> None:
 
     family, scaling = read(RESULTS / "family.json"), read(RESULTS / "scaling.json")
     print(table(family), table(scaling), sep="\n\n")
-    rows = [row for row in family if row["memory"]]
+    rows = [row for row in family if row.get("memory")]
     figure, axis = pyplot.subplots(figsize=(9, 4))
     below = np.zeros(len(rows))
     for part, label in PARTS.items():
