@@ -120,7 +120,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         structure=packed(program.structure),
         collectives=_recorded([plan]),
         initial_collectives=_recorded(initializers),
-        ops={plan.names[op]: _made(plan, op) for op in every_op(program.ops) if op.outputs},
+        ops={plan.names[op]: _made(plan, op) for op in every_op(program.ops)},
         activation_bytes=plan.activation_bytes,
         flops=program.flops(),
         made_with={"namedmesh": namedmesh.__version__, "tensorflow": tf.__version__},
@@ -142,10 +142,10 @@ def _check_widths(program: Program) -> None:
                 )
 
 
-def _made(plan: Plan, op: Op) -> str:
+def _made(plan: Plan, op: Op) -> list[str]:
     """What an op makes, where it lies, and the line that asked for it."""
-    tensor = op.outputs[0]
-    return f"{tensor.label} {described('', tensor, plan.shardings[tensor]).sharded_text} at {op.source}"
+    text = lambda tensor: described("", tensor, plan.shardings[tensor]).sharded_text
+    return [f"{tensor.label} {text(tensor)} at {op.source}" for tensor in op.outputs]
 
 
 def _recorded(plans: Sequence[Plan]) -> tuple[dict[str, Any], ...]:

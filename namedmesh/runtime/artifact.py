@@ -73,7 +73,7 @@ class Artifact:
     structure: Any  # nested lists, tuples and dicts of indices into outputs, as JSON
     collectives: tuple[dict[str, Any], ...]  # of the step, as the plan has them
     initial_collectives: tuple[dict[str, Any], ...]
-    ops: dict[str, str]  # what each named op of the step makes, and at which line
+    ops: dict[str, list[str]]  # the tensors that each named op of the step makes, and its line
     activation_bytes: int  # what one device keeps of the forward pass's loops for the backward pass
     flops: int
     made_with: dict[str, str]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from namedmesh.runtime.artifact import Artifact, TensorSpec
@@ -89,7 +88,7 @@ def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
     """The largest tensors that the manifest knows: entries, and whatever is communicated."""
     found = [Buffer(_piece(spec, artifact), spec.sharded_text, spec.name) for spec in (*artifact.inputs, *artifact.variables)]
     found += [
-        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", artifact.ops.get(one["op"], one["op"]))
+        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", artifact.ops.get(one["op"], [one["op"]])[0])
         for one in artifact.collectives
     ]
     return sorted(found, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
@@ -108,29 +107,34 @@ def _named(artifact: Artifact, schedule: Schedule) -> list[tuple[TensorSpec, int
     ]
 
 
-def origins(artifact: Artifact) -> dict[str, str]:
-    """Entries as compilers number them, and named ops with the tensor they make and their line."""
-    return {f"arguments[{i}]": spec.name for i, spec in enumerate((*artifact.inputs, *artifact.variables))} | artifact.ops
-
-
-def origin(op_name: str, known: Mapping[str, str]) -> str:
-    """The entry in a compiler's metadata, or the tensor that its named op makes."""
-    if op_name in known:
-        return known[op_name]
+def origin(op_name: str, shape: str, artifact: Artifact) -> str:
+    """The entry or tensor that a buffer of some op and shape holds; of all that a loop makes, the one of that shape."""
+    entry = re.search(r"arguments\[(\d+)\]$", op_name)
+    if entry:
+        return [*artifact.inputs, *artifact.variables][int(entry[1])].name
     found = re.findall(r"nm\.(\w+\.\d+)", op_name)
     if not found:
         return re.sub(r"^jit\(.*?\)/(?:namedmesh/?)?", "", op_name) or "the compiler"
-    return known.get(found[-1], found[-1])
+    made = artifact.ops.get(found[-1]) or [found[-1]]
+    sizes = [int(size) for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0]) if int(size) > 1]
+    return next((text for text in made if _local_sizes(text, artifact) == sizes), made[0])
+
+
+def _local_sizes(text: str, artifact: Artifact) -> list[int]:
+    """The sizes above one of a device's piece of a tensor described as name float32[dim=size/axes, ...]."""
+    dims = re.findall(r"\w+=(\d+)(?:/([\w+]+))?", text.partition("[")[2])
+    sizes = [-(-int(size) // artifact.mesh.size(axes.split("+") if axes else ())) for size, axes in dims]
+    return [size for size in sizes if size > 1]
 
 
 def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buffer]:
     """The largest values of a compiled module that need memory of their own, entries by name."""
-    known = origins(artifact)
     found: Counter[tuple[int, str, str]] = Counter()
     for (spec, size), type in zip(_named(artifact, schedule), schedule.entries, strict=True):
         found[size, plain_shape(type), spec.name] += 1
     for value in schedule.values():
-        found[shape_bytes(value.type), plain_shape(value.type), origin(value.op_name, known)] += 1
+        shape = plain_shape(value.type)
+        found[shape_bytes(value.type), shape, origin(value.op_name, shape, artifact)] += 1
     buffers = [Buffer(size, shape, name, times) for (size, shape, name), times in found.items()]
     return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
 
@@ -153,17 +157,17 @@ def exhausted(message: str, artifact: Artifact) -> Exhausted | None:
 
 def _listed(message: str, artifact: Artifact) -> list[Buffer]:
     """The allocations a message lists, those of entries under the entry's name."""
-    known, entries = origins(artifact), [*artifact.inputs, *artifact.variables]
-    buffers = []
+    entries, buffers = [*artifact.inputs, *artifact.variables], []
     for block in re.split(r"\n\s*\d+\. Size: ", message)[1:]:
         size = re.match(_SIZE, block)
         operator = re.search(r'op_name="([^"]*)"', block)
         shape = re.search(r"Shape: (.*)", block)
         number = re.search(r"parameter\((\d+)\)", block)
-        name = origin(operator[1] if operator else "", known)
+        plain = plain_shape(shape[1]) if shape else ""
+        name = origin(operator[1] if operator else "", plain, artifact)
         if number and int(number[1]) < len(entries):
             name = entries[int(number[1])].name
-        buffers.append(Buffer(_bytes(size[1], size[2]) if size else 0, plain_shape(shape[1]) if shape else "", name))
+        buffers.append(Buffer(_bytes(size[1], size[2]) if size else 0, plain, name))
     return buffers
 
 
@@ -184,7 +188,7 @@ def levers(artifact: Artifact, memory: Memory) -> list[str]:
         )
     kept = memory.activations if artifact.activation_bytes else within
     advice.append((kept, "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config"))
-    if not any("bfloat16[" in made for made in artifact.ops.values()):
+    if not any("bfloat16[" in text for made in artifact.ops.values() for text in made):
         advice.append((within / 2, "dtype: activations in bfloat16 take half the memory, dtype='bfloat16' in the model's Config"))
     advice += [(within / 2, text) for text in _several(artifact)]
     moved = max((one["bytes"] for one in artifact.collectives if one["kind"] == "AllToAll"), default=0)

@@ -15,7 +15,7 @@ import namedmesh as nm
 from namedmesh.runtime import aot
 from namedmesh.runtime.aot import compile_for
 from namedmesh.runtime.command import main
-from namedmesh.runtime.memory import exhausted
+from namedmesh.runtime.memory import exhausted, origin
 from tests.runtime.test_memory import BRIEF, FULL
 from tests.runtime.test_without_tensorflow import BLOCK
 
@@ -231,3 +231,11 @@ def test_the_command_refuses_what_it_cannot_read(arguments, message, capsys):
 def test_out_of_memory_numbers_are_exact(artifact):
     lack = exhausted(FULL, artifact)
     assert lack is not None and np.isclose(lack.needed - lack.available, 4.52 * 2**30)
+
+
+def test_of_all_that_a_loop_makes_the_buffer_holds_what_has_its_shape(artifact):
+    (loop,) = (name for name, made in artifact.ops.items() if any(text.startswith("x_history ") for text in made))
+    name = lambda shape: origin(f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice", shape, artifact)
+    assert name("f32[4,8,8]") == "x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:30"
+    assert name("f32[8,8]").startswith("scan float32[batch=16/data, model=8]")
+    assert name("f32[7]") == name("f32[8,8]"), "what has no shape known is the first"
