@@ -78,15 +78,17 @@ def audit(text: str, mesh: Mesh, planned: Sequence[dict[str, Any]]) -> Audit:
         lambda plan, one: _altered(plan, one),
         lambda plan, one: _as_reduce("AllGather", plan, one),
     )
+    taken: Counter[str] = Counter()  # a tensor that has none yet goes before the second of another
     for test in tests:
         for one in list(open_found):
-            for plan in open_planned:
-                if test(plan, one):
-                    open_found.remove(one)
-                    open_planned.remove(plan)
-                    result.matched.append((plan, one))
-                    result.notes += _notes(plan, one)
-                    break
+            fitting = [plan for plan in open_planned if test(plan, one)]
+            if fitting:
+                plan = min(fitting, key=lambda plan: taken[plan["tensor"]])
+                taken[plan["tensor"]] += 1
+                open_found.remove(one)
+                open_planned.remove(plan)
+                result.matched.append((plan, one))
+                result.notes += _notes(plan, one)
     for one in list(open_found):
         parts = _merged(open_planned, one)
         if parts:
@@ -122,9 +124,10 @@ def _as_reduce(kind: str, plan: dict[str, Any], one: Found) -> bool:
 
 
 def _added(plan: dict[str, Any], other: dict[str, Any], one: Found) -> bool:
-    """Whether two planned AllReduces are of parts of one gradient, which may be added up before one AllReduce."""
+    """Whether two planned AllReduces are of parts of one gradient, or of one line run twice, which may be added up first."""
     same = all(plan[name] == other[name] for name in ("kind", "tensor", "elements", "dtype", "times", "phase", "axes"))
-    return same and plan["phase"] == "backward" and plan["kind"] == one.kind == "AllReduce"
+    parts = plan["phase"] == "backward" or plan["source"] == other["source"]
+    return same and parts and plan["kind"] == one.kind == "AllReduce"
 
 
 def _altered(plan: dict[str, Any], one: Found) -> bool:

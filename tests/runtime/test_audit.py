@@ -59,7 +59,7 @@ def test_every_kind_counts_its_larger_side():
 
 def planned(**changes):
     base = {"kind": "AllReduce", "axes": ["model"], "elements": 32, "dtype": "float32", "op": "einsum.3", "tensor": "y"}
-    return base | {"times": 1, "phase": "forward"} | changes
+    return base | {"times": 1, "phase": "forward", "source": "model.py:3"} | changes
 
 
 LINE = f"  %p = f32[4,8]{{1,0}} parameter(0)\n  %r = f32[4,8]{{1,0}} all-reduce(%p), replica_groups=[2,4]<=[8], {ADD}"
@@ -112,6 +112,16 @@ def test_parts_of_one_gradient_may_be_added_up_before_they_are_summed_over_devic
     assert result.notes == ["planned AllReduces of d_w, which are added up, made as one of their sum"]
     for other in ({"tensor": "d_v"}, {"phase": "forward"}, {"times": 3}, {"elements": 16}):
         assert audit(LINE, MESH, [part, {**part, "op": "take.7", **other}]).missing
+    assert audit(LINE, MESH, [planned(), planned(op="sum.7")]).exact, "one line of a layer that is called twice"
+    assert audit(LINE, MESH, [planned(), planned(op="sum.7", source="model.py:4")]).missing
+
+
+def test_a_tensor_without_a_collective_goes_before_the_second_of_another():
+    """Combined AllReduces have the metadata of one: here of the second part of d_w's gradient."""
+    two = LINE.replace("einsum.3", "take.7") + "\n" + LINE.replace("einsum.3", "take.7").replace("%r", "%s")
+    parts = [planned(tensor="d_w", phase="backward", op=op) for op in ("einsum.3", "take.7")]
+    result = audit(two, MESH, [*parts, planned(tensor="d_v", phase="backward", op="take.9")])
+    assert result.exact and result.merged == parts[:1]
 
 
 def test_a_gather_may_be_made_as_a_sum_of_pieces():
