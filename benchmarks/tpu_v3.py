@@ -9,6 +9,7 @@ Results are benchmarks/results/tpu_v3/family.json and scaling.json, a row for ea
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import json
 import pathlib
@@ -22,6 +23,7 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers.config import config
+from namedmesh.runtime.command import short
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
 TARGETS = {8: "tpu-v3:2x2", 128: "tpu-v3:8x8", 512: "tpu-v3:16x16", 2048: "tpu-v3:32x32"}
@@ -98,15 +100,18 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
     """Compiles Artifacts for their targets, and writes a row for each beside those that are there."""
     import jax
 
-    from namedmesh.runtime.aot import compile_for, prepare
+    from namedmesh.runtime.aot import compile_for, devices_of
     from namedmesh.runtime.aot_report import failed
     from namedmesh.runtime.artifact import Artifact
     from namedmesh.runtime.topology import Target
 
     host = {"machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__, "libtpu": _libtpu()}
     for case in cases:
-        artifact, target = Artifact.load(folder / f"{case.name}.nmesh"), Target.parse(TARGETS[case.experts])
-        prepare(target)
+        path, target = folder / f"{case.name}.nmesh", Target.parse(TARGETS[case.experts])
+        if not path.exists():
+            raise NamedMeshError(f"{path} is not there", fix=f"run python -m benchmarks.tpu_v3 export {folder} {case.name}")
+        artifact = Artifact.load(path)
+        devices_of(target)  # without the compiler there is nothing to record
         try:
             found = compile_for(artifact, target, name=case.name)
             print(found, flush=True)
@@ -166,6 +171,7 @@ def draw() -> None:
 
     family, scaling = read(RESULTS / "family.json"), read(RESULTS / "scaling.json")
     print(table(family), table(scaling), sep="\n\n")
+    scaling = [row for row in scaling if row["compile_seconds"]]
     rows = [row for row in family if row.get("memory")]
     figure, axis = pyplot.subplots(figsize=(9, 4))
     below = np.zeros(len(rows))
@@ -186,6 +192,8 @@ def draw() -> None:
         (sides[1], "flops_per_core", 1e12, "TFLOPs per core"),
         (sides[2], "compile_seconds", 1, "compile seconds"),
     ):
+        if not scaling:
+            continue
         side.plot([row["cores"] for row in scaling], [row[key] / scale for row in scaling], "o-")
         side.set(xscale="log", xlabel="cores = experts", ylabel=label, ylim=(0, 1.2 * max(row[key] / scale for row in scaling)))
         side.set_xticks([row["cores"] for row in scaling], [f"{row['cores']:,}" for row in scaling])
@@ -203,31 +211,33 @@ def _libtpu() -> str:
         return "as TPU_LIBRARY_PATH says"
 
 
-def main(arguments: list[str]) -> None:
+def main(arguments: list[str] | None = None) -> None:
     """Runs one of the three commands."""
-    command, *rest = arguments or [""]
-    names = rest[1:] or list(CASES)
-    for name in names:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu_v3", description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, text in (("export", "lower train steps (TensorFlow)"), ("compile", "compile them (libtpu) into the results")):
+        command = commands.add_parser(name, help=text)
+        command.add_argument("folder", type=pathlib.Path)
+        command.add_argument("names", nargs="*", metavar="NAME", help=f"all unless said: {', '.join(CASES)}")
+    commands.add_parser("draw", help="print the tables and draw the plots of the results")
+    given = parser.parse_args(arguments)
+    if given.command == "draw":
+        draw()
+        return
+    for name in given.names:
         if name not in CASES:
             raise NamedMeshError(f"there is no case {name!r}", fix=did_you_mean(name, CASES))
-    if command == "draw" and not rest:
-        draw()
-    elif command in ("export", "compile") and rest:
-        folder = pathlib.Path(rest[0])
-        folder.mkdir(parents=True, exist_ok=True)
-        cases = [CASES[name] for name in names]
-        if command == "compile":
-            compile_cases(cases, folder)
-        else:
-            for case in cases:
-                export(case, folder)
-    else:
-        print(__doc__)
-        raise SystemExit(2)
+    cases = [CASES[name] for name in given.names or CASES]
+    if given.command == "compile":
+        compile_cases(cases, given.folder)
+        return
+    given.folder.mkdir(parents=True, exist_ok=True)
+    for case in cases:
+        export(case, given.folder)
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
+        main()
     except NamedMeshError as error:
-        sys.exit(str(error))
+        sys.exit(short(error))

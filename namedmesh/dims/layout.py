@@ -42,10 +42,11 @@ class Layout:
             for axis in axes:
                 checked_identifier(axis, "mesh axis", written)
             if name in self.rules:
+                both = "+".join(dict.fromkeys((*self.rules[name], *axes)))
                 raise NamedMeshError(
                     f"the layout maps dimension {name} twice: to {'+'.join(self.rules[name])} and to {'+'.join(axes)}",
                     written,
-                    fix=f"write it once; several axes are joined with a plus, e.g. {name}:{'+'.join((*self.rules[name], *axes))}",
+                    fix=f"write it once; several axes are joined with a plus, e.g. {name}:{both}",
                 )
             if len(set(axes)) != len(axes):
                 raise NamedMeshError(
@@ -105,19 +106,24 @@ class Layout:
         return Layout({name: axes for name, axes in self.rules.items() if name in keep})
 
     def check(
-        self, mesh: Mesh, sizes: Mapping[str, Sequence[int]], label: str = "layout", owner: str = "tensor of the program"
+        self,
+        mesh: Mesh,
+        sizes: Mapping[str, Sequence[int]],
+        label: str = "layout",
+        owner: str = "tensor of the program",
+        known: str = "program.dims",
     ) -> None:
         """Raises for axes the mesh does not have and names no owner has; sizes are those of each name that some has."""
         for name, axes in self.rules.items():
             for axis in axes:
                 mesh.check_axis(axis, f"{label} {name}:{'+'.join(axes)}")
             if name not in sizes:
-                known = ", ".join(f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items())
+                having = ", ".join(f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items())
                 raise NamedMeshError(
                     f"the {label} maps dimension {name!r}, which no {owner} has",
                     f"{label}: {self.text}",
-                    f"dimensions: {known}",
-                    fix=did_you_mean(name, sizes) + " (or leave it out: layout.only(program.dims))",
+                    f"dimensions: {having}",
+                    fix=did_you_mean(name, sizes) + f" (or leave it out: layout.only({known}))",
                 )
 
     @property

@@ -47,7 +47,7 @@ def plan(
     at_rest = layout if params is None else Layout(params)
     layout.check(mesh, program.dims)
     if params is not None:
-        at_rest.check(mesh, program.resting_dims, "params layout", "parameter")
+        at_rest.check(mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims")
     planner = Planner(Plan(program, mesh, layout, at_rest), params is not None, label)
     planner.program(results)
     if results is None:

@@ -15,6 +15,8 @@ from namedmesh.runtime.bridge import dtype_of
 from namedmesh.runtime.memory import Buffer, Exhausted, Memory
 from namedmesh.runtime.topology import Target
 
+HELD = {"state": "optimizer and other state", "activations": "activations that loops keep, as planned"}
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -124,13 +126,14 @@ class Aot:
         }
 
     def __str__(self) -> str:
-        verdict = "fits" if self.fits else f"does not fit: {self.error}"
+        verdict = f"does not fit: {self.error}" if not self.fits else "fits" if self.hbm_bytes else "compiles"
         limit = f" of {human(self.hbm_bytes)}" if self.hbm_bytes else ""
         lines = [f"{self.model} on {self.target}, {self.cores:,} cores, {self.mesh}: {verdict}", "  a core holds"]
         if self.memory:
-            held = [(name, human(size)) for name, size in dataclasses.asdict(self.memory).items()]
+            held = [(HELD.get(name, name), human(size)) for name, size in dataclasses.asdict(self.memory).items()]
             lines += columns([*held, ("all", human(self.peak_bytes or 0) + limit)], 4)
-        lines += columns([("largest", "", "")] + [_described(one) for one in self.buffers[:8]], 4) if self.buffers else []
+        lines += ["  the largest values, of which some take each other's place"] if self.buffers else []
+        lines += columns([_described(one) for one in self.buffers[:8]], 4) if self.buffers else []
         lines += [f"  what helps: {lever}" for lever in self.levers]
         if self.audit:
             verdict = "as planned" if self.audit.exact else "NOT as planned"
@@ -167,7 +170,7 @@ def failed(artifact: Artifact, target: Target, model: str, error: str) -> dict[s
     """The row of an artifact that could not be compiled at all."""
     known = {"model": model, "target": str(target), "mesh": str(artifact.mesh), "cores": target.cores}
     unknown = dict.fromkeys(("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan"))
-    return {**known, "weights": trainable(artifact), "fits": False, "error": error, **unknown}
+    return {**known, "weights": trainable(artifact), "fits": None, "error": error, **unknown}
 
 
 def _described(buffer: Buffer) -> tuple[str, str, str]:

@@ -13,7 +13,7 @@ from namedmesh.dims.errors import NamedMeshError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command; 0 when everything compiles and fits, 1 when something does not."""
+    """Runs a command; 0 when everything compiles and fits, 1 when something does not fit, 2 when something is wrong."""
     parser = argparse.ArgumentParser(prog="namedmesh", description="Models in named dimensions on device meshes.")
     commands = parser.add_subparsers(dest="command", required=True)
     aot = commands.add_parser("aot", help="compile artifacts for devices that are not here, and report what they take there")
@@ -36,6 +36,8 @@ def ahead_of_time(paths: Sequence[str], target: str, out: str | None) -> int:
     from namedmesh.runtime.topology import Target
 
     where = Target.parse(target)
+    if out is not None:
+        check_writable(out, paths)
     artifacts = [Artifact.load(path) for path in paths]
     prepare(where)
     rows: list[dict[str, Any]] = []
@@ -46,11 +48,25 @@ def ahead_of_time(paths: Sequence[str], target: str, out: str | None) -> int:
             print(found, flush=True)
             rows.append({**found.row(), "artifact": path})
         except NamedMeshError as error:
-            print(short(error), file=sys.stderr, flush=True)
+            print(f"{path}: {short(error)}", file=sys.stderr, flush=True)
             rows.append({**failed(artifact, where, name, error.problem), "artifact": path})
-        if out:
+        if out is not None:
             pathlib.Path(out).write_text(json.dumps(rows, indent=1) + "\n")
-    return 0 if all(row["fits"] for row in rows) else 1
+    return 2 if any(row["fits"] is None for row in rows) else 0 if all(row["fits"] for row in rows) else 1
+
+
+def check_writable(out: str, paths: Sequence[str]) -> None:
+    """Raises, before anything is compiled, when the report cannot be written where it is wanted."""
+    path = pathlib.Path(out)
+    if any(pathlib.Path(one).resolve() == path.resolve() for one in paths):
+        raise NamedMeshError(f"--json {out} is one of the artifacts", fix="name another file for the report")
+    try:
+        with open(path, "a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise NamedMeshError(
+            f"cannot write --json {out!r}: {error.strerror}", fix="name a file in a folder that is there"
+        ) from None
 
 
 def short(error: NamedMeshError) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from namedmesh.runtime.artifact import Artifact, TensorSpec
 from namedmesh.runtime.bridge import dtype_of
 from namedmesh.runtime.executable import Report
+from namedmesh.runtime.hlo import KINDS
 from namedmesh.runtime.schedule import Schedule, plain_shape, shape_bytes
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -108,16 +109,25 @@ def _named(artifact: Artifact, schedule: Schedule) -> list[tuple[TensorSpec, int
 
 
 def origin(op_name: str, shape: str, artifact: Artifact) -> str:
-    """The entry or tensor that a buffer of some op and shape holds; of all that a loop makes, the one of that shape."""
+    """The entry or tensor that a buffer of some op and shape holds, or for which the op gathers another.
+
+    Of all that a loop makes it is the one of that shape.
+    """
     entry = re.search(r"arguments\[(\d+)\]$", op_name)
     if entry:
         return [*artifact.inputs, *artifact.variables][int(entry[1])].name
     found = re.findall(r"nm\.(\w+\.\d+)", op_name)
     if not found:
-        return re.sub(r"^jit\(.*?\)/(?:namedmesh/?)?", "", op_name) or "the compiler"
+        return "the compiler"
     made = artifact.ops.get(found[-1]) or [found[-1]]
     sizes = [int(size) for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0]) if int(size) > 1]
-    return next((text for text in made if _local_sizes(text, artifact) == sizes), made[0])
+    for text in made:
+        if _local_sizes(text, artifact) == sizes:
+            return text
+    for one in artifact.collectives:
+        if one["op"] == found[-1] and one["elements"] == math.prod(sizes):
+            return f"{one['tensor']}, moved for {made[0]}"
+    return made[0]
 
 
 def _local_sizes(text: str, artifact: Artifact) -> list[int]:
@@ -133,8 +143,12 @@ def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buff
     for (spec, size), type in zip(_named(artifact, schedule), schedule.entries, strict=True):
         found[size, plain_shape(type), spec.name] += 1
     for value in schedule.values():
-        shape = plain_shape(value.type)
-        found[shape_bytes(value.type), shape, origin(value.op_name, shape, artifact)] += 1
+        parts = value.parts
+        for part in parts:
+            shape = plain_shape(part)
+            together = len(parts) > 1 and value.kind in KINDS
+            name = f"one of {len(parts)} in an {value.kind}" if together else origin(value.op_name, shape, artifact)
+            found[shape_bytes(part), shape, name] += 1
     buffers = [Buffer(size, shape, name, times) for (size, shape, name), times in found.items()]
     return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
 

@@ -37,8 +37,8 @@ def shape_bytes(text: str) -> int:
 
 
 def plain_shape(text: str) -> str:
-    """The first shapes in HLO text without their layouts."""
-    return " ".join(f"{dtype}[{dims}]" for dtype, dims, _, _ in _SHAPE.findall(text)[:3])
+    """The first shape in HLO text without its layout."""
+    return "".join(f"{dtype}[{dims}]" for dtype, dims, _, _ in _SHAPE.findall(text)[:1])
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,12 @@ class Value:
     op_name: str
     cycles: int
     times: int  # in one step
+
+    @property
+    def parts(self) -> list[str]:
+        """The types of the values it makes; what starts one ends with what it will be."""
+        types = [shape[0] for shape in _SHAPE.finditer(self.type)]
+        return types[-1:] if self.kind.endswith("-start") else types
 
 
 class Schedule:

@@ -64,6 +64,21 @@ def test_a_case_that_is_not_there_is_named(tmp_path):
         tpu_v3.main(["export", str(tmp_path), "moe_128e_13l"])
 
 
+def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_path, monkeypatch):
+    with pytest.raises(NamedMeshError, match=r"is not there\n[\s\S]*export .* moe_128e_12l"):
+        tpu_v3.main(["compile", str(tmp_path), "moe_128e_12l"])
+
+    def absent(target):
+        raise NamedMeshError("no libtpu", fix="install it")
+
+    monkeypatch.setattr("namedmesh.runtime.aot.devices_of", absent)
+    monkeypatch.setattr("namedmesh.runtime.artifact.Artifact.load", lambda path: None)
+    (tmp_path / "moe_128e_12l.nmesh").touch()
+    with pytest.raises(NamedMeshError, match="no libtpu"):
+        tpu_v3.main(["compile", str(tmp_path), "moe_128e_12l"])
+    assert not (results / "family.json").exists()
+
+
 def test_recorded_results_have_every_key():
     keys = {"model", "cores", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds",
             "collectives_match_plan", "error"}  # fmt: skip

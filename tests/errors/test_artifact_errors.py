@@ -117,7 +117,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has artifact version 99; this namedmesh reads 1
+'future.nmesh' has artifact version 99; this namedmesh reads 2
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)

@@ -68,7 +68,7 @@ the params layout maps dimension 'expert', which no parameter has
   params layout: expert:expert
   dimensions: hidden=16, model=10
   at LINE: nm.plan(PROGRAM, MESH, "group:data", params="expert:expert")
-  fix: use one of: hidden, model (or leave it out: layout.only(program.dims))
+  fix: use one of: hidden, model (or leave it out: layout.only(program.resting_dims))
 """)
 def params_layout_of_a_dimension_the_program_lacks():
     nm.plan(PROGRAM, MESH, "group:data", params="expert:expert")

@@ -15,7 +15,8 @@ import namedmesh as nm
 from namedmesh.runtime import aot
 from namedmesh.runtime.aot import compile_for
 from namedmesh.runtime.command import main
-from namedmesh.runtime.memory import exhausted, origin
+from namedmesh.runtime.memory import exhausted, largest, origin
+from namedmesh.runtime.schedule import Schedule
 from tests.runtime.test_memory import BRIEF, FULL
 from tests.runtime.test_without_tensorflow import BLOCK
 
@@ -98,7 +99,7 @@ def test_a_collective_in_another_precision_says_so(artifact, found):
 
 def test_the_table_says_what_a_core_holds(found):
     text = str(found)
-    assert text.startswith("stack on cpu:8, 8 cores, Mesh(data=2, model=4): fits\n  a core holds\n    weights      2.0 KiB\n")
+    assert text.startswith("stack on cpu:8, 8 cores, Mesh(data=2, model=4): compiles\n  a core holds\n    weights ")
     assert "  collectives as planned\n" in text
     assert "2,048 weights" in text and "(the program's count)" in text
 
@@ -207,16 +208,27 @@ def test_the_command_goes_on_after_an_artifact_that_does_not_compile(artifact, t
     other = nm.export(nm.trace(lambda x: nm.sin(x), nm.spec([B])), nm.Mesh(all=2), "batch:all")
     other.save(tmp_path / "small.nmesh")
     out = tmp_path / "out.json"
-    assert (
-        main(["aot", str(tmp_path / "small.nmesh"), str(tmp_path / "good.nmesh"), "--target", "cpu:8", "--json", str(out)]) == 1
-    )
+    paths = [str(tmp_path / "small.nmesh"), str(tmp_path / "good.nmesh")]
+    assert main(["aot", *paths, "--target", "cpu:8", "--json", str(out)]) == 2
     rows = json.loads(out.read_text())
     assert [(row["fits"], row["error"]) for row in rows] == [
-        (False, "<lambda> is planned for 2 devices, and cpu:8 has 8"),
+        (None, "<lambda> is planned for 2 devices, and cpu:8 has 8"),
         (True, None),
     ]
     assert {"peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan", "weights"} <= rows[0].keys()
-    assert "fix: use --target cpu:2" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith(f"{paths[0]}: <lambda> is planned for 2 devices") and "fix: use --target cpu:2" in said
+
+
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(artifact, tmp_path, capsys, monkeypatch):
+    path = str(tmp_path / "good.nmesh")
+    artifact.save(path)
+    monkeypatch.setattr(aot, "compile_for", lambda *_, **__: pytest.fail("compiled"))
+    refused = {"/nowhere/x.json": "cannot write --json", str(tmp_path): "cannot write", path: "is one of", "": "--json ''"}
+    for out, message in refused.items():
+        assert main(["aot", path, "--target", "cpu:8", "--json", out]) == 2
+        assert message in capsys.readouterr().err
+    assert nm.Artifact.load(path).digest == artifact.digest
 
 
 @pytest.mark.parametrize(
@@ -236,6 +248,28 @@ def test_out_of_memory_numbers_are_exact(artifact):
 def test_of_all_that_a_loop_makes_the_buffer_holds_what_has_its_shape(artifact):
     loop = next(name for name in artifact.ops if name.startswith("scan."))
     name = lambda shape: origin(f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice", shape, artifact)
-    assert name("f32[4,8,8]") == "x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:30"
+    assert name("f32[4,8,8]").startswith("x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:")
     assert name("f32[8,8]").startswith("scan float32[batch=16/data, model=8]")
     assert name("f32[7]") == name("f32[8,8]"), "what has no shape known is the first"
+
+
+def test_a_weight_that_is_gathered_is_not_named_after_what_reads_it():
+    X, Y = nm.dims("x=8 y=24")
+    step = lambda x: nm.einsum([x, nm.param("w", [X, Y])], [B, Y])
+    resting = nm.export(nm.trace(step, nm.spec([B, X])), nm.Mesh(all=8), "batch:all", params="x:all")
+    (gather,) = resting.collectives
+    name = origin(f"jit(f)/namedmesh/nm.{gather['op']}/XlaSharding", "f32[8,24]", resting)
+    assert name.startswith("w, moved for step float32[batch=16/all, y=24] at ")
+
+
+def test_values_of_a_combined_collective_are_told_apart(artifact):
+    text = """
+HloModule m, is_scheduled=true, entry_computation_layout={()->f32[]}
+
+ENTRY %main () -> f32[] {
+  %r = (f32[64,32]{1,0}, f32[4096]{0}) all-reduce(%a, %b), metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+}
+"""
+    bare = dataclasses.replace(artifact, inputs=(), variables=())
+    found = [(one.bytes, one.shape, one.origin) for one in largest(bare, Schedule(text))]
+    assert found == [(16384, "f32[4096]", "one of 2 in an all-reduce"), (8192, "f32[64,32]", "one of 2 in an all-reduce")]
