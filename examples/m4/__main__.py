@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import sys
 from typing import Any
@@ -58,17 +59,22 @@ def resolved() -> Settings:
     return base.but(**given)
 
 
+def given_data(run: Any) -> str:
+    """What --data says; nothing for a run that has its data, unless the flag is there."""
+    return flags.FLAGS.data if flags.FLAGS["data"].present or not run.started else ""
+
+
 def train() -> None:
     """Trains a run, or goes on with it."""
     from examples.m4.plots import draw
     from examples.m4.run import Run
 
     run = Run(flags.FLAGS.run)
-    settings = run.start(resolved(), flags.FLAGS.data)
+    settings = run.start(resolved(), given_data(run))
     from examples.m4.training import train as training
 
     last = training(run, settings)
-    print(f"trained {last.get('step', settings.steps):,.0f} steps" + (f"; loss {last['loss']:.3f}" if last else ""))
+    print(f"trained {last['step']:,.0f} steps" + (f"; loss {last['loss']:.3f}" if "loss" in last else ""))
     for path in draw(run):
         print(f"plot: {path}")
 
@@ -81,9 +87,10 @@ def evaluate() -> None:
 
     run, given = Run(flags.FLAGS.run), flags.FLAGS
     settings = run.fitted(resolved())
-    known = evaluation.baselines(given.baselines)
+    others = evaluation.baselines(given.baselines)
     result = evaluation.evaluate(run, settings, sets=given.sets, sentences=given.sentences, checkpoint=given.checkpoint)
     evaluation.routing(run, settings, checkpoint=given.checkpoint)
+    known = evaluation.comparable(others, result)
     print(evaluation.samples(result))
     print(evaluation.table(result, known))
     for path in draw(run, known):
@@ -99,14 +106,15 @@ def translate() -> None:
     settings = run.fitted(resolved())
     translator = Translator.open(run, settings, flags.FLAGS.checkpoint, lambda text: print(text, file=sys.stderr))
     source, output = flags.FLAGS.input, flags.FLAGS.output
-    with open(output, "w", encoding="utf-8") if output != "-" else sys.stdout as out:
+    sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
+    with written(output) as out:
         if source == "-" and sys.stdin.isatty():
             print("type a sentence in any of the run's languages; an empty line or ctrl-D ends", file=sys.stderr)
             for line in iter(lambda: sys.stdin.readline().strip(), ""):
                 print(translator.translate([line])[0], file=out, flush=True)
             return
         try:
-            with open(source, encoding="utf-8") if source != "-" else sys.stdin as file:
+            with open(source, encoding="utf-8", errors="replace") if source != "-" else sys.stdin as file:
                 lines = [line.rstrip("\n") for line in file]
         except OSError as error:
             raise NamedMeshError(f"cannot read {source!r}: {error.strerror}", fix="check --input") from None
@@ -114,15 +122,25 @@ def translate() -> None:
             print(line, file=out)
 
 
+def written(path: str) -> Any:
+    """A file to write to, or standard output."""
+    try:
+        return open(path, "w", encoding="utf-8") if path != "-" else contextlib.nullcontext(sys.stdout)
+    except OSError as error:
+        raise NamedMeshError(f"cannot write {path!r}: {error.strerror}", fix="check --output") from None
+
+
 def export() -> None:
     """Writes data and lowered programs into a run's folder, so that a host without TensorFlow can do the rest."""
     from examples.m4.run import Run
 
     run = Run(flags.FLAGS.run)
-    settings = run.start(resolved(), flags.FLAGS.data)
+    settings = run.start(resolved(), given_data(run))
     for name in ("train", "evaluate", "translate"):
         print(f"{name}: {run.artifact(name, settings)}")
-    print(f"copy {run.folder}, examples/ and namedmesh/ to a host with jax, orbax, sentencepiece and sacrebleu, and there run")
+    run.keep(settings)
+    needed = "jax, orbax, sentencepiece, sacrebleu and absl-py"
+    print(f"copy {run.folder}, examples/ and namedmesh/ to a host with {needed}, and there run")
     print(f"  python -m examples.m4 train --run {run.folder.name}")
 
 

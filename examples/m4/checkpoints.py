@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, listing
 from namedmesh.runtime import Executable
 from namedmesh.runtime.state import State
 
@@ -83,7 +83,8 @@ class Checkpoints:
             saved = self._manager.item_metadata(step)["state"]
             saved = getattr(saved, "tree", saved)
         except (FileNotFoundError, KeyError, TypeError):
-            raise NamedMeshError(f"{self.folder} has no whole checkpoint of step {step}", fix="name another step") from None
+            there = listing([str(one) for one in self._manager.all_steps()])
+            raise NamedMeshError(f"{self.folder} has no whole checkpoint of step {step}", fix=f"it has {there}") from None
         mesh = executable.artifact.mesh
         missing = [name for name in executable.variables if name not in saved]
         if missing:

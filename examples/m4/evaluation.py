@@ -112,16 +112,29 @@ def table(result: dict[str, Any], baselines: dict[str, float] | None = None) -> 
     return "\n".join([*lines, *(f"{name}: {text}" for name, text in result["signatures"].items())])
 
 
-def baselines(folders: Sequence[str]) -> dict[str, float]:
-    """BLEU by set/language from the evaluations of other runs: bilingual baselines."""
-    found = {}
+def baselines(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Scores by set/language from the evaluations of other runs: bilingual baselines."""
+    found: dict[str, dict[str, Any]] = {}
     for folder in folders:
         path = Run(folder).folder / "evaluation.json"
         if not path.exists():
             raise NamedMeshError(f"{folder} has no evaluation.json", fix=f"run evaluate with --run {folder} first")
         for row in json.loads(path.read_text(encoding="utf-8"))["languages"]:
-            found[f"{row['set']}/{row['language']}"] = row["bleu"]
+            found[f"{row['set']}/{row['language']}"] = row
     return found
+
+
+def comparable(others: dict[str, dict[str, Any]], result: dict[str, Any], say: Callable = print) -> dict[str, float]:
+    """The BLEU of the baselines that are of as many sentences as the result's; says which are not."""
+    known = {}
+    for row in result["languages"]:
+        name = f"{row['set']}/{row['language']}"
+        other = others.get(name)
+        if other is not None and other["sentences"] == row["sentences"]:
+            known[name] = other["bleu"]
+        elif other is not None:
+            say(f"{name}: no delta BLEU, for the baseline is of {other['sentences']} sentences and this of {row['sentences']}")
+    return known
 
 
 def samples(result: dict[str, Any], count: int = 8) -> str:

@@ -82,14 +82,14 @@ def _experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     shared = {side: each / np.maximum(each.sum(-1, keepdims=True), 1e-9) for side, each in sides.items()}
     layers = np.concatenate([shared[side].mean(0) for side in shared])
     names = [f"{side} {i}" for side in shared for i in range(shared[side].shape[1])]
-    figure, axis = pyplot.subplots(figsize=(8, 0.4 * len(names) + 1.6))
+    figure, axis = pyplot.subplots(figsize=(8, max(0.4 * len(names) + 1.6, 2.4)))
     image = axis.imshow(layers, aspect="auto", cmap="viridis", vmin=0)
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("expert")
     figure.colorbar(image, label="share of tokens")
     first = _saved(figure, run.plots / "expert_load.png", pyplot)
     last = shared["encoder"][:, -1]
-    figure, axis = pyplot.subplots(figsize=(8, 0.13 * len(loads) + 1.6))
+    figure, axis = pyplot.subplots(figsize=(8, max(0.13 * len(loads) + 1.6, 3.0)))
     image = axis.imshow(last, aspect="auto", cmap="viridis", vmin=0)
     axis.set_yticks(range(len(loads)), list(loads), fontsize=6)
     axis.set_xlabel("expert of the last encoder layer that has any")

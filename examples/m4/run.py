@@ -50,20 +50,42 @@ class Run:
             raise NamedMeshError(f"{path} cannot be read: {error}", fix="restore it, or start another run") from None
 
     @property
+    def corpus(self) -> str:
+        """What the run's data was made of; empty if that is not known."""
+        path = self.data / "corpus.txt"
+        return path.read_text() if path.exists() else ""
+
+    @property
     def started(self) -> bool:
         """Whether the run has settings."""
         return (self.folder / "settings.json").exists()
 
     def start(self, settings: Settings, data: str, say: Any = print) -> Settings:
-        """Makes the run ready to train with these settings: the data, and the model's vocabulary sizes; safe to repeat."""
+        """Makes the run ready to train with these settings: the data, and the model's vocabulary sizes; safe to repeat.
+
+        A run that has its data keeps it; data is then empty, or the same.
+        """
         if self.started:
             settings = self.fitted(settings)
-        else:
+            if data and self.corpus not in (data, ""):
+                raise NamedMeshError(
+                    f"{self.folder} is a run on other data: {self.corpus} there, {data} here",
+                    fix="leave out --data, or name another folder with --run",
+                )
+            return settings
+        try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            settings = self._reuse(settings, Run(data)) if Run(data).started else self._prepare(settings, data, say)
-            self._check_lengths(settings, say)
-        self._write("settings.json", settings.to_json())
+        except OSError as error:
+            raise NamedMeshError(f"cannot make the run {self.folder}: {error.strerror}", fix="name another folder") from None
+        settings = self._reuse(settings, Run(data)) if Run(data).started else self._prepare(settings, data, say)
+        self._check_lengths(settings, say)
+        self._write("data/corpus.txt", data)
+        self.keep(settings)
         return settings
+
+    def keep(self, settings: Settings) -> None:
+        """Makes these the run's settings, once it is known that they work."""
+        self._write("settings.json", settings.to_json())
 
     def _check_lengths(self, settings: Settings, say: Any) -> None:
         """Says how many examples are too long for a row; raises when all are."""
@@ -77,6 +99,11 @@ class Run:
     def _reuse(self, settings: Settings, other: Run) -> Settings:
         """The data of another run: the same languages, vocabularies and tokens, for models to be compared on."""
         before = other.settings
+        if settings.languages not in ("", before.languages):
+            raise NamedMeshError(
+                f"the data of {other.folder} is of {before.languages or 'all its languages'}, not of {settings.languages} alone",
+                fix="give the corpus itself as --data: the same sentences are held out of it whichever languages are asked for",
+            )
         shutil.copytree(other.data, self.data, copy_function=shutil.copy2, dirs_exist_ok=True)
         sizes = {name: getattr(before.model, name) for name in ("source_vocab", "target_vocab")}
         same = {name: getattr(before, name) for name in ("languages", "vocabulary_sentences")}

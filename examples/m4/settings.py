@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.layout import Layout
+from namedmesh.dims.mesh import Mesh
 from namedmesh.layers.config import CONFIGS, Config
+from namedmesh.runtime.artifact import PRECISIONS
 
 OPTIMIZERS = ("adafactor", "adam")
 
@@ -54,6 +57,17 @@ class Settings:
                      "keep", "beam", "translation_rows", "translation_length", "vocabulary_sentences"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise NamedMeshError(f"{name}={getattr(self, name)}", fix="give one or more")
+        if not self.minutes >= 0:
+            raise NamedMeshError(f"minutes={self.minutes}", fix="give a positive number, or 0 for no limit")
+        if not 0 <= self.alpha <= 10:
+            raise NamedMeshError(f"alpha={self.alpha}", fix="give a number from 0 (no length normalisation) to 10")
+        if self.precision not in PRECISIONS:
+            raise NamedMeshError(f"precision={self.precision!r} is not a choice", fix=did_you_mean(self.precision, PRECISIONS))
+        mesh = Mesh.parse(self.mesh)
+        for name in ("layout", "params"):
+            for axes in Layout(getattr(self, name)).rules.values():
+                for axis in axes:
+                    mesh.check_axis(axis, f"{name} {getattr(self, name)}")
         for name in ("temperature", "learning_rate", "clip_norm"):
             if not getattr(self, name) > 0:
                 raise NamedMeshError(f"{name}={getattr(self, name)}", fix="give a positive number")
@@ -88,7 +102,7 @@ PRESETS: dict[str, Settings] = {
     ),
     # Seconds, for tests.
     "tiny": Settings(
-        "tiny", CONFIGS["tiny"].but(source_vocab=400, target_vocab=400), source_length=32, target_length=24, rows=8, steps=20,
+        "tiny", CONFIGS["tiny"].but(source_vocab=400, target_vocab=400), source_length=64, target_length=48, rows=8, steps=20,
         optimizer="adam", learning_rate=3e-3, warmup=5, decay_after=100, mesh="all=4", log_every=5, save_every=5, dev_every=10,
         dev_batches=1, beam=2, translation_rows=8, translation_length=16,
     ),

@@ -40,6 +40,7 @@ def train(run: Run, settings: Settings, say: Callable[[str], None] = print) -> d
     """Trains from the newest checkpoint (or from scratch) to the last step; returns the last metrics."""
     cache_compilations(run.folder / "compiled")
     step = load(run.artifact("train", settings, say))
+    run.keep(settings)
     say(f"compiled in {step.report.compile_seconds:.1f} s; {step.report.peak_bytes / 2**20:,.0f} MiB a device; {step.audit}")
     checkpoints = Checkpoints(run.checkpoints, settings.keep)
     loop = Loop(run, settings, step, checkpoints, say)
@@ -71,10 +72,11 @@ class Loop:
             position, self.tokens = Position(**extra["position"]), extra["tokens"]
             say(f"going on from step {self.done}")
         self.batches.start = self.position = position
+        self.first = self.done
         self.evaluate = load(run.artifact("evaluate", settings, say)) if settings.dev_every else None
         self.metrics = Metrics(run.metrics, run.summaries, self.done)
         self.pending: list[tuple[int, int, dict[str, Any]]] = []
-        self.last: dict[str, float] = {}
+        self.last: dict[str, float] = {"step": self.done}
         self.dev = -1, math.nan  # the step that was last measured on dev data, and its loss
         self.since, self.paused = time.monotonic(), 0.0
 
@@ -97,7 +99,9 @@ class Loop:
                     self._save()
             stream.close()
             self._look()
-            self._save(scored=not heard)  # who sends a signal is in a hurry
+            if self.evaluate is not None and self.done > self.first and not heard:  # who sends a signal is in a hurry
+                self._dev()
+            self._save()
         progress.end()
         self.metrics.close()
         if heard:
@@ -145,27 +149,22 @@ class Loop:
         self.last = {"step": self.done, "tokens": self.tokens, **mean, "tokens_per_second": rate}
         self.metrics.write(self.last)
 
-    def _save(self, scored: bool = True) -> None:
+    def _save(self) -> None:
         begun = time.monotonic()
         self._look()
         extra = {"position": dataclasses.asdict(self.position), "stream": self.batches.digest, "tokens": self.tokens}
-        self.paused += time.monotonic() - begun
-        loss = self._dev() if self.evaluate is not None and scored else None
-        begun = time.monotonic()
-        self.checkpoints.save(self.done, self.state, extra, loss)
+        step, loss = self.dev
+        self.checkpoints.save(self.done, self.state, extra, loss if step == self.done else None)
         self.paused += time.monotonic() - begun
 
-    def _dev(self) -> float:
+    def _dev(self) -> None:
         """The loss on what the model is not trained on, measured once a step."""
         begun = time.monotonic()
         assert self.evaluate is not None
-        step, loss = self.dev
-        if step != self.done:
-            loss = dev_loss(self.evaluate, self.state, self.folder, self.settings)
-            self.dev = self.done, loss
-            self.metrics.write({"step": self.done, "tokens": self.tokens, "dev_loss": loss})
+        if self.dev[0] != self.done:
+            self.dev = self.done, dev_loss(self.evaluate, self.state, self.folder, self.settings)
+            self.metrics.write({"step": self.done, "tokens": self.tokens, "dev_loss": self.dev[1]})
         self.paused += time.monotonic() - begun
-        return loss
 
 
 def dev_loss(evaluate: Executable, state: State, run: Run, settings: Settings) -> float:

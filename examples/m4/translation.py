@@ -25,6 +25,7 @@ class Translator:
     executable: Executable
     state: State
     step: int
+    say: Callable[[str], None] = print
 
     @classmethod
     def open(cls, run: Run, settings: Settings, which: str = "newest", say: Callable[[str], None] = print) -> Translator:
@@ -34,12 +35,15 @@ class Translator:
         checkpoints = Checkpoints(run.checkpoints)
         found, state, _ = checkpoints.restore(executable, checkpoints.named(which))
         checkpoints.close()
-        return cls(settings, run.vocabularies, executable, state, found)
+        return cls(settings, run.vocabularies, executable, state, found, say)
 
     def translate(self, texts: Sequence[str], shown: Callable[[int], None] = lambda count: None) -> list[str]:
         """The best translation of each text, in order; what is too long is cut, what is empty stays so."""
         rows, length = self.settings.translation_rows, self.settings.translation_length
         pairs = [(ids, []) for ids in self.vocabularies.source.encode(texts)]
+        cut = sum(len(ids) > length for ids, _ in pairs)
+        if cut:
+            self.say(f"{cut:,} of {len(texts):,} are longer than {length} tokens, and cut; --translation_length takes more")
         found = [""] * len(texts)
         done = 0
         for batch in evaluation_batches(pairs, rows, length, length, by_length=True):

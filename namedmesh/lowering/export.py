@@ -20,9 +20,7 @@ from namedmesh.lowering.portable import portable
 from namedmesh.ops.op import Op
 from namedmesh.ops.program import Program, every_op
 from namedmesh.ops.tensor import Tensor
-from namedmesh.runtime.artifact import Artifact, TensorSpec, VariableSpec, packed
-
-PRECISIONS = ("default", "high", "highest")
+from namedmesh.runtime.artifact import PRECISIONS, Artifact, TensorSpec, VariableSpec, packed
 
 
 def described(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:

@@ -17,6 +17,7 @@ from namedmesh.dims.mesh import Mesh
 
 FORMAT = "namedmesh-artifact"
 VERSION = 2
+PRECISIONS = ("default", "high", "highest")
 
 
 @dataclass(frozen=True)

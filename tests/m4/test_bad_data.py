@@ -96,5 +96,5 @@ def test_sentences_that_are_all_too_long_are_an_error_before_lowering(tmp_path):
         (tmp_path / "long" / split / "deu.tsv").write_text("".join(lines))
     done = run("train", tmp_path / "run", {"preset": "tiny", "data": tmp_path / "long"}, blocked=True)
     assert done.returncode == 1
-    assert "none of the 30 examples fits into a row of 32 source and 24 target tokens" in done.stderr
+    assert "none of the 30 examples fits into a row of 64 source and 48 target tokens" in done.stderr
     assert "Traceback" not in done.stderr

@@ -66,12 +66,14 @@ def test_an_older_checkpoint_can_be_evaluated_and_one_that_is_not_there_is_an_er
     assert "with the model of step 15" in said and "delta BLEU" in said and "delta_bleu.png" in said
     done = run("evaluate", folder, {"checkpoint": 999}, blocked=True)
     assert done.returncode == 1
-    assert "has no whole checkpoint of step 999" in done.stderr and "Traceback" not in done.stderr
+    assert "has no whole checkpoint of step 999" in done.stderr and "fix: it has 10, 15 and 20" in done.stderr
 
 
 def _baseline(folder) -> str:
     (folder / "baseline").mkdir()
-    (folder / "baseline" / "evaluation.json").write_text('{"languages": [{"set": "main", "language": "qaa", "bleu": 50.0}]}')
+    (folder / "baseline" / "evaluation.json").write_text(
+        '{"languages": [{"set": "main", "language": "qaa", "sentences": 1, "bleu": 50.0}]}'
+    )
     return str(folder / "baseline")
 
 
@@ -85,6 +87,32 @@ def test_translate_keeps_the_order_and_empty_lines(trained, tmp_path):
     assert len(made) == 10 and made[4] == made[9] == "" and all(made[:4])
     reverse = good(run("translate", trained, {}, blocked=True, given="\n".join(reversed(sentences)) + "\n"))
     assert reverse.split("\n")[:9] == made[8::-1]
+
+
+def test_what_a_run_cannot_have_leaves_it_as_it_is(trained, tmp_path):
+    folder = copied(trained, tmp_path / "run")
+    before = (folder / "settings.json").read_text()
+    for flags, message in (
+        ({"mesh": "all=3x"}, "cannot read 'all=3x'"),
+        ({"layout": "group:nope"}, "nope"),
+        ({"mesh": "all=1", "layout": ""}, "making it needs TensorFlow"),
+        ({"data": "elsewhere"}, "is a run on other data"),
+        ({"minutes": -1}, "minutes=-1"),
+    ):
+        done = run("train", folder, flags, blocked=True)
+        assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, done.stderr[-2000:]
+        assert (folder / "settings.json").read_text() == before
+    other = run("train", tmp_path / "other", {"preset": "tiny_dense", "data": folder, "languages": "qaa"}, blocked=True)
+    assert other.returncode == 1 and "not of qaa alone" in other.stderr
+
+
+def test_bytes_that_are_no_text_and_lines_that_are_too_long_are_translated_as_far_as_they_go(trained, tmp_path):
+    source = tmp_path / "lines.txt"
+    source.write_bytes(b"\xff\xfe\n" + b"mira " * 500 + b"\n")
+    done = run("translate", trained, {"input": source}, blocked=True)
+    assert len(good(done).splitlines()) == 2 and "1 of 2 are longer than 16 tokens, and cut" in done.stderr
+    done = run("translate", trained, {"input": source, "output": tmp_path / "nowhere" / "out.txt"}, blocked=True)
+    assert done.returncode == 1 and "cannot write" in done.stderr and "Traceback" not in done.stderr
 
 
 def test_a_file_that_is_not_there_cannot_be_translated(trained):

@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from examples.m4 import evaluation
-from examples.m4.evaluation import averages, baselines, samples, table, thirds
+from examples.m4.evaluation import averages, baselines, comparable, samples, table, thirds
 from examples.m4.run import Run
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.runs import copied
@@ -114,8 +114,13 @@ def test_delta_bleu_is_the_difference_to_the_baselines(tmp_path):
     for code, bleu in (("bb", 10.5), ("aa", 0.25)):
         (tmp_path / code).mkdir()
         (tmp_path / code / "evaluation.json").write_text(json.dumps({"languages": [row(code, 1, bleu, 0.0)]}))
-    known = baselines([str(tmp_path / "bb"), str(tmp_path / "aa")])
+    others = baselines([str(tmp_path / "bb"), str(tmp_path / "aa")])
+    known = comparable(others, RESULT)
     assert known == {"main/bb": 10.5, "main/aa": 0.25}
+    said: list[str] = []
+    others["main/bb"]["sentences"] = 3
+    assert comparable(others, RESULT, said.append) == {"main/aa": 0.25}
+    assert said == ["main/bb: no delta BLEU, for the baseline is of 3 sentences and this of 1"]
     lines = table(RESULT, known).splitlines()
     assert lines[0].endswith("delta BLEU")
     assert [line.split()[5:] for line in lines[1:5]] == [["-1.5"], [], [], ["+0.8"]]

@@ -40,8 +40,8 @@ def read_corpus(
     """The corpus at root, of all or some languages and sets; the set at the root itself is "main".
 
     A directory of the root that has files but no train, dev or test is a set to test on; a root that has only files
-    gets dev and test held out of them. Left out, and reported, are lines that are no pair or have a side of more than
-    `longest` characters, and languages that there is nothing to train on.
+    gets dev and test held out of them, the same whichever languages are asked for. Left out, and reported, are lines
+    that are no pair or have a side of more than `longest` characters, and languages that there is nothing to train on.
     """
     root = pathlib.Path(root)
     corpus = Corpus({}, {}, {}, Report(str(root)))
@@ -52,11 +52,11 @@ def read_corpus(
             corpus.report.fault("no directory", part.folder.relative_to(root).as_posix())
             continue
         pairs: Pairs = {}
-        for language, path in part.files:
+        for language, path in part.every if part.split == ALL else part.files:
             good = read_pairs(path, path.relative_to(root).as_posix(), corpus.report, longest, known)
             pairs.setdefault(language, []).extend(good)
         for split, some in _held_out(pairs).items() if part.split == ALL else [(part.split, pairs)]:
-            read[part.set, split] = some
+            read[part.set, split] = {code: good for code, good in some.items() if languages is None or code in languages}
     trained = {language for (_, split), pairs in read.items() if split == "train" for language, good in pairs.items() if good}
     if not trained:
         faults = corpus.report.fault_lines()

@@ -11,7 +11,10 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 SPLITS = ("train", "dev", "test")
 ALL = "all"  # the split of a flat directory, before some of it is held out
-SHAPE = "a corpus is DIR/train/<lang>.tsv, DIR/dev/<lang>.tsv and DIR/test/<lang>.tsv, each line source<TAB>English"
+SHAPE = (
+    "a corpus is DIR/train/<lang>.tsv, DIR/dev/<lang>.tsv and DIR/test/<lang>.tsv, or DIR/<lang>.tsv alone, "
+    "each line source<TAB>English"
+)
 _NAME = re.compile(r"([^.].*?)(-en)?\.tsv(\.gz)?")
 
 
@@ -23,6 +26,7 @@ class Part:
     split: str
     folder: pathlib.Path
     files: tuple[tuple[str, pathlib.Path], ...]
+    every: tuple[tuple[str, pathlib.Path], ...] = ()  # files of the languages that were not asked for, too
 
 
 def find_parts(root: pathlib.Path, languages: Sequence[str] | None, sets: Sequence[str] | None) -> list[Part]:
@@ -65,7 +69,7 @@ def _files(folder: pathlib.Path) -> tuple[tuple[str, pathlib.Path], ...]:
 
 def _restricted(part: Part, languages: Sequence[str] | None) -> Part:
     files = tuple(file for file in part.files if languages is None or file[0] in languages)
-    return Part(part.set, part.split, part.folder, files)
+    return Part(part.set, part.split, part.folder, files, part.files)
 
 
 def _check(what: str, asked: Sequence[str] | None, there: set[str], root: pathlib.Path) -> None:

@@ -190,5 +190,5 @@ def _training_error(size: int, sentences: int, message: str, byte_fallback: bool
     bytes_taken = ", 256 of them bytes" if byte_fallback else ""
     return NamedMeshError(
         f"a vocabulary of {size} is too small: the characters of the {sentences} sentences alone need {found[1]}{bytes_taken}",
-        fix=f"give a size of at least {found[1]}, or a smaller character_coverage",
+        fix=f"give a size of at least {found[1]}",
     )

@@ -93,6 +93,9 @@ def test_a_flat_directory_is_held_out_the_same_in_every_language(tmp_path):
         assert there in found and sum(map(bool, found)) == 1
     again = read_corpus(tmp_path)
     assert (again.train, again.dev, again.tests) == (corpus.train, corpus.dev, corpus.tests)
+    alone = read_corpus(tmp_path, languages=["fra"])
+    assert (alone.train, alone.dev) == ({"fra": corpus.train["fra"]}, {"fra": corpus.dev["fra"]})
+    assert alone.tests["main"] == {"fra": corpus.tests["main"]["fra"]}
 
 
 @pytest.mark.parametrize(
