@@ -141,8 +141,8 @@ def _check_widths(program: Program) -> None:
 
 
 def _made(plan: Plan, op: Op) -> list[str]:
-    """What an op makes, where it lies, and the line that asked for it."""
-    text = lambda tensor: described("", tensor, plan.shardings[tensor]).sharded_text
+    """What an op makes, where it lies (inside a manual region nobody says), and the line that asked for it."""
+    text = lambda tensor: described("", tensor, plan.shardings.get(tensor, Sharding())).sharded_text
     return [f"{tensor.label} {text(tensor)} at {op.source}" for tensor in op.outputs]
 
 
