@@ -98,7 +98,7 @@ PRESETS: dict[str, Settings] = {
     "small": Settings(
         "small", SMALL, source_length=64, target_length=48, rows=32, temperature=1.5, steps=4000, minutes=8.0, optimizer="adam",
         learning_rate=5e-3, warmup=100, decay_after=600, mesh="all=4", save_every=500, dev_every=500, dev_batches=2,
-        translation_length=40,
+        translation_length=64,
     ),
     # Seconds, for tests.
     "tiny": Settings(
