@@ -247,20 +247,23 @@ class Planner:
             for name in layout.rules:
                 for axis in self.axes(layout, name):
                     if (name, axis) not in held:
-                        at_rest = layout is not self.plan.layout
-                        places = {t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting}
-                        having = [(t, sharding) for t, sharding in places.items() if name in t.shape.names]
-                        first = having[0][0].label
-                        move = f"write nm.reshard({first}, {name}) where {name} should take over the axis"
-                        raise NamedMeshError(
-                            f"the {label} maps dimension {name} to mesh axis {axis!r}, but every tensor keeps it whole there",
-                            *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
-                            f"{label}: {layout.text}",
-                            f"mesh: {self.mesh}",
-                            source=having[0][0].producer.source,
-                            fix=("write it before what takes the axis" if at_rest else move)
-                            + f", or leave it out of the {label}",
-                        )
+                        raise self.unused(name, axis, layout, label)
+
+    def unused(self, name: str, axis: str, layout: Layout, label: str) -> NamedMeshError:
+        """The error for a dimension that never gets an axis it is mapped to."""
+        at_rest = layout is not self.plan.layout
+        places = {t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting}
+        having = [(t, sharding) for t, sharding in places.items() if name in t.shape.names]
+        first = having[0][0]
+        move = f"write nm.reshard({first.label}, {name}) where {name} should take over the axis"
+        return NamedMeshError(
+            f"the {label} maps dimension {name} to mesh axis {axis!r}, but every tensor keeps it whole there",
+            *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
+            f"{label}: {layout.text}",
+            f"mesh: {self.mesh}",
+            source=first.producer.source,
+            fix=("write it before what takes the axis" if at_rest else move) + f", or leave it out of the {label}",
+        )
 
 
 RULES = {Scan: scan, While: while_loop, Cond: cond, Move: move, CustomVjp: pass_through}

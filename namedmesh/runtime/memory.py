@@ -56,13 +56,8 @@ class Exhausted:
 
 def attributed(artifact: Artifact, report: Report, schedule: Schedule) -> Memory:
     """A compiled step's bytes by what they hold; report has the compiler's totals."""
-    named = _named(artifact, schedule)
-    weights = sum(size for spec, size in named if getattr(spec, "trainable", False))
-    inputs = sum(size for spec, size in named if not hasattr(spec, "trainable"))
     return Memory(
-        weights=weights,
-        state=report.argument_bytes - weights - inputs,
-        inputs=inputs,
+        **_between(_named(artifact, schedule), report.argument_bytes),
         results=report.output_bytes - report.aliased_bytes,
         **_within(artifact, report.temporary_bytes),
         code=report.code_bytes,
@@ -72,11 +67,15 @@ def attributed(artifact: Artifact, report: Report, schedule: Schedule) -> Memory
 def presumed(artifact: Artifact, lack: Exhausted) -> Memory:
     """A step's bytes as the manifest and a message of missing memory have them, padding and results left out."""
     sizes = [(spec, _piece(spec, artifact)) for spec in (*artifact.inputs, *artifact.variables)]
+    kept = sum(size for _, size in sizes)
+    return Memory(**_between(sizes, kept), results=0, **_within(artifact, max(lack.needed - kept, 0)), code=0)
+
+
+def _between(sizes: list[tuple[TensorSpec, int]], bytes: int) -> dict[str, int]:
+    """What is there between steps: weights, inputs, and all else as state."""
     weights = sum(size for spec, size in sizes if getattr(spec, "trainable", False))
     inputs = sum(size for spec, size in sizes if not hasattr(spec, "trainable"))
-    kept = sum(size for _, size in sizes)
-    within = _within(artifact, max(lack.needed - kept, 0))
-    return Memory(weights=weights, state=kept - weights - inputs, inputs=inputs, results=0, **within, code=0)
+    return {"weights": weights, "state": bytes - weights - inputs, "inputs": inputs}
 
 
 def _within(artifact: Artifact, bytes: int) -> dict[str, int]:
