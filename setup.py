@@ -19,7 +19,7 @@ setup(
         "opt_einsum>=3.4",
         "PyYAML>=6",
     ],
-    entry_points={"console_scripts": ["namedmesh = namedmesh.runtime.command:main"]},
+    entry_points={"console_scripts": ["namedmesh = namedmesh.command:main"]},
     extras_require={
         "m4": ["orbax-checkpoint>=0.11", "sacrebleu>=2.4", "matplotlib>=3.9", "tensorboardX>=2.6"],
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"],

@@ -18,7 +18,7 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks import moe, moe_jax, moe_mtf
 from benchmarks.result import publish
-from namedmesh.runtime.hlo import collectives
+from namedmesh.hlo.collectives import collectives
 
 SIZES = moe.Sizes()
 MESH = nm.Mesh(all=8)

@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
+from namedmesh.command import short
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers.config import config
-from namedmesh.runtime.command import short
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
 TARGETS = {8: "tpu-v3:2x2", 128: "tpu-v3:8x8", 512: "tpu-v3:16x16", 2048: "tpu-v3:32x32"}
@@ -100,10 +100,10 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
     """Compiles Artifacts for their targets, and writes a row for each beside those that are there."""
     import jax
 
-    from namedmesh.runtime.aot import compile_for, devices_of
-    from namedmesh.runtime.aot_report import failed
+    from namedmesh.aot.compile import compile_for, devices_of
+    from namedmesh.aot.report import failed
+    from namedmesh.aot.topology import Target
     from namedmesh.runtime.artifact import Artifact
-    from namedmesh.runtime.topology import Target
 
     host = {"machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__, "libtpu": _libtpu()}
     for case in cases:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str) -> Any:
     if name.startswith("__"):
         raise AttributeError(name)
-    if name in ("api", "dims", "layers", "lowering", "ops", "runtime"):
+    if name in ("api", "aot", "dims", "hlo", "ir", "layers", "lowering", "ops", "runtime"):
         return importlib.import_module(f"namedmesh.{name}")
     api = importlib.import_module("namedmesh.api")
     if not hasattr(api, name):

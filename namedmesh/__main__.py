@@ -2,7 +2,7 @@
 
 import sys
 
-from namedmesh.runtime.command import main
+from namedmesh.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

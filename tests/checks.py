@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.ops.structures import flatten
+from namedmesh.ir.nest import flatten
 
 MESH = nm.Mesh(a=2, b=4)
 

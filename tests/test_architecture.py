@@ -6,10 +6,13 @@ import pathlib
 PACKAGE = pathlib.Path(__file__).parent.parent / "namedmesh"
 ALLOWED = {
     "dims": {"dims"},
-    "ops": {"dims", "ops"},
-    "lowering": {"dims", "ops", "lowering", "runtime"},
-    "runtime": {"dims", "runtime"},
-    "layers": {"dims", "ops", "layers"},
+    "ir": {"dims", "ir", "ops"},
+    "ops": {"dims", "ir", "ops"},
+    "lowering": {"dims", "ir", "ops", "lowering", "runtime"},
+    "hlo": {"dims", "hlo"},
+    "runtime": {"dims", "hlo", "runtime"},
+    "aot": {"dims", "hlo", "runtime", "aot"},
+    "layers": {"dims", "ir", "ops", "layers"},
 }
 
 

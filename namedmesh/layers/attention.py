@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.dense import dense
 from namedmesh.layers.dropout import dropout
-from namedmesh.ops.tensor import Tensor
 
 
 @dataclass(frozen=True)

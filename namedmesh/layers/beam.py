@@ -7,8 +7,8 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.decoder import IMPOSSIBLE, Decoder, checked_tokens
-from namedmesh.ops.tensor import Tensor
 
 
 def length_penalty(length: Tensor | float, alpha: float) -> Any:

@@ -7,8 +7,8 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.attention import Heads, keys_and_values, mixed, queries
-from namedmesh.ops.tensor import Tensor
 
 
 class Cache:

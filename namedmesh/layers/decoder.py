@@ -7,11 +7,11 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.attention import keys_and_values, mixed, queries
 from namedmesh.layers.cache import Cache
 from namedmesh.layers.gating import capacity
 from namedmesh.layers.transformer import Stack, Transformer, Turn
-from namedmesh.ops.tensor import Tensor
 
 IMPOSSIBLE = -1e9  # the score of what cannot be chosen
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ops.operands import require
-from namedmesh.ops.state import Initializer
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.operands import require
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.variables import Initializer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": nm.relu, "gelu": nm.gelu, "swish": nm.swish}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.gating import ExpertRouting, Routing
-from namedmesh.ops.tensor import Tensor
 
 
 class EinsumDispatch:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import namedmesh as nm
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.tensor import Tensor
 
 
 def dropout(x: Tensor, rate: float, key: Tensor | None) -> Tensor:

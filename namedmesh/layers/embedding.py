@@ -6,7 +6,7 @@ import math
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.tensor import Tensor
 
 
 def embedding(tokens: Tensor, vocab: Dimension, model: Dimension, *, name: str = "embedding", dtype: str = "float32") -> Tensor:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.config import CHOICES
-from namedmesh.ops.tensor import Tensor
 
 
 @dataclass(frozen=True)

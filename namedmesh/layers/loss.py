@@ -7,7 +7,7 @@ import math
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.tensor import Tensor
 
 
 def cross_entropy(

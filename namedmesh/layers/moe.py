@@ -7,10 +7,10 @@ from collections.abc import Callable
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.dense import activated
 from namedmesh.layers.dispatch import dispatcher
 from namedmesh.layers.gating import ExpertRouting, Routing
-from namedmesh.ops.tensor import Tensor
 
 
 def moe(

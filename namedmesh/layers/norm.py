@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.tensor import Tensor
 
 
 def layer_norm(x: Tensor, over: Dimension, *, name: str = "norm", epsilon: float = 1e-6) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.tensor import Tensor
 from namedmesh.layers.attention import Heads, causal, cross_attention, relative_bias, same_segment, self_attention
 from namedmesh.layers.config import Config
 from namedmesh.layers.dense import feed_forward
@@ -18,7 +19,6 @@ from namedmesh.layers.gating import ExpertRouting, Routing, capacity, expert_cho
 from namedmesh.layers.loss import cross_entropy, weighted_mean
 from namedmesh.layers.moe import moe
 from namedmesh.layers.norm import layer_norm, rms_norm
-from namedmesh.ops.tensor import Tensor
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.ir.program import Program, Specs, trace
 from namedmesh.lowering.export import export_planned
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan
-from namedmesh.ops.program import Program, Specs, trace
 from namedmesh.runtime import Executable
 
 

@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.sharding import Sharding, Step
+from namedmesh.ir.context import Context
+from namedmesh.ir.evaluate import lowered
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Body, Placeholder
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
 from namedmesh.lowering.plan import Plan, value_of
-from namedmesh.ops.context import Context
-from namedmesh.ops.evaluate import lowered
-from namedmesh.ops.op import Op
-from namedmesh.ops.program import Body, Placeholder
-from namedmesh.ops.tensor import Tensor
 
 
 class Emitter(Context):

@@ -13,13 +13,13 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Program, every_op
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
 from namedmesh.lowering.portable import portable
-from namedmesh.ops.op import Op
-from namedmesh.ops.program import Program, every_op
-from namedmesh.ops.tensor import Tensor
 from namedmesh.runtime.artifact import PRECISIONS, Artifact, TensorSpec, VariableSpec, packed
 
 

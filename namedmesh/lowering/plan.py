@@ -9,11 +9,11 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step
 from namedmesh.dims.source import Source
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import Cast
-from namedmesh.ops.op import Op
-from namedmesh.ops.program import Program
 from namedmesh.ops.scan import Scan
-from namedmesh.ops.tensor import Tensor
 
 PHASES = ("forward", "backward", "update")
 

@@ -11,16 +11,16 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step, conversion
 from namedmesh.dims.source import Source
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Placeholder, Program, every_op
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Collective, Plan, value_of
 from namedmesh.lowering.rules import generic
 from namedmesh.lowering.rules_control import cond, move, pass_through, scan, while_loop
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.op import Op
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Placeholder, Program, every_op
 from namedmesh.ops.scan import Scan
-from namedmesh.ops.tensor import Tensor
 
 
 def plan(

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Placeholder
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import Fill, Range
-from namedmesh.ops.op import Op
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Placeholder
-from namedmesh.ops.structure import Broadcast, Reshape
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.shape import Broadcast, Reshape
 
 if TYPE_CHECKING:
     from namedmesh.lowering.planner import Planner

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING
 
 from namedmesh.dims.errors import did_you_mean
 from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Body
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import Fill, Range
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.op import Op
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Body
 from namedmesh.ops.scan import Scan
-from namedmesh.ops.structure import Broadcast
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.shape import Broadcast
 
 if TYPE_CHECKING:
     from namedmesh.lowering.planner import Planner

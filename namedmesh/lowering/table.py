@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from namedmesh.dims.text import columns, human
+from namedmesh.ir.program import every_op
 from namedmesh.lowering.plan import PHASES, Plan
-from namedmesh.ops.program import every_op
 
 
 def plan_table(plan: Plan) -> str:

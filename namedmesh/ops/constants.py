@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.context import Context
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import AS_INPUT, bare, dimension, shaped, shown, typed
-from namedmesh.ops.program import checked_dtype
-from namedmesh.ops.tensor import FLOATS, Tensor
-from namedmesh.ops.trace import current
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import AS_INPUT, bare, dimension, shaped, shown, typed
+from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.tensor import FLOATS, Tensor
+from namedmesh.ir.trace import current
 
 
 def scalar_of(value: float | int | bool, dtype: tf.DType) -> tf.Tensor:

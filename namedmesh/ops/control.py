@@ -9,14 +9,14 @@ from typing import Any
 import tensorflow as tf
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.nest import flatten, leaves_as, outline, unflatten
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import callback, shown
+from namedmesh.ir.program import Body, trace_body
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
 from namedmesh.ops.constants import as_tensor
-from namedmesh.ops.context import Context
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import callback, shown
-from namedmesh.ops.program import Body, trace_body
-from namedmesh.ops.structures import flatten, leaves_as, outline, unflatten
-from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import current
 
 
 @dataclass(eq=False)
@@ -40,7 +40,7 @@ class Cond(Op):
         return tf.cond(condition, *branches)
 
     def vjp(self, *cotangents: Tensor):
-        from namedmesh.ops.autodiff import body_vjp
+        from namedmesh.ir.differentiate import body_vjp
 
         count = len(self.yes.captures)
         sides = self.inputs[1 : 1 + count], self.inputs[1 + count :]
@@ -101,7 +101,7 @@ class While(Op):
 
 def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
     """The leaves of a result, in the order of the expected ones and each like it (its order of dimensions restored)."""
-    from namedmesh.ops.structure import transpose
+    from namedmesh.ops.shape import transpose
 
     leaves, wanted = leaves_as(expected, made), flatten(expected)
     if leaves is None:

@@ -11,15 +11,15 @@ import tensorflow as tf
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
+from namedmesh.ir.context import Context
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import callback, counted, dimension, several, shown
+from namedmesh.ir.program import InputSpec
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import as_tensor
-from namedmesh.ops.context import Context
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import callback, counted, dimension, several, shown
 from namedmesh.ops.placement import grouped_by_lack
-from namedmesh.ops.program import InputSpec
-from namedmesh.ops.structure import transpose
-from namedmesh.ops.structures import flatten, unflatten
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.shape import transpose
 
 
 @dataclass(eq=False)

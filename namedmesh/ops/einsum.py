@@ -12,12 +12,12 @@ from tensorflow.compiler.xla import xla_data_pb2
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ops.context import Context, arrange
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import listed, same_sizes, shaped, takes
+from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import listed, same_sizes, shaped, takes
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.reduce import sum
-from namedmesh.ops.structure import broadcast, transpose
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.shape import broadcast, transpose
 
 _PRECISION = {name: getattr(xla_data_pb2.PrecisionConfig, name.upper()) for name in ("default", "high", "highest")}
 

@@ -12,12 +12,12 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context, align
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import counted, same_sizes, shown, takes
+from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import as_tensor
-from namedmesh.ops.context import Context, align
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import counted, same_sizes, shown, takes
-from namedmesh.ops.program import checked_dtype
-from namedmesh.ops.tensor import Tensor
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def joined(what: str, *operands: Tensor) -> Shape:
 def fit(dx: Tensor, shape: Shape) -> Tensor:
     """A cotangent brought to the shape of its primal: extra dimensions summed, missing ones broadcast, order restored."""
     from namedmesh.ops.reduce import sum
-    from namedmesh.ops.structure import broadcast, transpose
+    from namedmesh.ops.shape import broadcast, transpose
 
     extra = [dim for dim in dx.shape if dim.name not in shape.names]
     if extra:

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.context import Context, arrange
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import dimension, operand, require, same_sizes, several, shaped
-from namedmesh.ops.program import checked_dtype
-from namedmesh.ops.structure import rename, transpose
-from namedmesh.ops.tensor import INTEGERS, Tensor
+from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import dimension, operand, require, same_sizes, several, shaped
+from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.tensor import INTEGERS, Tensor
+from namedmesh.ops.shape import rename, transpose
 
 
 @dataclass(eq=False)

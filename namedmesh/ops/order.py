@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.context import Context
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import dimension, require, takes
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.index import ScatterAdd, gather
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import dimension, require, takes
-from namedmesh.ops.structure import rename, transpose
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ops.shape import rename, transpose
 
 
 @dataclass(eq=False)

@@ -10,12 +10,12 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, checked_identifier
-from namedmesh.ops.context import Context
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import callback, dimension, operand, require, several, shown
-from namedmesh.ops.program import Body, every_op, trace_body
-from namedmesh.ops.structures import unflatten
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.context import Context
+from namedmesh.ir.nest import unflatten
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import callback, dimension, operand, require, several, shown
+from namedmesh.ir.program import Body, every_op, trace_body
+from namedmesh.ir.tensor import Tensor
 
 
 @dataclass(eq=False)
@@ -116,7 +116,7 @@ class Manual(Op):
         return context.run(self.body, values)
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        from namedmesh.ops.autodiff import body_vjp
+        from namedmesh.ir.differentiate import body_vjp
 
         count = len(self.inputs)
         found: dict[int, Tensor] = {}

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import require, shaped, shown, takes
+from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ops.constants import as_tensor, zeros
-from namedmesh.ops.context import Context
 from namedmesh.ops.elementwise import cast, erfinv, log
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import require, shaped, shown, takes
-from namedmesh.ops.program import checked_dtype
 from namedmesh.ops.reduce import argmax
-from namedmesh.ops.tensor import FLOATS, Operand, Tensor
 
 KEY = Dimension("key_word", 2)
 _MANTISSA = {"bfloat16": 8, "float16": 11}

@@ -9,11 +9,11 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.context import Context
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import operand, require, several, takes
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import cast, equal, exp, log, maximum, stop_gradient, where
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import operand, require, several, takes
-from namedmesh.ops.tensor import Tensor
 
 _COMPUTE = {
     "sum": tf.reduce_sum, "max": tf.reduce_max, "min": tf.reduce_min, "prod": tf.reduce_prod,
@@ -41,7 +41,7 @@ class Reduce(Op):
         return _COMPUTE[self.function](x, [self.inputs[0].shape.position(dim.name) for dim in self.over])
 
     def vjp(self, dy: Tensor):
-        from namedmesh.ops.structure import broadcast
+        from namedmesh.ops.shape import broadcast
 
         (x,) = self.inputs
         if self.function == "sum":

@@ -12,18 +12,18 @@ from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ops.autodiff import _primal, body_vjp
+from namedmesh.ir.context import Context
+from namedmesh.ir.differentiate import _primal, body_vjp
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import callback, require, shown
+from namedmesh.ir.program import Body, live, pruned, trace_body
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
 from namedmesh.ops.constants import as_tensor, zeros
-from namedmesh.ops.context import Context
 from namedmesh.ops.control import matched
 from namedmesh.ops.einsum import Einsum
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import callback, require, shown
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Body, live, pruned, trace_body
-from namedmesh.ops.structures import flatten, unflatten
-from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import current
 
 REMAT = ("none", "full", "dots")
 
@@ -141,7 +141,7 @@ class Scan(Op):
 
     @staticmethod
     def _restored(dx: Tensor | None, x: Tensor) -> Tensor | None:
-        from namedmesh.ops.structure import transpose
+        from namedmesh.ops.shape import transpose
 
         return None if dx is None else transpose(dx, x.shape)
 

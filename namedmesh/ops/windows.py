@@ -10,11 +10,11 @@ from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import operand, require, whole_number
+from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import as_tensor, number, scalar_of, zeros
-from namedmesh.ops.context import Context, arrange
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import operand, require, whole_number
-from namedmesh.ops.tensor import Tensor
 
 
 @dataclass(eq=False)

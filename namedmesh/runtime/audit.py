@@ -13,7 +13,7 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.source import caller
-from namedmesh.runtime.hlo import Found, collectives
+from namedmesh.hlo.collectives import Found, collectives
 
 _AROUND = r"^jit\(.*?\)/namedmesh/"  # what jax puts before the names of a module's ops
 ALTERED = {"float32": ("bfloat16",), "bfloat16": ("float32",), "float16": ("float32",), "bool": ("uint8", "int32")}

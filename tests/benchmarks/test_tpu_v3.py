@@ -5,9 +5,9 @@ import json
 import pytest
 
 from benchmarks import tpu_v3
+from namedmesh.aot.topology import Target
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.config import config
-from namedmesh.runtime.topology import Target
 
 
 def row(case: tpu_v3.Case, fits: bool = True) -> dict:
@@ -71,7 +71,7 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
     def absent(target):
         raise NamedMeshError("no libtpu", fix="install it")
 
-    monkeypatch.setattr("namedmesh.runtime.aot.devices_of", absent)
+    monkeypatch.setattr("namedmesh.aot.compile.devices_of", absent)
     monkeypatch.setattr("namedmesh.runtime.artifact.Artifact.load", lambda path: None)
     (tmp_path / "moe_128e_12l.nmesh").touch()
     with pytest.raises(NamedMeshError, match="no libtpu"):

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.ir.program import every_op
 from namedmesh.layers.config import CHOICES, Config, config
 from namedmesh.layers.decoder import Decoder
 from namedmesh.layers.optimizers import Sgd
 from namedmesh.layers.sampling import greedy
 from namedmesh.layers.transformer import Transformer, batch_of
-from namedmesh.ops.program import every_op
 from tests.layers.numpy_transformer import Model
 
 SMALL = config("tiny").but(experts=4, model=8, hidden=12, heads=2, key=4, source_vocab=12, target_vocab=10, longest=16)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.ir.program import every_op
 from namedmesh.layers.config import config
 from namedmesh.layers.optimizers import Adam
 from namedmesh.layers.transformer import Transformer, batch_of
 from namedmesh.ops.einsum import Einsum
-from namedmesh.ops.program import every_op
 
 LAYOUT = "group:all, expert:all"
 

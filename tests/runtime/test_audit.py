@@ -5,8 +5,8 @@ import re
 import pytest
 
 import namedmesh as nm
+from namedmesh.hlo.collectives import collectives
 from namedmesh.runtime.audit import audit
-from namedmesh.runtime.hlo import collectives
 
 MESH = nm.Mesh(data=2, model=4)
 ADD = 'to_apply=%add, metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}'

@@ -11,9 +11,9 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source
 
 if TYPE_CHECKING:
-    from namedmesh.ops.op import Op
-    from namedmesh.ops.program import Variable
-    from namedmesh.ops.tensor import Tensor
+    from namedmesh.ir.op import Op
+    from namedmesh.ir.program import Variable
+    from namedmesh.ir.tensor import Tensor
 
 _stack: list[Trace] = []
 
@@ -59,7 +59,7 @@ class Trace:
 
     def placeholder(self, shape: Shape, dtype: str, name: str) -> Tensor:
         """A tensor whose value is given from outside."""
-        from namedmesh.ops.program import Placeholder
+        from namedmesh.ir.program import Placeholder
 
         with pushed(self):
             tensor = Placeholder((), shape, dtype).output

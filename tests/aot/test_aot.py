@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.runtime import aot
-from namedmesh.runtime.aot import compile_for
-from namedmesh.runtime.command import main
-from namedmesh.runtime.memory import exhausted, largest, origin
-from namedmesh.runtime.schedule import Schedule
-from tests.runtime.test_memory import BRIEF, FULL
+from namedmesh.aot import compile as aot
+from namedmesh.aot.compile import compile_for
+from namedmesh.aot.memory import exhausted, largest, origin
+from namedmesh.command import main
+from namedmesh.hlo.schedule import Schedule
+from tests.aot.test_memory import BRIEF, FULL
 from tests.runtime.test_without_tensorflow import BLOCK
 
 B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")
@@ -191,7 +191,7 @@ def test_a_mesh_is_laid_over_the_torus_of_its_target(artifact):
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     artifact.save(tmp_path / "one.nmesh")
     artifact.save(tmp_path / "two.nmesh")
-    code = BLOCK + "from namedmesh.runtime.command import main\nsys.exit(main(sys.argv[1:]))"
+    code = BLOCK + "from namedmesh.command import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
     done = subprocess.run(

@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import operand, shown
+from namedmesh.ir.program import Body, Placeholder
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import Trace, current, pushed
 from namedmesh.ops.constants import full, zeros
 from namedmesh.ops.elementwise import StopGradient, add
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import operand, shown
 from namedmesh.ops.placement import Move
-from namedmesh.ops.program import Body, Placeholder
-from namedmesh.ops.state import parameters
-from namedmesh.ops.structures import flatten, unflatten
-from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import Trace, current, pushed
+from namedmesh.ops.variables import parameters
 
 
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:

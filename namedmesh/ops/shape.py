@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ops.context import Context, align, arrange
-from namedmesh.ops.op import Op, Placement
-from namedmesh.ops.operands import dimension, listed, operand, require, same_sizes, several, shaped, shown, whole_number
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.context import Context, align, arrange
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import dimension, listed, operand, require, same_sizes, several, shaped, shown, whole_number
+from namedmesh.ir.tensor import Tensor
 
 
 @dataclass(eq=False)

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
-from namedmesh.ops.tensor import Tensor
-from namedmesh.ops.trace import current
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
 
 if TYPE_CHECKING:
-    from namedmesh.ops.context import Context
+    from namedmesh.ir.context import Context
 
 
 @dataclass(frozen=True)
@@ -90,8 +90,8 @@ class Op:
 
     def again(self, inputs: tuple[Tensor, ...]) -> Op:
         """The same op on other inputs, recorded in the program being traced, with loop bodies and branches of its own."""
-        from namedmesh.ops.autodiff import copied
-        from namedmesh.ops.program import Body
+        from namedmesh.ir.differentiate import copied
+        from namedmesh.ir.program import Body
 
         mine = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         bodies = {name: copied(value) for name, value in mine.items() if isinstance(value, Body)}
@@ -100,7 +100,7 @@ class Op:
 
     def prune(self, needed: set[Tensor]) -> None:
         """Drops what no needed tensor depends on inside loop bodies and branches."""
-        from namedmesh.ops.program import Body, pruned
+        from namedmesh.ir.program import Body, pruned
 
         for one in dataclasses.fields(self):
             body = getattr(self, one.name)

@@ -9,11 +9,11 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import callback, several, shown, typed
-from namedmesh.ops.structures import flatten
-from namedmesh.ops.tensor import FLOATS, INTEGERS, Tensor
-from namedmesh.ops.trace import Trace, current, pushed, tracing
+from namedmesh.ir.nest import flatten
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import callback, several, shown, typed
+from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
+from namedmesh.ir.trace import Trace, current, pushed, tracing
 
 
 @dataclass(eq=False)
@@ -121,7 +121,7 @@ class Program:
 
     def evaluate(self, state: Mapping[str, Any], **inputs: Any) -> tuple[dict[str, Any], Any]:
         """Runs op by op in eager TensorFlow, unsharded: the reference every sharded run is tested against."""
-        from namedmesh.ops.evaluate import evaluate
+        from namedmesh.ir.evaluate import evaluate
 
         return evaluate(self, state, inputs)
 

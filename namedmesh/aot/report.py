@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.aot.memory import Buffer, Exhausted, Memory
+from namedmesh.aot.topology import Target
 from namedmesh.dims.text import columns, human
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit
 from namedmesh.runtime.bridge import dtype_of
-from namedmesh.runtime.memory import Buffer, Exhausted, Memory
-from namedmesh.runtime.topology import Target
 
 HELD = {"state": "optimizer and other state", "activations": "activations that loops keep, as planned"}
 

@@ -38,7 +38,7 @@ class Context:
 
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lowers a loop body or a branch on these values."""
-        from namedmesh.ops.evaluate import run
+        from namedmesh.ir.evaluate import run
 
         return run(body, values, self)
 

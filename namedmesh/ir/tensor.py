@@ -8,7 +8,7 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 
 if TYPE_CHECKING:
-    from namedmesh.ops.op import Op
+    from namedmesh.ir.op import Op
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
@@ -113,7 +113,7 @@ class Tensor:
     __rmatmul__ = __matmul__
 
     def _compared(self, name: str, other: Any) -> NamedMeshError:
-        from namedmesh.ops.operands import shown
+        from namedmesh.ir.operands import shown
 
         sign = {"equal": "==", "not_equal": "!="}[name]
         beside = other.label if isinstance(other, Tensor) else shown(other)

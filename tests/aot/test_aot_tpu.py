@@ -25,7 +25,7 @@ def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
         paths.append(str(folder / f"model{i}.nmesh"))
         artifact.save(paths[-1])
     out = folder / "out.json"
-    command = [sys.executable, "-m", "namedmesh.runtime.aot", *paths, "--target", "tpu-v3:2x2", "--json", str(out)]
+    command = [sys.executable, "-m", "namedmesh.aot.compile", *paths, "--target", "tpu-v3:2x2", "--json", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert out.exists(), done.stderr[-3000:]
     return json.loads(out.read_text())

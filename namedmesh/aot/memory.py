@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from namedmesh.hlo.collectives import KINDS
+from namedmesh.hlo.schedule import Schedule, plain_shape, shape_bytes
 from namedmesh.runtime.artifact import Artifact, TensorSpec
 from namedmesh.runtime.bridge import dtype_of
 from namedmesh.runtime.executable import Report
-from namedmesh.runtime.hlo import KINDS
-from namedmesh.runtime.schedule import Schedule, plain_shape, shape_bytes
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"

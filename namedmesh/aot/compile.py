@@ -1,6 +1,6 @@
 """Ahead of time: an Artifact compiled for devices that are not here, and what it would take there.
 
-python -m namedmesh.runtime.aot ARTIFACT [ARTIFACT ...] --target tpu-v3:32x32 [--json OUT]
+python -m namedmesh.aot.compile ARTIFACT [ARTIFACT ...] --target tpu-v3:32x32 [--json OUT]
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from jax.experimental import topologies
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import SingleDeviceSharding
 
+from namedmesh.aot.memory import Exhausted, attributed, exhausted, known_buffers, largest, levers, presumed
+from namedmesh.aot.report import Aot, Layout, trainable
+from namedmesh.aot.topology import GENERATIONS, Target, Torus, mean_hops, torus_assignment, traffic_of
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.aot_report import Aot, Layout, trainable
+from namedmesh.hlo.schedule import Schedule
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import audit
 from namedmesh.runtime.bridge import started
 from namedmesh.runtime.devices import use_cpu_devices
 from namedmesh.runtime.executable import Report, compiled, lowered_step
-from namedmesh.runtime.memory import Exhausted, attributed, exhausted, known_buffers, largest, levers, presumed
-from namedmesh.runtime.schedule import Schedule
-from namedmesh.runtime.topology import GENERATIONS, Target, Torus, mean_hops, torus_assignment, traffic_of
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
 ENVIRONMENT = {
@@ -236,6 +236,6 @@ def _factors(number: int) -> list[int]:
 
 
 if __name__ == "__main__":
-    from namedmesh.runtime.command import main
+    from namedmesh.command import main
 
     sys.exit(main(["aot", *sys.argv[1:]]))

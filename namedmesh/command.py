@@ -30,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def ahead_of_time(paths: Sequence[str], target: str, out: str | None) -> int:
     """Compiles every artifact for a target, prints the reports and writes the rows."""
-    from namedmesh.runtime.aot import compile_for, prepare
-    from namedmesh.runtime.aot_report import failed
+    from namedmesh.aot.compile import compile_for, prepare
+    from namedmesh.aot.report import failed
+    from namedmesh.aot.topology import Target
     from namedmesh.runtime.artifact import Artifact
-    from namedmesh.runtime.topology import Target
 
     where = Target.parse(target)
     if out is not None:

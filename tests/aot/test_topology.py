@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.runtime.topology import Target, Torus, mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.topology import Target, Torus, mean_hops, torus_assignment, traffic_of
 
 
 def torus(text: str) -> Torus:

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
 from namedmesh.dims.source import caller
+from namedmesh.ir.operands import dimension, shaped, shown
+from namedmesh.ir.program import Variable, checked_dtype, whole_names
+from namedmesh.ir.tensor import FLOATS, Operand, Tensor
+from namedmesh.ir.trace import Trace, current
 from namedmesh.ops import random
 from namedmesh.ops.constants import as_tensor, full, number
-from namedmesh.ops.operands import dimension, shaped, shown
-from namedmesh.ops.program import Variable, checked_dtype, whole_names
-from namedmesh.ops.structure import transpose
-from namedmesh.ops.tensor import FLOATS, Operand, Tensor
-from namedmesh.ops.trace import Trace, current
+from namedmesh.ops.shape import transpose
 
 Initializer = Callable[[Tensor, Shape, str], Tensor]
 

@@ -9,12 +9,12 @@ import numpy as np
 import tensorflow as tf
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ops.context import Context
-from namedmesh.ops.op import Op
-from namedmesh.ops.operands import shown
-from namedmesh.ops.program import Body, Placeholder, Program
-from namedmesh.ops.structures import unflatten
-from namedmesh.ops.tensor import Tensor
+from namedmesh.ir.context import Context
+from namedmesh.ir.nest import unflatten
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import shown
+from namedmesh.ir.program import Body, Placeholder, Program
+from namedmesh.ir.tensor import Tensor
 
 
 def lowered(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:

@@ -5,9 +5,9 @@ import dataclasses
 import pytest
 
 import namedmesh as nm
+from namedmesh.aot.memory import Memory, attributed, exhausted, largest, levers
+from namedmesh.hlo.schedule import Schedule, shape_bytes
 from namedmesh.runtime.executable import Report
-from namedmesh.runtime.memory import Memory, attributed, exhausted, largest, levers
-from namedmesh.runtime.schedule import Schedule, shape_bytes
 
 B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")
 

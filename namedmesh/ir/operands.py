@@ -11,7 +11,7 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.source import Source
-from namedmesh.ops.tensor import FLOATS, INTEGERS, Tensor
+from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
 
 KINDS = {"float": FLOATS, "number": (*FLOATS, *INTEGERS), "bool": ("bool",), "any": (*FLOATS, *INTEGERS, "bool")}
 AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)"

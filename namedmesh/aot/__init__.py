@@ -1,0 +1,1 @@
+"""Answers for absent machines: Artifacts compiled for devices that are not here."""

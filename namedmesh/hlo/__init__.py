@@ -1,0 +1,1 @@
+"""What the compiler made: compiled HLO, read once into typed values."""

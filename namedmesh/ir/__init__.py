@@ -1,0 +1,1 @@
+"""What a program is: tensors, ops, programs, and the passes over them."""
