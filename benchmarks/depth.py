@@ -44,7 +44,12 @@ def measure(rounds: int = 3) -> dict[str, object]:
                 times[depth].append(seconds)
     medians = {depth: statistics.median(values) for depth, values in times.items()}
     rows = [{"layers": depth, "seconds": medians[depth], "bytes": sizes[depth]} for depth in DEPTHS]
-    return {"time_ratio": medians[60] / medians[12], "size_ratio": sizes[60] / sizes[12], "rows": rows, "rounds": rounds}
+    return {
+        "time_ratio": medians[60] / medians[12],
+        "size_ratio": sizes[60] / sizes[12],
+        "rows": rows,
+        "rounds": rounds,
+    }
 
 
 def main(_: list[str]) -> None:

@@ -27,7 +27,12 @@ def program(sizes: Sizes, form: str) -> nm.Program:
     )
 
     def step(x, dy, draws):
-        y, routing = moe(x, lambda logits: top_k_gating(logits, S, E, C, draws=[draws]), (G, S, E, C, M, H), form=form)
+        y, routing = moe(
+            x,
+            lambda logits: top_k_gating(logits, S, E, C, draws=[draws]),
+            (G, S, E, C, M, H),
+            form=form,
+        )
         loss = nm.sum(y * dy) + routing.aux_loss
         return {"y": y, **nm.grad(loss, {"x": x, **nm.parameters()})}
 
@@ -47,7 +52,9 @@ def measure(sizes: Sizes = SIZES, steps: int = 50) -> dict[str, object]:
         runs[form] = (step, step.init(0), step.put(x=x, dy=dy, draws=draws), traced.flops())
         results[form] = jax.device_get(step(runs[form][1], **runs[form][2])[1])
     for name, value in results["einsum"].items():
-        np.testing.assert_allclose(results["gather"][name], value, rtol=1e-3, atol=1e-3 * np.abs(value).max(), err_msg=name)
+        np.testing.assert_allclose(
+            results["gather"][name], value, rtol=1e-3, atol=1e-3 * np.abs(value).max(), err_msg=name
+        )
     for i in range(steps + 3):
         for form in ("einsum", "gather") if i % 2 else ("gather", "einsum"):
             step, state, inputs, _ = runs[form]

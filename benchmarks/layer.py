@@ -24,7 +24,9 @@ SIZES = moe.Sizes()
 MESH = nm.Mesh(all=8)
 RESULTS = ("y", "x", "wg", "wi", "wo")
 
-_STEPS = flags.DEFINE_integer("steps", 100, "Timed steps of each program, after some to warm up.", lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    "steps", 100, "Timed steps of each program, after some to warm up.", lower_bound=1
+)
 
 
 def counted(text: str) -> dict[str, int]:
@@ -32,7 +34,9 @@ def counted(text: str) -> dict[str, int]:
     return dict(Counter(found.kind for found in collectives(text, MESH)))
 
 
-def interleaved(programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5) -> dict[str, np.ndarray]:
+def interleaved(
+    programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5
+) -> dict[str, np.ndarray]:
     """Milliseconds on the clock and on the processors of each program's steps, taken in turns of alternating order."""
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for i in range(warm + steps):
@@ -43,7 +47,9 @@ def interleaved(programs: dict[str, Callable[[], Any]], steps: int, warm: int = 
     return {name: 1e3 * np.array(pairs[warm:]).T for name, pairs in taken.items()}
 
 
-def compared(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], steps: int) -> dict[str, float]:
+def compared(
+    name: str, ours: Callable[[], Any], theirs: Callable[[], Any], steps: int
+) -> dict[str, float]:
     """Median times of our program and another, and their ratios: above 1 we are slower.
 
     On a shared machine the ratios of each turn's pair and of processor time are steadier than that of the medians.
@@ -65,7 +71,9 @@ def compared(name: str, ours: Callable[[], Any], theirs: Callable[[], Any], step
 def check(made: dict[str, Any], wanted: Sequence[Any]) -> None:
     """Raises an AssertionError unless our results are another program's."""
     for name, values in zip(RESULTS, wanted, strict=True):
-        np.testing.assert_allclose(made[name], values, rtol=1e-3, atol=1e-5 * np.abs(values).max(), err_msg=name)
+        np.testing.assert_allclose(
+            made[name], values, rtol=1e-3, atol=1e-5 * np.abs(values).max(), err_msg=name
+        )
 
 
 def measure(steps: int) -> dict[str, Any]:
@@ -88,17 +96,26 @@ def measure(steps: int) -> dict[str, Any]:
     result = {
         **compared("jax", ours, theirs, steps),
         "steps": steps,
-        "collectives": {"namedmesh": counted(step._step.as_text()), "jax": counted(by_hand.as_text())},
+        "collectives": {
+            "namedmesh": counted(step._step.as_text()),
+            "jax": counted(by_hand.as_text()),
+        },
         "sizes": {**vars(SIZES), "capacity": SIZES.capacity},
         "versions": {"tensorflow": tf.__version__, "jax": jax.__version__},
     }
     try:
-        run, results = moe_mtf.step(SIZES, MESH.devices, {name: np.asarray(value) for name, value in given.items()})
+        run, results = moe_mtf.step(
+            SIZES, MESH.devices, {name: np.asarray(value) for name, value in given.items()}
+        )
     except ImportError:
         return result
     check(ours(), results())
     beside = compared("mesh_tensorflow", ours, run, steps)
-    return {**result, "ratio_to_mesh_tensorflow": beside["ratio_to_mesh_tensorflow"], "beside_mesh_tensorflow": beside}
+    return {
+        **result,
+        "ratio_to_mesh_tensorflow": beside["ratio_to_mesh_tensorflow"],
+        "beside_mesh_tensorflow": beside,
+    }
 
 
 def main(_arguments: list[str]) -> None:

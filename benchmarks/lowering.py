@@ -18,7 +18,9 @@ from namedmesh.lowering.export import lower
 SIZES = moe.Sizes(group=2048, seq=2048, model=1024, hidden=8192, expert=2048)
 DEVICES = (8, 128, 2048)
 
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Timed rounds over all numbers of devices, after one to warm up.", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer(
+    "rounds", 7, "Timed rounds over all numbers of devices, after one to warm up.", lower_bound=1
+)
 
 
 def lowered(devices: int) -> tuple[float, int]:
@@ -40,7 +42,9 @@ def measure(rounds: int) -> dict[str, Any]:
     rows = []
     for devices, pairs in measured.items():
         seconds, sizes = zip(*pairs, strict=True)
-        rows.append({"devices": devices, "seconds": statistics.median(seconds), "bytes": max(sizes)})
+        rows.append(
+            {"devices": devices, "seconds": statistics.median(seconds), "bytes": max(sizes)}
+        )
     return {
         "rows": rows,
         "size_ratio": rows[-1]["bytes"] / rows[0]["bytes"],

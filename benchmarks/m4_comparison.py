@@ -31,7 +31,12 @@ def drawn(runs: list[pathlib.Path], path: pathlib.Path) -> None:
         averages = json.loads((run / "evaluation.json").read_text())["averages"]
         places = np.arange(len(averages)) + 0.8 * (i + 0.5) / len(runs) - 0.4
         right.bar(places, [row["bleu"] for row in averages], 0.8 / len(runs), label=run.name)
-        right.set_xticks(range(len(averages)), [f"{row['set']}\n{row['resources']}" for row in averages], fontsize=6, rotation=60)
+        right.set_xticks(
+            range(len(averages)),
+            [f"{row['set']}\n{row['resources']}" for row in averages],
+            fontsize=6,
+            rotation=60,
+        )
     left.set(xlabel="steps", ylabel="cross entropy")
     right.set_ylabel("BLEU")
     for side in (left, right):
@@ -50,8 +55,12 @@ def main() -> None:
         rows = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
         speed = statistics.median(row["tokens_per_second"] for row in rows)
         averages = json.loads((run / "evaluation.json").read_text())["averages"]
-        scores = ", ".join(f"{row['set']} {row['bleu']:.1f}" for row in averages if row["resources"] == "all")
-        print(f"{run.name}: {rows[-1]['step']:,} steps, {rows[-1]['tokens']:,} tokens, {speed:,.0f} tokens/s, BLEU {scores}")
+        scores = ", ".join(
+            f"{row['set']} {row['bleu']:.1f}" for row in averages if row["resources"] == "all"
+        )
+        print(
+            f"{run.name}: {rows[-1]['step']:,} steps, {rows[-1]['tokens']:,} tokens, {speed:,.0f} tokens/s, BLEU {scores}"
+        )
     if given.plot:
         drawn(given.runs, given.plot)
 

@@ -25,10 +25,18 @@ from namedmesh.runtime import load
 
 Batch = dict[str, np.ndarray]
 
-_DATA = flags.DEFINE_string("data", "synthetic", "The corpus: synthetic, catalogs, or a directory of TSV files.")
-_PRESET = flags.DEFINE_enum("preset", "small", sorted(PRESETS), "The settings whose train step is timed.")
-_RUN = flags.DEFINE_string("run", None, "A folder to keep data and lowered step in; one that goes away unless said.")
-_TURNS = flags.DEFINE_integer("turns", 9, "Turns of the pipeline and of the step, after one to warm up.", lower_bound=1)
+_DATA = flags.DEFINE_string(
+    "data", "synthetic", "The corpus: synthetic, catalogs, or a directory of TSV files."
+)
+_PRESET = flags.DEFINE_enum(
+    "preset", "small", sorted(PRESETS), "The settings whose train step is timed."
+)
+_RUN = flags.DEFINE_string(
+    "run", None, "A folder to keep data and lowered step in; one that goes away unless said."
+)
+_TURNS = flags.DEFINE_integer(
+    "turns", 9, "Turns of the pipeline and of the step, after one to warm up.", lower_bound=1
+)
 _STEPS = flags.DEFINE_integer("steps_a_turn", 5, "Train steps in a turn.", lower_bound=1)
 
 
@@ -72,7 +80,9 @@ def rates(
 def measure(run: Run, settings: Settings, turns: int, steps: int) -> dict[str, Any]:
     """Both rates of a run, with the results of every step fetched."""
     shape = settings.rows, settings.source_length, settings.target_length
-    stream = Batches(run.tokens("train"), *shape, seed=settings.seed, temperature=settings.temperature)
+    stream = Batches(
+        run.tokens("train"), *shape, seed=settings.seed, temperature=settings.temperature
+    )
     batches = max(-(-len(stream.chunk(0)) // settings.rows), steps)
     executable = load(run.artifact("train", settings))
     state = executable.init(settings.seed)

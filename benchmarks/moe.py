@@ -23,7 +23,9 @@ class Sizes:
         return 2 * self.seq // self.expert
 
 
-def top2_gating(gates: nm.Tensor, G, S, E, C) -> tuple[nm.Tensor, nm.Tensor, nm.Tensor]:  # gates: GSE
+def top2_gating(
+    gates: nm.Tensor, G, S, E, C
+) -> tuple[nm.Tensor, nm.Tensor, nm.Tensor]:  # gates: GSE
     """Combine weights and dispatch mask (GSEC), and the auxiliary loss of each group (G)."""
     first = nm.one_hot(nm.argmax(gates, E), E)  # GSE
     density, proxy = nm.mean(first, over=S), nm.mean(gates, over=S)  # GE
@@ -33,7 +35,9 @@ def top2_gating(gates: nm.Tensor, G, S, E, C) -> tuple[nm.Tensor, nm.Tensor, nm.
     total = gate1 + gate2 + 1e-9
     place1 = nm.cumsum(first, S, exclusive=True)  # GSE: how many came before
     place2 = nm.cumsum(second, S, exclusive=True) + nm.sum(first, over=S)
-    combine = _placed(first, place1, gate1 / total, E, C) + _placed(second, place2, gate2 / total, E, C)
+    combine = _placed(first, place1, gate1 / total, E, C) + _placed(
+        second, place2, gate2 / total, E, C
+    )
     return combine, nm.cast(combine > 0, "float32"), aux
 
 

@@ -11,7 +11,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.moe import Sizes
 
 
-def top2_gating(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:  # gates: GSE
+def top2_gating(
+    gates: jax.Array, capacity: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:  # gates: GSE
     """Combine weights and dispatch mask (GSEC), and the auxiliary loss of each group (G)."""
     experts = gates.shape[-1]
     first = jax.nn.one_hot(jnp.argmax(gates, -1), experts)  # GSE
@@ -21,7 +23,9 @@ def top2_gating(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, 
     total = gate1 + gate2 + 1e-9
     place1 = jnp.cumsum(first, 1) - first  # GSE: how many came before
     place2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
-    combine = _placed(first, place1, gate1 / total, capacity) + _placed(second, place2, gate2 / total, capacity)
+    combine = _placed(first, place1, gate1 / total, capacity) + _placed(
+        second, place2, gate2 / total, capacity
+    )
     return combine, (combine > 0).astype(jnp.float32), aux
 
 
@@ -66,4 +70,6 @@ def step(sizes: Sizes, mesh: Mesh) -> Any:
         in_shardings=tuple(sharding for _, sharding in entries),
         out_shardings=(first, first, whole, first, first),
     )
-    return function.lower(*(jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in entries)).compile()
+    return function.lower(
+        *(jax.ShapeDtypeStruct(shape, jnp.float32) for shape, _ in entries)
+    ).compile()

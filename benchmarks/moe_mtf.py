@@ -28,7 +28,10 @@ def imported() -> Any:
 def top2_gating(mtf: Any, gates: Any, S, E, C) -> tuple[Any, Any, Any]:  # gates: GSE
     """Combine weights and dispatch mask (GSEC), and the mean auxiliary loss of the groups."""
     first = mtf.one_hot(mtf.argmax(gates, E), E)  # GSE
-    density, proxy = mtf.reduce_mean(first, reduced_dim=S), mtf.reduce_mean(gates, reduced_dim=S)  # GE
+    density, proxy = (
+        mtf.reduce_mean(first, reduced_dim=S),
+        mtf.reduce_mean(gates, reduced_dim=S),
+    )  # GE
     without = gates * (1.0 - first) - first
     second = mtf.one_hot(mtf.argmax(without, E), E)
     gate1, gate2 = (mtf.reduce_sum(gates * mask, reduced_dim=E) for mask in (first, second))  # GS
@@ -45,32 +48,48 @@ def top2_gating(mtf: Any, gates: Any, S, E, C) -> tuple[Any, Any, Any]:  # gates
     return combine, mtf.to_float(mtf.greater(combine, 0.0)), mtf.reduce_mean(density * proxy)
 
 
-def step(sizes: Sizes, devices: int, values: dict[str, np.ndarray]) -> tuple[Callable[[], Any], Callable[[], list[np.ndarray]]]:
+def step(
+    sizes: Sizes, devices: int, values: dict[str, np.ndarray]
+) -> tuple[Callable[[], Any], Callable[[], list[np.ndarray]]]:
     """The step on x, dy, wg, wi and wo that lie on the devices, and its results: y and the gradients of x, wg, wi, wo."""
     mtf = imported()
     G, S, M = (mtf.Dimension(name, getattr(sizes, name)) for name in ("group", "seq", "model"))
-    E, H, C = (mtf.Dimension(name, getattr(sizes, name)) for name in ("expert", "hidden", "capacity"))
+    E, H, C = (
+        mtf.Dimension(name, getattr(sizes, name)) for name in ("expert", "hidden", "capacity")
+    )
     whole_G, whole_E = mtf.Dimension("whole_group", G.size), mtf.Dimension("whole_expert", E.size)
     shapes = {"x": [G, S, M], "dy": [G, S, M], "wg": [M, whole_E], "wi": [E, M, H], "wo": [E, H, M]}
     with tf.Graph().as_default():
         graph = mtf.Graph()
         mesh = mtf.Mesh(graph, "mesh")
         held = {
-            name: mtf.get_variable(mesh, name, shape, initializer=tf1.constant_initializer(values[name]))
+            name: mtf.get_variable(
+                mesh, name, shape, initializer=tf1.constant_initializer(values[name])
+            )
             for name, shape in shapes.items()
         }
         x, dy, wg, wi, wo = held.values()
         gates = mtf.softmax(mtf.einsum([x, wg], [G, S, whole_E]), whole_E)
         combine, dispatch, aux = top2_gating(mtf, gates, S, whole_E, C)
-        xe = mtf.reshape(mtf.einsum([dispatch, x], [whole_E, G, C, M]), [E, whole_G, C, M])  # one AllToAll
+        xe = mtf.reshape(
+            mtf.einsum([dispatch, x], [whole_E, G, C, M]), [E, whole_G, C, M]
+        )  # one AllToAll
         h = mtf.relu(mtf.einsum([xe, wi], [E, whole_G, C, H]))
-        ye = mtf.reshape(mtf.einsum([h, wo], [E, whole_G, C, M]), [whole_E, G, C, M])  # and one back
+        ye = mtf.reshape(
+            mtf.einsum([h, wo], [E, whole_G, C, M]), [whole_E, G, C, M]
+        )  # and one back
         y = mtf.einsum([combine, ye], [G, S, M])
         results = [y, *mtf.gradients([mtf.reduce_sum(y * dy) + aux], [x, wg, wi, wo])]
         places = [f"cpu:{i}" for i in range(devices)]
-        placement = mtf.placement_mesh_impl.PlacementMeshImpl(f"all:{devices}", "group:all;expert:all", places)
+        placement = mtf.placement_mesh_impl.PlacementMeshImpl(
+            f"all:{devices}", "group:all;expert:all", places
+        )
         lowering = mtf.Lowering(graph, {mesh: placement})
-        pieces = [piece.op for made in results for piece in lowering.tensors[made].to_laid_out_tensor().tensor_list]
+        pieces = [
+            piece.op
+            for made in results
+            for piece in lowering.tensors[made].to_laid_out_tensor().tensor_list
+        ]
         whole = [lowering.export_to_tf_tensor(made) for made in results]
         starting = [tf1.global_variables_initializer(), lowering.copy_masters_to_slices()]
         session = tf1.Session(config=tf1.ConfigProto(device_count={"CPU": devices}))

@@ -61,7 +61,11 @@ class Case:
 
 
 # The paper's tokens in a step: a million for 128 and 512 experts, four million for 2,048.
-FAMILY = [Case(experts, layers, groups) for experts, groups in ((128, 4), (512, 1), (2048, 1)) for layers in (12, 24, 36, 60)]
+FAMILY = [
+    Case(experts, layers, groups)
+    for experts, groups in ((128, 4), (512, 1), (2048, 1))
+    for layers in (12, 24, 36, 60)
+]
 # What the largest needs to fit: activations in half the bytes, weights and slots of all layers in pieces at rest.
 PIECES: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
 FAMILY += [
@@ -80,7 +84,9 @@ def export(case: Case, folder: pathlib.Path) -> None:
     from namedmesh.layers.optimizers import Adafactor
     from namedmesh.layers.transformer import Transformer, batch_of
 
-    shape = config(f"moe_{case.experts}e_12l").but(layers=case.layers, dtype=case.dtype, remat=case.remat)
+    shape = config(f"moe_{case.experts}e_12l").but(
+        layers=case.layers, dtype=case.dtype, remat=case.remat
+    )
     model = Transformer(shape, group=case.experts * case.groups, source=LENGTH, target=LENGTH)
 
     def train(batch: dict[str, Any], seed: Any) -> dict[str, Any]:
@@ -93,7 +99,10 @@ def export(case: Case, folder: pathlib.Path) -> None:
     params = f"expert:{every}, {case.params}" if case.params else None
     artifact = nm.export(program, mesh=mesh, layout=f"group:{every}, expert:{every}", params=params)
     artifact.save(folder / f"{case.name}.nmesh")
-    print(f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB", flush=True)
+    print(
+        f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB",
+        flush=True,
+    )
 
 
 def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
@@ -105,11 +114,19 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
     from namedmesh.aot.topology import Target
     from namedmesh.runtime.artifact import Artifact
 
-    host = {"machine": platform.machine(), "python": platform.python_version(), "jax": jax.__version__, "libtpu": _libtpu()}
+    host = {
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+        "libtpu": _libtpu(),
+    }
     for case in cases:
         path, target = folder / f"{case.name}.nmesh", Target.parse(TARGETS[case.experts])
         if not path.exists():
-            raise NamedMeshError(f"{path} is not there", fix=f"run python -m benchmarks.tpu_v3 export {folder} {case.name}")
+            raise NamedMeshError(
+                f"{path} is not there",
+                fix=f"run python -m benchmarks.tpu_v3 export {folder} {case.name}",
+            )
         artifact = Artifact.load(path)
         devices_of(target)  # without the compiler there is nothing to record
         try:
@@ -119,8 +136,23 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
         except NamedMeshError as error:
             print(error, file=sys.stderr, flush=True)
             row = failed(artifact, target, case.name, error.problem)
-        stated = {"experts": case.experts, "layers": case.layers, "tokens": case.tokens, "dtype": case.dtype}
-        record({**row, **stated, "layout": artifact.layout, "params": artifact.params, "remat": case.remat, "host": host}, case)
+        stated = {
+            "experts": case.experts,
+            "layers": case.layers,
+            "tokens": case.tokens,
+            "dtype": case.dtype,
+        }
+        record(
+            {
+                **row,
+                **stated,
+                "layout": artifact.layout,
+                "params": artifact.params,
+                "remat": case.remat,
+                "host": host,
+            },
+            case,
+        )
 
 
 def record(row: dict[str, Any], case: Case) -> None:
@@ -153,7 +185,15 @@ def table(rows: list[dict[str, Any]]) -> str:
         )
         flops = f"{row['flops_per_core'] / 1e12:.2f}" if row["flops_per_core"] else "-"
         seconds = f"{row['compile_seconds']:.1f}" if row["compile_seconds"] else "-"
-        cells = [row["model"], f"{row['cores']:,}", f"{row['weights'] / 1e9:,.1f} B", memory, _yes(row["fits"]), flops, seconds]
+        cells = [
+            row["model"],
+            f"{row['cores']:,}",
+            f"{row['weights'] / 1e9:,.1f} B",
+            memory,
+            _yes(row["fits"]),
+            flops,
+            seconds,
+        ]
         lines.append(f"| {' | '.join(cells)} | {_yes(row['collectives_match_plan'])} |")
     return "\n".join(lines)
 
@@ -180,8 +220,16 @@ def draw() -> None:
         axis.bar(range(len(rows)), heights, bottom=below, label=label)
         below += heights
     if rows:
-        axis.axhline(rows[0]["hbm_bytes"] / 2**30, color="black", linestyle="--", label="HBM of a core")
-    axis.set_xticks(range(len(rows)), [row["model"].removeprefix("moe_") for row in rows], rotation=40, ha="right", fontsize=8)
+        axis.axhline(
+            rows[0]["hbm_bytes"] / 2**30, color="black", linestyle="--", label="HBM of a core"
+        )
+    axis.set_xticks(
+        range(len(rows)),
+        [row["model"].removeprefix("moe_") for row in rows],
+        rotation=40,
+        ha="right",
+        fontsize=8,
+    )
     axis.set_ylabel("memory per core, GiB")
     axis.legend(fontsize=8)
     figure.tight_layout()
@@ -195,7 +243,12 @@ def draw() -> None:
         if not scaling:
             continue
         side.plot([row["cores"] for row in scaling], [row[key] / scale for row in scaling], "o-")
-        side.set(xscale="log", xlabel="cores = experts", ylabel=label, ylim=(0, 1.2 * max(row[key] / scale for row in scaling)))
+        side.set(
+            xscale="log",
+            xlabel="cores = experts",
+            ylabel=label,
+            ylim=(0, 1.2 * max(row[key] / scale for row in scaling)),
+        )
         side.set_xticks([row["cores"] for row in scaling], [f"{row['cores']:,}" for row in scaling])
         side.minorticks_off()
     figure.tight_layout()
@@ -213,12 +266,19 @@ def _libtpu() -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one of the three commands."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tpu_v3", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tpu_v3", description=(__doc__ or "").splitlines()[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True)
-    for name, text in (("export", "lower train steps (TensorFlow)"), ("compile", "compile them (libtpu) into the results")):
+    for name, text in (
+        ("export", "lower train steps (TensorFlow)"),
+        ("compile", "compile them (libtpu) into the results"),
+    ):
         command = commands.add_parser(name, help=text)
         command.add_argument("folder", type=pathlib.Path)
-        command.add_argument("names", nargs="*", metavar="NAME", help=f"all unless said: {', '.join(CASES)}")
+        command.add_argument(
+            "names", nargs="*", metavar="NAME", help=f"all unless said: {', '.join(CASES)}"
+        )
     commands.add_parser("draw", help="print the tables and draw the plots of the results")
     given = parser.parse_args(arguments)
     if given.command == "draw":

@@ -32,7 +32,9 @@ def translate_program(model):
 large = Transformer(config("moe_2048e_36l"), group=2048, source=1024, target=1024)
 plan = nm.plan(train_program(large), nm.Mesh(all=2048), LAYOUT)
 weights = sum(variable.shape.elements for variable in plan.program.parameters.values())
-print(f"{weights / 1e9:.0f} billion weights, {plan.count('AllToAll')} AllToAlls a step, planned in seconds")
+print(
+    f"{weights / 1e9:.0f} billion weights, {plan.count('AllToAll')} AllToAlls a step, planned in seconds"
+)
 
 small = config("tiny").but(dropout=0.0, capacity_factor=8.0)
 model = Transformer(small, group=8, source=8, target=8)

@@ -7,7 +7,9 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # what XLA and TensorFlow log as warnings is not the user's doing
+os.environ.setdefault(
+    "TF_CPP_MIN_LOG_LEVEL", "2"
+)  # what XLA and TensorFlow log as warnings is not the user's doing
 
 __version__ = "0.1.0"
 
@@ -27,4 +29,6 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted(name for name in vars(importlib.import_module("namedmesh.api")) if not name.startswith("_"))
+    return sorted(
+        name for name in vars(importlib.import_module("namedmesh.api")) if not name.startswith("_")
+    )

@@ -51,7 +51,9 @@ def function_of(cases: Mapping[str, Case]) -> Callable[..., dict[str, nm.Tensor]
     """The function that makes every case's value and gradients; all values come first, so that they count as forward."""
 
     def everything(**given: nm.Tensor) -> dict[str, nm.Tensor]:
-        made = {name: case.named(*(given[key] for key in case.inputs)) for name, case in cases.items()}
+        made = {
+            name: case.named(*(given[key] for key in case.inputs)) for name, case in cases.items()
+        }
         results = dict(made)
         for name, case in cases.items():
             if case.differentiated:
@@ -64,7 +66,9 @@ def function_of(cases: Mapping[str, Case]) -> Callable[..., dict[str, nm.Tensor]
     return everything
 
 
-def expected_of(cases: Mapping[str, Case], arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def expected_of(
+    cases: Mapping[str, Case], arrays: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
     """What function_of must make, by NumPy and central differences alone."""
     results = {}
     for name, case in cases.items():
@@ -82,7 +86,9 @@ def as_float64(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype.kind == "f" else array
 
 
-def numeric_gradient(function: Callable[..., Any], given: Sequence[np.ndarray], at: int, step: float = 1e-6) -> np.ndarray:
+def numeric_gradient(
+    function: Callable[..., Any], given: Sequence[np.ndarray], at: int, step: float = 1e-6
+) -> np.ndarray:
     """The gradient of sum(function(*given) * cotangent) in argument number at, by central differences."""
 
     def loss(argument: np.ndarray) -> float:
@@ -97,13 +103,17 @@ def numeric_gradient(function: Callable[..., Any], given: Sequence[np.ndarray], 
     return found
 
 
-def evaluated(program: nm.Program, arrays: Mapping[str, Any], state: Mapping[str, Any] | None = None) -> Any:
+def evaluated(
+    program: nm.Program, arrays: Mapping[str, Any], state: Mapping[str, Any] | None = None
+) -> Any:
     """The results of an unsharded run."""
     _, results = program.evaluate(program.initial_state() if state is None else state, **arrays)
     return results
 
 
-def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-5) -> None:
+def assert_same(
+    found: Mapping[str, Any], expected: Mapping[str, Any], rtol: float = 1e-5, atol: float = 1e-5
+) -> None:
     """Every entry has the expected shape and values; all that differ are named."""
     assert set(found) == set(expected)
     problems = []
@@ -114,18 +124,26 @@ def assert_same(found: Mapping[str, Any], expected: Mapping[str, Any], rtol: flo
         elif got.dtype.kind in "biu":
             if not np.array_equal(got, want):
                 problems.append(f"{name}: {got.ravel()[:8]} not {want.ravel()[:8]}")
-        elif not np.allclose(as_float64(got), as_float64(want), rtol=rtol, atol=atol, equal_nan=True):
+        elif not np.allclose(
+            as_float64(got), as_float64(want), rtol=rtol, atol=atol, equal_nan=True
+        ):
             worst = np.nanmax(np.abs(as_float64(got) - as_float64(want)))
             problems.append(f"{name}: off by {worst:.3g}; {got.ravel()[:6]} not {want.ravel()[:6]}")
     assert not problems, "\n".join(problems)
 
 
 def assert_sharded_same(
-    function: Callable[..., Any] | nm.Program, specs: Mapping[str, Any], arrays: Mapping[str, Any], layout: str, **options: Any
+    function: Callable[..., Any] | nm.Program,
+    specs: Mapping[str, Any],
+    arrays: Mapping[str, Any],
+    layout: str,
+    **options: Any,
 ) -> nm.Step:
     """A compiled run on the mesh makes what an unsharded one makes, without a collective that was not planned."""
     program = function if isinstance(function, nm.Program) else nm.trace(function, **specs)
-    step = nm.compile(program, mesh=options.pop("mesh", MESH), layout=layout, strict=True, **options)
+    step = nm.compile(
+        program, mesh=options.pop("mesh", MESH), layout=layout, strict=True, **options
+    )
     state, results = step(step.init(0), **arrays)
     updated, expected = program.evaluate(program.initial_state(0), **arrays)
     if not isinstance(expected, dict):
@@ -138,7 +156,11 @@ def assert_sharded_same(
 
 def moved_bytes(plan: nm.Plan, *phases: str) -> int:
     """Bytes a plan moves for the program itself, not for the cotangents made here."""
-    return sum(one.total_bytes for one in plan.collectives if one.phase in phases and "checks.py" not in str(one.source))
+    return sum(
+        one.total_bytes
+        for one in plan.collectives
+        if one.phase in phases and "checks.py" not in str(one.source)
+    )
 
 
 def uniform(seed: int, *sizes: int, low: float = -2.0, high: float = 2.0) -> np.ndarray:
@@ -149,4 +171,6 @@ def uniform(seed: int, *sizes: int, low: float = -2.0, high: float = 2.0) -> np.
 def distinct(seed: int, *sizes: int) -> np.ndarray:
     """float32 numbers of which no two are near each other, shuffled."""
     count = int(np.prod(sizes))
-    return (np.random.default_rng(seed).permutation(count).reshape(sizes) * 0.17 - count * 0.08 + 0.011).astype(np.float32)
+    return (
+        np.random.default_rng(seed).permutation(count).reshape(sizes) * 0.17 - count * 0.08 + 0.011
+    ).astype(np.float32)

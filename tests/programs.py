@@ -21,7 +21,9 @@ class Case:
     function: object
     specs: dict[str, nm.Tensor]
     mesh: nm.Mesh
-    layouts: list[nm.Layout]  # to try in order: the drawn one, then one in which no two dimensions share an axis
+    layouts: list[
+        nm.Layout
+    ]  # to try in order: the drawn one, then one in which no two dimensions share an axis
     params: nm.Layout | None
 
 
@@ -34,20 +36,29 @@ def cases(draw) -> Case:
     for name in NAMES:
         on = draw(st.lists(st.sampled_from(sorted(axes)), unique=True, max_size=2))
         mapping[name] = on
-        owned[name] = [axis for axis in on if axis not in {a for other in owned.values() for a in other}]
+        owned[name] = [
+            axis for axis in on if axis not in {a for other in owned.values() for a in other}
+        ]
     rests = draw(st.sampled_from([None, None, {"a": [sorted(axes)[-1]]}, {"c": [sorted(axes)[0]]}]))
     picks = draw(st.lists(st.integers(0, 10**6), min_size=24, max_size=24))
-    shapes = [draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=3)) for _ in range(3)]
+    shapes = [
+        draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=3))
+        for _ in range(3)
+    ]
     specs = {f"in{i}": nm.spec([dims[name] for name in shape]) for i, shape in enumerate(shapes)}
     count = draw(st.integers(2, 6))
     where = f"mesh {axes} layout {mapping} params {rests}"
-    text = f"dims {[str(dim) for dim in dims.values()]} {where} inputs {shapes} steps {count} {picks}"
+    text = (
+        f"dims {[str(dim) for dim in dims.values()]} {where} inputs {shapes} steps {count} {picks}"
+    )
 
     def function(in0, in1, in2):
         return build([in0, in1, in2], dims, iter(picks * 10), count)
 
     layouts = [nm.Layout(mapping), nm.Layout(owned)]
-    return Case(text, function, specs, nm.Mesh(**axes), layouts, None if rests is None else nm.Layout(rests))
+    return Case(
+        text, function, specs, nm.Mesh(**axes), layouts, None if rests is None else nm.Layout(rests)
+    )
 
 
 def build(inputs, dims, picks, count):
@@ -83,7 +94,9 @@ def elementwise(x, y, dims, picks):
     joint = {dim.name: dim for dim in (*x.shape, *y.shape)}
     if len(joint) > 4:
         return nm.tanh(x)
-    return [nm.tanh(x + y), x * nm.sigmoid(y), nm.where(x > y, x, y * 0.5), nm.maximum(x, y)][next(picks) % 4]
+    return [nm.tanh(x + y), x * nm.sigmoid(y), nm.where(x > y, x, y * 0.5), nm.maximum(x, y)][
+        next(picks) % 4
+    ]
 
 
 def einsum(x, y, dims, picks):
@@ -114,9 +127,12 @@ def reshard(x, y, dims, picks):
     dim = _one(x, picks)
     if dim is None:
         return x + 1.0
-    return [lambda: nm.reshard(x, dim), lambda: nm.replicate(x, dim), lambda: nm.split(x, dim), lambda: nm.replicate(x)][
-        next(picks) % 4
-    ]() * 1.5
+    return [
+        lambda: nm.reshard(x, dim),
+        lambda: nm.replicate(x, dim),
+        lambda: nm.split(x, dim),
+        lambda: nm.replicate(x),
+    ][next(picks) % 4]() * 1.5
 
 
 def gather(x, y, dims, picks):
@@ -180,7 +196,9 @@ def window(x, y, dims, picks):
         lambda: nm.reverse(x, dim),
         lambda: nm.shift(x, dim, 1),
         lambda: nm.concat([x, nm.exp(x * 0.1)], dim),
-        lambda: nm.dynamic_update(x, nm.zeros([d.resized(1) if d == dim else d for d in x.shape]), 1, dim),
+        lambda: nm.dynamic_update(
+            x, nm.zeros([d.resized(1) if d == dim else d for d in x.shape]), 1, dim
+        ),
     ][next(picks) % 7]()
 
 
@@ -192,7 +210,11 @@ def structure(x, y, dims, picks):
     if x.shape.named("r"):
         return nm.transpose(x, list(reversed(x.shape.dims)))
     if dim.size % 2 == 0 and next(picks) % 2:
-        return nm.reshape(x, dim, [nm.Dimension("r", dim.size // 2), nm.Dimension("s", 2)]) if not x.shape.named("s") else x * 1.1
+        return (
+            nm.reshape(x, dim, [nm.Dimension("r", dim.size // 2), nm.Dimension("s", 2)])
+            if not x.shape.named("s")
+            else x * 1.1
+        )
     other = _one(x, picks)
     if other != dim and next(picks) % 2:
         return nm.reshape(x, [dim, other], nm.Dimension("r", dim.size * other.size))

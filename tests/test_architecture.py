@@ -20,10 +20,18 @@ def imported(path: pathlib.Path) -> set[str]:
     """The folders of the package that a file imports from."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("namedmesh."):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("namedmesh.")
+        ):
             names.add(node.module.split(".")[1])
         elif isinstance(node, ast.Import):
-            names.update(alias.name.split(".")[1] for alias in node.names if alias.name.startswith("namedmesh."))
+            names.update(
+                alias.name.split(".")[1]
+                for alias in node.names
+                if alias.name.startswith("namedmesh.")
+            )
     return names
 
 
@@ -38,10 +46,16 @@ def test_every_folder_imports_only_what_it_may():
 
 
 def test_only_one_file_of_the_runtime_uses_private_parts_of_jax_to_run_modules():
-    private = [path.name for path in (PACKAGE / "runtime").glob("*.py") if "jax._src" in path.read_text()]
+    private = [
+        path.name for path in (PACKAGE / "runtime").glob("*.py") if "jax._src" in path.read_text()
+    ]
     assert sorted(private) == ["bridge.py"]
 
 
 def test_files_stay_small():
-    long = {path.name: lines for path in PACKAGE.rglob("*.py") if (lines := len(path.read_text().splitlines())) > 400}
+    long = {
+        path.name: lines
+        for path in PACKAGE.rglob("*.py")
+        if (lines := len(path.read_text().splitlines())) > 400
+    }
     assert long == {}

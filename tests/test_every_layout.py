@@ -16,9 +16,13 @@ def planned(case: Case, program: nm.Program) -> nm.Plan:
             return nm.plan(program, case.mesh, layout.only(program.dims), params)
         except nm.NamedMeshError as error:
             text = str(error)
-            if i + 1 < len(case.layouts) and ("is held by dimension" in text or "both map to mesh axis" in text):
+            if i + 1 < len(case.layouts) and (
+                "is held by dimension" in text or "both map to mesh axis" in text
+            ):
                 continue
-            if "every tensor keeps it whole" in text or ("both map" in text and case.params is not None):
+            if "every tensor keeps it whole" in text or (
+                "both map" in text and case.params is not None
+            ):
                 hypothesis.reject()
             raise
     raise AssertionError("no layout left")
@@ -29,7 +33,10 @@ def check(case: Case) -> None:
     plan = planned(case, program)
     step = nm.Step(program, plan, "default", strict=True)
     rng = np.random.default_rng(0)
-    inputs = {name: rng.normal(size=spec.shape.sizes).astype(np.float32) for name, spec in case.specs.items()}
+    inputs = {
+        name: rng.normal(size=spec.shape.sizes).astype(np.float32)
+        for name, spec in case.specs.items()
+    }
     state = {name: np.asarray(value) for name, value in program.initial_state(3).items()}
     updated, wanted = program.evaluate(state, **inputs)
     new_state, got = step(step.place(state), **inputs)

@@ -20,11 +20,17 @@ def block(language: str, after: str) -> str:
 
 
 def test_the_example_is_the_file():
-    assert block("python", "## Thirty lines").strip() in (ROOT / "examples" / "quickstart.py").read_text()
+    assert (
+        block("python", "## Thirty lines").strip()
+        in (ROOT / "examples" / "quickstart.py").read_text()
+    )
 
 
 def test_the_transformer_is_the_file():
-    assert block("python", "## Layers, and the paper's model").strip() in (ROOT / "examples" / "transformer.py").read_text()
+    assert (
+        block("python", "## Layers, and the paper's model").strip()
+        in (ROOT / "examples" / "transformer.py").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -38,13 +44,23 @@ def test_the_transformer_prints_what_is_shown():
 
 
 def test_the_example_prints_what_is_shown():
-    assert printed_by("examples/quickstart.py") == block("text", "prints the plan, the audit").strip("\n").strip()
+    assert (
+        printed_by("examples/quickstart.py")
+        == block("text", "prints the plan, the audit").strip("\n").strip()
+    )
 
 
 def printed_by(path: str) -> str:
     """What an example prints."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     environment.pop("XLA_FLAGS", None)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=300)
+    done = subprocess.run(
+        [sys.executable, path],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout.strip()

@@ -17,4 +17,7 @@ def test_the_readme_shows_the_real_message():
     with pytest.raises(nm.NamedMeshError) as caught:
         nm.plan(nm.trace(model, nm.spec([G, S, M])), nm.Mesh(all=8), "group:all, expert:all")
     line = f"{caught.value.source}:"
-    assert str(caught.value).replace(line, "model.py:12:") == block("text", "or nobody can tell, that is an error").rstrip()
+    assert (
+        str(caught.value).replace(line, "model.py:12:")
+        == block("text", "or nobody can tell, that is an error").rstrip()
+    )

@@ -17,17 +17,28 @@ COMMANDS = ("train", "evaluate", "translate", "export")
 
 flags.DEFINE_string("run", "runs/m4", "the folder of the run")
 flags.DEFINE_string(
-    "data", "catalogs", "catalogs (fetched), synthetic (made), a directory of TSV files, or another run, for its data"
+    "data",
+    "catalogs",
+    "catalogs (fetched), synthetic (made), a directory of TSV files, or another run, for its data",
 )
 flags.DEFINE_enum("preset", "small", sorted(PRESETS), "settings to begin with")
 flags.DEFINE_list("sets", [], "test sets to evaluate; all unless said")
 flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
-flags.DEFINE_string("checkpoint", "newest", "what to evaluate or translate with: newest, best (on dev data), or a step")
+flags.DEFINE_string(
+    "checkpoint",
+    "newest",
+    "what to evaluate or translate with: newest, best (on dev data), or a step",
+)
 flags.DEFINE_list("baselines", [], "folders of evaluated runs of single languages, for delta BLEU")
 flags.DEFINE_string("input", "-", "the file to translate, a sentence a line; - is standard input")
 flags.DEFINE_string("output", "-", "where translations go; - is standard output")
 
-KINDS = {"int": flags.DEFINE_integer, "float": flags.DEFINE_float, "bool": flags.DEFINE_boolean, "str": flags.DEFINE_string}
+KINDS = {
+    "int": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+    "bool": flags.DEFINE_boolean,
+    "str": flags.DEFINE_string,
+}
 
 
 def _hyperparameters() -> list[str]:
@@ -53,9 +64,17 @@ def resolved() -> Settings:
     """The settings that flags say: those of an existing run or of the preset, with some changed."""
     from examples.m4.run import Run
 
-    given = {name: flags.FLAGS[name].value for name in HYPERPARAMETERS if flags.FLAGS[name].value is not None}
+    given = {
+        name: flags.FLAGS[name].value
+        for name in HYPERPARAMETERS
+        if flags.FLAGS[name].value is not None
+    }
     run = Run(flags.FLAGS.run)
-    base = run.settings if run.started and not flags.FLAGS["preset"].present else preset(flags.FLAGS.preset)
+    base = (
+        run.settings
+        if run.started and not flags.FLAGS["preset"].present
+        else preset(flags.FLAGS.preset)
+    )
     return base.but(**given)
 
 
@@ -74,7 +93,10 @@ def train() -> None:
     from examples.m4.training import train as training
 
     last = training(run, settings)
-    print(f"trained {last['step']:,.0f} steps" + (f"; loss {last['loss']:.3f}" if "loss" in last else ""))
+    print(
+        f"trained {last['step']:,.0f} steps"
+        + (f"; loss {last['loss']:.3f}" if "loss" in last else "")
+    )
     for path in draw(run):
         print(f"plot: {path}")
 
@@ -88,7 +110,9 @@ def evaluate() -> None:
     run, given = Run(flags.FLAGS.run), flags.FLAGS
     settings = run.fitted(resolved())
     others = evaluation.baselines(given.baselines)
-    result = evaluation.evaluate(run, settings, sets=given.sets, sentences=given.sentences, checkpoint=given.checkpoint)
+    result = evaluation.evaluate(
+        run, settings, sets=given.sets, sentences=given.sentences, checkpoint=given.checkpoint
+    )
     evaluation.routing(run, settings, checkpoint=given.checkpoint)
     known = evaluation.comparable(others, result)
     print(evaluation.samples(result))
@@ -104,20 +128,31 @@ def translate() -> None:
 
     run = Run(flags.FLAGS.run)
     settings = run.fitted(resolved())
-    translator = Translator.open(run, settings, flags.FLAGS.checkpoint, lambda text: print(text, file=sys.stderr))
+    translator = Translator.open(
+        run, settings, flags.FLAGS.checkpoint, lambda text: print(text, file=sys.stderr)
+    )
     source, output = flags.FLAGS.input, flags.FLAGS.output
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
     with written(output) as out:
         if source == "-" and sys.stdin.isatty():
-            print("type a sentence in any of the run's languages; an empty line or ctrl-D ends", file=sys.stderr)
+            print(
+                "type a sentence in any of the run's languages; an empty line or ctrl-D ends",
+                file=sys.stderr,
+            )
             for line in iter(lambda: sys.stdin.readline().strip(), ""):
                 print(translator.translate([line])[0], file=out, flush=True)
             return
         try:
-            with open(source, encoding="utf-8", errors="replace") if source != "-" else sys.stdin as file:
+            with (
+                open(source, encoding="utf-8", errors="replace")
+                if source != "-"
+                else sys.stdin as file
+            ):
                 lines = [line.rstrip("\n") for line in file]
         except OSError as error:
-            raise NamedMeshError(f"cannot read {source!r}: {error.strerror}", fix="check --input") from None
+            raise NamedMeshError(
+                f"cannot read {source!r}: {error.strerror}", fix="check --input"
+            ) from None
         for line in translator.translate(lines):
             print(line, file=out)
 
@@ -125,9 +160,13 @@ def translate() -> None:
 def written(path: str) -> Any:
     """A file to write to, or standard output."""
     try:
-        return open(path, "w", encoding="utf-8") if path != "-" else contextlib.nullcontext(sys.stdout)
+        return (
+            open(path, "w", encoding="utf-8") if path != "-" else contextlib.nullcontext(sys.stdout)
+        )
     except OSError as error:
-        raise NamedMeshError(f"cannot write {path!r}: {error.strerror}", fix="check --output") from None
+        raise NamedMeshError(
+            f"cannot write {path!r}: {error.strerror}", fix="check --output"
+        ) from None
 
 
 def export() -> None:
@@ -151,8 +190,16 @@ def main(arguments: list[str]) -> None:
     try:
         if command not in COMMANDS or len(arguments) > 2:
             wrong = command if command not in COMMANDS else arguments[2]
-            raise NamedMeshError(f"{wrong!r} is no command" if wrong else "a command is due", fix=did_you_mean(wrong, COMMANDS))
-        handlers: dict[str, Any] = {"train": train, "evaluate": evaluate, "translate": translate, "export": export}
+            raise NamedMeshError(
+                f"{wrong!r} is no command" if wrong else "a command is due",
+                fix=did_you_mean(wrong, COMMANDS),
+            )
+        handlers: dict[str, Any] = {
+            "train": train,
+            "evaluate": evaluate,
+            "translate": translate,
+            "export": export,
+        }
         handlers[command]()
     except NamedMeshError as error:
         sys.exit(f"error: {error}")

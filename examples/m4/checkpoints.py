@@ -58,14 +58,22 @@ class Checkpoints:
             return self.best if which == "best" else self.latest
         if which.isdecimal():
             return int(which)
-        raise NamedMeshError(f"there is no checkpoint {which!r}", fix="give best, newest or a number of steps")
+        raise NamedMeshError(
+            f"there is no checkpoint {which!r}", fix="give best, newest or a number of steps"
+        )
 
-    def save(self, step: int, state: State, extra: dict[str, Any], dev_loss: float | None = None) -> None:
+    def save(
+        self, step: int, state: State, extra: dict[str, Any], dev_loss: float | None = None
+    ) -> None:
         """Begins to write a checkpoint; the state may be used up at once."""
         if step == self.latest:
             return
-        metrics = None if dev_loss is None or not math.isfinite(dev_loss) else {"dev_loss": dev_loss}
-        arguments = ocp.args.Composite(state=ocp.args.StandardSave(dict(state.arrays)), extra=ocp.args.JsonSave(extra))
+        metrics = (
+            None if dev_loss is None or not math.isfinite(dev_loss) else {"dev_loss": dev_loss}
+        )
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardSave(dict(state.arrays)), extra=ocp.args.JsonSave(extra)
+        )
         self._manager.save(step, args=arguments, metrics=metrics)
 
     def forget(self, step: int) -> None:
@@ -74,7 +82,9 @@ class Checkpoints:
         if step in self._manager.all_steps() and len(self._manager.all_steps()) > 1:
             self._manager.delete(step)
 
-    def restore(self, executable: Executable, step: int | None = None) -> tuple[int, State, dict[str, Any]]:
+    def restore(
+        self, executable: Executable, step: int | None = None
+    ) -> tuple[int, State, dict[str, Any]]:
         """A checkpoint (the newest unless said) laid out as a step wants its variables; of others it takes what it has."""
         step = self.latest if step is None else step
         if step is None:
@@ -84,27 +94,42 @@ class Checkpoints:
             saved = getattr(saved, "tree", saved)
         except (FileNotFoundError, KeyError, TypeError):
             there = listing([str(one) for one in self._manager.all_steps()])
-            raise NamedMeshError(f"{self.folder} has no whole checkpoint of step {step}", fix=f"it has {there}") from None
+            raise NamedMeshError(
+                f"{self.folder} has no whole checkpoint of step {step}", fix=f"it has {there}"
+            ) from None
         mesh = executable.artifact.mesh
         missing = [name for name in executable.variables if name not in saved]
         if missing:
             raise NamedMeshError(
-                f"the checkpoint of step {step} has no variable {missing[0]}", fix="use the settings the run was trained with"
+                f"the checkpoint of step {step} has no variable {missing[0]}",
+                fix="use the settings the run was trained with",
             )
-        alike = all(tuple(saved[name].shape) == spec.padded(mesh) for name, spec in executable.variables.items())
-        wanted = {name: self._abstract(executable, name, tuple(found.shape), found.dtype, alike) for name, found in saved.items()}
-        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(wanted), extra=ocp.args.JsonRestore())
+        alike = all(
+            tuple(saved[name].shape) == spec.padded(mesh)
+            for name, spec in executable.variables.items()
+        )
+        wanted = {
+            name: self._abstract(executable, name, tuple(found.shape), found.dtype, alike)
+            for name, found in saved.items()
+        }
+        arguments = ocp.args.Composite(
+            state=ocp.args.StandardRestore(wanted), extra=ocp.args.JsonRestore()
+        )
         found = self._manager.restore(step, args=arguments)
         arrays = {name: found["state"][name] for name in executable.variables}
         if alike:
             state = State(arrays, executable.variables)
         else:  # padded for other devices: cut to size, and laid out anew
-            cut = lambda name: np.asarray(arrays[name])[tuple(slice(size) for size in executable.variables[name].sizes)]
+            cut = lambda name: np.asarray(arrays[name])[
+                tuple(slice(size) for size in executable.variables[name].sizes)
+            ]
             state = executable.place({name: cut(name) for name in arrays})
         return step, state, found["extra"]
 
     @staticmethod
-    def _abstract(executable: Executable, name: str, shape: tuple[int, ...], dtype: Any, alike: bool) -> jax.ShapeDtypeStruct:
+    def _abstract(
+        executable: Executable, name: str, shape: tuple[int, ...], dtype: Any, alike: bool
+    ) -> jax.ShapeDtypeStruct:
         here = jax.sharding.SingleDeviceSharding(executable.mesh.devices.flat[0])
         known = alike and name in executable.variables
         sharding = executable.sharding(executable.variables[name]) if known else here

@@ -47,24 +47,36 @@ def evaluate(
         if code in languages and pairs
     ]
     texts = [source for _, _, pairs in jobs for source, _ in pairs]
-    say(f"translating {len(texts):,} sentences of {len(jobs)} test files with the model of step {translator.step} ...")
+    say(
+        f"translating {len(texts):,} sentences of {len(jobs)} test files with the model of step {translator.step} ..."
+    )
     found = iter(translator.translate(texts, _counter(len(texts))))
     rows = []
     for name, code, pairs in jobs:
         made, wanted = [next(found) for _ in pairs], [english for _, english in pairs]
         scores = bleu.corpus_score(made, [wanted]).score, chrf.corpus_score(made, [wanted]).score
-        row = {"set": name, "language": code, "train_pairs": counts.get(code, 0), "sentences": len(pairs)}
+        row = {
+            "set": name,
+            "language": code,
+            "train_pairs": counts.get(code, 0),
+            "sentences": len(pairs),
+        }
         samples = [
-            {"source": source, "english": english, "translation": one} for (source, english), one in zip(pairs, made, strict=True)
+            {"source": source, "english": english, "translation": one}
+            for (source, english), one in zip(pairs, made, strict=True)
         ]
         rows.append({**row, "bleu": scores[0], "chrf": scores[1], "samples": samples})
     result = {
         "step": translator.step,
-        "signatures": {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())} if rows else {},
+        "signatures": {"bleu": str(bleu.get_signature()), "chrf": str(chrf.get_signature())}
+        if rows
+        else {},
         "languages": rows,
         "averages": averages(rows),
     }
-    (run.folder / "evaluation.json").write_text(json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8")
+    (run.folder / "evaluation.json").write_text(
+        json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8"
+    )
     return result
 
 
@@ -80,7 +92,10 @@ def _counter(total: int) -> Callable[[int], None]:
 def thirds(counts: dict[str, int]) -> dict[str, str]:
     """Each language's third: high-, mid- or low-resource, by the pairs it is trained on."""
     ordered = sorted(counts, key=lambda code: (-counts[code], code))
-    return {code: THIRDS[min(3 * place // max(len(ordered), 1), 2)] for place, code in enumerate(ordered)}
+    return {
+        code: THIRDS[min(3 * place // max(len(ordered), 1), 2)]
+        for place, code in enumerate(ordered)
+    }
 
 
 def averages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -92,14 +107,20 @@ def averages(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         for label in (*THIRDS, "all"):
             part = [row for row in mine if label in (third[row["language"]], "all")]
             if part:
-                scores = {score: float(np.mean([row[score] for row in part])) for score in ("bleu", "chrf")}
+                scores = {
+                    score: float(np.mean([row[score] for row in part]))
+                    for score in ("bleu", "chrf")
+                }
                 made.append({"set": name, "resources": label, "languages": len(part), **scores})
     return made
 
 
 def table(result: dict[str, Any], baselines: dict[str, float] | None = None) -> str:
     """The scores by language, from high to low resource, and their averages."""
-    lines = [f"{'set':<12} {'language':<10} {'train pairs':>11} {'BLEU':>6} {'chrF':>6}" + ("  delta BLEU" if baselines else "")]
+    lines = [
+        f"{'set':<12} {'language':<10} {'train pairs':>11} {'BLEU':>6} {'chrF':>6}"
+        + ("  delta BLEU" if baselines else "")
+    ]
     for row in sorted(result["languages"], key=lambda row: (row["set"], -row["train_pairs"])):
         line = f"{row['set']:<12} {row['language']:<10} {row['train_pairs']:>11,} {row['bleu']:>6.1f} {row['chrf']:>6.1f}"
         if baselines:
@@ -118,13 +139,17 @@ def baselines(folders: Sequence[str]) -> dict[str, dict[str, Any]]:
     for folder in folders:
         path = Run(folder).folder / "evaluation.json"
         if not path.exists():
-            raise NamedMeshError(f"{folder} has no evaluation.json", fix=f"run evaluate with --run {folder} first")
+            raise NamedMeshError(
+                f"{folder} has no evaluation.json", fix=f"run evaluate with --run {folder} first"
+            )
         for row in json.loads(path.read_text(encoding="utf-8"))["languages"]:
             found[f"{row['set']}/{row['language']}"] = row
     return found
 
 
-def comparable(others: dict[str, dict[str, Any]], result: dict[str, Any], say: Callable = print) -> dict[str, float]:
+def comparable(
+    others: dict[str, dict[str, Any]], result: dict[str, Any], say: Callable = print
+) -> dict[str, float]:
     """The BLEU of the baselines that are of as many sentences as the result's; says which are not."""
     known = {}
     for row in result["languages"]:
@@ -133,7 +158,9 @@ def comparable(others: dict[str, dict[str, Any]], result: dict[str, Any], say: C
         if other is not None and other["sentences"] == row["sentences"]:
             known[name] = other["bleu"]
         elif other is not None:
-            say(f"{name}: no delta BLEU, for the baseline is of {other['sentences']} sentences and this of {row['sentences']}")
+            say(
+                f"{name}: no delta BLEU, for the baseline is of {other['sentences']} sentences and this of {row['sentences']}"
+            )
     return known
 
 
@@ -145,12 +172,21 @@ def samples(result: dict[str, Any], count: int = 8) -> str:
     lines = []
     for number, row in enumerate(chosen):
         one = row["samples"][number % len(row["samples"])]
-        lines += [f"{row['language']}: {one['source']}", f"  should be: {one['english']}", f"  is:        {one['translation']}"]
+        lines += [
+            f"{row['language']}: {one['source']}",
+            f"  should be: {one['english']}",
+            f"  is:        {one['translation']}",
+        ]
     return "\n".join(lines)
 
 
 def routing(
-    run: Run, settings: Settings, *, batches: int = 1, checkpoint: str = "newest", say: Callable = print
+    run: Run,
+    settings: Settings,
+    *,
+    batches: int = 1,
+    checkpoint: str = "newest",
+    say: Callable = print,
 ) -> dict[str, Any]:
     """How often each expert of each layer serves each language's dev sentences; nothing for a dense model."""
     if not settings.model.experts:
@@ -168,7 +204,8 @@ def routing(
             made.append(executable(state, **batch.arrays)[1])
         if made:
             loads[code] = {
-                side: np.mean([np.asarray(one[f"{side}_load"]) for one in made], 0).tolist() for side in ("encoder", "decoder")
+                side: np.mean([np.asarray(one[f"{side}_load"]) for one in made], 0).tolist()
+                for side in ("encoder", "decoder")
             }
     result = {"languages": loads}
     (run.folder / "routing.json").write_text(json.dumps(result))

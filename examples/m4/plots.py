@@ -42,12 +42,19 @@ def _loss(run: Run, pyplot: Any) -> pathlib.Path | None:
     if not rows:
         return None
     figure, sides = pyplot.subplots(1, 2, figsize=(10, 3.6), sharey=True)
-    for side, along, label in zip(sides, ("step", "tokens"), ("steps", "million tokens"), strict=True):
+    for side, along, label in zip(
+        sides, ("step", "tokens"), ("steps", "million tokens"), strict=True
+    ):
         scale = 1e-6 if along == "tokens" else 1
         for key, name in (("cross_entropy", "train (smoothed labels)"), ("dev_loss", "dev")):
             found = [(row[along] * scale, row[key]) for row in rows if key in row]
             if found:
-                side.plot(*zip(*found, strict=True), label=name, marker="o" if key == "dev_loss" else None, markersize=3)
+                side.plot(
+                    *zip(*found, strict=True),
+                    label=name,
+                    marker="o" if key == "dev_loss" else None,
+                    markersize=3,
+                )
         side.set_xlabel(label)
     sides[0].set_ylabel("cross entropy")
     sides[0].legend()
@@ -62,12 +69,16 @@ def _scores(run: Run, pyplot: Any, baselines: dict[str, float]) -> pathlib.Path 
         return None
     figure, sides = pyplot.subplots(len(sets), 1, figsize=(10, 2.8 * len(sets)), squeeze=False)
     for (side,), name in zip(sides, sets, strict=True):
-        mine = sorted((row for row in rows if row["set"] == name), key=lambda row: -row["train_pairs"])
+        mine = sorted(
+            (row for row in rows if row["set"] == name), key=lambda row: -row["train_pairs"]
+        )
         known = [row for row in mine if f"{name}/{row['language']}" in baselines]
         shown = known or mine
         values = [row["bleu"] - baselines.get(f"{name}/{row['language']}", 0.0) for row in shown]
         side.bar(range(len(shown)), values)
-        side.set_xticks(range(len(shown)), [row["language"] for row in shown], rotation=90, fontsize=6)
+        side.set_xticks(
+            range(len(shown)), [row["language"] for row in shown], rotation=90, fontsize=6
+        )
         side.set_ylabel("delta BLEU" if known else "BLEU")
         side.set_title(f"{name}: languages from high to low resource", fontsize=9)
     return _saved(figure, run.plots / ("delta_bleu.png" if baselines else "bleu.png"), pyplot)
@@ -78,8 +89,12 @@ def _experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     loads = json.loads((run.folder / "routing.json").read_text())["languages"]
     if not loads:
         return []
-    sides = {side: np.array([loads[code][side] for code in loads]) for side in ("encoder", "decoder")}  # language layer expert
-    shared = {side: each / np.maximum(each.sum(-1, keepdims=True), 1e-9) for side, each in sides.items()}
+    sides = {
+        side: np.array([loads[code][side] for code in loads]) for side in ("encoder", "decoder")
+    }  # language layer expert
+    shared = {
+        side: each / np.maximum(each.sum(-1, keepdims=True), 1e-9) for side, each in sides.items()
+    }
     layers = np.concatenate([shared[side].mean(0) for side in shared])
     names = [f"{side} {i}" for side in shared for i in range(shared[side].shape[1])]
     figure, axis = pyplot.subplots(figsize=(8, max(0.4 * len(names) + 1.6, 2.4)))

@@ -18,16 +18,28 @@ def optimizer(settings: Settings, model: Transformer) -> Optimizer:
 
     Adafactor's rate is relative to the size of a parameter, and counted as in the paper: 1.0 is 0.01 at 10,000 steps.
     """
-    scale = settings.learning_rate if settings.optimizer == "adafactor" else settings.learning_rate * settings.decay_after**0.5
-    rate = linear_warmup(inverse_square_root(scale, after=settings.decay_after), steps=settings.warmup)
+    scale = (
+        settings.learning_rate
+        if settings.optimizer == "adafactor"
+        else settings.learning_rate * settings.decay_after**0.5
+    )
+    rate = linear_warmup(
+        inverse_square_root(scale, after=settings.decay_after), steps=settings.warmup
+    )
     if settings.optimizer == "adam":
         return Adam(learning_rate=rate, beta2=0.98, clip_norm=settings.clip_norm)
-    return Adafactor(learning_rate=rate, clip_norm=settings.clip_norm, unfactored=[model.E] if settings.model.experts else [])
+    return Adafactor(
+        learning_rate=rate,
+        clip_norm=settings.clip_norm,
+        unfactored=[model.E] if settings.model.experts else [],
+    )
 
 
 def train_program(settings: Settings) -> nm.Program:
     """One step of training: the batch and a seed to what is worth watching; parameters and slots are updated."""
-    model = Transformer(settings.model, settings.rows, settings.source_length, settings.target_length)
+    model = Transformer(
+        settings.model, settings.rows, settings.source_length, settings.target_length
+    )
 
     def train(batch: dict[str, Any], seed: nm.Tensor) -> dict[str, nm.Tensor]:
         loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
@@ -43,7 +55,9 @@ def evaluate_program(settings: Settings) -> nm.Program:
 
     def evaluate(batch: dict[str, Any]) -> dict[str, nm.Tensor]:
         _, metrics = model.loss(batch_of(batch))
-        loads = {name: metrics[name] for name in ("encoder_load", "decoder_load") if name in metrics}
+        loads = {
+            name: metrics[name] for name in ("encoder_load", "decoder_load") if name in metrics
+        }
         return {"cross_entropy": metrics["cross_entropy"], "accuracy": metrics["accuracy"], **loads}
 
     return nm.trace(evaluate, batch=model.specs())
@@ -66,7 +80,9 @@ def _watched(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
     """The scalars of a training step."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
     if "encoder_dropped" in metrics:
-        scalars["dropped"] = (nm.mean(metrics["encoder_dropped"]) + nm.mean(metrics["decoder_dropped"])) * 0.5
+        scalars["dropped"] = (
+            nm.mean(metrics["encoder_dropped"]) + nm.mean(metrics["decoder_dropped"])
+        ) * 0.5
     return scalars
 
 
@@ -76,7 +92,10 @@ PROGRAMS = {"train": train_program, "evaluate": evaluate_program, "translate": t
 def artifact(name: str, settings: Settings) -> nm.Artifact:
     """One of a run's programs, lowered for its mesh and layout."""
     program = PROGRAMS[name](settings)
-    layout, params = nm.Layout(settings.layout), nm.Layout(settings.params) if settings.params else None
+    layout, params = (
+        nm.Layout(settings.layout),
+        nm.Layout(settings.params) if settings.params else None,
+    )
     return nm.export(
         program,
         mesh=nm.Mesh.parse(settings.mesh),

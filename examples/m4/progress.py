@@ -18,11 +18,20 @@ def duration(seconds: float) -> str:
 class Progress:
     """Step, loss, tokens a second, the share of dropped tokens, and how long it will take."""
 
-    def __init__(self, first: int, total: int, out: TextIO | None = None, every: float = 10.0, minutes: float = 0.0):
+    def __init__(
+        self,
+        first: int,
+        total: int,
+        out: TextIO | None = None,
+        every: float = 10.0,
+        minutes: float = 0.0,
+    ):
         self.first, self.total, self.out = first, total, out or sys.stderr
         self.begun, self.shown, self.every = time.monotonic(), float("-inf"), every
         self.live = self.out.isatty()
-        self.limit = minutes * 60 or math.inf  # seconds, after which training ends whatever the step
+        self.limit = (
+            minutes * 60 or math.inf
+        )  # seconds, after which training ends whatever the step
 
     def show(self, step: int, metrics: dict[str, float]) -> None:
         """Says how far training is, unless it was said a moment ago."""

@@ -24,7 +24,16 @@ LOWERED = (
     "layout", "params", "precision", "beam", "alpha", "translation_rows", "translation_length",
 )  # fmt: skip
 # What may not change between two starts, for the run to be one run.
-FIXED = ("source_length", "target_length", "rows", "languages", "temperature", "seed", "vocabulary_sentences", "optimizer")
+FIXED = (
+    "source_length",
+    "target_length",
+    "rows",
+    "languages",
+    "temperature",
+    "seed",
+    "vocabulary_sentences",
+    "optimizer",
+)
 
 
 class Run:
@@ -44,10 +53,13 @@ class Run:
             return Settings.from_json(path.read_text())
         except FileNotFoundError:
             raise NamedMeshError(
-                f"{self.folder} is no run: it has no settings.json", fix="start one with train, or name another"
+                f"{self.folder} is no run: it has no settings.json",
+                fix="start one with train, or name another",
             ) from None
         except (json.JSONDecodeError, KeyError, TypeError) as error:
-            raise NamedMeshError(f"{path} cannot be read: {error}", fix="restore it, or start another run") from None
+            raise NamedMeshError(
+                f"{path} cannot be read: {error}", fix="restore it, or start another run"
+            ) from None
 
     @property
     def corpus(self) -> str:
@@ -76,8 +88,14 @@ class Run:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise NamedMeshError(f"cannot make the run {self.folder}: {error.strerror}", fix="name another folder") from None
-        settings = self._reuse(settings, Run(data)) if Run(data).started else self._prepare(settings, data, say)
+            raise NamedMeshError(
+                f"cannot make the run {self.folder}: {error.strerror}", fix="name another folder"
+            ) from None
+        settings = (
+            self._reuse(settings, Run(data))
+            if Run(data).started
+            else self._prepare(settings, data, say)
+        )
         self._check_lengths(settings, say)
         self._write("data/corpus.txt", data)
         self.keep(settings)
@@ -92,9 +110,13 @@ class Run:
         shape = settings.rows, settings.source_length, settings.target_length
         for split in ("train", "dev"):
             tokens = self.tokens(split)
-            dropped = sum(Batches(tokens, *shape, seed=0, temperature=settings.temperature).dropped.values())
+            dropped = sum(
+                Batches(tokens, *shape, seed=0, temperature=settings.temperature).dropped.values()
+            )
             if dropped:
-                say(f"{split}: {dropped:,} of {len(tokens):,} pairs are too long for a row, and left out")
+                say(
+                    f"{split}: {dropped:,} of {len(tokens):,} pairs are too long for a row, and left out"
+                )
 
     def _reuse(self, settings: Settings, other: Run) -> Settings:
         """The data of another run: the same languages, vocabularies and tokens, for models to be compared on."""
@@ -113,7 +135,9 @@ class Run:
         """These settings with the run's vocabulary sizes; raises where they are those of another run."""
         before = self.settings
         changed = [name for name in FIXED if getattr(before, name) != getattr(settings, name)]
-        vocabularies = {name: getattr(before.model, name) for name in ("source_vocab", "target_vocab")}
+        vocabularies = {
+            name: getattr(before.model, name) for name in ("source_vocab", "target_vocab")
+        }
         model = dataclasses.replace(settings.model, **vocabularies)
         free = ("remat", "dispatch")  # how the model is computed, not what it is
         fields = [one.name for one in dataclasses.fields(model) if one.name not in free]
@@ -130,14 +154,18 @@ class Run:
 
     def _prepare(self, settings: Settings, data: str, say: Any) -> Settings:
         """Vocabularies and tokens of a corpus; the model gets the vocabularies' sizes, rounded up so that they divide well."""
-        corpus = opened(data, self.folder, [code for code in settings.languages.split(",") if code], say)
+        corpus = opened(
+            data, self.folder, [code for code in settings.languages.split(",") if code], say
+        )
         say(str(corpus.report))
         if not corpus.dev:
             raise NamedMeshError(
                 f"the corpus {data!r} has no good dev line",
                 fix="add dev/<lang>.tsv, or put all files into one directory: dev and test are then held out of them",
             )
-        say(f"vocabularies from {sum(map(len, corpus.train.values())):,} pairs of {len(corpus.train)} languages ...")
+        say(
+            f"vocabularies from {sum(map(len, corpus.train.values())):,} pairs of {len(corpus.train)} languages ..."
+        )
         vocabularies = Vocabularies.train(
             corpus.train,
             settings.model.source_vocab,
@@ -149,7 +177,9 @@ class Run:
         self.data.mkdir(exist_ok=True)
         vocabularies.save(self.data)
         for name, pairs in (("train", corpus.train), ("dev", corpus.dev)):
-            tokens = cached_tokens(self.data / name, pairs, vocabularies.source, vocabularies.target)
+            tokens = cached_tokens(
+                self.data / name, pairs, vocabularies.source, vocabularies.target
+            )
             sides = f"{len(tokens.source.tokens):,} source and {len(tokens.target.tokens):,} target tokens"
             say(f"{name}: {len(tokens):,} pairs, {sides}")
         self._write("data/tests.json", json.dumps(corpus.tests, ensure_ascii=False))
@@ -178,12 +208,19 @@ class Run:
         try:
             sets = json.loads((self.data / "tests.json").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            raise NamedMeshError(f"{self.folder} has no test data", fix="start the run again, with train or export") from None
-        return {name: {code: [(s, e) for s, e in pairs] for code, pairs in languages.items()} for name, languages in sets.items()}
+            raise NamedMeshError(
+                f"{self.folder} has no test data", fix="start the run again, with train or export"
+            ) from None
+        return {
+            name: {code: [(s, e) for s, e in pairs] for code, pairs in languages.items()}
+            for name, languages in sets.items()
+        }
 
     def artifact(self, name: str, settings: Settings, say: Any = print) -> pathlib.Path:
         """The file of a lowered program, made (with TensorFlow) unless it is there already for the same settings."""
-        lowered = {one: getattr(settings, one) for one in LOWERED} | {"model": dataclasses.asdict(settings.model)}
+        lowered = {one: getattr(settings, one) for one in LOWERED} | {
+            "model": dataclasses.asdict(settings.model)
+        }
         digest = hashlib.sha256(json.dumps(lowered, sort_keys=True).encode()).hexdigest()[:12]
         path = self.folder / "artifacts" / f"{name}-{digest}.nmesh"
         if not path.exists():
@@ -212,7 +249,9 @@ def opened(data: str, folder: pathlib.Path, languages: list[str], say: Any) -> C
                 say("building the corpus from message catalogs of Python packages ...")
                 build_catalog_corpus(root, progress=say)
         except NamedMeshError as error:
-            say(f"{error}\nthe catalogs are out of reach: going on with synthetic languages instead")
+            say(
+                f"{error}\nthe catalogs are out of reach: going on with synthetic languages instead"
+            )
             return opened("synthetic", folder, [], say)
         if data == "synthetic":
             build_synthetic_corpus(root, progress=say)

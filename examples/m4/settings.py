@@ -52,17 +52,27 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.optimizer not in OPTIMIZERS:
-            raise NamedMeshError(f"optimizer={self.optimizer!r} is not a choice", fix=did_you_mean(self.optimizer, OPTIMIZERS))
+            raise NamedMeshError(
+                f"optimizer={self.optimizer!r} is not a choice",
+                fix=did_you_mean(self.optimizer, OPTIMIZERS),
+            )
         for name in ("source_length", "target_length", "rows", "steps", "warmup", "decay_after", "log_every", "save_every",
                      "keep", "beam", "translation_rows", "translation_length", "vocabulary_sentences"):  # fmt: skip
             if getattr(self, name) < 1:
                 raise NamedMeshError(f"{name}={getattr(self, name)}", fix="give one or more")
         if not self.minutes >= 0:
-            raise NamedMeshError(f"minutes={self.minutes}", fix="give a positive number, or 0 for no limit")
+            raise NamedMeshError(
+                f"minutes={self.minutes}", fix="give a positive number, or 0 for no limit"
+            )
         if not 0 <= self.alpha <= 10:
-            raise NamedMeshError(f"alpha={self.alpha}", fix="give a number from 0 (no length normalisation) to 10")
+            raise NamedMeshError(
+                f"alpha={self.alpha}", fix="give a number from 0 (no length normalisation) to 10"
+            )
         if self.precision not in PRECISIONS:
-            raise NamedMeshError(f"precision={self.precision!r} is not a choice", fix=did_you_mean(self.precision, PRECISIONS))
+            raise NamedMeshError(
+                f"precision={self.precision!r} is not a choice",
+                fix=did_you_mean(self.precision, PRECISIONS),
+            )
         mesh = Mesh.parse(self.mesh)
         for name in ("layout", "params"):
             for axes in Layout(getattr(self, name)).rules.values():

@@ -28,7 +28,10 @@ from namedmesh.runtime.state import State
 def polite_signals() -> Iterator[list[int]]:
     """SIGTERM and SIGINT are noted, to be heeded between two steps."""
     heard: list[int] = []
-    before = {one: signal.signal(one, lambda number, _: heard.append(number)) for one in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        one: signal.signal(one, lambda number, _: heard.append(number))
+        for one in (signal.SIGTERM, signal.SIGINT)
+    }
     try:
         yield heard
     finally:
@@ -41,7 +44,9 @@ def train(run: Run, settings: Settings, say: Callable[[str], None] = print) -> d
     cache_compilations(run.folder / "compiled")
     step = load(run.artifact("train", settings, say))
     run.keep(settings)
-    say(f"compiled in {step.report.compile_seconds:.1f} s; {step.report.peak_bytes / 2**20:,.0f} MiB a device; {step.audit}")
+    say(
+        f"compiled in {step.report.compile_seconds:.1f} s; {step.report.peak_bytes / 2**20:,.0f} MiB a device; {step.audit}"
+    )
     checkpoints = Checkpoints(run.checkpoints, settings.keep)
     loop = Loop(run, settings, step, checkpoints, say)
     try:
@@ -53,12 +58,27 @@ def train(run: Run, settings: Settings, say: Callable[[str], None] = print) -> d
 class Loop:
     """One stretch of training, from where the run stands to its end or to a signal."""
 
-    def __init__(self, run: Run, settings: Settings, step: Executable, checkpoints: Checkpoints, say: Callable[[str], None]):
-        self.settings, self.step, self.checkpoints, self.say, self.folder = settings, step, checkpoints, say, run
+    def __init__(
+        self,
+        run: Run,
+        settings: Settings,
+        step: Executable,
+        checkpoints: Checkpoints,
+        say: Callable[[str], None],
+    ):
+        self.settings, self.step, self.checkpoints, self.say, self.folder = (
+            settings,
+            step,
+            checkpoints,
+            say,
+            run,
+        )
         count, index = jax.process_count(), jax.process_index()
         stream: dict[str, Any] = {"seed": settings.seed, "temperature": settings.temperature}
         shape = settings.rows, settings.source_length, settings.target_length
-        self.batches = Batches(run.tokens("train"), *shape, **stream, process=index, processes=count)
+        self.batches = Batches(
+            run.tokens("train"), *shape, **stream, process=index, processes=count
+        )
         self.done, self.tokens = 0, 0
         if checkpoints.latest is None:
             self.state, position = step.init(settings.seed), Position()
@@ -73,7 +93,9 @@ class Loop:
             say(f"going on from step {self.done}")
         self.batches.start = self.position = position
         self.first = self.done
-        self.evaluate = load(run.artifact("evaluate", settings, say)) if settings.dev_every else None
+        self.evaluate = (
+            load(run.artifact("evaluate", settings, say)) if settings.dev_every else None
+        )
         self.metrics = Metrics(run.metrics, run.summaries, self.done)
         self.pending: list[tuple[int, int, dict[str, Any]]] = []
         self.last: dict[str, float] = {"step": self.done}
@@ -82,7 +104,10 @@ class Loop:
 
     def run(self) -> dict[str, float]:
         """Steps until the last, or until told to stop; then saves."""
-        settings, progress = self.settings, Progress(self.done, self.settings.steps, minutes=self.settings.minutes)
+        settings, progress = (
+            self.settings,
+            Progress(self.done, self.settings.steps, minutes=self.settings.minutes),
+        )
         stream = prefetched(self.batches)
         until = time.monotonic() + settings.minutes * 60 if settings.minutes else math.inf
         with polite_signals() as heard:
@@ -99,14 +124,18 @@ class Loop:
                     self._save()
             stream.close()
             self._look()
-            if self.evaluate is not None and self.done > self.first and not heard:  # who sends a signal is in a hurry
+            if (
+                self.evaluate is not None and self.done > self.first and not heard
+            ):  # who sends a signal is in a hurry
                 self._dev()
             self._save()
         progress.end()
         self.metrics.close()
         if heard:
             self.checkpoints.close()
-            self.say(f"stopped by {signal.Signals(heard[0]).name} after step {self.done}; the same command goes on from there")
+            self.say(
+                f"stopped by {signal.Signals(heard[0]).name} after step {self.done}; the same command goes on from there"
+            )
             raise SystemExit(128 + heard[0])
         return self.last
 
@@ -121,30 +150,46 @@ class Loop:
         """The batch as the step takes it; of several processes each has its own rows."""
         if jax.process_count() == 1:
             return batch
-        place = lambda name: jax.make_array_from_process_local_data(self.step.sharding(self.step.inputs[name]), batch[name])
+        place = lambda name: jax.make_array_from_process_local_data(
+            self.step.sharding(self.step.inputs[name]), batch[name]
+        )
         return {name: place(name) for name in batch}
 
     def _look(self) -> None:
         """Fetches the metrics of the steps since the last look; stops when a loss or a gradient is no number."""
         if not self.pending:
             return
-        rows = [(step, tokens, {name: float(value) for name, value in made.items()}) for step, tokens, made in self.pending]
+        rows = [
+            (step, tokens, {name: float(value) for name, value in made.items()})
+            for step, tokens, made in self.pending
+        ]
         self.pending = []
         now = time.monotonic()
         seconds, self.since, self.paused = now - self.since - self.paused, now, 0.0
         for step, tokens, values in rows:
-            wrong = next((name for name in ("loss", "grad_norm") if not math.isfinite(values.get(name, 0.0))), None)
+            wrong = next(
+                (
+                    name
+                    for name in ("loss", "grad_norm")
+                    if not math.isfinite(values.get(name, 0.0))
+                ),
+                None,
+            )
             if wrong:
                 self.checkpoints.forget(step - 1)  # it is what led to this
                 self.checkpoints.close()
                 kept = self.checkpoints.latest
                 raise NamedMeshError(
                     f"the {wrong} of step {step} is {values[wrong]}",
-                    f"the last good checkpoint, of step {kept}, is kept" if kept else "there is no checkpoint yet",
+                    f"the last good checkpoint, of step {kept}, is kept"
+                    if kept
+                    else "there is no checkpoint yet",
                     fix="lower --learning_rate or lengthen --warmup, and go on from the checkpoint with the same command",
                 )
             self.tokens += tokens
-        mean = {name: float(np.mean([values[name] for _, _, values in rows])) for name in rows[-1][2]}
+        mean = {
+            name: float(np.mean([values[name] for _, _, values in rows])) for name in rows[-1][2]
+        }
         rate = sum(tokens for _, tokens, _ in rows) / max(seconds, 1e-9)
         self.last = {"step": self.done, "tokens": self.tokens, **mean, "tokens_per_second": rate}
         self.metrics.write(self.last)
@@ -152,7 +197,11 @@ class Loop:
     def _save(self) -> None:
         begun = time.monotonic()
         self._look()
-        extra = {"position": dataclasses.asdict(self.position), "stream": self.batches.digest, "tokens": self.tokens}
+        extra = {
+            "position": dataclasses.asdict(self.position),
+            "stream": self.batches.digest,
+            "tokens": self.tokens,
+        }
         step, loss = self.dev
         self.checkpoints.save(self.done, self.state, extra, loss if step == self.done else None)
         self.paused += time.monotonic() - begun
@@ -172,5 +221,7 @@ def dev_loss(evaluate: Executable, state: State, run: Run, settings: Settings) -
     shape = settings.rows, settings.source_length, settings.target_length
     batches = iter(Batches(run.tokens("dev"), *shape, seed=0, temperature=settings.temperature))
     state = evaluate.place({name: state[name] for name in evaluate.variables})
-    made = [evaluate(state, **next(batches)[0])[1]["cross_entropy"] for _ in range(settings.dev_batches)]
+    made = [
+        evaluate(state, **next(batches)[0])[1]["cross_entropy"] for _ in range(settings.dev_batches)
+    ]
     return float(np.mean([float(one) for one in made]))

@@ -28,7 +28,9 @@ class Translator:
     say: Callable[[str], None] = print
 
     @classmethod
-    def open(cls, run: Run, settings: Settings, which: str = "newest", say: Callable[[str], None] = print) -> Translator:
+    def open(
+        cls, run: Run, settings: Settings, which: str = "newest", say: Callable[[str], None] = print
+    ) -> Translator:
         """Compiles the translate step and reads a checkpoint: the newest, the best on dev data, or of some step."""
         cache_compilations(run.folder / "compiled")
         executable = load(run.artifact("translate", settings, say))
@@ -37,13 +39,17 @@ class Translator:
         checkpoints.close()
         return cls(settings, run.vocabularies, executable, state, found, say)
 
-    def translate(self, texts: Sequence[str], shown: Callable[[int], None] = lambda count: None) -> list[str]:
+    def translate(
+        self, texts: Sequence[str], shown: Callable[[int], None] = lambda count: None
+    ) -> list[str]:
         """The best translation of each text, in order; what is too long is cut, what is empty stays so."""
         rows, length = self.settings.translation_rows, self.settings.translation_length
         pairs = [(ids, []) for ids in self.vocabularies.source.encode(texts)]
         cut = sum(len(ids) > length for ids, _ in pairs)
         if cut:
-            self.say(f"{cut:,} of {len(texts):,} are longer than {length} tokens, and cut; --translation_length takes more")
+            self.say(
+                f"{cut:,} of {len(texts):,} are longer than {length} tokens, and cut; --translation_length takes more"
+            )
         found = [""] * len(texts)
         done = 0
         for batch in evaluation_batches(pairs, rows, length, length, by_length=True):

@@ -23,9 +23,24 @@ from jax.experimental import topologies
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import SingleDeviceSharding
 
-from namedmesh.aot.memory import Exhausted, attributed, exhausted, known_buffers, largest, levers, presumed
+from namedmesh.aot.memory import (
+    Exhausted,
+    attributed,
+    exhausted,
+    known_buffers,
+    largest,
+    levers,
+    presumed,
+)
 from namedmesh.aot.report import Aot, Layout, trainable
-from namedmesh.aot.topology import GENERATIONS, Target, Torus, mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.topology import (
+    GENERATIONS,
+    Target,
+    Torus,
+    mean_hops,
+    torus_assignment,
+    traffic_of,
+)
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.hlo.schedule import Schedule
 from namedmesh.runtime.artifact import Artifact
@@ -74,7 +89,9 @@ def compile_for(artifact: Artifact, target: Target | str, *, name: str | None = 
     text = step.as_text() if step is not None else _dumped(lowering)
     hbm = hbm_bytes(devices[0]) if lack is None else lack.available
     schedule = Schedule(text) if text else None
-    return reported(artifact, target, layout, step, schedule, seconds, lack, hbm, name or artifact.name)
+    return reported(
+        artifact, target, layout, step, schedule, seconds, lack, hbm, name or artifact.name
+    )
 
 
 def reported(
@@ -166,7 +183,11 @@ def _tpu_devices(target: Target) -> list[Any]:
             fix=_INSTALL,
         )
     try:
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=str(target).removeprefix("tpu-")).devices)
+        return list(
+            topologies.get_topology_desc(
+                platform="tpu", topology_name=str(target).removeprefix("tpu-")
+            ).devices
+        )
     except Exception as error:
         raise NamedMeshError(
             f"the TPU compiler does not start for target {target} ({platform.system()} {platform.machine()})",
@@ -180,7 +201,9 @@ def hbm_bytes(device: Any) -> int | None:
     """The memory that a program may use on a device, which the compiler says only of programs that need more."""
     if device.platform == "cpu":
         return None
-    too_large = jax.ShapeDtypeStruct((2**20, 2**19), np.float32, sharding=SingleDeviceSharding(device))
+    too_large = jax.ShapeDtypeStruct(
+        (2**20, 2**19), np.float32, sharding=SingleDeviceSharding(device)
+    )
     try:
         jax.jit(lambda x: x + 1.0).lower(too_large).compile()
     except RuntimeError as error:
@@ -194,7 +217,11 @@ def _dumped(lowering: Any) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
             compiled(lowering, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        written = [path for path in pathlib.Path(folder).rglob("*.txt") if "is_scheduled=true" in path.read_text()[:4000]]
+        written = [
+            path
+            for path in pathlib.Path(folder).rglob("*.txt")
+            if "is_scheduled=true" in path.read_text()[:4000]
+        ]
         return max(written, key=lambda path: path.stat().st_mtime).read_text() if written else None
 
 
@@ -207,7 +234,9 @@ def _refused(artifact: Artifact, target: Target, error: Exception) -> NamedMeshE
 
 
 def _first_lines(error: Exception) -> list[str]:
-    return [line[:300] for line in str(error).splitlines() if line.strip()][:4] or [type(error).__name__]
+    return [line[:300] for line in str(error).splitlines() if line.strip()][:4] or [
+        type(error).__name__
+    ]
 
 
 def _matching(target: Target, devices: int) -> str:

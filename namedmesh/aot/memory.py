@@ -68,7 +68,9 @@ def presumed(artifact: Artifact, lack: Exhausted) -> Memory:
     """A step's bytes as the manifest and a message of missing memory have them, padding and results left out."""
     sizes = [(spec, _piece(spec, artifact)) for spec in (*artifact.inputs, *artifact.variables)]
     kept = sum(size for _, size in sizes)
-    return Memory(**_between(sizes, kept), results=0, **_within(artifact, max(lack.needed - kept, 0)), code=0)
+    return Memory(
+        **_between(sizes, kept), results=0, **_within(artifact, max(lack.needed - kept, 0)), code=0
+    )
 
 
 def _between(sizes: list[tuple[TensorSpec, int]], bytes: int) -> dict[str, int]:
@@ -86,9 +88,16 @@ def _within(artifact: Artifact, bytes: int) -> dict[str, int]:
 
 def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
     """The largest tensors that the manifest knows: entries, and whatever is communicated."""
-    found = [Buffer(_piece(spec, artifact), spec.sharded_text, spec.name) for spec in (*artifact.inputs, *artifact.variables)]
+    found = [
+        Buffer(_piece(spec, artifact), spec.sharded_text, spec.name)
+        for spec in (*artifact.inputs, *artifact.variables)
+    ]
     found += [
-        Buffer(one["bytes"], f"{one['dtype']}[{one['elements']}]", artifact.ops.get(one["op"], [one["op"]])[0])
+        Buffer(
+            one["bytes"],
+            f"{one['dtype']}[{one['elements']}]",
+            artifact.ops.get(one["op"], [one["op"]])[0],
+        )
         for one in artifact.collectives
     ]
     return sorted(found, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
@@ -97,13 +106,20 @@ def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
 def _piece(spec: TensorSpec, artifact: Artifact) -> int:
     """The bytes of one device's piece of an entry."""
     held = [axis for axes in spec.held.values() for axis in axes]
-    return math.prod(spec.padded(artifact.mesh)) // artifact.mesh.size(held) * dtype_of(spec.dtype).itemsize
+    return (
+        math.prod(spec.padded(artifact.mesh))
+        // artifact.mesh.size(held)
+        * dtype_of(spec.dtype).itemsize
+    )
 
 
 def _named(artifact: Artifact, schedule: Schedule) -> list[tuple[TensorSpec, int]]:
     """Every entry with the bytes it takes on a core."""
     return [
-        (spec, shape_bytes(type)) for spec, type in zip([*artifact.inputs, *artifact.variables], schedule.entries, strict=True)
+        (spec, shape_bytes(type))
+        for spec, type in zip(
+            [*artifact.inputs, *artifact.variables], schedule.entries, strict=True
+        )
     ]
 
 
@@ -119,7 +135,11 @@ def origin(op_name: str, shape: str, artifact: Artifact) -> str:
     if not found:
         return "the compiler"
     made = artifact.ops.get(found[-1]) or [found[-1]]
-    sizes = [int(size) for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0]) if int(size) > 1]
+    sizes = [
+        int(size)
+        for size in re.findall(r"\d+", shape.partition("[")[2].partition("]")[0])
+        if int(size) > 1
+    ]
     for text in made:
         if _local_sizes(text, artifact) == sizes:
             return text
@@ -132,7 +152,9 @@ def origin(op_name: str, shape: str, artifact: Artifact) -> str:
 def _local_sizes(text: str, artifact: Artifact) -> list[int]:
     """The sizes above one of a device's piece of a tensor described as name float32[dim=size/axes, ...]."""
     dims = re.findall(r"\w+=(\d+)(?:/([\w+]+))?", text.partition("[")[2])
-    sizes = [-(-int(size) // artifact.mesh.size(axes.split("+") if axes else ())) for size, axes in dims]
+    sizes = [
+        -(-int(size) // artifact.mesh.size(axes.split("+") if axes else ())) for size, axes in dims
+    ]
     return [size for size in sizes if size > 1]
 
 
@@ -146,7 +168,11 @@ def largest(artifact: Artifact, schedule: Schedule, count: int = 8) -> list[Buff
         for part in parts:
             shape = plain_shape(part)
             together = len(parts) > 1 and value.kind in KINDS
-            name = f"one of {len(parts)} in an {value.kind}" if together else origin(value.op_name, shape, artifact)
+            name = (
+                f"one of {len(parts)} in an {value.kind}"
+                if together
+                else origin(value.op_name, shape, artifact)
+            )
             found[shape_bytes(part), shape, name] += 1
     buffers = [Buffer(size, shape, name, times) for (size, shape, name), times in found.items()]
     return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
@@ -160,12 +186,16 @@ def exhausted(message: str, artifact: Artifact) -> Exhausted | None:
     """
     if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
         return None
-    used = re.search(rf"Used {_SIZE} of {_SIZE}", message) or re.search(rf"Requires {_SIZE}, has {_SIZE} available", message)
+    used = re.search(rf"Used {_SIZE} of {_SIZE}", message) or re.search(
+        rf"Requires {_SIZE}, has {_SIZE} available", message
+    )
     brief = re.search(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)", message)
     match = used or brief
     if not match:
         return None
-    return Exhausted(_bytes(match[1], match[2]), _bytes(match[3], match[4]), tuple(_listed(message, artifact)))
+    return Exhausted(
+        _bytes(match[1], match[2]), _bytes(match[3], match[4]), tuple(_listed(message, artifact))
+    )
 
 
 def _listed(message: str, artifact: Artifact) -> list[Buffer]:
@@ -194,19 +224,48 @@ def levers(artifact: Artifact, memory: Memory) -> list[str]:
     advice: list[tuple[float, str]] = []
     waste, example = _unsplit(artifact)
     if example:  # gradients lie as their weights do
-        advice.append((2 * waste, f"layout: keep weights, slots and gradients in pieces with params=; {example}"))
+        advice.append(
+            (
+                2 * waste,
+                f"layout: keep weights, slots and gradients in pieces with params=; {example}",
+            )
+        )
     if memory.state > memory.weights:
         advice.append(
-            (memory.state / 2, "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less")
+            (
+                memory.state / 2,
+                "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less",
+            )
         )
     kept = memory.activations if artifact.activation_bytes else within
-    advice.append((kept, "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config"))
+    advice.append(
+        (
+            kept,
+            "remat: compute activations again in the backward pass, remat='full' in nm.scan or the model's Config",
+        )
+    )
     if not any("bfloat16[" in text for made in artifact.ops.values() for text in made):
-        advice.append((within / 2, "dtype: activations in bfloat16 take half the memory, dtype='bfloat16' in the model's Config"))
+        advice.append(
+            (
+                within / 2,
+                "dtype: activations in bfloat16 take half the memory, dtype='bfloat16' in the model's Config",
+            )
+        )
     advice += [(within / 2, text) for text in _several(artifact)]
-    moved = max((one["bytes"] for one in artifact.collectives if one["kind"] == "AllToAll"), default=0)
-    advice.append((2.0 * moved, f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor"))
-    return [text for size, text in sorted(advice, key=lambda pair: -pair[0]) if size > 0.02 * memory.total]
+    moved = max(
+        (one["bytes"] for one in artifact.collectives if one["kind"] == "AllToAll"), default=0
+    )
+    advice.append(
+        (
+            2.0 * moved,
+            f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor",
+        )
+    )
+    return [
+        text
+        for size, text in sorted(advice, key=lambda pair: -pair[0])
+        if size > 0.02 * memory.total
+    ]
 
 
 def _unsplit(artifact: Artifact) -> tuple[float, str]:
@@ -218,7 +277,10 @@ def _unsplit(artifact: Artifact) -> tuple[float, str]:
         if idle and spec.dims:
             size = _piece(spec, artifact)
             waste += size * (1 - 1 / artifact.mesh.size(idle))
-            worst = max(worst, (size, f"{spec.name} is {spec.sharded_text}, not split over {'+'.join(idle)}"))
+            worst = max(
+                worst,
+                (size, f"{spec.name} is {spec.sharded_text}, not split over {'+'.join(idle)}"),
+            )
     return waste, worst[1]
 
 
@@ -228,5 +290,7 @@ def _several(artifact: Artifact) -> list[str]:
         for name, size in spec.dims:
             here = -(-size // artifact.mesh.size(spec.held.get(name, ())))
             if spec.held.get(name) and here > 1:
-                return [f"group size: a core has {here} of {name}={size}; activations shrink with it"]
+                return [
+                    f"group size: a core has {here} of {name}={size}; activations shrink with it"
+                ]
     return []

@@ -15,7 +15,9 @@ import numpy as np
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.mesh import Mesh
 
-Traffic = Mapping[str, float] | Mapping[tuple[str, ...], float]  # bytes along one axis, or along several together
+Traffic = (
+    Mapping[str, float] | Mapping[tuple[str, ...], float]
+)  # bytes along one axis, or along several together
 
 
 @dataclass(frozen=True)
@@ -55,15 +57,22 @@ class Target:
         >>> Target.parse("tpu-v3:32x32").cores
         2048
         """
-        match = re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)", text) if isinstance(text, str) else None
+        match = (
+            re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)", text)
+            if isinstance(text, str)
+            else None
+        )
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
         if not match or not all(shape) or (match[2] and len(shape) != 1):
-            raise NamedMeshError(f"cannot read {text!r} as a target", fix=f"write a target such as {_EXAMPLES}")
+            raise NamedMeshError(
+                f"cannot read {text!r} as a target", fix=f"write a target such as {_EXAMPLES}"
+            )
         if match[2]:
             return cls("cpu", "", shape)
         if match[1] not in GENERATIONS:
             raise NamedMeshError(
-                f"target {text!r}: there is no TPU generation {match[1]!r}", fix=did_you_mean(match[1], GENERATIONS)
+                f"target {text!r}: there is no TPU generation {match[1]!r}",
+                fix=did_you_mean(match[1], GENERATIONS),
             )
         if len(shape) != GENERATIONS[match[1]].dimensions:
             raise NamedMeshError(
@@ -75,7 +84,9 @@ class Target:
     @property
     def cores(self) -> int:
         """How many devices the target has."""
-        return math.prod(self.shape) * (GENERATIONS[self.generation].cores if self.generation else 1)
+        return math.prod(self.shape) * (
+            GENERATIONS[self.generation].cores if self.generation else 1
+        )
 
     def __str__(self) -> str:
         name = f"tpu-{self.generation}" if self.generation else self.platform
@@ -112,7 +123,9 @@ class Torus:
         ]
         count = GENERATIONS[target.generation].cores
         listed = [(place, core) for place in places for core in range(count)]
-        return cls(tuple(place for place, _ in listed), tuple(core for _, core in listed), rings(target))
+        return cls(
+            tuple(place for place, _ in listed), tuple(core for _, core in listed), rings(target)
+        )
 
     @classmethod
     def of_devices(cls, devices: Sequence[Any], target: Target) -> Torus | None:
@@ -130,7 +143,9 @@ class Torus:
     @cached_property
     def positions(self) -> np.ndarray:
         """Coordinates of every device, its core last."""
-        return np.array([[*place, core] for place, core in zip(self.places, self.cores, strict=True)])
+        return np.array(
+            [[*place, core] for place, core in zip(self.places, self.cores, strict=True)]
+        )
 
     @cached_property
     def hops(self) -> list[np.ndarray]:
@@ -145,7 +160,9 @@ class Torus:
 def rings(target: Target) -> tuple[bool, ...]:
     """Which dimensions of a slice close to a ring."""
     kind = GENERATIONS[target.generation]
-    return tuple(size % kind.full == 0 if kind.cubes else size == kind.full for size in target.shape)
+    return tuple(
+        size % kind.full == 0 if kind.cubes else size == kind.full for size in target.shape
+    )
 
 
 def traffic_of(collectives: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...], float]:
@@ -157,7 +174,9 @@ def traffic_of(collectives: Sequence[Mapping[str, Any]]) -> dict[tuple[str, ...]
     return traffic
 
 
-def mean_hops(mesh: Mesh, torus: Torus, traffic: Traffic, assignment: Sequence[int] | None = None) -> float:
+def mean_hops(
+    mesh: Mesh, torus: Torus, traffic: Traffic, assignment: Sequence[int] | None = None
+) -> float:
     """Links between two devices that talk, on average over all pairs of a group and weighted by bytes."""
     order = np.asarray(range(mesh.devices) if assignment is None else assignment)
     return _weighted(mesh, torus, traffic, torus.positions[order])
@@ -204,7 +223,9 @@ def _weighted(mesh: Mesh, torus: Torus, traffic: Traffic, positions: np.ndarray)
             continue
         for i, apart in enumerate(torus.hops):
             shares = np.zeros((len(groups), len(apart)))
-            np.add.at(shares, (np.repeat(np.arange(len(groups)), size), groups[:, :, i].ravel()), 1.0)
+            np.add.at(
+                shares, (np.repeat(np.arange(len(groups)), size), groups[:, :, i].ravel()), 1.0
+            )
             pairs = np.einsum("gi,ij,gj->", shares, apart, shares, optimize=True)
             total += sent * pairs / (len(groups) * size * (size - 1))
     return total / amount if amount else 0.0
@@ -217,7 +238,10 @@ def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarr
     listed[tuple(torus.positions.T)] = np.arange(len(torus.places))
     if (listed < 0).any():
         return
-    load = {axis: sum(sent for key, sent in traffic.items() if axis in _tuple(key)) for axis in mesh.axes}
+    load = {
+        axis: sum(sent for key, sent in traffic.items() if axis in _tuple(key))
+        for axis in mesh.axes
+    }
     axes = sorted((axis for axis in mesh.axes if mesh.axes[axis] > 1), key=lambda axis: -load[axis])
     few = len(axes) <= 3  # few enough to try everything
     orders = list(itertools.permutations(axes)) if few else [tuple(reversed(axes))]
@@ -225,12 +249,21 @@ def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarr
     for blocks in _blocks([mesh.axes[axis] for axis in axes], sizes, None if few else 4):
         factors = dict(zip(axes, blocks, strict=True))
         for order in orders:  # outermost first
-            split = listed.reshape([factors[axis][dim] for dim in range(len(sizes)) for axis in order])
-            places = [dim * len(order) + order.index(axis) for axis in mesh.axes if axis in factors for dim in dimensions]
+            split = listed.reshape(
+                [factors[axis][dim] for dim in range(len(sizes)) for axis in order]
+            )
+            places = [
+                dim * len(order) + order.index(axis)
+                for axis in mesh.axes
+                if axis in factors
+                for dim in dimensions
+            ]
             yield split.transpose(places).ravel()
 
 
-def _blocks(axes: Sequence[int], sizes: Sequence[int], widest: int | None) -> Iterator[list[tuple[int, ...]]]:
+def _blocks(
+    axes: Sequence[int], sizes: Sequence[int], widest: int | None
+) -> Iterator[list[tuple[int, ...]]]:
     """Ways to write each axis as a block, a factor from each dimension, that use the dimensions up; compact ones first."""
     if not axes:
         if all(size == 1 for size in sizes):

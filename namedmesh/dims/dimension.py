@@ -34,7 +34,9 @@ class Shape(Sequence[Dimension]):
 
     def __init__(self, dims: Iterable[Dimension] = ()):
         if isinstance(dims, Dimension):
-            raise NamedMeshError(f"a single dimension {dims} where a list is due", fix=f"write [{dims.name}]")
+            raise NamedMeshError(
+                f"a single dimension {dims} where a list is due", fix=f"write [{dims.name}]"
+            )
         if isinstance(dims, str) or not isinstance(dims, Iterable):
             raise NamedMeshError(
                 f"{type(dims).__name__} {dims!r} where a list of dimensions is due",
@@ -118,9 +120,17 @@ def dims(text: str) -> list[Dimension]:
     found: dict[str, Dimension] = {}
     for match in re.finditer(r"[^\s,;]+", checked_text(text, "dimensions", "batch=8 model=16")):
         name, equals, size = match.group().partition("=")
-        if not equals or not name.isidentifier() or not re.fullmatch(r"\d{1,18}", size) or int(size) < 1 or name in found:
+        if (
+            not equals
+            or not name.isidentifier()
+            or not re.fullmatch(r"\d{1,18}", size)
+            or int(size) < 1
+            or name in found
+        ):
             raise NamedMeshError(
-                f"dimension {name} is given twice" if name in found else f"cannot read {match.group()!r} as name=size",
+                f"dimension {name} is given twice"
+                if name in found
+                else f"cannot read {match.group()!r} as name=size",
                 text,
                 " " * match.start() + "^" * len(match.group()),
                 fix="write dimensions as 'batch=8 model=16', each name once, each size a positive whole number",

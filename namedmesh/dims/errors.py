@@ -41,7 +41,11 @@ def listing(names: Sequence[str]) -> str:
 def checked_identifier(name: object, what: str, *details: str) -> str:
     """Returns name when it is an identifier, or raises."""
     if not isinstance(name, str):
-        fix = f"write its name, {name.name!r}" if hasattr(name, "name") else "write the name as a string"  # type: ignore[attr-defined]
+        fix = (
+            f"write its name, {name.name!r}"
+            if hasattr(name, "name")
+            else "write the name as a string"
+        )  # type: ignore[attr-defined]
         raise NamedMeshError(f"{what} name {name!r} is not a string", *details, fix=fix)
     if not name.isidentifier():
         raise NamedMeshError(
@@ -55,7 +59,9 @@ def checked_identifier(name: object, what: str, *details: str) -> str:
 def checked_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # type: ignore[arg-type]
-        raise NamedMeshError(f"{what} has size {size!r}", *details, fix="a size is a positive whole number")
+        raise NamedMeshError(
+            f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
+        )
     return int(size)  # type: ignore[arg-type]
 
 
@@ -63,6 +69,7 @@ def checked_text(text: object, what: str, example: str) -> str:
     """Returns text when it is a string, or raises."""
     if not isinstance(text, str):
         raise NamedMeshError(
-            f"{what} cannot be read from {type(text).__name__} {text!r}", fix=f"write a string such as {example!r}"
+            f"{what} cannot be read from {type(text).__name__} {text!r}",
+            fix=f"write a string such as {example!r}",
         )
     return text

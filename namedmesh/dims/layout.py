@@ -69,7 +69,9 @@ class Layout:
                     text = file.read()
             except (OSError, UnicodeDecodeError) as error:
                 reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-                raise NamedMeshError(f"cannot read {what}: {reason}", fix="check the path") from None
+                raise NamedMeshError(
+                    f"cannot read {what}: {reason}", fix="check the path"
+                ) from None
         fix = "write lines such as 'hidden: model'"
         try:
             root, rules = yaml.compose(text, Loader=yaml.SafeLoader), yaml.safe_load(text)
@@ -87,7 +89,9 @@ class Layout:
         for key, _ in root.value:
             if key.tag != "tag:yaml.org,2002:str":
                 kind = key.tag.rpartition(":")[2]
-                raise NamedMeshError(f"{what} has the key {key.value!r}, a YAML {kind}", fix="put the name in quotes")
+                raise NamedMeshError(
+                    f"{what} has the key {key.value!r}, a YAML {kind}", fix="put the name in quotes"
+                )
             if key.value in seen:
                 raise NamedMeshError(
                     f"{what} maps dimension {key.value} twice",
@@ -118,7 +122,9 @@ class Layout:
             for axis in axes:
                 mesh.check_axis(axis, f"{label} {name}:{'+'.join(axes)}")
             if name not in sizes:
-                having = ", ".join(f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items())
+                having = ", ".join(
+                    f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items()
+                )
                 raise NamedMeshError(
                     f"the {label} maps dimension {name!r}, which no {owner} has",
                     f"{label}: {self.text}",

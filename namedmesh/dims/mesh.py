@@ -4,7 +4,13 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text, did_you_mean
+from namedmesh.dims.errors import (
+    NamedMeshError,
+    checked_identifier,
+    checked_size,
+    checked_text,
+    did_you_mean,
+)
 
 
 class Mesh:
@@ -20,16 +26,26 @@ class Mesh:
     def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
         written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
         self.axes: dict[str, int] = {
-            checked_identifier(name, "mesh axis", written): checked_size(size, f"mesh axis {name}", written)
+            checked_identifier(name, "mesh axis", written): checked_size(
+                size, f"mesh axis {name}", written
+            )
             for name, size in axes.items()
         }
         if not self.axes:
             given = "" if device_assignment is None else f", and {device_assignment!r} names none"
-            raise NamedMeshError(f"a mesh needs at least one axis{given}", fix="write e.g. nm.Mesh(data=8)")
-        self.device_assignment = None if device_assignment is None else self._permutation(device_assignment)
+            raise NamedMeshError(
+                f"a mesh needs at least one axis{given}", fix="write e.g. nm.Mesh(data=8)"
+            )
+        self.device_assignment = (
+            None if device_assignment is None else self._permutation(device_assignment)
+        )
 
     def _permutation(self, given: Sequence[int]) -> tuple[int, ...]:
-        numbers = [int(number) for number in given if hasattr(number, "__index__")] if isinstance(given, Iterable) else []
+        numbers = (
+            [int(number) for number in given if hasattr(number, "__index__")]
+            if isinstance(given, Iterable)
+            else []
+        )
         if sorted(numbers) != list(range(self.devices)) or len(numbers) != len(given):
             raise NamedMeshError(
                 f"device_assignment does not place {self.devices} devices once each: {given!r}",
@@ -46,7 +62,9 @@ class Mesh:
             name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
             if not equals or not re.fullmatch(r"\d{1,18}", size) or name in axes:
                 raise NamedMeshError(
-                    f"cannot read {match.group()!r} as axis=size" if name not in axes else f"mesh axis {name} is given twice",
+                    f"cannot read {match.group()!r} as axis=size"
+                    if name not in axes
+                    else f"mesh axis {name} is given twice",
                     text,
                     " " * match.start() + "^" * len(match.group()),
                     fix="write a mesh as 'data=2 expert=4', each axis once",
@@ -66,7 +84,11 @@ class Mesh:
     def check_axis(self, axis: str, what: str) -> None:
         """Raises when the mesh has no such axis."""
         if axis not in self.axes:
-            raise NamedMeshError(f"{what}: the mesh has no axis {axis!r}", f"mesh: {self}", fix=did_you_mean(axis, self.axes))
+            raise NamedMeshError(
+                f"{what}: the mesh has no axis {axis!r}",
+                f"mesh: {self}",
+                fix=did_you_mean(axis, self.axes),
+            )
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mesh) and (list(self.axes.items()), self.device_assignment) == (

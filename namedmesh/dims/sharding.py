@@ -46,7 +46,9 @@ class Sharding:
     def only(self, names: Iterable[str]) -> "Sharding":
         """This sharding restricted to some dimensions."""
         names = set(names)
-        return Sharding.of({name: axes for name, axes in self.held if name in names}, self.whole & names)
+        return Sharding.of(
+            {name: axes for name, axes in self.held if name in names}, self.whole & names
+        )
 
     def kept_whole(self, names: Iterable[str]) -> "Sharding":
         """The same places, with these dimensions asked to stay whole."""
@@ -63,13 +65,17 @@ class Sharding:
     def waste(self, shape: Shape, mesh: Mesh) -> float:
         """The share of all devices' elements that is padding."""
         padded = math.prod(
-            local * mesh.size(self.axes(dim.name)) for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
+            local * mesh.size(self.axes(dim.name))
+            for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
         )
         return 1 - shape.elements / padded
 
     def text(self, shape: Shape) -> str:
         """The shape with the held axes: [group=64/data+expert, model=512]."""
-        parts = (str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "") for dim in shape)
+        parts = (
+            str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "")
+            for dim in shape
+        )
         return f"[{', '.join(parts)}]"
 
 
@@ -107,7 +113,9 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         """Several axes on a size they do not divide: XLA re-tiles these expensively, so go through whole."""
         lists = (current[name], goal[name])
         return any(len(axes) > 1 and sizes[name] % mesh.size(axes) for axes in lists) or (
-            bool(current[name]) and bool(goal[name]) and any(sizes[name] % mesh.size(axes) for axes in lists)
+            bool(current[name])
+            and bool(goal[name])
+            and any(sizes[name] % mesh.size(axes) for axes in lists)
         )
 
     def permute(name: str, order: list[str]) -> None:
@@ -127,7 +135,9 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         ways = mesh.size(axes)
         if not axes:
             return
-        if 2 * sizes[name] <= ways:  # mostly padding: XLA sums pieces that are zero elsewhere instead
+        if (
+            2 * sizes[name] <= ways
+        ):  # mostly padding: XLA sums pieces that are zero elsewhere instead
             received, kind = pieces() // local(name) * sizes[name], "AllReduce"
         else:
             received, kind = pieces() * ways, "AllGather"

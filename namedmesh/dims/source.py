@@ -11,7 +11,9 @@ import sys
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LAYERS = os.path.join(_PACKAGE, "layers") + os.sep  # models, as a user would write them: their lines count
+_LAYERS = (
+    os.path.join(_PACKAGE, "layers") + os.sep
+)  # models, as a user would write them: their lines count
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,

@@ -17,5 +17,8 @@ def human(size: float) -> str:
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
     """Rows with their cells aligned."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
+    lines = (
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    )
     return [" " * indent + line.rstrip() for line in lines]

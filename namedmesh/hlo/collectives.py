@@ -55,12 +55,17 @@ def collectives(text: str, mesh: Mesh) -> list[Found]:
         kind = KINDS[match["kind"]]
         results = _SHAPE.findall(match["type"])
         operands = [
-            shape for name in re.findall(r"%([\w.\-]+)", match["operands"]) for shape in _SHAPE.findall(types.get(name, ""))
+            shape
+            for name in re.findall(r"%([\w.\-]+)", match["operands"])
+            for shape in _SHAPE.findall(types.get(name, ""))
         ]
         if match["start"] and len(results) > len(operands) and operands:
             results = results[len(operands) :]
         sides = operands if kind in ("ReduceScatter", "AllReduce") and operands else results
-        counted = [(DTYPES[dtype], math.prod(int(n) for n in dims.split(",") if n)) for dtype, dims in sides]
+        counted = [
+            (DTYPES[dtype], math.prod(int(n) for n in dims.split(",") if n))
+            for dtype, dims in sides
+        ]
         if kind == "AllToAll" and counted:
             counted = [(counted[0][0], sum(elements for _, elements in counted))]
         if kind == "CollectivePermute":
@@ -68,7 +73,9 @@ def collectives(text: str, mesh: Mesh) -> list[Found]:
         axes = _axes(match["rest"], mesh, kind)
         op = re.search(r'op_name="([^"]*)"', match["rest"])
         for dtype, elements in counted:
-            found.append(Found(kind, axes, elements, dtype, op.group(1) if op else "", match["name"]))
+            found.append(
+                Found(kind, axes, elements, dtype, op.group(1) if op else "", match["name"])
+            )
     return found
 
 
@@ -79,7 +86,9 @@ def _axes(rest: str, mesh: Mesh, kind: str) -> tuple[str, ...] | None:
         pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", rest)
         if not pairs:
             return None
-        groups: Iterable[list[int]] = [[int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)", pairs.group(1) + "}")]
+        groups: Iterable[list[int]] = [
+            [int(a), int(b)] for a, b in re.findall(r"\{(\d+),(\d+)", pairs.group(1) + "}")
+        ]
     else:
         groups = _groups(rest, mesh.devices)
     differing: set[int] = set()
@@ -95,12 +104,18 @@ def _groups(rest: str, devices: int) -> list[list[int]]:
     """Replica groups in any of the three notations HLO has for them."""
     listed = re.search(r"replica_groups=\{(\{.*?\})\}", rest)
     if listed:
-        return [[int(n) for n in group.split(",") if n] for group in re.findall(r"\{([\d,]*)\}", listed.group(1))]
+        return [
+            [int(n) for n in group.split(",") if n]
+            for group in re.findall(r"\{([\d,]*)\}", listed.group(1))
+        ]
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", rest)
     if iota:
         shape, base, order = (_numbers(part) for part in iota.groups())
         return _iota(base, order).reshape(shape).tolist()
-    named = re.search(r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}", rest)
+    named = re.search(
+        r"replica_groups=mesh\[(.*?)\](?:, device_ids=\(\[([\d,]+)\](?:T\(([\d,]+)\))?\))? \{(.*?)\}",
+        rest,
+    )
     if named:
         sizes, base, order, chosen = named.groups()
         axes = [(name, int(size)) for name, size in re.findall(r"'([^']+)'=(\d+)", sizes)]
@@ -109,7 +124,9 @@ def _groups(rest: str, devices: int) -> list[list[int]]:
     return [list(range(devices))]
 
 
-def _mesh_groups(axes: list[tuple[str, int]], ids: np.ndarray, chosen: list[tuple[str, str, str]]) -> list[list[int]]:
+def _mesh_groups(
+    axes: list[tuple[str, int]], ids: np.ndarray, chosen: list[tuple[str, str, str]]
+) -> list[list[int]]:
     """Groups along some axes of a mesh, or along a part of an axis given as (size before it) and its size."""
     shape: list[int] = []
     picked: dict[tuple[str, str, str], int] = {}

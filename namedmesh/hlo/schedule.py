@@ -11,7 +11,17 @@ from functools import cached_property
 _BITS = {"pred": 8, "s4": 4, "u4": 4, "s8": 8, "u8": 8, "s16": 16, "u16": 16, "bf16": 16, "f16": 16, "s32": 32, "u32": 32,
          "f32": 32, "s64": 64, "u64": 64, "f64": 64, "c64": 64, "c128": 128}  # fmt: skip
 _SHAPE = re.compile(r"\b(" + "|".join(_BITS) + r")\[([\d,]*)\](?:\{([\d,]*)((?::[^}]*)?)\})?")
-_ALIASES = {"parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call", "after-all", "opt-barrier"}
+_ALIASES = {
+    "parameter",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "after-all",
+    "opt-barrier",
+}
 
 
 def shape_bytes(text: str) -> int:
@@ -94,7 +104,9 @@ class Schedule:
                     visit(inner[1], turns)
                     visit(inner[2], turns)
                 elif re.search(r" (?:call|conditional|async-start)\(", line):
-                    called = re.findall(r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line)
+                    called = re.findall(
+                        r"(?:to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)", line
+                    )
                     branches = re.search(r"branch_computations=\{(.*?)\}", line)
                     for one in called + (re.findall(r"[\w.\-]+", branches[1]) if branches else []):
                         visit(one, count)
@@ -106,7 +118,10 @@ class Schedule:
         known = re.search(r'"known_trip_count":\{"n":"(\d+)"', line)
         if known:
             return int(known[1])
-        limits = [re.search(r"s32\[\]\S* constant\((\d+)\)", inner) for inner in self.computations.get(condition, ())]
+        limits = [
+            re.search(r"s32\[\]\S* constant\((\d+)\)", inner)
+            for inner in self.computations.get(condition, ())
+        ]
         found = [int(limit[1]) for limit in limits if limit]
         return found[0] if len(found) == 1 else 1
 
@@ -123,7 +138,13 @@ class Schedule:
                 if match and match[2] not in _ALIASES and not match[2].endswith("-done"):
                     metadata = re.search(r'op_name="([^"]*)"', line)
                     cycles = re.search(r'"estimated_cycles":"(\d+)"', line)
-                    yield Value(match[2], match[1], metadata[1] if metadata else "", int(cycles[1]) if cycles else 0, times)
+                    yield Value(
+                        match[2],
+                        match[1],
+                        metadata[1] if metadata else "",
+                        int(cycles[1]) if cycles else 0,
+                        times,
+                    )
 
     def cycles(self) -> int:
         """The cycles the compiler expects one step's computation to take, communication aside; 0 where it says nothing."""

@@ -31,7 +31,8 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     for target in targets:
         if not isinstance(target, Tensor) or not target.floating:
             raise NamedMeshError(
-                f"grad: cannot differentiate with respect to {shown(target)}", fix="name floating point tensors in wrt="
+                f"grad: cannot differentiate with respect to {shown(target)}",
+                fix="name floating point tensors in wrt=",
             )
     if not targets:
         raise NamedMeshError(
@@ -45,10 +46,16 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
             fix="compute it in floating point: nm.cast its operands, not the loss",
         )
     if cotangent is None and len(loss.shape):
-        raise NamedMeshError("grad: the loss is no scalar", str(loss), fix="reduce it, e.g. nm.mean(loss), or give cotangent=")
+        raise NamedMeshError(
+            "grad: the loss is no scalar",
+            str(loss),
+            fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
+        )
     targets = [trace.bring(target) for target in targets]
     with trace.at(trace.source, "backward", derived=True):
-        start = full([], 1, loss.dtype) if cotangent is None else operand("grad: cotangent", cotangent)
+        start = (
+            full([], 1, loss.dtype) if cotangent is None else operand("grad: cotangent", cotangent)
+        )
         if start.shape != loss.shape or start.dtype != loss.dtype:
             raise NamedMeshError(
                 "grad: the cotangent is not like the loss",
@@ -58,7 +65,9 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
             )
         found = _reverse(list(trace.ops), {loss: start}, targets)
         made = [
-            found.get(target) if found.get(target) is not None else _primal(zeros(target.shape, target.dtype), target)
+            found.get(target)
+            if found.get(target) is not None
+            else _primal(zeros(target.shape, target.dtype), target)
             for target in targets
         ]
     trace.phase = "update" if trace.phase == "forward" else trace.phase
@@ -73,7 +82,9 @@ def _primal(cotangent: Tensor, primal: Tensor) -> Tensor:
     return cotangent
 
 
-def _reverse(ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]) -> dict[Tensor, Tensor]:
+def _reverse(
+    ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]
+) -> dict[Tensor, Tensor]:
     """Cotangents of the targets, given those of some results."""
     trace = current("grad")
     reached = set(targets)
@@ -88,7 +99,9 @@ def _reverse(ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[T
             continue
         with trace.at(op.source, derived=True):
             given = [
-                cotangents[tensor] if tensor in cotangents else _primal(zeros(tensor.shape, tensor.dtype), tensor)
+                cotangents[tensor]
+                if tensor in cotangents
+                else _primal(zeros(tensor.shape, tensor.dtype), tensor)
                 for tensor in op.outputs
             ]
             before = len(trace.ops)
@@ -104,7 +117,9 @@ def _reverse(ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[T
     return cotangents
 
 
-def clone(body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | None = None) -> dict[Tensor, Tensor]:
+def clone(
+    body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | None = None
+) -> dict[Tensor, Tensor]:
     """The ops of a body recorded anew on other values.
 
     A tensor in saved stands for the result of its op: what follows reads it, the reverse pass still goes
@@ -120,7 +135,9 @@ def clone(body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | No
             new.name, new.origin = old.name, old
             if old.primal is not None:
                 new.primal = known.get(old.primal, old.primal)
-        again.outputs = tuple(saved.get(old, new) for old, new in zip(op.outputs, again.outputs, strict=True))
+        again.outputs = tuple(
+            saved.get(old, new) for old, new in zip(op.outputs, again.outputs, strict=True)
+        )
         known.update(zip(op.outputs, again.outputs, strict=True))
     return known
 
@@ -133,7 +150,9 @@ def copied(body: Body) -> Body:
         known = clone(body, given)
     count = len(body.inputs)
     outputs = tuple(known[tensor] for tensor in body.outputs)
-    return Body(tuple(inner.ops), tuple(given[:count]), tuple(given[count:]), body.captured, outputs)
+    return Body(
+        tuple(inner.ops), tuple(given[:count]), tuple(given[count:]), body.captured, outputs
+    )
 
 
 def body_vjp(

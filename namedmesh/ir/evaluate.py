@@ -28,18 +28,28 @@ def run(body: Body, values: Sequence[Any], context: Context) -> list[Any]:
     known: dict[Tensor, Any] = dict(zip((*body.inputs, *body.captures), values, strict=True))
     for op in body.ops:
         if not isinstance(op, Placeholder):
-            known.update(zip(op.outputs, lowered(op, context, [known[t] for t in op.inputs]), strict=True))
+            known.update(
+                zip(op.outputs, lowered(op, context, [known[t] for t in op.inputs]), strict=True)
+            )
     return [known[tensor] for tensor in body.outputs]
 
 
-def evaluate(program: Program, state: Mapping[str, Any], inputs: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+def evaluate(
+    program: Program, state: Mapping[str, Any], inputs: Mapping[str, Any]
+) -> tuple[dict[str, Any], Any]:
     """The new state and the results of one unsharded run."""
     variables = {name: variable.tensor for name, variable in program.variables.items()}
     for name in inputs:
         if name not in program.inputs:
-            raise NamedMeshError(f"{program.name} has no input {name}", fix=did_you_mean(name, program.inputs))
-    given = [(tensor, _given("input", name, tensor, inputs)) for name, tensor in program.inputs.items()]
-    given += [(tensor, _given("variable", name, tensor, state)) for name, tensor in variables.items()]
+            raise NamedMeshError(
+                f"{program.name} has no input {name}", fix=did_you_mean(name, program.inputs)
+            )
+    given = [
+        (tensor, _given("input", name, tensor, inputs)) for name, tensor in program.inputs.items()
+    ]
+    given += [
+        (tensor, _given("variable", name, tensor, state)) for name, tensor in variables.items()
+    ]
     placeholders, values = tuple(tensor for tensor, _ in given), [value for _, value in given]
     names = list(program.updates)
     body = Body(program.ops, placeholders, (), (), (*program.outputs, *program.updates.values()))
@@ -51,7 +61,9 @@ def evaluate(program: Program, state: Mapping[str, Any], inputs: Mapping[str, An
 
 def _given(role: str, name: str, tensor: Tensor, values: Mapping[str, Any]) -> tf.Tensor:
     if name not in values:
-        where = "as a keyword" if role == "input" else "in the state, e.g. from program.initial_state()"
+        where = (
+            "as a keyword" if role == "input" else "in the state, e.g. from program.initial_state()"
+        )
         raise NamedMeshError(f"{role} {name} is not given", str(tensor), fix=f"give it {where}")
     try:
         if not tensor.floating and np.issubdtype(np.asarray(values[name]).dtype, np.floating):

@@ -56,4 +56,8 @@ def leaves_as(pattern: Any, structure: Any) -> list[Any] | None:
     else:
         return None if isinstance(structure, (dict, tuple, list)) else [structure]
     found = [leaves_as(*pair) for pair in pairs]
-    return None if any(leaves is None for leaves in found) else [leaf for leaves in found for leaf in leaves or ()]
+    return (
+        None
+        if any(leaves is None for leaves in found)
+        else [leaf for leaves in found for leaf in leaves or ()]
+    )

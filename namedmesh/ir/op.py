@@ -35,7 +35,9 @@ class Op:
 
     inputs: tuple[Tensor, ...]
 
-    manual: ClassVar[bool] = False  # lowered on each device's own piece, where XLA would communicate
+    manual: ClassVar[bool] = (
+        False  # lowered on each device's own piece, where XLA would communicate
+    )
     elementwise: ClassVar[bool] = False
 
     @property
@@ -50,7 +52,9 @@ class Op:
         self.scope: str = trace.scope
         self.derived: bool = trace.derived
         self.inputs = tuple(trace.bring(tensor) for tensor in self.inputs)
-        self.outputs: tuple[Tensor, ...] = tuple(Tensor(shape, dtype, self) for shape, dtype in self.results())
+        self.outputs: tuple[Tensor, ...] = tuple(
+            Tensor(shape, dtype, self) for shape, dtype in self.results()
+        )
         trace.add(self)
 
     @property
@@ -106,7 +110,11 @@ class Op:
             body = getattr(self, one.name)
             if isinstance(body, Body):
                 keep = [tensor.producer for tensor in (*body.inputs, *body.captures)]
-                setattr(self, one.name, dataclasses.replace(body, ops=pruned(body.ops, body.outputs, keep)))
+                setattr(
+                    self,
+                    one.name,
+                    dataclasses.replace(body, ops=pruned(body.ops, body.outputs, keep)),
+                )
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """An error about this op, with its operands and the user's line."""

@@ -36,14 +36,18 @@ class InputSpec:
     whole: frozenset[str]
 
 
-Specs = InputSpec | Mapping[str, InputSpec]  # an argument of the function: one input, or a dict of them
+Specs = (
+    InputSpec | Mapping[str, InputSpec]
+)  # an argument of the function: one input, or a dict of them
 
 
 def checked_dtype(dtype: str) -> str:
     """Returns the name of a dtype we know, or raises."""
     known = (*FLOATS, *INTEGERS, "bool")
     if not isinstance(dtype, str) or dtype not in known:
-        raise NamedMeshError(f"{shown(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), known))
+        raise NamedMeshError(
+            f"{shown(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), known)
+        )
     return dtype
 
 
@@ -60,7 +64,9 @@ def whole_names(shape: Shape, whole: Sequence[Dimension], what: str) -> frozense
     return frozenset(dim.name for dim in whole)
 
 
-def spec(dims: Sequence[Dimension], dtype: str = "float32", whole: Sequence[Dimension] = ()) -> InputSpec:
+def spec(
+    dims: Sequence[Dimension], dtype: str = "float32", whole: Sequence[Dimension] = ()
+) -> InputSpec:
     """Describes a program input."""
     shape = Shape(dims)
     return InputSpec(shape, checked_dtype(dtype), whole_names(shape, whole, "input"))
@@ -107,8 +113,16 @@ class Program:
     @property
     def resting_dims(self) -> dict[str, list[int]]:
         """Every dimension name of parameters and their slots, with its sizes."""
-        dims = {dim for variable in self.variables.values() if variable.at_rest for dim in variable.shape}
-        return {name: sorted(dim.size for dim in dims if dim.name == name) for name in sorted({dim.name for dim in dims})}
+        dims = {
+            dim
+            for variable in self.variables.values()
+            if variable.at_rest
+            for dim in variable.shape
+        }
+        return {
+            name: sorted(dim.size for dim in dims if dim.name == name)
+            for name in sorted({dim.name for dim in dims})
+        }
 
     @property
     def parameters(self) -> dict[str, Variable]:
@@ -136,8 +150,14 @@ class Program:
         variable = self.variables[name]
 
         def initialize(seed: Tensor) -> Tensor:
-            value = variable.initializer(fold_in_name(key_from_seed(seed), name), variable.shape, variable.dtype)
-            if not isinstance(value, Tensor) or value.shape != variable.shape or value.dtype != variable.dtype:
+            value = variable.initializer(
+                fold_in_name(key_from_seed(seed), name), variable.shape, variable.dtype
+            )
+            if (
+                not isinstance(value, Tensor)
+                or value.shape != variable.shape
+                or value.dtype != variable.dtype
+            ):
                 made = f"{value.dtype}{value.shape}" if isinstance(value, Tensor) else typed(value)
                 raise NamedMeshError(
                     f"the initializer of {name} made {made}, not {variable.dtype}{variable.shape}",
@@ -152,7 +172,9 @@ class Program:
         lines = [f"program {self.name}"]
         for op in self.ops:
             made = ", ".join(map(str, op.outputs))
-            lines.append(f"  {made}  <- {op.kind}({', '.join(tensor.label for tensor in op.inputs)})  {op.source}")
+            lines.append(
+                f"  {made}  <- {op.kind}({', '.join(tensor.label for tensor in op.inputs)})  {op.source}"
+            )
         return "\n".join(lines)
 
 
@@ -165,7 +187,9 @@ class Body:
     captures: tuple[Tensor, ...]  # stand-ins inside for ...
     captured: tuple[Tensor, ...]  # ... these tensors outside
     outputs: tuple[Tensor, ...]
-    stacked: tuple[Tensor, ...] = ()  # outside, for the last inputs: variables made inside, one slice an iteration
+    stacked: tuple[
+        Tensor, ...
+    ] = ()  # outside, for the last inputs: variables made inside, one slice an iteration
 
 
 def every_op(ops: Iterable[Op]) -> Iterable[Op]:
@@ -200,7 +224,9 @@ def pruned(ops: Sequence[Op], outputs: Iterable[Tensor], keep: Iterable[Op] = ()
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
     """Runs a function on named tensors and records what it does."""
     if tracing():
-        raise NamedMeshError("nm.trace was called inside a traced function", fix="call the inner function directly")
+        raise NamedMeshError(
+            "nm.trace was called inside a traced function", fix="call the inner function directly"
+        )
     callback("nm.trace", function)
     name = getattr(function, "__name__", "program")
     try:
@@ -213,23 +239,35 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     arguments = _flat_arguments(function, bound)
     for argument, given in arguments.items():
         if not isinstance(given, InputSpec):
-            dims = ", ".join(dim.name for dim in several(given) if isinstance(dim, Dimension)) or "dims"
+            dims = (
+                ", ".join(dim.name for dim in several(given) if isinstance(dim, Dimension))
+                or "dims"
+            )
             raise NamedMeshError(
-                f"input {argument} of {name} is {shown(given)}, not a spec", fix=f"pass {argument}=nm.spec([{dims}])"
+                f"input {argument} of {name} is {shown(given)}, not a spec",
+                fix=f"pass {argument}=nm.spec([{dims}])",
             )
     root = Trace()
-    inputs = {arg: root.placeholder(given.shape, given.dtype, arg) for arg, given in arguments.items()}
+    inputs = {
+        arg: root.placeholder(given.shape, given.dtype, arg) for arg, given in arguments.items()
+    }
     for key in list(bound.arguments):
         if key in inputs:
             bound.arguments[key] = inputs[key]
         elif isinstance(bound.arguments[key], dict):
             bound.arguments[key] = {inner: inputs[inner] for inner in bound.arguments[key]}
         else:
-            bound.arguments[key] = tuple(inputs[f"{key}_{i}"] for i in range(len(bound.arguments[key])))
+            bound.arguments[key] = tuple(
+                inputs[f"{key}_{i}"] for i in range(len(bound.arguments[key]))
+            )
     with pushed(root):
         structure = function(*bound.args, **bound.kwargs)
-        outputs = tuple(root.bring(checked_tensor(leaf, f"a result of {name}")) for leaf in flatten(structure))
-    held = [variable.tensor.producer for variable in root.variables.values()] + [t.producer for t in inputs.values()]
+        outputs = tuple(
+            root.bring(checked_tensor(leaf, f"a result of {name}")) for leaf in flatten(structure)
+        )
+    held = [variable.tensor.producer for variable in root.variables.values()] + [
+        t.producer for t in inputs.values()
+    ]
     ops = pruned(root.ops, [*outputs, *root.updates.values()], held)
     updates = {key: root.updates[key] for key in root.variables if key in root.updates}
     return Program(name, ops, inputs, dict(arguments), root.variables, updates, structure, outputs)
@@ -237,7 +275,9 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
 
 def _flat_arguments(function: Callable[..., Any], bound: inspect.BoundArguments) -> dict[str, Any]:
     """The specs by name; a dictionary argument contributes its entries, *args are numbered."""
-    kinds = {key: parameter.kind for key, parameter in inspect.signature(function).parameters.items()}
+    kinds = {
+        key: parameter.kind for key, parameter in inspect.signature(function).parameters.items()
+    }
     flat: dict[str, Any] = {}
     for key, value in bound.arguments.items():
         if kinds[key] is inspect.Parameter.VAR_POSITIONAL:
@@ -247,13 +287,17 @@ def _flat_arguments(function: Callable[..., Any], bound: inspect.BoundArguments)
         for inner, item in items.items():
             checked_identifier(inner, "input")
             if inner in flat:
-                raise NamedMeshError(f"two inputs are named {inner}", fix="give each input its own name")
+                raise NamedMeshError(
+                    f"two inputs are named {inner}", fix="give each input its own name"
+                )
             flat[inner] = item
     return flat
 
 
 def trace_body(
-    function: Callable[..., Any], specs: Sequence[tuple[Shape, str, str]], stack: Dimension | None = None
+    function: Callable[..., Any],
+    specs: Sequence[tuple[Shape, str, str]],
+    stack: Dimension | None = None,
 ) -> tuple[Body, Any]:
     """Traces a loop body or a branch, and what it captures, inside the program being traced.
 
@@ -264,7 +308,9 @@ def trace_body(
     inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)
     with pushed(inner):
         structure = function(*inputs)
-        outputs = tuple(inner.bring(checked_tensor(leaf, "a result of the body")) for leaf in flatten(structure))
+        outputs = tuple(
+            inner.bring(checked_tensor(leaf, "a result of the body")) for leaf in flatten(structure)
+        )
     inputs += tuple(slice_ for _, slice_ in inner.stacked.values())
     stand_ins = tuple(inner.captures.values())
     ops = live(inner.ops, outputs, [tensor.producer for tensor in (*inputs, *stand_ins)])
@@ -278,4 +324,7 @@ def checked_tensor(value: Any, what: str) -> Tensor:
 
     if isinstance(value, Tensor) or plain(value) is not None:
         return as_tensor(what, value)
-    raise NamedMeshError(f"{what} is {shown(value)}, not a Tensor", fix="return tensors, or tuples, lists and dicts of them")
+    raise NamedMeshError(
+        f"{what} is {shown(value)}, not a Tensor",
+        fix="return tensors, or tuples, lists and dicts of them",
+    )

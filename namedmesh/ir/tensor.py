@@ -12,7 +12,15 @@ if TYPE_CHECKING:
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
-BYTES = {"float64": 8, "int64": 8, "float32": 4, "int32": 4, "uint32": 4, "bfloat16": 2, "float16": 2}
+BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "uint32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+}
 
 
 class Tensor:
@@ -60,7 +68,9 @@ class Tensor:
 
     def __iter__(self):
         raise NamedMeshError(
-            f"{self.label} cannot be iterated over", str(self), fix="use nm.scan, or nm.chunk for a list of pieces"
+            f"{self.label} cannot be iterated over",
+            str(self),
+            fix="use nm.scan, or nm.chunk for a list of pieces",
         )
 
     def __getitem__(self, index: Any) -> NoReturn:
@@ -79,7 +89,9 @@ class Tensor:
 
     def _value(self, *unused: Any, **options: Any) -> NoReturn:
         raise NamedMeshError(
-            f"{self.label} has no value while tracing", str(self), fix="return it from the traced function and run the step"
+            f"{self.label} has no value while tracing",
+            str(self),
+            fix="return it from the traced function and run the step",
         )
 
     __array__ = __float__ = __int__ = __index__ = __complex__ = _value
@@ -97,7 +109,9 @@ class Tensor:
         raise NamedMeshError(
             f"numpy's {ufunc.__name__} takes arrays, and {self.label} has no value while tracing",
             str(self),
-            fix=f"use nm.{name}" if name in FUNCTIONS and method == "__call__" else "use the functions of nm, e.g. nm.sum",
+            fix=f"use nm.{name}"
+            if name in FUNCTIONS and method == "__call__"
+            else "use the functions of nm, e.g. nm.sum",
         )
 
     def _product(self) -> NamedMeshError:

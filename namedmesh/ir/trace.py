@@ -72,7 +72,9 @@ class Trace:
         return self if self.parent is None else self.parent.root
 
     @contextlib.contextmanager
-    def at(self, source: Source | None, phase: str | None = None, derived: bool = False) -> Iterator[None]:
+    def at(
+        self, source: Source | None, phase: str | None = None, derived: bool = False
+    ) -> Iterator[None]:
         """Ops made within are attributed to a line and to a phase; derived marks those a derivative rule makes."""
         saved = self.source, self.phase, self.derived
         self.source, self.phase, self.derived = source, phase or self.phase, derived
@@ -106,7 +108,8 @@ def current(what: str) -> Trace:
     """The trace under construction."""
     if not _stack:
         raise NamedMeshError(
-            f"{what} was called outside a traced function", fix="call it inside the function given to nm.trace or nm.compile"
+            f"{what} was called outside a traced function",
+            fix="call it inside the function given to nm.trace or nm.compile",
         )
     return _stack[-1]
 

@@ -40,7 +40,18 @@ def self_attention(
     """Every position attends to the positions of the same sequence that the mask (.. seq, memory) allows."""
     q = queries(x, heads)
     k, v = (nm.rename(one, seq, heads.memory(seq)) for one in keys_and_values(x, heads))
-    return mixed(q, k, v, seq, heads.memory(seq), heads, mask=mask, bias=bias, rate=rate, dropout_key=dropout_key)
+    return mixed(
+        q,
+        k,
+        v,
+        seq,
+        heads.memory(seq),
+        heads,
+        mask=mask,
+        bias=bias,
+        rate=rate,
+        dropout_key=dropout_key,
+    )
 
 
 def cross_attention(
@@ -56,7 +67,17 @@ def cross_attention(
 ) -> Tensor:
     """Every position attends to the positions of another sequence."""
     k, v = keys_and_values(memory, heads)
-    return mixed(queries(x, heads), k, v, seq, memory_seq, heads, mask=mask, rate=rate, dropout_key=dropout_key)
+    return mixed(
+        queries(x, heads),
+        k,
+        v,
+        seq,
+        memory_seq,
+        heads,
+        mask=mask,
+        rate=rate,
+        dropout_key=dropout_key,
+    )
 
 
 def queries(x: Tensor, heads: Heads) -> Tensor:
@@ -89,7 +110,9 @@ def mixed(
     """
     batch = [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
     memory = [memory] if isinstance(memory, Dimension) else [*memory]
-    scores = nm.einsum([q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory])
+    scores = nm.einsum(
+        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory]
+    )
     scores = nm.cast(scores, "float32")
     if bias is not None:
         scores = scores + bias
@@ -110,12 +133,20 @@ def causal(seq: Dimension, memory: Dimension) -> Tensor:
     return nm.range(memory) <= nm.range(seq)
 
 
-def relative_bias(distance: Tensor, heads: Heads, *, buckets: int = 32, farthest: int = 128, both_ways: bool = True) -> Tensor:
+def relative_bias(
+    distance: Tensor,
+    heads: Heads,
+    *,
+    buckets: int = 32,
+    farthest: int = 128,
+    both_ways: bool = True,
+) -> Tensor:
     """A learned score for each head and distance (memory position less position), grouped logarithmically when far."""
     exact = buckets // 4 if both_ways else buckets // 2
     if not 0 < exact < farthest:
         raise NamedMeshError(
-            f"relative_bias: {buckets} buckets for distances to {farthest}", fix="give 4 or more, and farther distances"
+            f"relative_bias: {buckets} buckets for distances to {farthest}",
+            fix="give 4 or more, and farther distances",
         )
     B = Dimension("distance_bucket", buckets)
     table = nm.param("relative_bias", [B, heads.heads], nm.normal_init(0.02))
@@ -132,6 +163,10 @@ def bucket(distance: Tensor, buckets: int, farthest: int, both_ways: bool) -> Te
     else:
         distance = nm.maximum(-distance, 0)
     exact = buckets // 2
-    far = nm.log(nm.cast(nm.maximum(distance, 1), "float32") / float(exact)) / math.log(farthest / exact) * (buckets - exact)
+    far = (
+        nm.log(nm.cast(nm.maximum(distance, 1), "float32") / float(exact))
+        / math.log(farthest / exact)
+        * (buckets - exact)
+    )
     far = nm.minimum(nm.cast(far, "int32") + exact, buckets - 1)
     return side + nm.where(distance < exact, distance, far)

@@ -35,12 +35,20 @@ class OrdinaryPast:
         """What each hypothesis consists of: GNT."""
         return past["tokens"]
 
-    def followed(self, past: dict[str, Any], parent: Tensor, tokens: Tensor, step: Tensor) -> dict[str, Any]:
+    def followed(
+        self, past: dict[str, Any], parent: Tensor, tokens: Tensor, step: Tensor
+    ) -> dict[str, Any]:
         """The past of the hypotheses that continue those of numbers parent (GN) by tokens (GN)."""
         d = self.decoder
         order = lambda tensor: _picked(tensor, parent, d.N)
-        cache = {name: {key: order(one) for key, one in both.items()} for name, both in past["cache"].items()}
-        return {"cache": cache, "tokens": nm.where(nm.equal(nm.range(d.T), step), tokens, order(past["tokens"]))}
+        cache = {
+            name: {key: order(one) for key, one in both.items()}
+            for name, both in past["cache"].items()
+        }
+        return {
+            "cache": cache,
+            "tokens": nm.where(nm.equal(nm.range(d.T), step), tokens, order(past["tokens"])),
+        }
 
 
 class FlatPast:
@@ -70,16 +78,24 @@ class FlatPast:
         inputs = nm.sum(nm.where(past["mask"], past["written"], 0), over=d.slot)
         return nm.transpose(nm.shift(inputs, d.T, -1) if d.T.size > 1 else inputs, [d.G, d.N, d.T])
 
-    def followed(self, past: dict[str, Any], parent: Tensor, tokens: Tensor, step: Tensor) -> dict[str, Any]:
+    def followed(
+        self, past: dict[str, Any], parent: Tensor, tokens: Tensor, step: Tensor
+    ) -> dict[str, Any]:
         """The past of the hypotheses that continue those of numbers parent (GN) by tokens (GN): only the mask is reordered."""
         d = self.decoder
         following = nm.equal(nm.range(d.T), step + 1)
         mask = _picked(past["mask"], parent, d.N) | (following & self.diagonal)
         slots = nm.rename(tokens, d.N, d.slot)
-        return {"cache": past["cache"], "written": nm.where(following, slots, past["written"]), "mask": mask}
+        return {
+            "cache": past["cache"],
+            "written": nm.where(following, slots, past["written"]),
+            "mask": mask,
+        }
 
 
-def beam_search(decoder: Decoder, *, alpha: float = 0.6, end: int = 1, start: int = 0) -> dict[str, Tensor]:
+def beam_search(
+    decoder: Decoder, *, alpha: float = 0.6, end: int = 1, start: int = 0
+) -> dict[str, Tensor]:
     """The best finished sequences (GNT, best first), their scores (GN, length-normalised), and how many steps were run.
 
     Keeps the N best unfinished hypotheses of each sentence, and the N best finished. Ends when no unfinished one can
@@ -87,7 +103,10 @@ def beam_search(decoder: Decoder, *, alpha: float = 0.6, end: int = 1, start: in
     """
     G, N, T, W = decoder.G, decoder.N, decoder.T, decoder.W
     if not isinstance(alpha, (int, float)) or not 0 <= alpha <= 10:
-        raise NamedMeshError(f"beam_search: alpha={alpha!r}", fix="give a number from 0 (no length normalisation) to 10")
+        raise NamedMeshError(
+            f"beam_search: alpha={alpha!r}",
+            fix="give a number from 0 (no length normalisation) to 10",
+        )
     checked_tokens("beam_search", W, end=end, start=start)
     C, K = Dimension("candidate", 2 * N.size), Dimension("pool", 3 * N.size)
     past = (FlatPast if decoder.flat else OrdinaryPast)(decoder)
@@ -108,19 +127,27 @@ def beam_search(decoder: Decoder, *, alpha: float = 0.6, end: int = 1, start: in
 
     def turn(carry: dict[str, Any]) -> dict[str, Any]:
         step = carry["step"]
-        logits, cache = decoder(carry["tokens"], step, carry["past"]["cache"], past.mask(carry["past"], step))
+        logits, cache = decoder(
+            carry["tokens"], step, carry["past"]["cache"], past.mask(carry["past"], step)
+        )
         known = {**carry["past"], "cache": cache}
         ending = nm.equal(nm.range(W), end)
         allowed = ending | (step < T.size - 1)
-        scores = nm.where(allowed, carry["alive"] + nm.log_softmax(logits, over=W), IMPOSSIBLE)  # GNW
+        scores = nm.where(
+            allowed, carry["alive"] + nm.log_softmax(logits, over=W), IMPOSSIBLE
+        )  # GNW
         best, index = _best(scores, N, W, C)  # GC
         parent, token = nm.floor_divide(index, W.size), nm.remainder(index, W.size)
         over = nm.equal(token, end)
 
         finished = nm.where(
-            over & (best > IMPOSSIBLE / 2), best / length_penalty(nm.cast(step + 1, "float32"), alpha), IMPOSSIBLE
+            over & (best > IMPOSSIBLE / 2),
+            best / length_penalty(nm.cast(step + 1, "float32"), alpha),
+            IMPOSSIBLE,
         )
-        ended = nm.where(nm.equal(nm.range(T), step), token, nm.gather(past.sequences(known), parent, N))  # GCT
+        ended = nm.where(
+            nm.equal(nm.range(T), step), token, nm.gather(past.sequences(known), parent, N)
+        )  # GCT
         pool = _joined(carry["scores"], finished, K)
         top, chosen = nm.top_k(pool, K, N)  # GN
         sequences = nm.gather(_joined(carry["sequences"], ended, K), chosen, K)
@@ -147,7 +174,9 @@ def _best(scores: Tensor, N: Dimension, W: Dimension, C: Dimension) -> tuple[Ten
     number = nm.range(N) * W.size + token
     both = Dimension("own_candidates", N.size * own.size)
     side = lambda tensor: nm.reshape(
-        nm.transpose(tensor, [*scores.shape.without(N.name).without(W.name), N, own]), [N, own], both
+        nm.transpose(tensor, [*scores.shape.without(N.name).without(W.name), N, own]),
+        [N, own],
+        both,
     )
     top, place = nm.top_k(side(best), both, C)
     return top, nm.gather(side(number), place, both)
@@ -156,7 +185,9 @@ def _best(scores: Tensor, N: Dimension, W: Dimension, C: Dimension) -> tuple[Ten
 def _picked(tensor: Tensor, parent: Tensor, N: Dimension) -> Tensor:
     """A tensor's hypotheses in another order: parent (GN) says which one comes where."""
     given = Dimension("parent", N.size)
-    return nm.transpose(nm.rename(nm.gather(tensor, nm.rename(parent, N, given), N), given, N), tensor.shape)
+    return nm.transpose(
+        nm.rename(nm.gather(tensor, nm.rename(parent, N, given), N), given, N), tensor.shape
+    )
 
 
 def _joined(first: Tensor, second: Tensor, K: Dimension) -> Tensor:
@@ -164,4 +195,10 @@ def _joined(first: Tensor, second: Tensor, K: Dimension) -> Tensor:
     (N,) = [dim for dim in first.shape if dim not in second.shape.dims]
     (C,) = [dim for dim in second.shape if dim not in first.shape.dims]
     order = [dim if dim != N else C for dim in first.shape]
-    return nm.concat([nm.rename(first, N, K.resized(N.size)), nm.rename(nm.transpose(second, order), C, K.resized(C.size))], K)
+    return nm.concat(
+        [
+            nm.rename(first, N, K.resized(N.size)),
+            nm.rename(nm.transpose(second, order), C, K.resized(C.size)),
+        ],
+        K,
+    )

@@ -23,10 +23,14 @@ class Cache:
         shape = [self.rows, *dims, self.heads.heads, self.heads.key]
         return {"keys": nm.zeros(shape, dtype), "values": nm.zeros(shape, dtype)}
 
-    def written(self, cache: dict[str, Tensor], made: dict[str, Tensor], layer: Tensor, step: Tensor) -> dict[str, Tensor]:
+    def written(
+        self, cache: dict[str, Tensor], made: dict[str, Tensor], layer: Tensor, step: Tensor
+    ) -> dict[str, Tensor]:
         """The cache with one layer's keys and values of one step."""
         row, one = layer * self.steps.size + step, self.rows.resized(1)
-        put = lambda name: nm.dynamic_update(cache[name], nm.stack([made[name]], one), row, self.rows)
+        put = lambda name: nm.dynamic_update(
+            cache[name], nm.stack([made[name]], one), row, self.rows
+        )
         return {name: put(name) for name in cache}
 
     def read(self, cache: dict[str, Tensor], layer: Tensor) -> dict[str, Tensor]:
@@ -39,7 +43,13 @@ class Cache:
         return {name: rows(tensor) for name, tensor in cache.items()}
 
     def attention(
-        self, x: Tensor, seq: Dimension, cache: dict[str, Tensor], layer: Tensor, step: Tensor, **options: Any
+        self,
+        x: Tensor,
+        seq: Dimension,
+        cache: dict[str, Tensor],
+        layer: Tensor,
+        step: Tensor,
+        **options: Any,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Self-attention of one step's tokens to those before: appends their keys and values, then reads what is there.
 
@@ -54,4 +64,6 @@ class Cache:
         cache = self.written(cache, made, layer, step)
         past = self.read(cache, layer)
         memory = [self.steps, *flat]
-        return mixed(queries(x, self.heads), past["keys"], past["values"], seq, memory, self.heads, **options), cache
+        return mixed(
+            queries(x, self.heads), past["keys"], past["values"], seq, memory, self.heads, **options
+        ), cache

@@ -19,10 +19,16 @@ def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
     return nm.sqrt(total)
 
 
-def clip_by_global_norm(grads: Mapping[str, nm.Tensor], limit: float) -> tuple[dict[str, nm.Tensor], nm.Tensor]:
+def clip_by_global_norm(
+    grads: Mapping[str, nm.Tensor], limit: float
+) -> tuple[dict[str, nm.Tensor], nm.Tensor]:
     """Gradients scaled down together so that their norm is at most limit, each in its dtype, and the norm before."""
     if not limit > 0:
-        raise nm.NamedMeshError(f"clip_by_global_norm: limit={limit}", fix="the limit is a positive number")
+        raise nm.NamedMeshError(
+            f"clip_by_global_norm: limit={limit}", fix="the limit is a positive number"
+        )
     norm = global_norm(grads)
     scale = limit / nm.maximum(norm, float(limit))
-    return {name: nm.cast(nm.cast(grad, "float32") * scale, grad.dtype) for name, grad in grads.items()}, norm
+    return {
+        name: nm.cast(nm.cast(grad, "float32") * scale, grad.dtype) for name, grad in grads.items()
+    }, norm

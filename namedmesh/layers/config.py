@@ -50,13 +50,19 @@ class Config:
     source_vocab: int = 64_000
     target_vocab: int = 32_000
     tied: bool = True  # the target embedding is also the output projection
-    positions: str = "sinusoids"  # relative is a bias on attention scores, shared by a side's layers
-    longest: int = 1024  # how many positions are learned, where they are; beyond them there is nothing to add
+    positions: str = (
+        "sinusoids"  # relative is a bias on attention scores, shared by a side's layers
+    )
+    longest: int = (
+        1024  # how many positions are learned, where they are; beyond them there is nothing to add
+    )
     norm: str = "pre"
     normalizer: str = "layer"
     activation: str = "relu"
     gated: bool = False
-    router: str = "top_k"  # expert_choice: in the encoder; it looks ahead, so the decoder keeps top_k
+    router: str = (
+        "top_k"  # expert_choice: in the encoder; it looks ahead, so the decoder keeps top_k
+    )
     k: int = 2
     second: str = "random"
     normalize: str = "before_capacity"
@@ -66,9 +72,13 @@ class Config:
     dispatch: str = "gather"
     remat: str = "full"
     dropout: float = 0.1
-    word_dropout: float = 0.0  # the share of source tokens and of target inputs that training leaves out
+    word_dropout: float = (
+        0.0  # the share of source tokens and of target inputs that training leaves out
+    )
     smoothing: float = 0.1
-    aux_weight: float = 0.01  # of the paper's auxiliary loss times E squared, which is one where the load is even
+    aux_weight: float = (
+        0.01  # of the paper's auxiliary loss times E squared, which is one where the load is even
+    )
     z_weight: float = 0.0
     dtype: str = "float32"
 
@@ -76,7 +86,8 @@ class Config:
         for name, known in CHOICES.items():
             if getattr(self, name) not in known:
                 raise NamedMeshError(
-                    f"{name}={getattr(self, name)!r} is not a choice", fix=did_you_mean(str(getattr(self, name)), known)
+                    f"{name}={getattr(self, name)!r} is not a choice",
+                    fix=did_you_mean(str(getattr(self, name)), known),
                 )
         for names, (kind, right, described) in RANGES.items():
             for name in names:
@@ -84,10 +95,15 @@ class Config:
                 if name == "decoding_capacity_factor" and value is None:
                     continue
                 if isinstance(value, bool) or not isinstance(value, kind) or not right(value):
-                    raise NamedMeshError(f"{name}={value!r} is not {described}", fix=f"give {described}")
+                    raise NamedMeshError(
+                        f"{name}={value!r} is not {described}", fix=f"give {described}"
+                    )
         for name in ("tied", "gated"):
             if not isinstance(getattr(self, name), bool):
-                raise NamedMeshError(f"{name}={getattr(self, name)!r} is neither True nor False", fix="give one of them")
+                raise NamedMeshError(
+                    f"{name}={getattr(self, name)!r} is neither True nor False",
+                    fix="give one of them",
+                )
         step = 4 if self.experts else 2
         if self.layers % step:
             raise NamedMeshError(
@@ -96,23 +112,51 @@ class Config:
                 fix=f"give a multiple of {step}",
             )
         if self.experts and self.k > self.experts:
-            raise NamedMeshError(f"k={self.k} of {self.experts} experts", fix="choose at least one and at most all experts")
+            raise NamedMeshError(
+                f"k={self.k} of {self.experts} experts",
+                fix="choose at least one and at most all experts",
+            )
 
     def but(self, **changes: object) -> Config:
         """The same configuration with some values changed."""
         known = [field.name for field in dataclasses.fields(self)]
         for name in changes:
             if name not in known:
-                raise NamedMeshError(f"a configuration has no {name!r}", fix=did_you_mean(name, known))
+                raise NamedMeshError(
+                    f"a configuration has no {name!r}", fix=did_you_mean(name, known)
+                )
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]
 
 
 CONFIGS: dict[str, Config] = {
-    **{f"moe_{e}e_{depth}l": Config(layers=depth, experts=e) for e in (128, 512, 2048) for depth in (12, 36, 60)},
+    **{
+        f"moe_{e}e_{depth}l": Config(layers=depth, experts=e)
+        for e in (128, 512, 2048)
+        for depth in (12, 36, 60)
+    },
     # The paper gives 2.3B weights for T(96L) and not its shape; this hidden size gives them.
     "t_96l": Config(layers=96, hidden=5120),
-    "base": Config(layers=8, experts=16, model=512, hidden=2048, heads=8, key=64, source_vocab=16_000, target_vocab=8_000),
-    "tiny": Config(layers=4, experts=8, model=32, hidden=64, heads=4, key=8, source_vocab=64, target_vocab=64, remat="none"),
+    "base": Config(
+        layers=8,
+        experts=16,
+        model=512,
+        hidden=2048,
+        heads=8,
+        key=64,
+        source_vocab=16_000,
+        target_vocab=8_000,
+    ),
+    "tiny": Config(
+        layers=4,
+        experts=8,
+        model=32,
+        hidden=64,
+        heads=4,
+        key=8,
+        source_vocab=64,
+        target_vocab=64,
+        remat="none",
+    ),
 }
 
 

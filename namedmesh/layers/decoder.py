@@ -23,7 +23,15 @@ class Decoder:
     a hypothesis follows; otherwise every hypothesis has a cache of its own. Rows of the source hold one sentence each.
     """
 
-    def __init__(self, model: Transformer, source: Tensor, segments: Tensor, *, hypotheses: int = 1, flat: bool = False):
+    def __init__(
+        self,
+        model: Transformer,
+        source: Tensor,
+        segments: Tensor,
+        *,
+        hypotheses: int = 1,
+        flat: bool = False,
+    ):
         self.model, self.flat = model, bool(flat)
         for name, tensor in (("source", source), ("segments", segments)):
             if {*tensor.shape} != {model.G, model.S} or tensor.dtype != "int32":
@@ -42,7 +50,10 @@ class Decoder:
         self.slot = Dimension("hypothesis_slot", hypotheses) if flat else self.N  # N in the cache
         self.cache = Cache(model.L, self.T, model.heads)
         encoded, _ = model.encode(source, segments, nm.broadcast(nm.range(model.S), segments.shape))
-        self.memory, self.across = self._memory(encoded), nm.not_equal(segments, 0)  # of cross attention
+        self.memory, self.across = (
+            self._memory(encoded),
+            nm.not_equal(segments, 0),
+        )  # of cross attention
 
     def _memory(self, encoded: Tensor) -> dict[str, dict[str, Tensor]]:
         """The keys and values of every layer's cross attention, made once."""
@@ -52,7 +63,9 @@ class Decoder:
             made = {}
             for name in model.scopes:
                 with nm.scope(name), nm.scope("cross"):
-                    made[name] = dict(zip(("keys", "values"), keys_and_values(encoded, model.heads), strict=True))
+                    made[name] = dict(
+                        zip(("keys", "values"), keys_and_values(encoded, model.heads), strict=True)
+                    )
             return carry, made
 
         with nm.scope("decoder"):
@@ -64,7 +77,12 @@ class Decoder:
         return {name: self.cache.empty(dims, self.model.config.dtype) for name in self.model.scopes}
 
     def __call__(
-        self, tokens: Tensor, step: Tensor, cache: dict[str, Any], mask: Tensor, ended: Tensor | None = None
+        self,
+        tokens: Tensor,
+        step: Tensor,
+        cache: dict[str, Any],
+        mask: Tensor,
+        ended: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Any]]:
         """Scores (GNW, float32) of what follows tokens (GN), and the cache with them; mask says which steps (and slots) count."""
         model, N, heads = self.model, self.N, self.model.heads
@@ -74,13 +92,23 @@ class Decoder:
 
             def attend(h: Tensor, turn: Turn) -> Tensor:
                 def own(x: Tensor) -> Tensor:
-                    y, kept = self.cache.attention(x, N, turn.kept[turn.name], turn.layer, step, mask=mask, bias=bias)
+                    y, kept = self.cache.attention(
+                        x, N, turn.kept[turn.name], turn.layer, step, mask=mask, bias=bias
+                    )
                     turn.kept[turn.name] = kept
                     return y
 
                 def other(x: Tensor) -> Tensor:
                     past = turn.rows[turn.name]
-                    return mixed(queries(x, heads), past["keys"], past["values"], N, model.S, heads, mask=self.across)
+                    return mixed(
+                        queries(x, heads),
+                        past["keys"],
+                        past["values"],
+                        N,
+                        model.S,
+                        heads,
+                        mask=self.across,
+                    )
 
                 return model.residual(model.residual(h, "attention", own), "cross", other)
 
@@ -91,11 +119,18 @@ class Decoder:
     def _capacity(self) -> Dimension:
         """The places of each expert: as the configuration says, or one for every hypothesis."""
         factor = self.model.config.decoding_capacity_factor
-        return Dimension("capacity", self.N.size) if factor is None else capacity(self.N, self.model.E, factor)
+        return (
+            Dimension("capacity", self.N.size)
+            if factor is None
+            else capacity(self.N, self.model.E, factor)
+        )
 
 
 def checked_tokens(what: str, vocab: Dimension, **tokens: int) -> None:
     """Raises unless every token is one of the vocabulary, which has at least two."""
     for name, token in tokens.items():
         if not isinstance(token, int) or not 0 <= token < vocab.size or vocab.size < 2:
-            raise NamedMeshError(f"{what}: {name}={token!r} is no token of {vocab}", fix=f"give 0 to {vocab.size - 1}")
+            raise NamedMeshError(
+                f"{what}: {name}={token!r} is no token of {vocab}",
+                fix=f"give 0 to {vocab.size - 1}",
+            )

@@ -11,13 +11,19 @@ from namedmesh.ir.operands import require
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.variables import Initializer
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": nm.relu, "gelu": nm.gelu, "swish": nm.swish}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": nm.relu,
+    "gelu": nm.gelu,
+    "swish": nm.swish,
+}
 
 
 def activated(name: str) -> Callable[[Tensor], Tensor]:
     """An activation function by name."""
     if name not in ACTIVATIONS:
-        raise NamedMeshError(f"{name!r} is not an activation", fix=did_you_mean(str(name), ACTIVATIONS))
+        raise NamedMeshError(
+            f"{name!r} is not an activation", fix=did_you_mean(str(name), ACTIVATIONS)
+        )
     return ACTIVATIONS[name]
 
 
@@ -33,7 +39,9 @@ def dense(
     """x contracted over some dimensions with a weight that brings new ones; computed in the dtype of x."""
     for dims, role in ((over, "over"), (to, "to")):
         if isinstance(dims, Dimension):
-            raise NamedMeshError(f"dense: {role}={dims} is one dimension", fix=f"give a list: [{dims.name}]")
+            raise NamedMeshError(
+                f"dense: {role}={dims} is one dimension", fix=f"give a list: [{dims.name}]"
+            )
     for dim in over:
         require("dense", x, dim)
     weight = nm.param(name, [*over, *to], init or nm.fan_in_init(*over))
@@ -44,7 +52,9 @@ def dense(
     return y
 
 
-def feed_forward(x: Tensor, model: Dimension, hidden: Dimension, *, activation: str = "relu", gated: bool = False) -> Tensor:
+def feed_forward(
+    x: Tensor, model: Dimension, hidden: Dimension, *, activation: str = "relu", gated: bool = False
+) -> Tensor:
     """Two dense layers with an activation between them; gated multiplies by a third (GLU and its kin)."""
     h = activated(activation)(dense(x, [model], [hidden], name="wi"))
     if gated:

@@ -20,7 +20,10 @@ class EinsumDispatch:
             return
         dtype, E, C = routing.weight.dtype, routing.experts, routing.capacity
         dims = [dim for dim in routing.weight.shape if dim.name != "choice"]
-        expert, place = nm.one_hot(routing.expert, E, dtype), nm.one_hot(routing.place, C, dtype)  # GSKE, GSKC
+        expert, place = (
+            nm.one_hot(routing.expert, E, dtype),
+            nm.one_hot(routing.place, C, dtype),
+        )  # GSKE, GSKC
         self.combine_weights = nm.einsum([routing.weight, expert, place], [*dims, E, C])  # GSEC
         self.mask = nm.cast(self.combine_weights > 0, dtype)
 
@@ -42,11 +45,17 @@ class GatherDispatch:
             return
         E, C = routing.experts, routing.capacity
         self.slots = Dimension("slot", E.size * C.size)
-        self.groups = [dim for dim in routing.weight.shape if dim.name not in ("choice", routing.seq.name)]
+        self.groups = [
+            dim for dim in routing.weight.shape if dim.name not in ("choice", routing.seq.name)
+        ]
         slot = routing.expert * C.size + routing.place
-        self.slot = nm.where(nm.stop_gradient(routing.weight) > 0, slot, self.slots.size)  # GSK; outside where not served
+        self.slot = nm.where(
+            nm.stop_gradient(routing.weight) > 0, slot, self.slots.size
+        )  # GSK; outside where not served
         numbers = nm.broadcast(nm.range(routing.seq) + 1, slot.shape)
-        self.token = nm.scatter_add(numbers, self.slot, self.slots, batch=self.groups) - 1  # G slot; -1 where empty
+        self.token = (
+            nm.scatter_add(numbers, self.slot, self.slots, batch=self.groups) - 1
+        )  # G slot; -1 where empty
 
     def expert_inputs(self, x: Tensor, dims: list[Dimension]) -> Tensor:
         """Tokens (GSM) in the experts' buffers (dims: EGCM)."""
@@ -62,15 +71,21 @@ class GatherDispatch:
             return [nm.transpose(nm.sum(nm.gather(dy, slot, self.slots), over=K), x.shape)]
 
         taken = nm.custom_vjp(forward, backward)(x)  # G slot M
-        return nm.transpose(nm.reshape(taken, self.slots, [self.routing.experts, self.routing.capacity]), dims)
+        return nm.transpose(
+            nm.reshape(taken, self.slots, [self.routing.experts, self.routing.capacity]), dims
+        )
 
     def outputs(self, y: Tensor, dims: list[Dimension]) -> Tensor:
         """The experts' results (EGCM) back at their tokens (dims: GSM), weighted."""
         if isinstance(self.routing, ExpertRouting):
             groups = [dim for dim in self.routing.token.shape if dim in dims]
             rest = [dim for dim in y.shape if dim not in self.routing.token.shape.dims]
-            weighted = nm.transpose(y * nm.cast(self.routing.weight, y.dtype), [*self.routing.token.shape, *rest])
-            return nm.transpose(nm.scatter_add(weighted, self.routing.token, self.routing.seq, batch=groups), dims)
+            weighted = nm.transpose(
+                y * nm.cast(self.routing.weight, y.dtype), [*self.routing.token.shape, *rest]
+            )
+            return nm.transpose(
+                nm.scatter_add(weighted, self.routing.token, self.routing.seq, batch=groups), dims
+            )
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
         rest = [dim for dim in dims if dim not in self.routing.weight.shape.dims]
         y = nm.reshape(
@@ -86,7 +101,10 @@ class GatherDispatch:
         def backward(saved, dy: Tensor):
             picked, weight, token, slot = saved
             at_slot = nm.scatter_add(weight, slot, self.slots, batch=self.groups)  # G slot
-            return [nm.gather(dy, token, S) * at_slot, nm.einsum([picked, dy], [*weight.shape.without(K.name), K])]
+            return [
+                nm.gather(dy, token, S) * at_slot,
+                nm.einsum([picked, dy], [*weight.shape.without(K.name), K]),
+            ]
 
         return nm.custom_vjp(forward, backward)(y, nm.cast(self.routing.weight, y.dtype))
 
@@ -94,8 +112,12 @@ class GatherDispatch:
 FORMS = {"einsum": EinsumDispatch, "gather": GatherDispatch}
 
 
-def dispatcher(routing: Routing | ExpertRouting, form: str = "gather") -> EinsumDispatch | GatherDispatch:
+def dispatcher(
+    routing: Routing | ExpertRouting, form: str = "gather"
+) -> EinsumDispatch | GatherDispatch:
     """The dispatch of a routing in one of its two forms."""
     if form not in FORMS:
-        raise NamedMeshError(f"dispatch: {form!r} is not a form", fix=did_you_mean(str(form), FORMS))
+        raise NamedMeshError(
+            f"dispatch: {form!r} is not a form", fix=did_you_mean(str(form), FORMS)
+        )
     return FORMS[form](routing)

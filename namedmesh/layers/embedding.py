@@ -9,7 +9,14 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.tensor import Tensor
 
 
-def embedding(tokens: Tensor, vocab: Dimension, model: Dimension, *, name: str = "embedding", dtype: str = "float32") -> Tensor:
+def embedding(
+    tokens: Tensor,
+    vocab: Dimension,
+    model: Dimension,
+    *,
+    name: str = "embedding",
+    dtype: str = "float32",
+) -> Tensor:
     """The rows of a table at some tokens, scaled up by the square root of the model dimension."""
     table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
     return nm.gather(nm.cast(table, dtype), tokens, vocab) * math.sqrt(model.size)
@@ -32,7 +39,9 @@ def sinusoids(positions: Tensor, model: Dimension, dtype: str = "float32") -> Te
     return nm.cast(nm.where(first, nm.sin(angle), nm.cos(angle)), dtype)
 
 
-def learned_positions(positions: Tensor, length: Dimension, model: Dimension, *, name: str = "positions") -> Tensor:
+def learned_positions(
+    positions: Tensor, length: Dimension, model: Dimension, *, name: str = "positions"
+) -> Tensor:
     """The rows of a learned table at some positions."""
     table = nm.param(name, [length, model], nm.normal_init(0.02))
     return nm.gather(table, positions, length)

@@ -41,11 +41,15 @@ class Routing:
     load: Tensor  # GE: the share of a group's tokens that each expert serves
 
 
-def capacity(seq: Dimension, experts: Dimension, factor: float = 2.0, name: str = "capacity") -> Dimension:
+def capacity(
+    seq: Dimension, experts: Dimension, factor: float = 2.0, name: str = "capacity"
+) -> Dimension:
     """The places each expert has for a group's tokens: factor times the even share, at most all; two is the paper's."""
     if not isinstance(factor, (int, float)) or not 0 < factor < float("inf"):
         raise NamedMeshError(
-            f"capacity: factor={factor!r}", f"of {seq} over {experts}", fix="give a positive number; two is the paper's"
+            f"capacity: factor={factor!r}",
+            f"of {seq} over {experts}",
+            fix="give a positive number; two is the paper's",
         )
     return Dimension(name, min(max(1, int(factor * seq.size / experts.size)), seq.size))
 
@@ -79,7 +83,11 @@ def top_k_gating(
         masks.append(mask if real is None else mask * real)
     chosen = [nm.sum(gates * mask, over=experts) for mask in masks]  # GS each
     total = sum(chosen[1:], chosen[0])
-    weights = [gate / (total + 1e-9) for gate in chosen] if normalize == "before_capacity" else list(chosen)
+    weights = (
+        [gate / (total + 1e-9) for gate in chosen]
+        if normalize == "before_capacity"
+        else list(chosen)
+    )
 
     before, places, served = None, [], []
     for i, mask in enumerate(masks):
@@ -99,25 +107,39 @@ def top_k_gating(
     return _routing(logits, gates, masks, places, weights, served, seq, experts, capacity, real)
 
 
-def _routing(logits, gates, masks, places, weights, served, seq, experts, capacity, real) -> Routing:
+def _routing(
+    logits, gates, masks, places, weights, served, seq, experts, capacity, real
+) -> Routing:
     """Puts the choices side by side and adds the losses and the statistics."""
     K = Dimension("choice", len(masks))
-    tokens = float(seq.size) if real is None else nm.maximum(nm.sum(real, over=seq), 1.0)  # per group
+    tokens = (
+        float(seq.size) if real is None else nm.maximum(nm.sum(real, over=seq), 1.0)
+    )  # per group
     first = nm.sum(masks[0], over=seq) / tokens  # GE: c_e / S
     proxy = nm.sum(gates if real is None else gates * real, over=seq) / tokens  # GE: m_e
     aux = nm.mean(first * proxy, over=experts)  # per group
-    aux = nm.mean(aux) if real is None else nm.sum(aux) / nm.maximum(nm.sum(nm.max(real, over=seq)), 1.0)
+    aux = (
+        nm.mean(aux)
+        if real is None
+        else nm.sum(aux) / nm.maximum(nm.sum(nm.max(real, over=seq)), 1.0)
+    )
     kept = [mask * one for mask, one in zip(masks, served, strict=True)]
     count = float(served[0].shape.elements) if real is None else nm.maximum(nm.sum(real), 1.0)
     z_loss = _z_loss(logits, experts, real, count)
-    dropped = nm.stack([1.0 - nm.sum(one if real is None else one * real) / count for one in served], K)
+    dropped = nm.stack(
+        [1.0 - nm.sum(one if real is None else one * real) / count for one in served], K
+    )
     load = nm.sum(sum(kept[1:], kept[0]), over=seq) / tokens
     last = lambda tensors: nm.transpose(nm.stack(tensors, K), [*tensors[0].shape, K])  # GSK
     expert = last([nm.cast(nm.argmax(mask, experts), "int32") for mask in masks])
-    return Routing(expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load)
+    return Routing(
+        expert, last(places), last(weights), seq, capacity, experts, aux, z_loss, dropped, load
+    )
 
 
-def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None, count: Tensor | float) -> Tensor:
+def _z_loss(
+    logits: Tensor, experts: Dimension, real: Tensor | None, count: Tensor | float
+) -> Tensor:
     """The mean squared logsumexp of the real tokens, so many, which keeps logits small."""
     peak = nm.square(nm.logsumexp(logits, over=experts))  # GS
     return nm.sum(peak if real is None else peak * real) / count
@@ -126,11 +148,20 @@ def _z_loss(logits: Tensor, experts: Dimension, real: Tensor | None, count: Tens
 def _check(logits, experts, capacity, k, second, normalize, draws) -> None:
     for option, value in (("second", second), ("normalize", normalize)):
         if value not in CHOICES[option]:
-            raise NamedMeshError(f"gating: {value!r} is not a choice", fix=did_you_mean(str(value), CHOICES[option]))
+            raise NamedMeshError(
+                f"gating: {value!r} is not a choice", fix=did_you_mean(str(value), CHOICES[option])
+            )
     if not isinstance(capacity, Dimension):
-        raise NamedMeshError(f"gating: capacity={capacity!r} is no Dimension", fix="make one with capacity(seq, experts)")
+        raise NamedMeshError(
+            f"gating: capacity={capacity!r} is no Dimension",
+            fix="make one with capacity(seq, experts)",
+        )
     if not isinstance(k, int) or not 1 <= k <= experts.size:
-        raise NamedMeshError(f"gating: k={k} of {experts}", str(logits), fix="choose at least one and at most all experts")
+        raise NamedMeshError(
+            f"gating: k={k} of {experts}",
+            str(logits),
+            fix="choose at least one and at most all experts",
+        )
     if second == "random" and len(draws) != k - 1:
         raise NamedMeshError(
             f"gating: second='random' needs {k - 1} tensors of draws and got {len(draws)}",
@@ -140,7 +171,11 @@ def _check(logits, experts, capacity, k, second, normalize, draws) -> None:
 
 
 def expert_choice_gating(
-    logits: Tensor, seq: Dimension, experts: Dimension, capacity: Dimension, padding: Tensor | None = None
+    logits: Tensor,
+    seq: Dimension,
+    experts: Dimension,
+    capacity: Dimension,
+    padding: Tensor | None = None,
 ) -> ExpertRouting:
     """Every expert takes the tokens of a group that want it most: balanced by construction, nothing overflows."""
     gates = nm.softmax(logits, over=experts)
@@ -155,7 +190,9 @@ def expert_choice_gating(
     count = nm.maximum(nm.sum(real), 1.0)
     dropped = nm.stack([1.0 - nm.sum(taken * real) / count], Dimension("choice", 1))
     load = nm.sum(used, over=capacity) / nm.maximum(nm.sum(real, over=seq), 1.0)
-    return ExpertRouting(token, weight, seq, nm.zeros([]), _z_loss(logits, experts, real, count), dropped, load)
+    return ExpertRouting(
+        token, weight, seq, nm.zeros([]), _z_loss(logits, experts, real, count), dropped, load
+    )
 
 
 def jitter(x: Tensor, key: Tensor, epsilon: float = 1e-2) -> Tensor:

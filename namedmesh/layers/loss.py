@@ -11,7 +11,12 @@ from namedmesh.ir.tensor import Tensor
 
 
 def cross_entropy(
-    logits: Tensor, targets: Tensor, vocab: Dimension, *, smoothing: float = 0.0, z_loss: float = 0.0
+    logits: Tensor,
+    targets: Tensor,
+    vocab: Dimension,
+    *,
+    smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """The loss and the z-loss of every target.
 
@@ -19,7 +24,10 @@ def cross_entropy(
     subtracted, so that a perfect prediction has loss zero. z_loss weighs the squared log of the normaliser.
     """
     if not 0 <= smoothing < 1 or (smoothing and vocab.size < 2):
-        raise NamedMeshError(f"cross_entropy: smoothing={smoothing} over {vocab}", fix="give a share from 0 to below 1")
+        raise NamedMeshError(
+            f"cross_entropy: smoothing={smoothing} over {vocab}",
+            fix="give a share from 0 to below 1",
+        )
     scores = nm.cast(logits, "float32")
     normaliser = nm.logsumexp(scores, over=vocab)
     hot = nm.one_hot(targets, vocab)

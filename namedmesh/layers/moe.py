@@ -30,7 +30,11 @@ def moe(
     Both AllToAlls are explicit: the buffers go from the group's devices to the expert's and back.
     """
     if len(dims) != 6:
-        raise NamedMeshError(f"moe: {len(dims)} dims", str(x), fix="give six: group, sequence, expert, capacity, model, hidden")
+        raise NamedMeshError(
+            f"moe: {len(dims)} dims",
+            str(x),
+            fix="give six: group, sequence, expert, capacity, model, hidden",
+        )
     G, S, E, C, M, H = dims
     wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
     wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
@@ -40,6 +44,8 @@ def moe(
     xe = nm.reshard(dispatch.expert_inputs(x, [E, G, C, M]), E)
     h = activated(activation)(nm.einsum([xe, nm.cast(wi, x.dtype)], [E, G, C, H]))
     if gated:
-        h = h * nm.einsum([xe, nm.cast(nm.param("wi_gate", [E, M, H], nm.fan_in_init(M)), x.dtype)], [E, G, C, H])
+        h = h * nm.einsum(
+            [xe, nm.cast(nm.param("wi_gate", [E, M, H], nm.fan_in_init(M)), x.dtype)], [E, G, C, H]
+        )
     ye = nm.reshard(nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M]), G)
     return dispatch.outputs(ye, [G, S, M]), routing

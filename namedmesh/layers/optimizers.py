@@ -36,7 +36,9 @@ class Target:
 
     def slot(self, name: str, dims: Sequence[nm.Dimension] | None = None) -> nm.Tensor:
         """A slot of the parameter, of its shape unless dims are given; zero at first."""
-        return nm.state(f"{self.prefix}/{name}", self.value.shape if dims is None else dims, of=self.value)
+        return nm.state(
+            f"{self.prefix}/{name}", self.value.shape if dims is None else dims, of=self.value
+        )
 
     def average(self, name: str, value: nm.Tensor, beta: nm.Tensor | float) -> nm.Tensor:
         """A slot's moving average with a new value in it: slot * beta + value * (1 - beta), assigned."""
@@ -59,7 +61,14 @@ PAPER_RATE = inverse_square_root(1.0, after=10_000)
 
 
 SHARES = ("momentum", "beta1", "beta2")  # from 0 to below 1
-POSITIVE = ("clip_norm", "epsilon", "clipping_threshold", "beta2_exponent", "epsilon_scale", "min_dim_size_to_factor")
+POSITIVE = (
+    "clip_norm",
+    "epsilon",
+    "clipping_threshold",
+    "beta2_exponent",
+    "epsilon_scale",
+    "min_dim_size_to_factor",
+)
 
 
 @dataclass(frozen=True)
@@ -110,7 +119,8 @@ class Optimizer:
         trace = current("apply")
         if f"{trace.scope}{self.name}/step" in trace.updates:
             raise nm.NamedMeshError(
-                f"two optimizers named {self.name} are applied in one step", fix="apply once, or give one of them another name="
+                f"two optimizers named {self.name} are applied in one step",
+                fix="apply once, or give one of them another name=",
             )
         step = nm.state(f"{self.name}/step", [], dtype="int32")
         nm.assign(step, step + 1)
@@ -118,11 +128,17 @@ class Optimizer:
 
     def _targets(self, grads: Mapping[str, nm.Tensor]) -> dict[str, Target]:
         """The parameters that have gradients, each checked to be a float32 parameter of that shape."""
-        variables = {name: found for name, found in current("apply").root.variables.items() if found.trainable}
+        variables = {
+            name: found
+            for name, found in current("apply").root.variables.items()
+            if found.trainable
+        }
         targets = {}
         for name, grad in grads.items():
             if name not in variables:
-                raise nm.NamedMeshError(f"{self.name}: {name} is not a parameter", fix=did_you_mean(name, variables))
+                raise nm.NamedMeshError(
+                    f"{self.name}: {name} is not a parameter", fix=did_you_mean(name, variables)
+                )
             variable = variables[name]
             if variable.dtype != "float32":
                 raise nm.NamedMeshError(
@@ -147,9 +163,14 @@ def _check(owner: str, name: str, value: Any) -> None:
         raise nm.NamedMeshError(f"{owner}: {name}={value!r}", fix="give 0 or a positive number")
     if name == "learning_rate" and callable(value):
         return
-    if name in (*POSITIVE, "learning_rate") and value is not None and not (number and 0 < value < float("inf")):
+    if (
+        name in (*POSITIVE, "learning_rate")
+        and value is not None
+        and not (number and 0 < value < float("inf"))
+    ):
         raise nm.NamedMeshError(
-            f"{owner}: {name}={value!r}", fix="give a positive number" + " or a schedule" * (name == "learning_rate")
+            f"{owner}: {name}={value!r}",
+            fix="give a positive number" + " or a schedule" * (name == "learning_rate"),
         )
 
 
@@ -239,7 +260,8 @@ class Adafactor(Optimizer):
             if not isinstance(dim, nm.Dimension) or dim.name not in known:
                 label = dim.name if isinstance(dim, nm.Dimension) else str(dim)
                 raise nm.NamedMeshError(
-                    f"{self.name}: unfactored={label!r} is not a dimension of any parameter", fix=did_you_mean(label, known)
+                    f"{self.name}: unfactored={label!r} is not a dimension of any parameter",
+                    fix=did_you_mean(label, known),
                 )
         return super().apply(grads)
 
@@ -266,7 +288,9 @@ class Adafactor(Optimizer):
 
         return updated
 
-    def _normalized(self, target: Target, own: Sequence[nm.Dimension], beta2: nm.Tensor) -> nm.Tensor:
+    def _normalized(
+        self, target: Target, own: Sequence[nm.Dimension], beta2: nm.Tensor
+    ) -> nm.Tensor:
         """The gradient over the root of its second moment, factored where the dimensions are large enough."""
         squares = nm.square(target.grad) + self.epsilon
         factors = sorted(own, key=lambda dim: dim.size)[-2:]

@@ -32,17 +32,24 @@ def sample(
     """
     W = decoder.W
     if not isinstance(temperature, (int, float)) or not 1e-4 <= temperature <= 1e4:
-        raise NamedMeshError(f"sample: temperature={temperature!r}", fix="give one from 0.0001 to 10,000, or decode greedily")
+        raise NamedMeshError(
+            f"sample: temperature={temperature!r}",
+            fix="give one from 0.0001 to 10,000, or decode greedily",
+        )
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= W.size):
         raise NamedMeshError(f"sample: top_k={top_k!r} of {W}", fix=f"give 1 to {W.size}")
     if top_p is not None and not (isinstance(top_p, (int, float)) and 0 < top_p <= 1):
-        raise NamedMeshError(f"sample: top_p={top_p!r} is no probability", fix="give a number above 0 and at most 1")
+        raise NamedMeshError(
+            f"sample: top_p={top_p!r} is no probability", fix="give a number above 0 and at most 1"
+        )
 
     def choose(logits: Tensor, step: Tensor) -> Tensor:
         logits = logits * (1.0 / temperature)
         if top_k is not None:
             best, _ = nm.top_k(logits, W, Dimension("likeliest", top_k))
-            logits = nm.where(logits < nm.min(best, over=best.shape.named("likeliest")), IMPOSSIBLE, logits)
+            logits = nm.where(
+                logits < nm.min(best, over=best.shape.named("likeliest")), IMPOSSIBLE, logits
+            )
         if top_p is not None:
             ordered = nm.sort(nm.softmax(logits, over=W), W, descending=True)
             inside = nm.cumsum(ordered, W, exclusive=True) < top_p
@@ -57,7 +64,10 @@ def _decoded(decoder: Decoder, choose: Any, end: int, start: int) -> dict[str, T
     G, N, T, W = decoder.G, decoder.N, decoder.T, decoder.W
     checked_tokens("decoding", W, end=end, start=start)
     if decoder.flat:
-        raise NamedMeshError("sequences that do not share a past need no flat cache", fix="make the Decoder without flat=True")
+        raise NamedMeshError(
+            "sequences that do not share a past need no flat cache",
+            fix="make the Decoder without flat=True",
+        )
     first = {
         "step": nm.zeros([], "int32"),
         "tokens": nm.full([G, N], start, "int32"),

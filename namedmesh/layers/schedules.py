@@ -36,7 +36,9 @@ def linear_warmup(then: float | Schedule, *, steps: int) -> Schedule:
     """Another schedule times min((step + 1) / steps, 1): the first step counts, and the other's clock starts at zero too."""
     _at_least_one("linear_warmup", "steps", steps)
     after = as_schedule(then)
-    return lambda step: after(step) * nm.minimum((nm.cast(step, "float32") + 1.0) * (1.0 / steps), 1.0)
+    return lambda step: (
+        after(step) * nm.minimum((nm.cast(step, "float32") + 1.0) * (1.0 / steps), 1.0)
+    )
 
 
 def as_schedule(rate: float | Schedule) -> Schedule:
@@ -45,11 +47,14 @@ def as_schedule(rate: float | Schedule) -> Schedule:
         return rate
     if isinstance(rate, bool) or not isinstance(rate, (int, float)):
         raise nm.NamedMeshError(
-            f"{rate!r} is neither a number nor a schedule", fix="pass e.g. 0.01 or inverse_square_root(1.0, after=10_000)"
+            f"{rate!r} is neither a number nor a schedule",
+            fix="pass e.g. 0.01 or inverse_square_root(1.0, after=10_000)",
         )
     return constant(rate)
 
 
 def _at_least_one(what: str, option: str, value: int) -> None:
     if value < 1:
-        raise nm.NamedMeshError(f"{what}: {option}={value}", fix=f"{option} is a number of steps, one or more")
+        raise nm.NamedMeshError(
+            f"{what}: {option}={value}", fix=f"{option} is a number of steps, one or more"
+        )

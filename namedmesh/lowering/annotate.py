@@ -28,13 +28,16 @@ class GspmdAnnotator:
     def _proto(self, axes: Sequence[Sequence[str]]) -> bytes:
         used = [axis for on in axes for axis in on]
         if not used:
-            return xla_data_pb2.OpSharding(type=xla_data_pb2.OpSharding.REPLICATED).SerializeToString()
+            return xla_data_pb2.OpSharding(
+                type=xla_data_pb2.OpSharding.REPLICATED
+            ).SerializeToString()
         names = list(self.mesh.axes)
         rest = [axis for axis in names if axis not in used]
         copies = self.mesh.size(rest)
         return xla_data_pb2.OpSharding(
             type=xla_data_pb2.OpSharding.OTHER,
-            tile_assignment_dimensions=[self.mesh.size(on) for on in axes] + ([copies] if copies > 1 else []),
+            tile_assignment_dimensions=[self.mesh.size(on) for on in axes]
+            + ([copies] if copies > 1 else []),
             iota_reshape_dims=list(self.mesh.axes.values()),
             iota_transpose_perm=[names.index(axis) for axis in (*used, *rest)],
             replicate_on_last_tile_dim=copies > 1,
@@ -50,12 +53,19 @@ class GspmdAnnotator:
     def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
         """Each device's own piece of a value that lies on these axes."""
         return tf2xla.spmd_full_to_shard_shape(
-            self.annotate(value, axes), manual_sharding=self.proto(axes), dim=-1, unspecified_dims=[]
+            self.annotate(value, axes),
+            manual_sharding=self.proto(axes),
+            dim=-1,
+            unspecified_dims=[],
         )
 
     def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
         """The whole value, of which each device has made its own piece."""
         made = tf2xla.spmd_shard_to_full_shape(
-            value, manual_sharding=self.proto(axes), full_shape=list(sizes), dim=-1, unspecified_dims=[]
+            value,
+            manual_sharding=self.proto(axes),
+            full_shape=list(sizes),
+            dim=-1,
+            unspecified_dims=[],
         )
         return self.annotate(made, axes)

@@ -42,10 +42,15 @@ def compile(
     """
     if isinstance(function, Program):
         if specs or named:
-            raise NamedMeshError("compile: a traced program has its specs already", fix="give specs with a function only")
+            raise NamedMeshError(
+                "compile: a traced program has its specs already",
+                fix="give specs with a function only",
+            )
         program = function
     else:
         program = trace(function, *specs, **named)
     if not isinstance(mesh, Mesh):
-        raise NamedMeshError(f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)")
+        raise NamedMeshError(
+            f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
+        )
     return Step(program, plan(program, mesh, layout, params), precision, strict)

@@ -54,10 +54,18 @@ class Emitter(Context):
         return self.body(body, body.ops, (*body.inputs, *body.captures), values, body.outputs)
 
     def body(
-        self, owner: object, ops: Sequence[Op], given: Sequence[Tensor], values: Sequence[Any], outputs: Sequence[Tensor]
+        self,
+        owner: object,
+        ops: Sequence[Op],
+        given: Sequence[Tensor],
+        values: Sequence[Any],
+        outputs: Sequence[Tensor],
     ) -> list[Any]:
         """Emits ops on values for the given tensors, and brings the outputs to where their owner wants them."""
-        known = {t: self.at(v, t.shape, self.plan.shardings[t]) for t, v in zip(given, values, strict=True)}
+        known = {
+            t: self.at(v, t.shape, self.plan.shardings[t])
+            for t, v in zip(given, values, strict=True)
+        }
         moved: dict[tuple[object, Sharding], Any] = {}
         for op in ops:
             if not isinstance(op, Placeholder):
@@ -66,10 +74,14 @@ class Emitter(Context):
         results = []
         for i, tensor in enumerate(outputs):
             with tf.name_scope(f"nm.{self.plan.names[tensor.producer]}/"):
-                results.append(self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ())))
+                results.append(
+                    self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ()))
+                )
         return results
 
-    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[object, Sharding], Any]) -> None:
+    def op(
+        self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[object, Sharding], Any]
+    ) -> None:
         """Emits one op: operands brought into place, the op itself, results settled."""
         values, places = [], []
         for i, tensor in enumerate(op.inputs):
@@ -82,7 +94,11 @@ class Emitter(Context):
                 value = moved[key]
             values.append(value)
             places.append(place)
-        made = self.manual(op, values, places) if op.manual or self.closes(op, places) else lowered(op, self, values)
+        made = (
+            self.manual(op, values, places)
+            if op.manual or self.closes(op, places)
+            else lowered(op, self, values)
+        )
         for tensor, value in zip(op.outputs, made, strict=True):
             value = self.place(value, tensor)
             known[tensor] = self.moved(value, tensor.shape, self.plan.moves.get(tensor, ()))
@@ -106,7 +122,9 @@ class Emitter(Context):
         ]
         results = []
         partial = self.plan.partial.get(op, ())
-        for tensor, piece, place in zip(op.outputs, lowered(op, inside, pieces), natural, strict=True):
+        for tensor, piece, place in zip(
+            op.outputs, lowered(op, inside, pieces), natural, strict=True
+        ):
             on = [place.axes(dim.name) for dim in tensor.shape]
             if partial:
                 sizes = [self.mesh.size(partial), *tensor.shape.sizes]

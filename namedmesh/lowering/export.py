@@ -33,7 +33,10 @@ def entries(plan: Plan) -> list[TensorSpec]:
     """What a lowered program is called with: inputs, then variables."""
     program = plan.program
     variables = {name: variable.tensor for name, variable in program.variables.items()}
-    return [described(name, tensor, plan.shardings[tensor]) for name, tensor in {**program.inputs, **variables}.items()]
+    return [
+        described(name, tensor, plan.shardings[tensor])
+        for name, tensor in {**program.inputs, **variables}.items()
+    ]
 
 
 def results(plan: Plan) -> list[TensorSpec]:
@@ -49,7 +52,10 @@ def results(plan: Plan) -> list[TensorSpec]:
 def _emitted(plan: Plan, precision: str, values: Sequence[Any]) -> list[Any]:
     """The results of a planned program on padded values, padded themselves where sizes do not divide."""
     program, emitter = plan.program, Emitter(plan, precision)
-    given = [*program.inputs.values(), *(variable.tensor for variable in program.variables.values())]
+    given = [
+        *program.inputs.values(),
+        *(variable.tensor for variable in program.variables.values()),
+    ]
     ready = []
     for tensor, value in zip(given, values, strict=True):
         if value.shape.as_list() != list(tensor.shape.sizes):
@@ -60,22 +66,33 @@ def _emitted(plan: Plan, precision: str, values: Sequence[Any]) -> list[Any]:
     made = emitter.body(program, program.ops, given, ready, outputs)
     for i, spec in enumerate(results(plan)):
         if not spec.dims:
-            made[i] = emitter.annotator.annotate(made[i], [])  # a constant or an input itself would not be returned
-        padding = [[0, more - size] for more, size in zip(spec.padded(plan.mesh), spec.sizes, strict=True)]
+            made[i] = emitter.annotator.annotate(
+                made[i], []
+            )  # a constant or an input itself would not be returned
+        padding = [
+            [0, more - size] for more, size in zip(spec.padded(plan.mesh), spec.sizes, strict=True)
+        ]
         if any(after for _, after in padding):
-            made[i] = emitter.annotator.annotate(tf.pad(made[i], padding), [spec.held.get(name, ()) for name, _ in spec.dims])
+            made[i] = emitter.annotator.annotate(
+                tf.pad(made[i], padding), [spec.held.get(name, ()) for name, _ in spec.dims]
+            )
     return made
 
 
 def lower(plans: Sequence[Plan], precision: str = "default") -> bytes:
     """The StableHLO of planned programs that share their entries; their results come one after the other."""
     if precision not in PRECISIONS:
-        raise NamedMeshError(f"precision={precision!r} is not a choice", fix=did_you_mean(str(precision), PRECISIONS))
+        raise NamedMeshError(
+            f"precision={precision!r} is not a choice", fix=did_you_mean(str(precision), PRECISIONS)
+        )
 
     def main(*values: Any) -> list[Any]:
         return [result for plan in plans for result in _emitted(plan, precision, values)]
 
-    specs = [tf.TensorSpec(spec.padded(plans[0].mesh), tf.as_dtype(spec.dtype), spec.name) for spec in entries(plans[0])]
+    specs = [
+        tf.TensorSpec(spec.padded(plans[0].mesh), tf.as_dtype(spec.dtype), spec.name)
+        for spec in entries(plans[0])
+    ]
     function = tf.function(main, jit_compile=True, autograph=False)
     return portable(function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized"))
 
@@ -85,12 +102,18 @@ def plan_initializers(plan: Plan) -> list[Plan]:
     plans = []
     for name, variable in plan.program.variables.items():
         place, program = plan.shardings[variable.tensor], plan.program.initializer(name)
-        plans.append(make_plan(program, plan.mesh, Layout(place.mapping), results=[place], label=f"{name}/"))
+        plans.append(
+            make_plan(program, plan.mesh, Layout(place.mapping), results=[place], label=f"{name}/")
+        )
     return plans
 
 
 def export(
-    program: Program, mesh: Mesh, layout: Layout | str, params: Layout | str | None = None, precision: str = "default"
+    program: Program,
+    mesh: Mesh,
+    layout: Layout | str,
+    params: Layout | str | None = None,
+    precision: str = "default",
 ) -> Artifact:
     """Plans and lowers a program and its initializer for one mesh and layout."""
     return export_planned(make_plan(program, mesh, layout, params), precision)
@@ -103,8 +126,12 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     initializers = plan_initializers(plan)
     given, made = entries(plan), results(plan)
     variables = [
-        VariableSpec(**vars(spec), trainable=variable.trainable, updated=variable.name in program.updates)
-        for spec, variable in zip(given[len(program.inputs) :], program.variables.values(), strict=True)
+        VariableSpec(
+            **vars(spec), trainable=variable.trainable, updated=variable.name in program.updates
+        )
+        for spec, variable in zip(
+            given[len(program.inputs) :], program.variables.values(), strict=True
+        )
     ]
     return Artifact(
         name=program.name,
@@ -149,7 +176,11 @@ def _made(plan: Plan, op: Op) -> list[str]:
 def _recorded(plans: Sequence[Plan]) -> tuple[dict[str, Any], ...]:
     """The planned collectives as the manifest has them."""
     return tuple(
-        {**dataclasses.asdict(collective), "axes": list(collective.axes), "source": str(collective.source)}
+        {
+            **dataclasses.asdict(collective),
+            "axes": list(collective.axes),
+            "source": str(collective.source),
+        }
         for plan in plans
         for collective in plan.collectives
     )

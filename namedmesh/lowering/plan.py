@@ -55,11 +55,17 @@ class Plan:
     params: Layout
     names: dict[Op, str] = field(default_factory=dict)
     shardings: dict[Tensor, Sharding] = field(default_factory=dict)
-    natural: dict[Tensor, Sharding] = field(default_factory=dict)  # as the op makes it, before any move
+    natural: dict[Tensor, Sharding] = field(
+        default_factory=dict
+    )  # as the op makes it, before any move
     operands: dict[tuple[Op, int], list[Step]] = field(default_factory=dict)
     moves: dict[Tensor, list[Step]] = field(default_factory=dict)  # after the op
-    results: dict[tuple[object, int], list[Step]] = field(default_factory=dict)  # of a body, or of the program
-    partial: dict[Op, tuple[str, ...]] = field(default_factory=dict)  # axes a manual op leaves partial sums over
+    results: dict[tuple[object, int], list[Step]] = field(
+        default_factory=dict
+    )  # of a body, or of the program
+    partial: dict[Op, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # axes a manual op leaves partial sums over
     collectives: list[Collective] = field(default_factory=list)
 
     def bytes_per_device(self, tensor: Tensor) -> int:
@@ -74,7 +80,12 @@ class Plan:
         """What one device keeps of the loops of the forward pass for the backward pass."""
         read = {tensor for op in self.program.ops if op.phase == "backward" for tensor in op.inputs}
         loops = [op for op in self.program.ops if isinstance(op, Scan) and op.phase == "forward"]
-        return sum(self.bytes_per_device(tensor) for op in loops for tensor in op.outputs[op.carries :] if tensor in read)
+        return sum(
+            self.bytes_per_device(tensor)
+            for op in loops
+            for tensor in op.outputs[op.carries :]
+            if tensor in read
+        )
 
     def of_phase(self, phase: str) -> list[Collective]:
         """The collectives of forward, backward or update."""

@@ -42,12 +42,16 @@ def plan(
             fix="trace the function first: nm.trace(function, x=nm.spec(...))",
         )
     if not isinstance(mesh, Mesh):
-        raise NamedMeshError(f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)")
+        raise NamedMeshError(
+            f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
+        )
     layout = Layout(layout)
     at_rest = layout if params is None else Layout(params)
     layout.check(mesh, program.dims)
     if params is not None:
-        at_rest.check(mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims")
+        at_rest.check(
+            mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
+        )
     planner = Planner(Plan(program, mesh, layout, at_rest), params is not None, label)
     planner.program(results)
     if results is None:
@@ -81,8 +85,14 @@ class Planner:
         self.ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
             sharding = shardings[tensor]
-            uneven = [d.name for d in tensor.shape if d.size % self.mesh.size(sharding.axes(d.name))]
-            target = sharding.only(set(tensor.shape.names) - set(uneven)) if results is None else results[i]
+            uneven = [
+                d.name for d in tensor.shape if d.size % self.mesh.size(sharding.axes(d.name))
+            ]
+            target = (
+                sharding.only(set(tensor.shape.names) - set(uneven))
+                if results is None
+                else results[i]
+            )
             self.result(program, i, tensor, target, 1)
         for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
             self.result(program, i, tensor, shardings[program.variables[name].tensor], 1)
@@ -102,7 +112,11 @@ class Planner:
         held, contested = self.due(tensor.shape, {}, frozenset(whole), layout)
         for axis, names in contested.items():
             raise self.ambiguous(
-                tensor, axis, names, f"say which stays whole: whole=[{names[-1]}] where {tensor.label} is declared", layout
+                tensor,
+                axis,
+                names,
+                f"say which stays whole: whole=[{names[-1]}] where {tensor.label} is declared",
+                layout,
             )
         return Sharding.of(held, whole)
 
@@ -121,7 +135,10 @@ class Planner:
                     if axis not in busy:
                         wants.setdefault(axis, []).append(dim.name)
         if self.separate and layout is self.plan.params:
-            wants = {axis: [name for name in layout.rules if name in names][:1] for axis, names in wants.items()}
+            wants = {
+                axis: [name for name in layout.rules if name in names][:1]
+                for axis, names in wants.items()
+            }
         full = dict(held)
         for dim in shape:
             more = [axis for axis in self.axes(layout, dim.name) if wants.get(axis) == [dim.name]]
@@ -178,7 +195,13 @@ class Planner:
             self.record(tensor.producer, tensor, steps, times)
 
     def finish(
-        self, op: Op, tensor: Tensor, natural: Sharding, final: Sharding, times: int, partial: Sequence[Sequence[str]] = ()
+        self,
+        op: Op,
+        tensor: Tensor,
+        natural: Sharding,
+        final: Sharding,
+        times: int,
+        partial: Sequence[Sequence[str]] = (),
     ) -> None:
         """Settles a result: as the op makes it, its partial sums added up group of axes by group, then moved."""
         steps = conversion(tensor.shape, self.mesh, natural, final)
@@ -187,10 +210,16 @@ class Planner:
         elements = math.prod(natural.local_sizes(tensor.shape, self.mesh))
         for axes in partial:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
-            self.add(op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times)
+            self.add(
+                op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times
+            )
         self.record(op, tensor, steps, times)
         primal = self.planned(tensor.primal)
-        if primal in self.resting if primal is not None else self.rests(op) and not isinstance(op, Move):
+        if (
+            primal in self.resting
+            if primal is not None
+            else self.rests(op) and not isinstance(op, Move)
+        ):
             self.resting.add(tensor)
 
     def record(self, op: Op, tensor: Tensor, steps: Sequence[Step], times: int) -> None:
@@ -199,7 +228,9 @@ class Planner:
             if step.kind != "Slice":
                 self.add(op, tensor, step.kind, step.axes, step.elements, times)
 
-    def add(self, op: Op, tensor: Tensor, kind: str, axes: Sequence[str], elements: int, times: int) -> None:
+    def add(
+        self, op: Op, tensor: Tensor, kind: str, axes: Sequence[str], elements: int, times: int
+    ) -> None:
         """Notes one collective."""
         ordered = tuple(axis for axis in self.mesh.axes if axis in axes)
         self.plan.collectives.append(
@@ -242,7 +273,12 @@ class Planner:
 
     def check_all_used(self) -> None:
         """Raises for a dimension the layout maps to an axis on which no tensor of the program has it."""
-        held = {(name, axis) for sharding in self.plan.shardings.values() for name, axes in sharding.held for axis in axes}
+        held = {
+            (name, axis)
+            for sharding in self.plan.shardings.values()
+            for name, axes in sharding.held
+            for axis in axes
+        }
         for label, layout in (("layout", self.plan.layout), ("params layout", self.plan.params)):
             for name in layout.rules:
                 for axis in self.axes(layout, name):
@@ -252,7 +288,9 @@ class Planner:
     def unused(self, name: str, axis: str, layout: Layout, label: str) -> NamedMeshError:
         """The error for a dimension that never gets an axis it is mapped to."""
         at_rest = layout is not self.plan.layout
-        places = {t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting}
+        places = {
+            t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting
+        }
         having = [(t, sharding) for t, sharding in places.items() if name in t.shape.names]
         first = having[0][0]
         move = f"write nm.reshard({first.label}, {name}) where {name} should take over the axis"
@@ -262,7 +300,8 @@ class Planner:
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",
             source=first.producer.source,
-            fix=("write it before what takes the axis" if at_rest else move) + f", or leave it out of the {label}",
+            fix=("write it before what takes the axis" if at_rest else move)
+            + f", or leave it out of the {label}",
         )
 
 

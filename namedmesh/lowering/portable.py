@@ -25,6 +25,9 @@ def _keep_sizes(module: ir.Operation) -> None:
     for block in blocks(module):
         for view in list(block.operations):
             op = view.operation
-            if op.name == "stablehlo.set_dimension_size" and op.results[0].type == op.operands[0].type:
+            if (
+                op.name == "stablehlo.set_dimension_size"
+                and op.results[0].type == op.operands[0].type
+            ):
                 op.results[0].replace_all_uses_with(op.operands[0])
                 op.erase()

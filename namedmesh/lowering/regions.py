@@ -30,7 +30,11 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
 
 
 def _target(op: ir.Operation) -> str:
-    return ir.StringAttr(op.attributes["call_target_name"]).value if "call_target_name" in op.attributes else ""
+    return (
+        ir.StringAttr(op.attributes["call_target_name"]).value
+        if "call_target_name" in op.attributes
+        else ""
+    )
 
 
 def _close(block: ir.Block) -> None:
@@ -50,7 +54,9 @@ def _close(block: ir.Block) -> None:
                 if value not in inside:
                     if value not in entered:
                         with ir.InsertionPoint(op):
-                            entered[value] = _call(_ENTER, _call(_PLACE, value, "{replicated}"), "{manual}")
+                            entered[value] = _call(
+                                _ENTER, _call(_PLACE, value, "{replicated}"), "{manual}"
+                            )
                     op.operands[i] = entered[value]
 
 

@@ -26,7 +26,14 @@ def generic(planner: Planner, op: Op, times: int) -> None:
     claims = agreed(planner, op, given, asked.whole, target)
     renamed = passed_on(planner, op, claims, asked.renames, target)
     for i, tensor in enumerate(op.inputs):
-        planner.operand(op, i, Sharding.of({n: a for n, a in claims.items() if n in tensor.shape.names}, given[i].whole), times)
+        planner.operand(
+            op,
+            i,
+            Sharding.of(
+                {n: a for n, a in claims.items() if n in tensor.shape.names}, given[i].whole
+            ),
+            times,
+        )
     partial = [claims[name] for name in sorted(asked.reduced) if name in claims]
     if op.manual and partial:
         partial = [tuple(axis for axes in partial for axis in axes)]
@@ -36,7 +43,11 @@ def generic(planner: Planner, op: Op, times: int) -> None:
 
 
 def agreed(
-    planner: Planner, op: Op, given: Sequence[Sharding], whole: frozenset[str], target: Sharding | None
+    planner: Planner,
+    op: Op,
+    given: Sequence[Sharding],
+    whole: frozenset[str],
+    target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
     """The axes each dimension of the op holds, agreed between the operands."""
     claims: dict[str, tuple[str, ...]] = {}
@@ -75,19 +86,28 @@ def fits(planner: Planner, op: Op, i: int, name: str, axes: Sequence[str]) -> bo
 
 
 def conflict(
-    planner: Planner, op: Op, given: Sequence[Sharding], name: str, i: int, other: str, j: int, axes: Sequence[str]
+    planner: Planner,
+    op: Op,
+    given: Sequence[Sharding],
+    name: str,
+    i: int,
+    other: str,
+    j: int,
+    axes: Sequence[str],
 ) -> NamedMeshError:
     """The error for operands that disagree on the holder of an axis, or on the axes of a dimension."""
     mine, theirs = op.inputs[i], op.inputs[j]
     if other == name:
         on = ["+".join(sharding.axes(name)) for sharding in (given[j], given[i])]
-        problem = (
-            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, mesh axis {on[1]!r} in {mine.label}"
-        )
+        problem = f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, mesh axis {on[1]!r} in {mine.label}"
         fix = f"write nm.replicate({theirs.label}, {name}) or nm.replicate({mine.label}, {name}) before it"
     else:
         problem = f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} and by {name} in {mine.label}"
-        moves = [f"nm.reshard({t.label}, {to})" for t, to in ((theirs, name), (mine, other)) if to in t.shape.names]
+        moves = [
+            f"nm.reshard({t.label}, {to})"
+            for t, to in ((theirs, name), (mine, other))
+            if to in t.shape.names
+        ]
         fix = f"write {' or '.join([*moves, f'nm.replicate({mine.label}, {name})'])} before it"
     if isinstance(mine.producer, Placeholder):
         fix += f", or whole=[{name}] where {mine.label} is declared"
@@ -103,13 +123,19 @@ def conflict(
 
 
 def passed_on(
-    planner: Planner, op: Op, claims: dict[str, tuple[str, ...]], renames: dict[str, str], target: Sharding | None
+    planner: Planner,
+    op: Op,
+    claims: dict[str, tuple[str, ...]],
+    renames: dict[str, str],
+    target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
     """What passes from a dimension to the one that takes its place; drops claims that cannot pass."""
     found = {}
     for old, new in renames.items():
         axes = claims.get(old, ())
-        legal = [planner.axes(planner.layout_of(op), new)] + ([target.axes(new)] if target is not None else [])
+        legal = [planner.axes(planner.layout_of(op), new)] + (
+            [target.axes(new)] if target is not None else []
+        )
         if axes and any(candidate[: len(axes)] == axes for candidate in legal):
             found[new] = axes
         else:
@@ -130,16 +156,26 @@ def settle(
     """Decides one result: what it inherits, what new dimensions take, what the freed axes go to."""
     target = planner.place_of(tensor.primal)
     inherited = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-    whole = frozenset(name for sharding in given for name in sharding.whole if name in tensor.shape.names)
+    whole = frozenset(
+        name for sharding in given for name in sharding.whole if name in tensor.shape.names
+    )
     known = {name for x in op.inputs for name in x.shape.names}
-    fresh = [name for name in tensor.shape.names if name not in known and name not in claims and name not in needs_whole]
+    fresh = [
+        name
+        for name in tensor.shape.names
+        if name not in known and name not in claims and name not in needs_whole
+    ]
     natural = dict(inherited)
     layout = planner.layout_of(op)
     if target is not None:
-        busy = {axis for axes in natural.values() for axis in axes} | {axis for axes in partial for axis in axes}
+        busy = {axis for axes in natural.values() for axis in axes} | {
+            axis for axes in partial for axis in axes
+        }
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
-        planner.finish(op, tensor, dividing(planner, op, tensor, natural, fresh, whole), target, times, partial)
+        planner.finish(
+            op, tensor, dividing(planner, op, tensor, natural, fresh, whole), target, times, partial
+        )
         return
     if op.derived:
         plain = Sharding.of(natural, whole)
@@ -150,11 +186,23 @@ def settle(
         full = decided(planner, op, tensor, full, contested, layout)
     if not partial:
         natural |= {name: full[name] for name in fresh if name in full}
-    planner.finish(op, tensor, dividing(planner, op, tensor, natural, fresh, whole), Sharding.of(full, whole), times, partial)
+    planner.finish(
+        op,
+        tensor,
+        dividing(planner, op, tensor, natural, fresh, whole),
+        Sharding.of(full, whole),
+        times,
+        partial,
+    )
 
 
 def dividing(
-    planner: Planner, op: Op, tensor: Tensor, held: dict[str, tuple[str, ...]], fresh: Iterable[str], whole: frozenset[str]
+    planner: Planner,
+    op: Op,
+    tensor: Tensor,
+    held: dict[str, tuple[str, ...]],
+    fresh: Iterable[str],
+    whole: frozenset[str],
 ) -> Sharding:
     """What an op can make directly: a manual op makes new dimensions split only where they divide."""
     if op.manual:
@@ -194,7 +242,11 @@ def hint(planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]) -> s
                 return taken[0]
         elif reader.elementwise:
             for other in reader.inputs:
-                holder = planner.plan.shardings[other].holder(axis) if other in planner.plan.shardings else None
+                holder = (
+                    planner.plan.shardings[other].holder(axis)
+                    if other in planner.plan.shardings
+                    else None
+                )
                 if holder in names:
                     return holder
             found = hint(planner, reader.outputs[0], axis, names)

@@ -52,12 +52,17 @@ def move(planner: Planner, op: Move, times: int) -> None:
             )
     if op.exact is not None:
         held, whole = (
-            {name: tuple(a for a in axes if planner.mesh.axes[a] > 1) for name, axes in op.exact.items()},
+            {
+                name: tuple(a for a in axes if planner.mesh.axes[a] > 1)
+                for name, axes in op.exact.items()
+            },
             frozenset(tensor.shape.names) - {*op.exact},
         )
     else:
         held = {
-            name: tuple(axis for axis in axes if axis not in wanted) for name, axes in current.held if name not in op.give
+            name: tuple(axis for axis in axes if axis not in wanted)
+            for name, axes in current.held
+            if name not in op.give
         } | taken
         whole = (current.whole - {*op.take}) | {*op.give}
         if op.give:
@@ -87,7 +92,9 @@ def scan(planner: Planner, op: Scan, times: int) -> None:
         else:
             target = planner.in_use(op, i, False)
         planner.operand(op, i, target, times)
-        shardings[inner] = target.only(inner.shape.names).kept_whole(target.whole & {*inner.shape.names})
+        shardings[inner] = target.only(inner.shape.names).kept_whole(
+            target.whole & {*inner.shape.names}
+        )
     repeats = times * op.over.size
     planner.ops(body.ops, repeats)
     for i, tensor in enumerate(body.outputs):
@@ -113,7 +120,9 @@ def outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: 
     """Settles a result of a loop or branch."""
     target = planner.place_of(tensor.primal)
     if target is None and not op.derived:
-        full, contested = planner.due(tensor.shape, natural.mapping, natural.whole, planner.plan.layout)
+        full, contested = planner.due(
+            tensor.shape, natural.mapping, natural.whole, planner.plan.layout
+        )
         target = natural if contested else Sharding.of(full, natural.whole)
     planner.finish(op, tensor, natural, natural if target is None else target, times)
 

@@ -19,12 +19,22 @@ def tensor_table(plan: Plan) -> str:
     rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
     for op in every_op(plan.program.ops):
         for tensor in op.outputs:
-            if tensor not in plan.shardings or not len(tensor.shape) or (op.derived and tensor.primal is None):
+            if (
+                tensor not in plan.shardings
+                or not len(tensor.shape)
+                or (op.derived and tensor.primal is None)
+            ):
                 continue
             sharding = plan.shardings[tensor]
             waste = sharding.waste(tensor.shape, plan.mesh)
             place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
-            row = (tensor.label, place, human(plan.bytes_per_device(tensor)), f"{waste:.0%}" if waste else "", str(op.source))
+            row = (
+                tensor.label,
+                place,
+                human(plan.bytes_per_device(tensor)),
+                f"{waste:.0%}" if waste else "",
+                str(op.source),
+            )
             if row not in rows:
                 rows.append(row)
     return "\n".join(columns(rows))
@@ -36,7 +46,17 @@ def communication_table(plan: Plan) -> str:
     for phase in PHASES:
         for one in plan.of_phase(phase):
             place = f"{one.source}: {one.source.code}"
-            rows.append((phase, one.kind, "+".join(one.axes), one.tensor, human(one.bytes), str(one.times), place))
+            rows.append(
+                (
+                    phase,
+                    one.kind,
+                    "+".join(one.axes),
+                    one.tensor,
+                    human(one.bytes),
+                    str(one.times),
+                    place,
+                )
+            )
     lines = [*columns(rows), ""] if len(rows) > 1 else []
     for phase in PHASES:
         kinds: dict[str, int] = {}

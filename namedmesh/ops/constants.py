@@ -75,16 +75,24 @@ def number(what: str, value: Any, dtype: str, *details: object) -> float | int |
         raise NamedMeshError(
             f"{what}: {typed(value)} is no number",
             *map(str, details),
-            fix="use nm.broadcast(x, dims) for a tensor" if isinstance(value, Tensor) else "give a number known while tracing",
+            fix="use nm.broadcast(x, dims) for a tensor"
+            if isinstance(value, Tensor)
+            else "give a number known while tracing",
         )
     floating = dtype in FLOATS
     if dtype == "bool" or (floating and isinstance(known, float)):
         return known
     if isinstance(known, float) and not known.is_integer():
         raise NamedMeshError(
-            f"{what}: {known} is no {dtype}", *map(str, details), fix="give a whole number, or a floating point dtype"
+            f"{what}: {known} is no {dtype}",
+            *map(str, details),
+            fix="give a whole number, or a floating point dtype",
         )
-    least, most = (-sys.float_info.max, sys.float_info.max) if floating else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    least, most = (
+        (-sys.float_info.max, sys.float_info.max)
+        if floating
+        else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    )
     if not least <= known <= most:
         raise NamedMeshError(
             f"{what}: {shown(known)} does not fit {dtype}",
@@ -95,7 +103,9 @@ def number(what: str, value: Any, dtype: str, *details: object) -> float | int |
 
 
 def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Tensor:
-    return Fill((), shaped(what, dims), number(what, value, checked_dtype(dtype)), dtype, what).output
+    return Fill(
+        (), shaped(what, dims), number(what, value, checked_dtype(dtype)), dtype, what
+    ).output
 
 
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
@@ -124,9 +134,15 @@ def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
         return value
     known, beside = plain(value), () if like is None else (like,)
     if known is None:
-        raise NamedMeshError(f"{what}: {typed(value)} is neither a Tensor nor a number", *map(str, beside), fix=AS_INPUT)
+        raise NamedMeshError(
+            f"{what}: {typed(value)} is neither a Tensor nor a number",
+            *map(str, beside),
+            fix=AS_INPUT,
+        )
     if like is None:
-        dtype = "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
+        dtype = (
+            "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
+        )
     else:
         dtype = like.dtype
         if isinstance(known, float) and dtype not in FLOATS:

@@ -36,7 +36,10 @@ class Cond(Op):
 
     def lower(self, context: Context, condition, *values):
         count = len(self.yes.captures)
-        branches = (lambda: context.run(self.yes, values[:count])), (lambda: context.run(self.no, values[count:]))
+        branches = (
+            (lambda: context.run(self.yes, values[:count])),
+            (lambda: context.run(self.no, values[count:])),
+        )
         return tf.cond(condition, *branches)
 
     def vjp(self, *cotangents: Tensor):
@@ -53,7 +56,10 @@ class Cond(Op):
                 trace = current("cond")
                 given = [trace.bring(cotangent) for cotangent in cotangents]
                 made = body_vjp(body, [trace.bring(t) for t in sides[which]], given, wanted[which])
-                other = [zeros(sides[1 - which][i].shape, sides[1 - which][i].dtype) for i in wanted[1 - which]]
+                other = [
+                    zeros(sides[1 - which][i].shape, sides[1 - which][i].dtype)
+                    for i in wanted[1 - which]
+                ]
                 return made + other if which == 0 else other + made
 
             return backward
@@ -127,20 +133,30 @@ def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]
 def _checked_condition(what: str, condition: Tensor) -> Tensor:
     if not isinstance(condition, Tensor):
         raise NamedMeshError(
-            f"{what}: the condition {shown(condition)} is no Tensor", fix="use Python's own if for what is known while tracing"
+            f"{what}: the condition {shown(condition)} is no Tensor",
+            fix="use Python's own if for what is known while tracing",
         )
     if len(condition.shape) or condition.dtype != "bool":
-        raise NamedMeshError(f"{what}: the condition is no bool scalar", str(condition), fix="reduce it with nm.any or nm.all")
+        raise NamedMeshError(
+            f"{what}: the condition is no bool scalar",
+            str(condition),
+            fix="reduce it with nm.any or nm.all",
+        )
     return condition
 
 
-def cond(condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor) -> Any:
+def cond(
+    condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor
+) -> Any:
     """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
     _checked_condition("cond", condition)
     callback("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
     due = unflatten(structure, iter(first.outputs))
-    second, _ = trace_body(lambda: matched("cond: the second branch's result", no(*operands), due, "the first branch"), [])
+    second, _ = trace_body(
+        lambda: matched("cond: the second branch's result", no(*operands), due, "the first branch"),
+        [],
+    )
     outputs = Cond((condition, *first.captured, *second.captured), first, second).outputs
     return unflatten(structure, iter(outputs))
 
@@ -152,8 +168,12 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
     arguments = lambda carry: unflatten(list(start), iter(carry))
     due = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
-    checked, _ = trace_body(lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs)
-    repeat = lambda *carry: matched("while_loop: the body's carry", body(*arguments(carry)), due, "the carry")
+    checked, _ = trace_body(
+        lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs
+    )
+    repeat = lambda *carry: matched(
+        "while_loop: the body's carry", body(*arguments(carry)), due, "the carry"
+    )
     repeated, _ = trace_body(repeat, specs)
     outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs
     made = unflatten(list(start), iter(outputs))

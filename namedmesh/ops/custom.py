@@ -56,7 +56,10 @@ class CustomVjp(Op):
                 f"declared at {self.declared}: {self.declared.code}",
                 fix="return one cotangent (or None) for each argument of the function, in order",
             )
-        made = [None if dx is None else as_tensor("custom_vjp", dx, x) for dx, x in zip(made, arguments, strict=True)]
+        made = [
+            None if dx is None else as_tensor("custom_vjp", dx, x)
+            for dx, x in zip(made, arguments, strict=True)
+        ]
         for dx, x in zip(made, arguments, strict=True):
             if dx is not None and ({*dx.shape} != {*x.shape} or dx.dtype != x.dtype):
                 raise self.error(
@@ -65,8 +68,13 @@ class CustomVjp(Op):
                     f"declared at {self.declared}: {self.declared.code}",
                     fix="give it the shape and dtype of its argument",
                 )
-        made = [None if dx is None else transpose(dx, x.shape) for dx, x in zip(made, arguments, strict=True)]
-        return [None] * self.count + made + [None] * (len(self.inputs) - self.count - self.arguments)
+        made = [
+            None if dx is None else transpose(dx, x.shape)
+            for dx, x in zip(made, arguments, strict=True)
+        ]
+        return (
+            [None] * self.count + made + [None] * (len(self.inputs) - self.count - self.arguments)
+        )
 
 
 def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -89,9 +97,13 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
                 fix="return (result, residuals); residuals may be None",
             )
         structure, residuals = made
-        results, saved = ([as_tensor("custom_vjp", leaf) for leaf in flatten(part)] for part in made)
+        results, saved = (
+            [as_tensor("custom_vjp", leaf) for leaf in flatten(part)] for part in made
+        )
         inputs = (*results, *tensors, *saved)
-        outputs = CustomVjp(inputs, len(results), len(tensors), residuals, structure, backward, declared).outputs
+        outputs = CustomVjp(
+            inputs, len(results), len(tensors), residuals, structure, backward, declared
+        ).outputs
         return unflatten(structure, iter(outputs))
 
     return function
@@ -122,10 +134,16 @@ class TfCall(Op):
                 fix="give one nm.spec in result= for each tensor it makes",
             )
         for value, one in zip(results, self.made, strict=True):
-            if value.shape.as_list() != context.sizes(one.shape) or value.dtype != tf.as_dtype(one.dtype):
+            if value.shape.as_list() != context.sizes(one.shape) or value.dtype != tf.as_dtype(
+                one.dtype
+            ):
                 raise self.error(
                     f"the function made {value.dtype.name}{value.shape.as_list()}, not {one.dtype}{one.shape}",
-                    *(f"a device sees {context.size(d)} of {d} (batch=)" for d in one.shape if context.size(d) != d.size),
+                    *(
+                        f"a device sees {context.size(d)} of {d} (batch=)"
+                        for d in one.shape
+                        if context.size(d) != d.size
+                    ),
                     fix="give the shape and dtype it makes, in order, as nm.spec",
                 )
         return results
@@ -165,17 +183,26 @@ class TfVjp(Op):
         with tf.GradientTape() as tape:
             tape.watch(watched)
             results = tf.nest.flatten(self.of.function(*values[:count]))
-        kept = [(y, dy) for y, dy in zip(results, values[count:], strict=True) if y.dtype.is_floating]
+        kept = [
+            (y, dy) for y, dy in zip(results, values[count:], strict=True) if y.dtype.is_floating
+        ]
         results, seeds = [y for y, _ in kept], [dy for _, dy in kept]
-        made = tape.gradient(results, watched, seeds, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        made = tape.gradient(
+            results, watched, seeds, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
         return [tf.convert_to_tensor(one) for one in made]
 
     def placement(self) -> Placement:
-        return Placement(self.of.placement().whole, reduced=frozenset(dim.name for dim in self.summed))
+        return Placement(
+            self.of.placement().whole, reduced=frozenset(dim.name for dim in self.summed)
+        )
 
 
 def call_tf(
-    function: Callable[..., Any], *tensors: Tensor, result: InputSpec | Sequence[InputSpec], batch: Sequence[Dimension] = ()
+    function: Callable[..., Any],
+    *tensors: Tensor,
+    result: InputSpec | Sequence[InputSpec],
+    batch: Sequence[Dimension] = (),
 ) -> Any:
     """Any TensorFlow function as a named op, differentiated by TensorFlow.
 

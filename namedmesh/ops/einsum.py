@@ -19,7 +19,10 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.reduce import sum
 from namedmesh.ops.shape import broadcast, transpose
 
-_PRECISION = {name: getattr(xla_data_pb2.PrecisionConfig, name.upper()) for name in ("default", "high", "highest")}
+_PRECISION = {
+    name: getattr(xla_data_pb2.PrecisionConfig, name.upper())
+    for name in ("default", "high", "highest")
+}
 
 
 @dataclass(eq=False)
@@ -36,19 +39,27 @@ class Einsum(Op):
         if not context.compiled:
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             spell = lambda names: "".join(letters[name] for name in names)
-            return tf.einsum(f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b)
+            return tf.einsum(
+                f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b
+            )
         own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
-        if own and own[-1] in left.names and own[0] in right.names:  # so that the product comes out in order
+        if (
+            own and own[-1] in left.names and own[0] in right.names
+        ):  # so that the product comes out in order
             a, b, left, right = b, a, right, left
         batch = [name for name in left.names if name in right.names and name in self.shape.names]
-        contracted = [name for name in left.names if name in right.names and name not in self.shape.names]
+        contracted = [
+            name for name in left.names if name in right.names and name not in self.shape.names
+        ]
         numbers = xla_data_pb2.DotDimensionNumbers(
             lhs_batch_dimensions=[left.position(name) for name in batch],
             rhs_batch_dimensions=[right.position(name) for name in batch],
             lhs_contracting_dimensions=[left.position(name) for name in contracted],
             rhs_contracting_dimensions=[right.position(name) for name in contracted],
         )
-        precision = xla_data_pb2.PrecisionConfig(operand_precision=[_PRECISION[context.precision]] * 2)
+        precision = xla_data_pb2.PrecisionConfig(
+            operand_precision=[_PRECISION[context.precision]] * 2
+        )
         made = tf2xla.dot_general(a, b, numbers, precision_config=precision)
         shared = {*batch, *contracted}
         order = [*batch, *(name for name in (*left.names, *right.names) if name not in shared)]
@@ -59,7 +70,12 @@ class Einsum(Op):
         return [_contract(dy, b, a.shape), _contract(dy, a, b.shape)]
 
     def flops(self) -> int:
-        return 2 * Shape({dim.name: dim for tensor in self.inputs for dim in tensor.shape}.values()).elements
+        return (
+            2
+            * Shape(
+                {dim.name: dim for tensor in self.inputs for dim in tensor.shape}.values()
+            ).elements
+        )
 
     def placement(self) -> Placement:
         names = {name for tensor in self.inputs for name in tensor.shape.names}
@@ -86,15 +102,22 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
     takes("einsum", "number", *operands)
     if len({operand.dtype for operand in operands}) > 1:
         raise NamedMeshError(
-            "einsum: operands of different dtypes", *map(str, operands), fix="make them agree with nm.cast(x, dtype)"
+            "einsum: operands of different dtypes",
+            *map(str, operands),
+            fix="make them agree with nm.cast(x, dtype)",
         )
     for left, right in _path(operands, shape):
         a, b = operands[left], operands[right]
         rest = [operand for i, operand in enumerate(operands) if i not in (left, right)]
         kept = {*shape.names, *(name for operand in rest for name in operand.shape.names)}
         order = [dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names}]
-        others = {dim.name: dim for dim in (*a.shape, *b.shape) if dim.name in kept and dim not in order}
-        operands = [*rest, _contract(a, b, Shape(shape if not rest else [*order, *others.values()]))]
+        others = {
+            dim.name: dim for dim in (*a.shape, *b.shape) if dim.name in kept and dim not in order
+        }
+        operands = [
+            *rest,
+            _contract(a, b, Shape(shape if not rest else [*order, *others.values()])),
+        ]
     (result,) = operands
     return _reordered(_summed(result, {*shape.names}), shape)
 
@@ -110,7 +133,11 @@ def _path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
     terms = ",".join("".join(letters[name] for name in operand.shape.names) for operand in operands)
     equation = f"{terms}->{''.join(letters[name] for name in shape.names)}"
     path, _ = opt_einsum.contract_path(
-        equation, *(operand.shape.sizes for operand in operands), shapes=True, optimize="auto", memory_limit=None
+        equation,
+        *(operand.shape.sizes for operand in operands),
+        shapes=True,
+        optimize="auto",
+        memory_limit=None,
     )
     pairs = []
     for step in path:

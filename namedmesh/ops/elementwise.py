@@ -31,7 +31,15 @@ class Function:
 
 
 FUNCTIONS: dict[str, Function] = {}
-_LONG = {"erf", "erfinv", "floor_divide", "power", "remainder", "round", "softplus"}  # many XLA ops each
+_LONG = {
+    "erf",
+    "erfinv",
+    "floor_divide",
+    "power",
+    "remainder",
+    "round",
+    "softplus",
+}  # many XLA ops each
 
 
 @dataclass(eq=False)
@@ -71,7 +79,9 @@ class Elementwise(Op):
 
     def lower(self, context: Context, *values):
         shape = self.output.shape
-        aligned = [align(value, x.shape, shape) for value, x in zip(values, self.inputs, strict=True)]
+        aligned = [
+            align(value, x.shape, shape) for value, x in zip(values, self.inputs, strict=True)
+        ]
         return FUNCTIONS[self.function].compute(*aligned)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
@@ -148,7 +158,9 @@ def apply(function: str, *operands: Tensor | float | int | bool) -> Tensor:
     first = (as_tensor(function, operands[0]),) if function == "where" else ()
     rest = operands[len(first) :]
     like = next((operand for operand in reversed(rest) if isinstance(operand, Tensor)), None)
-    return Elementwise((*first, *(as_tensor(function, operand, like) for operand in rest)), function).output
+    return Elementwise(
+        (*first, *(as_tensor(function, operand, like) for operand in rest)), function
+    ).output
 
 
 def cast(x: Tensor, dtype: str) -> Tensor:
@@ -189,7 +201,9 @@ def elu(x: Tensor) -> Tensor:
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
 
 
-def _define(name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""):
+def _define(
+    name: str, compute, vjp=None, takes: str = "number", gives: str | None = None, doc: str = ""
+):
     FUNCTIONS[name] = Function(compute, vjp, takes, gives)
     due = sum(each.default is each.empty for each in inspect.signature(compute).parameters.values())
     names = ("condition, x, y", "x", "x, y")[due % 3]
@@ -213,7 +227,9 @@ subtract = _define("subtract", tf.subtract, lambda dy, y, a, b: [dy, -dy])
 multiply = _define("multiply", tf.multiply, lambda dy, y, a, b: [dy * b, dy * a])
 divide = _define("divide", tf.divide, lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float")
 floor_divide = _define("floor_divide", tf.math.floordiv)
-remainder = _define("remainder", tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))])
+remainder = _define(
+    "remainder", tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))]
+)
 power = _define(
     "power",
     tf.pow,
@@ -223,8 +239,12 @@ power = _define(
     ],
     takes="float",
 )
-maximum = _define("maximum", tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)])
-minimum = _define("minimum", tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)])
+maximum = _define(
+    "maximum", tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)]
+)
+minimum = _define(
+    "minimum", tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)]
+)
 negative = _define("negative", tf.negative, lambda dy, y, x: [-dy])
 absolute = _define("absolute", tf.abs, lambda dy, y, x: [dy * sign(x)])
 sign = _define("sign", tf.sign)
@@ -233,14 +253,26 @@ exp = _define("exp", tf.exp, lambda dy, y, x: [dy * y], takes="float")
 log = _define("log", tf.math.log, lambda dy, y, x: [dy / x], takes="float")
 sqrt = _define("sqrt", tf.sqrt, lambda dy, y, x: [dy * 0.5 / y], takes="float")
 rsqrt = _define("rsqrt", tf.math.rsqrt, lambda dy, y, x: [dy * -0.5 * y / x], takes="float")
-reciprocal = _define("reciprocal", tf.math.reciprocal, lambda dy, y, x: [-(dy * y * y)], takes="float")
+reciprocal = _define(
+    "reciprocal", tf.math.reciprocal, lambda dy, y, x: [-(dy * y * y)], takes="float"
+)
 sin = _define("sin", tf.sin, lambda dy, y, x: [dy * cos(x)], takes="float")
 cos = _define("cos", tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
 tanh = _define("tanh", tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 sigmoid = _define("sigmoid", tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 softplus = _define("softplus", tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float")
-erf = _define("erf", tf.math.erf, lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))], takes="float")
-erfinv = _define("erfinv", tf.math.erfinv, lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)], takes="float")
+erf = _define(
+    "erf",
+    tf.math.erf,
+    lambda dy, y, x: [dy * exp(-(x * x)) * (2.0 / math.sqrt(math.pi))],
+    takes="float",
+)
+erfinv = _define(
+    "erfinv",
+    tf.math.erfinv,
+    lambda dy, y, x: [dy * exp(y * y) * (math.sqrt(math.pi) / 2.0)],
+    takes="float",
+)
 relu = _define("relu", tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 floor = _define("floor", tf.floor, takes="float")
 round = _define("round", tf.round, takes="float")

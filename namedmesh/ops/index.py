@@ -53,7 +53,11 @@ class Gather(Op):
     def batch(self) -> list[str]:
         """Dimensions that table and indices share."""
         table, indices = self.inputs
-        return [name for name in indices.shape.names if name in table.shape.names and name != self.dim.name]
+        return [
+            name
+            for name in indices.shape.names
+            if name in table.shape.names and name != self.dim.name
+        ]
 
     def results(self):
         table, indices = self.inputs
@@ -71,7 +75,9 @@ class Gather(Op):
         if offset is not None:
             indices -= tf.cast(offset, indices.dtype)
         inside = (indices >= 0) & (indices < size)
-        found = tf.gather(table, tf.where(inside, indices, 0), axis=len(batch), batch_dims=len(batch))
+        found = tf.gather(
+            table, tf.where(inside, indices, 0), axis=len(batch), batch_dims=len(batch)
+        )
         mask = tf.reshape(inside, inside.shape.as_list() + [1] * len(rest))
         found = tf.where(mask, found, tf.zeros([], found.dtype))
         made = self.output.shape
@@ -111,13 +117,23 @@ class ScatterAdd(Op):
         indices = tf.where((indices >= 0) & (indices < size), indices, size)
         sizes = indices.shape.as_list()
         grid = [
-            tf.broadcast_to(tf.reshape(tf.range(n, dtype=indices.dtype), [-1 if i == j else 1 for j in range(len(sizes))]), sizes)
+            tf.broadcast_to(
+                tf.reshape(
+                    tf.range(n, dtype=indices.dtype),
+                    [-1 if i == j else 1 for j in range(len(sizes))],
+                ),
+                sizes,
+            )
             for i, n in enumerate(sizes[: len(batch)])
         ]
         made = {dim.name: context.size(dim) for dim in self.shape}
         order = [*batch, self.dim.name, *rest]
-        spare = 0 if context.compiled else 1  # XLA drops indices outside; eager TensorFlow needs a row for them
-        target = tf.zeros([made[name] + (spare if name == self.dim.name else 0) for name in order], updates.dtype)
+        spare = (
+            0 if context.compiled else 1
+        )  # XLA drops indices outside; eager TensorFlow needs a row for them
+        target = tf.zeros(
+            [made[name] + (spare if name == self.dim.name else 0) for name in order], updates.dtype
+        )
         target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
         if spare:
             target = target[tuple([slice(None)] * len(batch) + [slice(0, size)])]
@@ -141,7 +157,11 @@ def _apart(dim: Dimension) -> Dimension:
 
 def _checked_indices(what: str, indices: Tensor) -> Tensor:
     if operand(what, indices).dtype not in INTEGERS:
-        raise NamedMeshError(f"{what}: the indices are not integers", str(indices), fix=f"use nm.cast({indices.label}, 'int32')")
+        raise NamedMeshError(
+            f"{what}: the indices are not integers",
+            str(indices),
+            fix=f"use nm.cast({indices.label}, 'int32')",
+        )
     return indices
 
 
@@ -150,7 +170,9 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     _checked_indices("one_hot", indices)
     if indices.shape.named(dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
-            f"one_hot: {dim} is not a new dimension", str(indices), fix="give a Dimension that the indices do not have"
+            f"one_hot: {dim} is not a new dimension",
+            str(indices),
+            fix="give a Dimension that the indices do not have",
         )
     return OneHot((indices,), dim, checked_dtype(dtype)).output
 
@@ -166,7 +188,9 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     return rename(Gather((table, rename(indices, own, _apart(own))), dim).output, _apart(own), own)
 
 
-def scatter_add(updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()) -> Tensor:
+def scatter_add(
+    updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
+) -> Tensor:
     """Zeros along a new dimension, with updates added at indices.
 
     Dimensions of the indices are summed over, except those listed in batch; every other dimension of

@@ -111,8 +111,12 @@ class Argsort(Op):
         direction = "DESCENDING" if self.descending else "ASCENDING"
         at = self.inputs[0].shape.position(self.dim.name)
         if context.compiled and self.descending:
-            size = self.dim.size  # TensorFlow's descending order reverses ties under XLA; sort the reversed negatives
-            flipped = tf.argsort(tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x), at, stable=True)
+            size = (
+                self.dim.size
+            )  # TensorFlow's descending order reverses ties under XLA; sort the reversed negatives
+            flipped = tf.argsort(
+                tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x), at, stable=True
+            )
             return tf.clip_by_value(flipped, 0, size - 1)
         return tf.argsort(x, at, direction, stable=True)
 
@@ -136,7 +140,9 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     takes("top_k", "number", x)
     if dimension("top_k", k, x).size > dim.size or (k.name != dim.name and x.shape.named(k.name)):
         raise NamedMeshError(
-            f"top_k: {k} cannot hold the largest of {dim}", str(x), fix=f"give a new dimension of size at most {dim.size}"
+            f"top_k: {k} cannot hold the largest of {dim}",
+            str(x),
+            fix=f"give a new dimension of size at most {dim.size}",
         )
     values, indices = TopK((x,), dim, k).outputs
     return values, indices

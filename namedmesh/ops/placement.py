@@ -54,21 +54,29 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
     """
     require("reshard", x, *dims)
     if not dims:
-        raise NamedMeshError("reshard: no dimension given", str(x), fix="name the dimension that takes its axes")
+        raise NamedMeshError(
+            "reshard: no dimension given", str(x), fix="name the dimension that takes its axes"
+        )
     return Move((x,), take=tuple(dim.name for dim in dims), called="reshard").output
 
 
 def replicate(x: Tensor, *dims: Dimension) -> Tensor:
     """The dimensions become whole on every device (all of them, when none is named): an AllGather of what was held."""
     require("replicate", x, *dims)
-    return Move((x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate").output
+    return Move(
+        (x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate"
+    ).output
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
     """The paper's split: this dimension alone is split, over the axes the layout gives it."""
     if not isinstance(dim, Dimension):
         details = str(operand("split", x))
-        raise NamedMeshError(f"split: {shown(dim)} is not a Dimension", details, fix="to cut a tensor into pieces use nm.chunk")
+        raise NamedMeshError(
+            f"split: {shown(dim)} is not a Dimension",
+            details,
+            fix="to cut a tensor into pieces use nm.chunk",
+        )
     require("split", x, dim)
     others = tuple(name for name in x.shape.names if name != dim.name)
     return Move((x,), take=(dim.name,), give=others, called="split").output
@@ -84,7 +92,9 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
         )
     require("shard", x, *axes)
     exact = {dim.name: several(on) for dim, on in axes.items()}
-    used = [checked_identifier(axis, "shard: mesh axis", str(x)) for on in exact.values() for axis in on]
+    used = [
+        checked_identifier(axis, "shard: mesh axis", str(x)) for on in exact.values() for axis in on
+    ]
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(
@@ -135,10 +145,14 @@ class Manual(Op):
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.over}
         named = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=frozenset(named - batch), reduced=frozenset(dim.name for dim in self.summed))
+        return Placement(
+            whole=frozenset(named - batch), reduced=frozenset(dim.name for dim in self.summed)
+        )
 
 
-def grouped_by_lack(tensors: Sequence[Tensor], over: Sequence[Dimension]) -> dict[tuple[Dimension, ...], list[int]]:
+def grouped_by_lack(
+    tensors: Sequence[Tensor], over: Sequence[Dimension]
+) -> dict[tuple[Dimension, ...], list[int]]:
     """The places of the floating point tensors, by which of some dimensions they lack: their cotangents are sums over those."""
     groups: dict[tuple[Dimension, ...], list[int]] = {}
     for i, tensor in enumerate(tensors):
@@ -147,7 +161,9 @@ def grouped_by_lack(tensors: Sequence[Tensor], over: Sequence[Dimension]) -> dic
     return groups
 
 
-def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]) -> Any:
+def manual(
+    function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
+) -> Any:
     """Runs a function on each device's own piece along some dimensions, where no communication can happen.
 
     Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
@@ -156,11 +172,16 @@ def manual(function: Callable[..., Any], *tensors: Tensor, over: Dimension | Seq
     callback("manual", function)
     for tensor in tensors:
         operand("manual", tensor)
-    return _region(function, tensors, tuple(dimension("manual", dim, *tensors) for dim in several(over)), ())
+    return _region(
+        function, tensors, tuple(dimension("manual", dim, *tensors) for dim in several(over)), ()
+    )
 
 
 def _region(
-    function: Callable[..., Any], tensors: Sequence[Tensor], over: tuple[Dimension, ...], summed: tuple[Dimension, ...]
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    over: tuple[Dimension, ...],
+    summed: tuple[Dimension, ...],
 ) -> Any:
     """A manual region whose results are sums over the dimensions in summed, and have all others of over."""
     body, structure = trace_body(function, [(t.shape, t.dtype, t.label) for t in tensors])
@@ -169,7 +190,11 @@ def _region(
         asked = op.placement()
         mixed = (asked.whole | (asked.reduced - sums) | set(asked.renames)) & names
         if isinstance(op, Move) and op.called != "cotangent":
-            raise op.error("nothing moves inside a manual region", *map(str, op.inputs), fix="move the tensor before the region")
+            raise op.error(
+                "nothing moves inside a manual region",
+                *map(str, op.inputs),
+                fix="move the tensor before the region",
+            )
         if mixed:
             name = sorted(mixed)[0]
             raise op.error(

@@ -51,7 +51,9 @@ def _hashed(key, low, high=None):
     return _mixed(x if high is None else x + _mixed(high + tf.constant(_GOLDEN, tf.uint32)))
 
 
-@tf.function(input_signature=[tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)], autograph=False)
+@tf.function(
+    input_signature=[tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)], autograph=False
+)
 def _folded(key, number):
     """A key of two words from another and a number."""
     words = key[0], key[1]
@@ -122,7 +124,11 @@ def key(seed: int) -> Tensor:
 def key_from_seed(seed: Tensor) -> Tensor:
     """A random key from an int32 scalar."""
     if len(seed.shape) or seed.dtype != "int32":
-        raise NamedMeshError("random.key: the seed is no int32 scalar", str(seed), fix="declare it as nm.spec([], 'int32')")
+        raise NamedMeshError(
+            "random.key: the seed is no int32 scalar",
+            str(seed),
+            fix="declare it as nm.spec([], 'int32')",
+        )
     return FoldIn((zeros([KEY], "uint32"), seed)).output
 
 
@@ -131,7 +137,11 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
     _checked_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
-        raise NamedMeshError("random.fold_in: the number is no int32 scalar", str(number), fix="use nm.cast(number, 'int32')")
+        raise NamedMeshError(
+            "random.fold_in: the number is no int32 scalar",
+            str(number),
+            fix="use nm.cast(number, 'int32')",
+        )
     return FoldIn((key, number)).output
 
 
@@ -153,26 +163,48 @@ def _bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def _float_dtype(what: str, dtype: str) -> str:
     if checked_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
-            f"{what} makes floating point numbers, not {dtype}", fix="use nm.cast on what it makes, or nm.random.bits"
+            f"{what} makes floating point numbers, not {dtype}",
+            fix="use nm.cast on what it makes, or nm.random.bits",
         )
     return dtype
 
 
-def _uniform(what: str, key: Tensor, dims: Sequence[Dimension], low: Operand, high: Operand, dtype: str = "float32") -> Tensor:
+def _uniform(
+    what: str,
+    key: Tensor,
+    dims: Sequence[Dimension],
+    low: Operand,
+    high: Operand,
+    dtype: str = "float32",
+) -> Tensor:
     digits = _MANTISSA.get(_float_dtype(what, dtype), 24)
     unit = cast(_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
     return cast(unit * (high - low) + low, dtype)
 
 
-def uniform(key: Tensor, dims: Sequence[Dimension], low: float = 0.0, high: float = 1.0, dtype: str = "float32") -> Tensor:
+def uniform(
+    key: Tensor,
+    dims: Sequence[Dimension],
+    low: float = 0.0,
+    high: float = 1.0,
+    dtype: str = "float32",
+) -> Tensor:
     """Numbers evenly spread from low (included) to high (not included)."""
     return _uniform("random.uniform", key, dims, low, high, dtype)
 
 
-def normal(key: Tensor, dims: Sequence[Dimension], mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32") -> Tensor:
+def normal(
+    key: Tensor,
+    dims: Sequence[Dimension],
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: str = "float32",
+) -> Tensor:
     """Normally distributed numbers."""
     centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
-    return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype))
+    return cast(
+        erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype)
+    )
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
@@ -203,4 +235,8 @@ def _open_unit(words: Tensor) -> Tensor:
 
 def _checked_key(what: str, key: Tensor) -> None:
     if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
-        raise NamedMeshError(f"{what}: the first argument is no random key", shown(key), fix="make one with nm.random.key(seed)")
+        raise NamedMeshError(
+            f"{what}: the first argument is no random key",
+            shown(key),
+            fix="make one with nm.random.key(seed)",
+        )

@@ -34,11 +34,18 @@ class Reduce(Op):
 
     def results(self):
         (x,) = self.inputs
-        takes(self.function, "bool" if self.function in ("any", "all") else "number", x, source=self.source)
+        takes(
+            self.function,
+            "bool" if self.function in ("any", "all") else "number",
+            x,
+            source=self.source,
+        )
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
 
     def lower(self, context: Context, x):
-        return _COMPUTE[self.function](x, [self.inputs[0].shape.position(dim.name) for dim in self.over])
+        return _COMPUTE[self.function](
+            x, [self.inputs[0].shape.position(dim.name) for dim in self.over]
+        )
 
     def vjp(self, dy: Tensor):
         from namedmesh.ops.shape import broadcast
@@ -97,26 +104,38 @@ class ArgReduce(Op):
         return Placement(whole=frozenset([self.over.name]))
 
 
-def _dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> tuple[Dimension, ...]:
+def _dims(
+    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
+) -> tuple[Dimension, ...]:
     if over is None:
         return operand(what, x).shape.dims
     dims = several(over)
     require(what, x, *dims)
     for i, dim in enumerate(dims):
         if dim in dims[:i]:
-            raise NamedMeshError(f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once")
+            raise NamedMeshError(
+                f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once"
+            )
     return dims
 
 
-def _float_dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> tuple[Dimension, ...]:
+def _float_dims(
+    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
+) -> tuple[Dimension, ...]:
     dims = _dims(what, x, over)
     takes(what, "float", x)
     return dims
 
 
-def _named_dims(what: str, x: Tensor, over: Dimension | Sequence[Dimension]) -> tuple[Dimension, ...]:
+def _named_dims(
+    what: str, x: Tensor, over: Dimension | Sequence[Dimension]
+) -> tuple[Dimension, ...]:
     if over is None:
-        raise NamedMeshError(f"{what}: over=None names no dimension", str(operand(what, x)), fix="name one, e.g. over=S")
+        raise NamedMeshError(
+            f"{what}: over=None names no dimension",
+            str(operand(what, x)),
+            fix="name one, e.g. over=S",
+        )
     return _float_dims(what, x, over)
 
 

@@ -57,11 +57,17 @@ class Scan(Op):
     def lower(self, context: Context, *values):
         first, xs = values[: self.carries], values[self.carries : self.carries + self.stacked]
         captured = values[self.carries + self.stacked :]
-        positions = [x.shape.position(self.over.name) for x in self.inputs[self.carries : self.carries + self.stacked]]
+        positions = [
+            x.shape.position(self.over.name)
+            for x in self.inputs[self.carries : self.carries + self.stacked]
+        ]
         if not context.compiled:
             return self._unrolled(context, list(first), xs, positions, captured)
         histories = self.outputs[self.carries :]
-        buffers = [context.place(tf.zeros(context.sizes(t.shape), tf.as_dtype(t.dtype)), t) for t in histories]
+        buffers = [
+            context.place(tf.zeros(context.sizes(t.shape), tf.as_dtype(t.dtype)), t)
+            for t in histories
+        ]
 
         def step(i, carry, buffers):
             index = self.over.size - 1 - i if self.reverse else i
@@ -71,12 +77,17 @@ class Scan(Op):
             made = context.run(self.body, [*carry, *slices, *captured])
             written = [
                 context.place(_written(context.place(buffer, tensor), value, index, begins), tensor)
-                for buffer, value, tensor in zip(buffers, made[self.carries :], histories, strict=True)
+                for buffer, value, tensor in zip(
+                    buffers, made[self.carries :], histories, strict=True
+                )
             ]
             return i + 1, made[: self.carries], written
 
         _, carry, buffers = tf.while_loop(
-            lambda i, *_: i < self.over.size, step, [tf.constant(0), list(first), buffers], parallel_iterations=1
+            lambda i, *_: i < self.over.size,
+            step,
+            [tf.constant(0), list(first), buffers],
+            parallel_iterations=1,
         )
         return [*carry, *buffers]
 
@@ -107,36 +118,62 @@ class Scan(Op):
         count, total = self.carries, len(self.body.inputs)
         body = dataclasses.replace(self.body, outputs=self.body.outputs[: len(cotangents)])
         floating = [i for i, tensor in enumerate(self.inputs) if tensor.floating]
-        carried, read = [i for i in floating if i < count], [i for i in floating if count <= i < total]
+        carried, read = (
+            [i for i in floating if i < count],
+            [i for i in floating if count <= i < total],
+        )
         captured = [i for i in floating if i >= total]
         histories = [self.history(tensor) for tensor in body.inputs[:count]]
         kept = self._kept(body, floating)
         given = {
             "history": histories,
             "x": list(self.inputs[count:total]),
-            "dy": [dy for dy, y in zip(cotangents[count:], body.outputs[count:], strict=True) if y.floating],
+            "dy": [
+                dy
+                for dy, y in zip(cotangents[count:], body.outputs[count:], strict=True)
+                if y.floating
+            ],
             "kept": [self.history(tensor) for tensor in kept],
         }
 
         def backward(carry, rows):
             trace = current("scan")
-            values = [*rows["history"], *rows["x"], *(trace.bring(tensor) for tensor in self.inputs[total:])]
+            values = [
+                *rows["history"],
+                *rows["x"],
+                *(trace.bring(tensor) for tensor in self.inputs[total:]),
+            ]
             dcarry, dy = iter(carry["carry"]), iter(rows["dy"])
             outer = [
-                (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i] for i, y in enumerate(body.outputs)
+                (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
+                for i, y in enumerate(body.outputs)
             ]
             made = dict(
-                zip(floating, body_vjp(body, values, outer, floating, dict(zip(kept, rows["kept"], strict=True))), strict=True)
+                zip(
+                    floating,
+                    body_vjp(
+                        body, values, outer, floating, dict(zip(kept, rows["kept"], strict=True))
+                    ),
+                    strict=True,
+                )
             )
-            sums = [total_so_far + made[i] for i, total_so_far in zip(captured, carry["sum"], strict=True)]
+            sums = [
+                total_so_far + made[i]
+                for i, total_so_far in zip(captured, carry["sum"], strict=True)
+            ]
             return {"carry": [made[i] for i in carried], "sum": sums}, [made[i] for i in read]
 
         start = {
             "carry": [cotangents[i] for i in carried],
-            "sum": [_primal(zeros(self.inputs[i].shape, self.inputs[i].dtype), self.inputs[i]) for i in captured],
+            "sum": [
+                _primal(zeros(self.inputs[i].shape, self.inputs[i].dtype), self.inputs[i])
+                for i in captured
+            ],
         }
         final, rows = scan(backward, start, given, over=self.over, reverse=not self.reverse)
-        found = dict(zip(carried + captured + read, [*final["carry"], *final["sum"], *rows], strict=True))
+        found = dict(
+            zip(carried + captured + read, [*final["carry"], *final["sum"], *rows], strict=True)
+        )
         return [self._restored(found.get(i), tensor) for i, tensor in enumerate(self.inputs)]
 
     @staticmethod
@@ -160,18 +197,29 @@ class Scan(Op):
             count = len(self.inputs)
             return body_vjp(body, values[:count], values[count:], floating, seen=note)
 
-        inputs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in (*body.inputs, *body.captures)]
+        inputs = [
+            (tensor.shape, tensor.dtype, tensor.label) for tensor in (*body.inputs, *body.captures)
+        ]
         outputs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in body.outputs]
         trace_body(probe, inputs + outputs)
         given = {*body.inputs, *body.captures}
         if self.remat == "dots":
             return [op.output for op in body.ops if isinstance(op, (Einsum, Move))]
-        return [tensor for op in body.ops for tensor in op.outputs if tensor in needed and tensor not in given]
+        return [
+            tensor
+            for op in body.ops
+            for tensor in op.outputs
+            if tensor in needed and tensor not in given
+        ]
 
     def prune(self, needed: set[Tensor]) -> None:
         """Drops the results that are not needed, and the carries that only those depend on."""
         body, given = self.body, (*self.body.inputs, *self.body.captures)
-        keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed and tensor.producer is self}
+        keep = {
+            i
+            for i, tensor in enumerate(self.outputs)
+            if tensor in needed and tensor.producer is self
+        }
         while True:
             outputs = [body.outputs[i] for i in sorted(keep)]
             used = {*outputs, *(tensor for op in live(body.ops, outputs) for tensor in op.inputs)}
@@ -179,7 +227,11 @@ class Scan(Op):
             if not more:
                 break
             keep |= more
-        stays = [i for i, tensor in enumerate(given) if (i in keep if i < self.carries else tensor in used)]
+        stays = [
+            i
+            for i, tensor in enumerate(given)
+            if (i in keep if i < self.carries else tensor in used)
+        ]
         count = sum(i < len(body.inputs) for i in stays)
         inner = [given[i] for i in stays]
         ops = pruned(body.ops, outputs, [tensor.producer for tensor in inner])
@@ -188,7 +240,9 @@ class Scan(Op):
             tuple(tensor for i, tensor in enumerate(self.outputs) if i in keep),
         )
         self.carries = sum(i < self.carries for i in stays)
-        self.body = Body(ops, tuple(inner[:count]), tuple(inner[count:]), self.inputs[count:], tuple(outputs))
+        self.body = Body(
+            ops, tuple(inner[:count]), tuple(inner[count:]), self.inputs[count:], tuple(outputs)
+        )
 
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)
@@ -203,13 +257,19 @@ def _begin(index, rank: int, at: int, begins: dict[tuple[int, int], Any]):
 
 def _written(buffer, value, index, begins):
     """The buffer with one row replaced."""
-    return tf2xla.dynamic_update_slice(buffer, tf.expand_dims(value, 0), _begin(index, value.shape.rank + 1, 0, begins))
+    return tf2xla.dynamic_update_slice(
+        buffer, tf.expand_dims(value, 0), _begin(index, value.shape.rank + 1, 0, begins)
+    )
 
 
 def _read(x, at: int, index, begins):
     """One slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
-    piece = tf.slice(x, _begin(index, len(sizes), at, begins), [1 if i == at else size for i, size in enumerate(sizes)])
+    piece = tf.slice(
+        x,
+        _begin(index, len(sizes), at, begins),
+        [1 if i == at else size for i, size in enumerate(sizes)],
+    )
     return tf.squeeze(piece, at)
 
 
@@ -234,10 +294,14 @@ def scan(
     iteration: a stack of layers. Without it, all iterations share it.
     """
     if not isinstance(over, Dimension):
-        raise NamedMeshError(f"scan: over={shown(over)} is not a Dimension", fix="name the dimension to loop over")
+        raise NamedMeshError(
+            f"scan: over={shown(over)} is not a Dimension", fix="name the dimension to loop over"
+        )
     callback("scan", function)
     if remat not in REMAT:
-        raise NamedMeshError(f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT))
+        raise NamedMeshError(
+            f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT)
+        )
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
         require("scan", row, over)
@@ -248,19 +312,28 @@ def scan(
     structures: list[Any] = []
 
     def body(*values):
-        made = function(unflatten(carry, iter(values[: len(first)])), unflatten(xs, iter(values[len(first) :])))
+        made = function(
+            unflatten(carry, iter(values[: len(first)])), unflatten(xs, iter(values[len(first) :]))
+        )
         if not isinstance(made, tuple) or len(made) != 2:
-            raise NamedMeshError("scan: the body did not return (carry, y)", fix="return a pair; y may be None")
+            raise NamedMeshError(
+                "scan: the body did not return (carry, y)", fix="return a pair; y may be None"
+            )
         structures.append(made[1])
         ys = [as_tensor("scan", y) for y in flatten(made[1])]
         for y in ys:
             _without(over, y, "result")
-        return [*matched("scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"), *ys]
+        return [
+            *matched("scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"),
+            *ys,
+        ]
 
     traced, _ = trace_body(body, specs, over if stack else None)
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
-    return unflatten(carry, iter(outputs[: len(first)])), unflatten(structures[0], iter(outputs[len(first) :]))
+    return unflatten(carry, iter(outputs[: len(first)])), unflatten(
+        structures[0], iter(outputs[len(first) :])
+    )
 
 
 def _without(over: Dimension, tensor: Tensor, role: str) -> None:

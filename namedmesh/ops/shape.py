@@ -11,7 +11,17 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context, align, arrange
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import dimension, listed, operand, require, same_sizes, several, shaped, shown, whole_number
+from namedmesh.ir.operands import (
+    dimension,
+    listed,
+    operand,
+    require,
+    same_sizes,
+    several,
+    shaped,
+    shown,
+    whole_number,
+)
 from namedmesh.ir.tensor import Tensor
 
 
@@ -25,7 +35,9 @@ class Broadcast(Op):
         return [(self.shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x):
-        return tf.broadcast_to(align(x, self.inputs[0].shape, self.shape), context.sizes(self.shape))
+        return tf.broadcast_to(
+            align(x, self.inputs[0].shape, self.shape), context.sizes(self.shape)
+        )
 
     def vjp(self, dy: Tensor):
         from namedmesh.ops.elementwise import fit
@@ -103,7 +115,8 @@ class Reshape(Op):
 
     def placement(self) -> Placement:
         return Placement(
-            whole=frozenset(dim.name for dim in (*self.old[1:], *self.new[1:])), renames={self.old[0].name: self.new[0].name}
+            whole=frozenset(dim.name for dim in (*self.old[1:], *self.new[1:])),
+            renames={self.old[0].name: self.new[0].name},
         )
 
 
@@ -119,7 +132,9 @@ class Concat(Op):
 
     def lower(self, context: Context, *values):
         order = self.output.shape.names
-        ready = [arrange(value, x.shape, order) for value, x in zip(values, self.inputs, strict=True)]
+        ready = [
+            arrange(value, x.shape, order) for value, x in zip(values, self.inputs, strict=True)
+        ]
         return tf.concat(ready, order.index(self.dim.name))
 
     def vjp(self, dy: Tensor):
@@ -168,19 +183,29 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
     """The tensor with one dimension under another name of the same size."""
     require("rename", x, old)
     if dimension("rename", new, x).size != old.size:
-        raise NamedMeshError(f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size")
+        raise NamedMeshError(
+            f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size"
+        )
     if new.name != old.name and x.shape.named(new.name):
         raise NamedMeshError(
-            f"rename: {x.label} already has a dimension {new.name}", str(x), fix="choose a name the tensor does not have"
+            f"rename: {x.label} already has a dimension {new.name}",
+            str(x),
+            fix="choose a name the tensor does not have",
         )
     return x if new == old else Rename((x,), old, new).output
 
 
-def reshape(x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]) -> Tensor:
+def reshape(
+    x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
+) -> Tensor:
     """Merges dimensions into one or splits one into several: nm.reshape(x, [H, W], P), nm.reshape(x, P, [H, W])."""
     before, after = several(old), several(new)
     if not before or not after:
-        raise NamedMeshError("reshape: one side names no dimension", str(x), fix="give at least one dimension on each side")
+        raise NamedMeshError(
+            "reshape: one side names no dimension",
+            str(x),
+            fix="give at least one dimension on each side",
+        )
     require("reshape", x, *before)
     for dim in after:
         dimension("reshape", dim, x)
@@ -204,7 +229,9 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
             require("concat", tensor, Dimension(name, 1))
     first = tensors[0]
     for tensor in tensors:
-        if {*tensor.shape.without(name)} != {*first.shape.without(name)} or tensor.dtype != first.dtype:
+        if {*tensor.shape.without(name)} != {
+            *first.shape.without(name)
+        } or tensor.dtype != first.dtype:
             raise NamedMeshError(
                 f"concat: tensors differ in more than dimension {name}",
                 *map(str, tensors),

@@ -32,7 +32,9 @@ def normal_init(stddev: float) -> Initializer:
 
 def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
     """Normally distributed with variance scale / (size of the dimensions that are summed over)."""
-    return normal_init(math.sqrt(scale / math.prod(dimension("fan_in_init", dim).size for dim in fan_in)))
+    return normal_init(
+        math.sqrt(scale / math.prod(dimension("fan_in_init", dim).size for dim in fan_in))
+    )
 
 
 def param(
@@ -86,10 +88,18 @@ def state(
 
 
 def _variable(
-    name: str, shape: Shape, init: Initializer, dtype: str, trainable: bool, whole: Sequence[Dimension], at_rest: bool
+    name: str,
+    shape: Shape,
+    init: Initializer,
+    dtype: str,
+    trainable: bool,
+    whole: Sequence[Dimension],
+    at_rest: bool,
 ) -> Tensor:
     trace = current("param" if trainable else "state")
-    full_name = trace.scope + (name if isinstance(name, str) else checked_identifier(name, "variable"))
+    full_name = trace.scope + (
+        name if isinstance(name, str) else checked_identifier(name, "variable")
+    )
     for part in full_name.split("/"):
         checked_identifier(part, "variable")
     stacks = _stacks(trace)
@@ -125,7 +135,9 @@ def _seen_from(trace: Trace, variable: Variable) -> Tensor:
     if trace.stack is None:
         return outer
     if variable.name not in trace.stacked:
-        inner = trace.placeholder(outer.shape.without(trace.stack.name), variable.dtype, variable.name)
+        inner = trace.placeholder(
+            outer.shape.without(trace.stack.name), variable.dtype, variable.name
+        )
         trace.stacked[variable.name] = (outer, inner)
     return trace.stacked[variable.name][1]
 
@@ -139,13 +151,18 @@ def _of(what: str, tensor: Tensor) -> Variable:
     raise NamedMeshError(
         f"{what}: {label} is not a variable",
         *([str(tensor)] if isinstance(tensor, Tensor) else []),
-        fix="pass the tensor that nm.param or nm.state returned" + (f"; {did_you_mean(label, variables)}" if variables else ""),
+        fix="pass the tensor that nm.param or nm.state returned"
+        + (f"; {did_you_mean(label, variables)}" if variables else ""),
     )
 
 
 def parameters() -> dict[str, Tensor]:
     """Every parameter made so far, by name."""
-    return {name: variable.tensor for name, variable in current("parameters").root.variables.items() if variable.trainable}
+    return {
+        name: variable.tensor
+        for name, variable in current("parameters").root.variables.items()
+        if variable.trainable
+    }
 
 
 def assign(variable: Tensor, value: Operand) -> None:

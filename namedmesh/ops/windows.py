@@ -72,18 +72,29 @@ class Pad(Window):
     value: float
 
     def made(self) -> Dimension:
-        return self.dim.resized(self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior)
+        return self.dim.resized(
+            self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior
+        )
 
     def lower(self, context: Context, x):
         shape = self.inputs[0].shape
         value = scalar_of(self.value, x.dtype)
         if self.interior:
             spread = tf.expand_dims(x, self.at + 1)
-            spread = tf.pad(spread, _paddings(len(shape) + 1, self.at + 1, 0, self.interior), constant_values=value)
+            spread = tf.pad(
+                spread,
+                _paddings(len(shape) + 1, self.at + 1, 0, self.interior),
+                constant_values=value,
+            )
             sizes = context.sizes(shape)
             sizes[self.at] *= self.interior + 1
             x = tf.reshape(spread, sizes)
-            x = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(0, sizes[self.at] - self.interior)])]
+            x = x[
+                tuple(
+                    [builtins.slice(None)] * self.at
+                    + [builtins.slice(0, sizes[self.at] - self.interior)]
+                )
+            ]
         return tf.pad(x, _paddings(len(shape), self.at, self.low, self.high), constant_values=value)
 
     def vjp(self, dy: Tensor):
@@ -108,7 +119,13 @@ class Roll(Window):
     by: int
 
     def lower(self, context: Context, x):
-        return tf.concat([x[self._part(self.dim.size - self.by, None)], x[self._part(0, self.dim.size - self.by)]], self.at)
+        return tf.concat(
+            [
+                x[self._part(self.dim.size - self.by, None)],
+                x[self._part(0, self.dim.size - self.by)],
+            ],
+            self.at,
+        )
 
     def _part(self, start: int, stop: int | None) -> tuple:
         return tuple([builtins.slice(None)] * self.at + [builtins.slice(start, stop)])
@@ -158,7 +175,11 @@ class DynamicUpdate(Window):
         _x, update, start = self.inputs
         size = update.shape.named(self.dim.name).size  # type: ignore[union-attr]
         nothing = zeros(update.shape, update.dtype)
-        return [dynamic_update(dy, nothing, start, self.dim), dynamic_slice(dy, start, self.dim, size), None]
+        return [
+            dynamic_update(dy, nothing, start, self.dim),
+            dynamic_slice(dy, start, self.dim, size),
+            None,
+        ]
 
 
 def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
@@ -185,7 +206,11 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
     low, high = whole_number("pad", "low", low, x), whole_number("pad", "high", high, x)
     value = number("pad", value, x.dtype, x)
     if low < 0 or high < 0:
-        raise NamedMeshError(f"pad: {low} before and {high} after {dim}", str(x), fix="use nm.slice to make it shorter")
+        raise NamedMeshError(
+            f"pad: {low} before and {high} after {dim}",
+            str(x),
+            fix="use nm.slice to make it shorter",
+        )
     return Pad((x,), dim, low, high, 0, value).output if low or high else x
 
 
@@ -207,7 +232,9 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     require("shift", x, dim)
     by, value = whole_number("shift", "by", by, x), number("shift", value, x.dtype, x)
     if abs(by) >= dim.size:
-        raise NamedMeshError(f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size")
+        raise NamedMeshError(
+            f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size"
+        )
     if by == 0:
         return x
     kept = slice(x, dim, max(-by, 0), dim.size - abs(by))
@@ -219,7 +246,11 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
     require("dynamic_slice", x, dim)
     size = whole_number("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
-        raise NamedMeshError(f"dynamic_slice: {size} elements do not lie in {dim}", str(x), fix="ask for at most its size")
+        raise NamedMeshError(
+            f"dynamic_slice: {size} elements do not lie in {dim}",
+            str(x),
+            fix="ask for at most its size",
+        )
     return DynamicSlice((x, _scalar_index("dynamic_slice", start)), dim, size).output
 
 
@@ -227,7 +258,11 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
     """x with the elements along a dimension, from a start known at run time, replaced by update."""
     require("dynamic_update", x, dim)
     patch = operand("dynamic_update", update).shape.named(dim.name)
-    if patch is None or patch.size > dim.size or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}:
+    if (
+        patch is None
+        or patch.size > dim.size
+        or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}
+    ):
         raise NamedMeshError(
             f"dynamic_update: the update does not fit along {dim}",
             str(x),
@@ -235,12 +270,16 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
             fix=f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}",
         )
     if update.dtype != x.dtype:
-        raise NamedMeshError("dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)")
+        raise NamedMeshError(
+            "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
+        )
     return DynamicUpdate((x, update, _scalar_index("dynamic_update", start)), dim).output
 
 
 def _scalar_index(what: str, start: Tensor | int) -> Tensor:
     index = as_tensor(what, start)
     if len(index.shape) or index.dtype != "int32":
-        raise NamedMeshError(f"{what}: the start is no int32 scalar", str(index), fix="use nm.cast(start, 'int32')")
+        raise NamedMeshError(
+            f"{what}: the start is no int32 scalar", str(index), fix="use nm.cast(start, 'int32')"
+        )
     return index

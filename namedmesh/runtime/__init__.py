@@ -1,6 +1,8 @@
 """How a program runs: artifacts, devices, executables, and the audit. Needs numpy and jax, not TensorFlow."""
 
-from namedmesh.runtime.devices import use_cpu_devices as use_cpu_devices  # first: it prepares jax's thread pool
+from namedmesh.runtime.devices import (
+    use_cpu_devices as use_cpu_devices,
+)  # first: it prepares jax's thread pool
 
 from namedmesh.runtime.artifact import Artifact as Artifact  # isort: skip
 from namedmesh.runtime.audit import Audit as Audit

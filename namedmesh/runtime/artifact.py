@@ -96,7 +96,10 @@ class Artifact:
         for name in ("inputs", "variables", "outputs"):
             fields[name] = [dataclasses.asdict(one) for one in fields[name]]
         mesh = {"axes": self.mesh.axes, "device_assignment": self.mesh.device_assignment}
-        sums = {"step": hashlib.sha256(self.step_module).hexdigest(), "init": hashlib.sha256(self.init_module).hexdigest()}
+        sums = {
+            "step": hashlib.sha256(self.step_module).hexdigest(),
+            "init": hashlib.sha256(self.init_module).hexdigest(),
+        }
         return {"format": FORMAT, "version": VERSION, "mesh": mesh, "sha256": sums, **fields}
 
     def to_bytes(self) -> bytes:
@@ -125,7 +128,9 @@ class Artifact:
             with open(path, "rb") as file:
                 data = file.read()
         except OSError as error:
-            raise NamedMeshError(f"cannot read artifact {os.fspath(path)!r}: {error.strerror}", fix="check the path") from None
+            raise NamedMeshError(
+                f"cannot read artifact {os.fspath(path)!r}: {error.strerror}", fix="check the path"
+            ) from None
         return cls.from_bytes(data, os.fspath(path))
 
     @classmethod
@@ -137,32 +142,52 @@ class Artifact:
                 manifest = json.loads(file.read("manifest.json"))
                 modules = {"step": file.read("step.mlir"), "init": file.read("init.mlir")}
         except zlib.error:
-            raise NamedMeshError(f"{label!r} is damaged: its contents cannot be decompressed", fix=again) from None
-        except (zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, NotImplementedError, RuntimeError) as error:
+            raise NamedMeshError(
+                f"{label!r} is damaged: its contents cannot be decompressed", fix=again
+            ) from None
+        except (
+            zipfile.BadZipFile,
+            KeyError,
+            ValueError,
+            EOFError,
+            OSError,
+            NotImplementedError,
+            RuntimeError,
+        ) as error:
             reason = error.args[0] if error.args else type(error).__name__
-            raise NamedMeshError(f"{label!r} is not a namedmesh artifact, or is damaged: {reason}", fix=again) from None
+            raise NamedMeshError(
+                f"{label!r} is not a namedmesh artifact, or is damaged: {reason}", fix=again
+            ) from None
         if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
             raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=again)
         if manifest.get("version") != VERSION:
             raise NamedMeshError(
-                f"{label!r} has artifact version {manifest.get('version')!r}; this namedmesh reads {VERSION}", fix=again
+                f"{label!r} has artifact version {manifest.get('version')!r}; this namedmesh reads {VERSION}",
+                fix=again,
             )
         try:
             for name, module in modules.items():
                 if hashlib.sha256(module).hexdigest() != manifest["sha256"][name]:
-                    raise NamedMeshError(f"{label!r} is damaged: the {name} module does not match its checksum", fix=again)
+                    raise NamedMeshError(
+                        f"{label!r} is damaged: the {name} module does not match its checksum",
+                        fix=again,
+                    )
             return cls._from_manifest(manifest, modules)
         except NamedMeshError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise NamedMeshError(f"{label!r} has an incomplete manifest: {error}", fix=again) from None
+            raise NamedMeshError(
+                f"{label!r} has an incomplete manifest: {error}", fix=again
+            ) from None
 
     @classmethod
     def _from_manifest(cls, manifest: dict[str, Any], modules: dict[str, bytes]) -> Artifact:
         def tensor(kind: type, entry: dict[str, Any]) -> Any:
             return kind(**{**entry, "dims": tuple((name, size) for name, size in entry["dims"])})
 
-        mesh = Mesh(device_assignment=manifest["mesh"]["device_assignment"], **manifest["mesh"]["axes"])
+        mesh = Mesh(
+            device_assignment=manifest["mesh"]["device_assignment"], **manifest["mesh"]["axes"]
+        )
         return cls(
             mesh=mesh,
             inputs=tuple(tensor(TensorSpec, entry) for entry in manifest["inputs"]),
@@ -174,7 +199,17 @@ class Artifact:
             init_module=modules["init"],
             **{
                 key: manifest[key]
-                for key in ("name", "layout", "params", "precision", "structure", "ops", "activation_bytes", "flops", "made_with")
+                for key in (
+                    "name",
+                    "layout",
+                    "params",
+                    "precision",
+                    "structure",
+                    "ops",
+                    "activation_bytes",
+                    "flops",
+                    "made_with",
+                )
             },
         )
 
@@ -187,7 +222,11 @@ def packed(structure: Any, counter: list[int] | None = None) -> Any:
     if isinstance(structure, dict):
         return {"dict": [[key, packed(value, counter)] for key, value in structure.items()]}
     if isinstance(structure, (tuple, list)):
-        return {"tuple" if isinstance(structure, tuple) else "list": [packed(item, counter) for item in structure]}
+        return {
+            "tuple" if isinstance(structure, tuple) else "list": [
+                packed(item, counter) for item in structure
+            ]
+        }
     counter[0] += 1
     return counter[0] - 1
 

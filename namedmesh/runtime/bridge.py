@@ -26,7 +26,9 @@ def _inline(context, *arguments, module, results):
     parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
     types = list(ir.SymbolTable(parsed.operation)["main"].type.results)
     target = context.module_context
-    name = merge_mlir_modules(target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table)
+    name = merge_mlir_modules(
+        target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table
+    )
     return func.CallOp(types, ir.FlatSymbolRefAttr.get(name), list(arguments)).results
 
 

@@ -39,7 +39,11 @@ def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
 
 def device_mesh(mesh: Mesh) -> JaxMesh:
     """jax's devices arranged as a mesh; on a CPU that has not started yet, as many as it needs are made."""
-    if not started() and not one_of_several() and os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu"):
+    if (
+        not started()
+        and not one_of_several()
+        and os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu")
+    ):
         use_cpu_devices(mesh.devices)
     found = jax.devices()
     if len(found) < mesh.devices:

@@ -74,7 +74,12 @@ def lowered(
         donate_argnums=tuple(donated),
         keep_unused=True,
     )
-    shapes = (jax.ShapeDtypeStruct(spec.padded(mesh), dtype_of(spec.dtype), sharding=placed(devices, spec)) for spec in given)
+    shapes = (
+        jax.ShapeDtypeStruct(
+            spec.padded(mesh), dtype_of(spec.dtype), sharding=placed(devices, spec)
+        )
+        for spec in given
+    )
     with gspmd():
         return function.lower(*shapes)
 
@@ -82,8 +87,17 @@ def lowered(
 def lowered_step(artifact: Artifact, devices: JaxMesh) -> Any:
     """An Artifact's step for devices; variables that it updates are given up to their next values."""
     results = [*artifact.outputs, *(spec for spec in artifact.variables if spec.updated)]
-    donated = [len(artifact.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated]
-    return lowered(artifact.step_module, artifact.mesh, devices, [*artifact.inputs, *artifact.variables], results, donated)
+    donated = [
+        len(artifact.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated
+    ]
+    return lowered(
+        artifact.step_module,
+        artifact.mesh,
+        devices,
+        [*artifact.inputs, *artifact.variables],
+        results,
+        donated,
+    )
 
 
 def compiled(lowering: Any, options: Mapping[str, str | bool] | None = None) -> Any:
@@ -127,22 +141,38 @@ class Executable:
             seed_spec = TensorSpec("seed", (), "int32", {})
             module, made = self.artifact.init_module, list(self.variables.values())
             self._init = compiled(lowered(module, self.artifact.mesh, self.mesh, [seed_spec], made))
-            audit(self._init.as_text(), self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
-        if isinstance(seed, bool) or not hasattr(seed, "__index__") or not -(2**31) <= int(seed) < 2**31:
+            audit(
+                self._init.as_text(), self.artifact.mesh, self.artifact.initial_collectives
+            ).enforce(None)
+        if (
+            isinstance(seed, bool)
+            or not hasattr(seed, "__index__")
+            or not -(2**31) <= int(seed) < 2**31
+        ):
             raise NamedMeshError(
-                f"the seed {seed!r} is no int32", fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)"
+                f"the seed {seed!r} is no int32",
+                fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",
             )
         made = self._init(jax.device_put(np.int32(seed), NamedSharding(self.mesh, PartitionSpec())))
-        return State(dict(zip(self.variables, jax.block_until_ready(made), strict=True)), self.variables)
+        return State(
+            dict(zip(self.variables, jax.block_until_ready(made), strict=True)), self.variables
+        )
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays: each device reads its own piece."""
         if not isinstance(values, Mapping):
             raise NamedMeshError(
-                f"place was given a {type(values).__name__}", fix="give whole arrays by name: place({name: array})"
+                f"place was given a {type(values).__name__}",
+                fix="give whole arrays by name: place({name: array})",
             )
         self._same_names("variable", values, self.variables)
-        return State({name: self._put(self.variables[name], values[name], "variable") for name in self.variables}, self.variables)
+        return State(
+            {
+                name: self._put(self.variables[name], values[name], "variable")
+                for name in self.variables
+            },
+            self.variables,
+        )
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Inputs laid out on the devices ahead of a step."""
@@ -153,24 +183,42 @@ class Executable:
         sharding, sizes = self.sharding(spec), spec.padded(self.artifact.mesh)
         fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
         if isinstance(value, jax.Array) and value.is_deleted():
-            raise NamedMeshError(f"{what} {spec.name} is an array that an earlier step used up", f"due: {spec.text}", fix=fix)
-        alike = isinstance(value, jax.Array) and value.shape == sizes and value.dtype == dtype_of(spec.dtype)
+            raise NamedMeshError(
+                f"{what} {spec.name} is an array that an earlier step used up",
+                f"due: {spec.text}",
+                fix=fix,
+            )
+        alike = (
+            isinstance(value, jax.Array)
+            and value.shape == sizes
+            and value.dtype == dtype_of(spec.dtype)
+        )
         if alike and value.sharding.is_equivalent_to(sharding, value.ndim):
             return value
         try:
             array = np.asarray(value)
         except ValueError:
             raise NamedMeshError(
-                f"{what} {spec.name} is a {type(value).__name__} of no one shape, not {spec.text}", fix=fix
+                f"{what} {spec.name} is a {type(value).__name__} of no one shape, not {spec.text}",
+                fix=fix,
             ) from None
-        if array.shape != spec.sizes or not (array.dtype == dtype_of(spec.dtype) or _fits(value, spec.dtype)):
-            raise NamedMeshError(f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}", fix=fix)
+        if array.shape != spec.sizes or not (
+            array.dtype == dtype_of(spec.dtype) or _fits(value, spec.dtype)
+        ):
+            raise NamedMeshError(
+                f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}",
+                fix=fix,
+            )
         array = array.astype(dtype_of(spec.dtype), copy=False)
         if sizes != spec.sizes:
-            array = np.pad(array, [(0, more - size) for more, size in zip(sizes, spec.sizes, strict=True)])
+            array = np.pad(
+                array, [(0, more - size) for more, size in zip(sizes, spec.sizes, strict=True)]
+            )
         return jax.make_array_from_callback(sizes, sharding, lambda index: array[index])
 
-    def __call__(self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any) -> tuple[State, Any]:
+    def __call__(
+        self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
+    ) -> tuple[State, Any]:
         """One step: (state, inputs) -> (next state, results). The state given is used up where it is updated."""
         state = self._checked_state(state)
         if len(inputs) > len(self.inputs):
@@ -182,24 +230,33 @@ class Executable:
         positional = dict(zip(self.inputs, inputs, strict=False))
         twice = [name for name in named if name in positional]
         if twice:
-            raise NamedMeshError(f"input {twice[0]} was given twice", fix="give it by position or by name")
+            raise NamedMeshError(
+                f"input {twice[0]} was given twice", fix="give it by position or by name"
+            )
         ready = self.put(**positional, **named)
         made = self._step(*ready.values(), *state.arrays.values())
         if self._block:
             jax.block_until_ready(made)
         count = len(self.artifact.outputs)
         updated = dict(zip(self._updated, made[count:], strict=True))
-        return State(state.arrays | updated, self.variables), unpacked(self.artifact.structure, list(made[:count]))
+        return State(state.arrays | updated, self.variables), unpacked(
+            self.artifact.structure, list(made[:count])
+        )
 
     def _checked_state(self, state: Mapping[str, Any] | None) -> State:
         state = State({}, self.variables) if state is None and not self.variables else state
         fix = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
         due = "due: " + described(self.variables)
         if not isinstance(state, State):
-            raise NamedMeshError(f"the state given to {self.artifact.name} is a {type(state).__name__}", due, fix=fix)
+            raise NamedMeshError(
+                f"the state given to {self.artifact.name} is a {type(state).__name__}", due, fix=fix
+            )
         if {*state.arrays} != {*self.variables}:
             raise NamedMeshError(
-                f"the state given to {self.artifact.name} is that of another program", f"given: {state}", due, fix=fix
+                f"the state given to {self.artifact.name} is that of another program",
+                f"given: {state}",
+                due,
+                fix=fix,
             )
         for name, array in state.arrays.items():
             spec = self.variables[name]
@@ -209,7 +266,9 @@ class Executable:
                     f"{name}: {spec.text}",
                     fix="use the state that step returned",
                 )
-            if array.shape != spec.padded(self.artifact.mesh) or array.dtype != dtype_of(spec.dtype):
+            if array.shape != spec.padded(self.artifact.mesh) or array.dtype != dtype_of(
+                spec.dtype
+            ):
                 raise NamedMeshError(
                     f"variable {name} of this state is {array.dtype}{list(array.shape)}, not {spec.text}",
                     fix="start from this step's own init or place",
@@ -223,15 +282,23 @@ class Executable:
                 )
         return State({name: state.arrays[name] for name in self.variables}, self.variables)
 
-    def _same_names(self, what: str, given: Mapping[str, Any], wanted: Mapping[str, TensorSpec]) -> None:
+    def _same_names(
+        self, what: str, given: Mapping[str, Any], wanted: Mapping[str, TensorSpec]
+    ) -> None:
         known = [f"{name}: {spec.text}" for name, spec in list(wanted.items())[:8]]
         for name in given:
             if name not in wanted:
-                raise NamedMeshError(f"{self.artifact.name} has no {what} {name!r}", *known, fix=did_you_mean(str(name), wanted))
+                raise NamedMeshError(
+                    f"{self.artifact.name} has no {what} {name!r}",
+                    *known,
+                    fix=did_you_mean(str(name), wanted),
+                )
         for name in wanted:
             if name not in given:
                 raise NamedMeshError(
-                    f"{what} {name!r} of {self.artifact.name} is missing", *known, fix=f"give all of: {', '.join(wanted)}"
+                    f"{what} {name!r} of {self.artifact.name} is missing",
+                    *known,
+                    fix=f"give all of: {', '.join(wanted)}",
                 )
 
 

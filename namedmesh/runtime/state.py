@@ -30,7 +30,9 @@ class State(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         if name not in self.arrays:
             raise NamedMeshError(
-                f"the state has no variable {name!r}", f"state: {self!r}", fix=did_you_mean(str(name), self.arrays)
+                f"the state has no variable {name!r}",
+                f"state: {self!r}",
+                fix=did_you_mean(str(name), self.arrays),
             )
         array, sizes = self.arrays[name], self.specs[name].sizes
         if array.is_deleted():

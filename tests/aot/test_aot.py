@@ -39,7 +39,9 @@ def train(x):
 
 @pytest.fixture(scope="module")
 def artifact():
-    return nm.export(nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model")
+    return nm.export(
+        nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model"
+    )
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +76,21 @@ def test_flops_of_loops_are_those_of_every_turn(artifact, found):
 def test_flops_without_loops_are_the_compilers():
     plain = nm.export(nm.trace(lambda x: nm.sin(x), nm.spec([B, M])), nm.Mesh(data=8), "batch:data")
     found = compile_for(plain, "cpu:8")
-    assert found.loops == 0 and found.flops_per_core == (found.compiler_flops or found.program_flops)
+    assert found.loops == 0 and found.flops_per_core == (
+        found.compiler_flops or found.program_flops
+    )
 
 
 def test_collectives_are_counted_with_their_turns(artifact, found):
     planned = sum(one["times"] for one in artifact.collectives)
-    assert sum(one["planned"] for one in found.collectives()) == sum(one["made"] for one in found.collectives()) == planned
-    assert sum(one["planned_bytes"] for one in found.collectives()) == sum(o["bytes"] * o["times"] for o in artifact.collectives)
+    assert (
+        sum(one["planned"] for one in found.collectives())
+        == sum(one["made"] for one in found.collectives())
+        == planned
+    )
+    assert sum(one["planned_bytes"] for one in found.collectives()) == sum(
+        o["bytes"] * o["times"] for o in artifact.collectives
+    )
 
 
 def test_a_collective_in_another_precision_says_so(artifact, found):
@@ -99,7 +109,9 @@ def test_a_collective_in_another_precision_says_so(artifact, found):
 
 def test_the_table_says_what_a_core_holds(found):
     text = str(found)
-    assert text.startswith("stack on cpu:8, 8 cores, Mesh(data=2, model=4): compiles\n  a core holds\n    weights ")
+    assert text.startswith(
+        "stack on cpu:8, 8 cores, Mesh(data=2, model=4): compiles\n  a core holds\n    weights "
+    )
     assert "  collectives as planned\n" in text
     assert "2,048 weights" in text and "(the program's count)" in text
 
@@ -111,7 +123,9 @@ def test_too_little_memory_is_an_answer(artifact, monkeypatch, message):
 
     def refuse(lowering, options=None):
         if options:
-            (pathlib.Path(options["xla_dump_to"]) / "module.after_optimizations.txt").write_text(text)
+            (pathlib.Path(options["xla_dump_to"]) / "module.after_optimizations.txt").write_text(
+                text
+            )
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(aot, "compiled", refuse)
@@ -124,7 +138,10 @@ def test_too_little_memory_is_an_answer(artifact, monkeypatch, message):
         assert found.buffers[0].origin.startswith("einsum.5")
     else:
         assert found.error == "out of memory by 6.8 GiB (22.3 GiB of 15.5 GiB)"
-        assert any("float32[layer=4" in one.origin and " at test_aot.py:" in one.origin for one in found.buffers)
+        assert any(
+            "float32[layer=4" in one.origin and " at test_aot.py:" in one.origin
+            for one in found.buffers
+        )
     assert "does not fit" in str(found) and "what helps: dtype" in str(found)
 
 
@@ -138,7 +155,9 @@ def test_too_little_memory_is_an_answer_even_without_details(artifact, monkeypat
     assert found.memory.weights == found.memory.state == 2048
     assert found.memory.total == found.peak_bytes == int(22.3 * 2**30)
     assert found.row()["collectives_match_plan"] is None
-    assert {"w", "v"} <= {one.origin for one in found.buffers} and found.levers[0].startswith("dtype")
+    assert {"w", "v"} <= {one.origin for one in found.buffers} and found.levers[0].startswith(
+        "dtype"
+    )
 
 
 def test_what_the_compiler_does_not_know_is_an_error(artifact, monkeypatch):
@@ -146,12 +165,17 @@ def test_what_the_compiler_does_not_know_is_an_error(artifact, monkeypatch):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: custom call to foo")
 
     monkeypatch.setattr(aot, "compiled", refuse)
-    with pytest.raises(nm.NamedMeshError, match=r"the compiler of cpu:8 refuses train\n  UNIMPLEMENTED: custom call to foo"):
+    with pytest.raises(
+        nm.NamedMeshError,
+        match=r"the compiler of cpu:8 refuses train\n  UNIMPLEMENTED: custom call to foo",
+    ):
         compile_for(artifact, "cpu:8")
 
 
 def test_a_target_of_another_size_is_refused_with_one_that_fits(artifact):
-    with pytest.raises(nm.NamedMeshError, match="train is planned for 8 devices, and tpu-v3:4x4 has 32") as caught:
+    with pytest.raises(
+        nm.NamedMeshError, match="train is planned for 8 devices, and tpu-v3:4x4 has 32"
+    ) as caught:
         compile_for(artifact, "tpu-v3:4x4")
     assert caught.value.fix == "use --target tpu-v3:2x2, or plan it for a mesh of 32 devices"
 
@@ -161,7 +185,9 @@ def test_without_the_tpu_compiler_the_fix_is_told(artifact, monkeypatch):
     for name in aot.ENVIRONMENT:
         monkeypatch.setenv(name, os.environ.get(name, aot.ENVIRONMENT[name]))
     monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(nm.NamedMeshError, match="needs the TPU compiler, and Python finds no libtpu here") as caught:
+    with pytest.raises(
+        nm.NamedMeshError, match="needs the TPU compiler, and Python finds no libtpu here"
+    ) as caught:
         compile_for(artifact, "tpu-v3:2x2")
     assert "pip install libtpu" in caught.value.fix and "TPU_LIBRARY_PATH" in caught.value.fix
 
@@ -175,7 +201,9 @@ def test_a_compiler_that_does_not_load_is_an_error(artifact, monkeypatch, tmp_pa
 
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
     monkeypatch.setattr(aot.topologies, "get_topology_desc", fail)
-    with pytest.raises(nm.NamedMeshError, match="the TPU compiler does not start for target tpu-v3:2x2"):
+    with pytest.raises(
+        nm.NamedMeshError, match="the TPU compiler does not start for target tpu-v3:2x2"
+    ):
         compile_for(artifact, "tpu-v3:2x2")
 
 
@@ -200,7 +228,10 @@ def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     assert "one on cpu:8, 8 cores" in done.stdout and "two on cpu:8" in done.stdout
-    assert [row["model"] for row in json.loads((tmp_path / "out.json").read_text())] == ["one", "two"]
+    assert [row["model"] for row in json.loads((tmp_path / "out.json").read_text())] == [
+        "one",
+        "two",
+    ]
 
 
 def test_the_command_goes_on_after_an_artifact_that_does_not_compile(artifact, tmp_path, capsys):
@@ -215,16 +246,33 @@ def test_the_command_goes_on_after_an_artifact_that_does_not_compile(artifact, t
         (None, "<lambda> is planned for 2 devices, and cpu:8 has 8"),
         (True, None),
     ]
-    assert {"peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan", "weights"} <= rows[0].keys()
+    assert {
+        "peak_bytes",
+        "hbm_bytes",
+        "flops_per_core",
+        "compile_seconds",
+        "collectives_match_plan",
+        "weights",
+    } <= rows[0].keys()
     said = capsys.readouterr().err
-    assert said.startswith(f"{paths[0]}: <lambda> is planned for 2 devices") and "fix: use --target cpu:2" in said
+    assert (
+        said.startswith(f"{paths[0]}: <lambda> is planned for 2 devices")
+        and "fix: use --target cpu:2" in said
+    )
 
 
-def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(artifact, tmp_path, capsys, monkeypatch):
+def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(
+    artifact, tmp_path, capsys, monkeypatch
+):
     path = str(tmp_path / "good.nmesh")
     artifact.save(path)
     monkeypatch.setattr(aot, "compile_for", lambda *_, **__: pytest.fail("compiled"))
-    refused = {"/nowhere/x.json": "cannot write --json", str(tmp_path): "cannot write", path: "is one of", "": "--json ''"}
+    refused = {
+        "/nowhere/x.json": "cannot write --json",
+        str(tmp_path): "cannot write",
+        path: "is one of",
+        "": "--json ''",
+    }
     for out, message in refused.items():
         assert main(["aot", path, "--target", "cpu:8", "--json", out]) == 2
         assert message in capsys.readouterr().err
@@ -233,7 +281,10 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(art
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [(["nowhere.nmesh", "--target", "cpu:8"], "cannot read artifact"), (["a.nmesh", "--target", "cpu"], "as a target")],
+    [
+        (["nowhere.nmesh", "--target", "cpu:8"], "cannot read artifact"),
+        (["a.nmesh", "--target", "cpu"], "as a target"),
+    ],
 )
 def test_the_command_refuses_what_it_cannot_read(arguments, message, capsys):
     assert main(["aot", *arguments]) == 2
@@ -247,8 +298,12 @@ def test_out_of_memory_numbers_are_exact(artifact):
 
 def test_of_all_that_a_loop_makes_the_buffer_holds_what_has_its_shape(artifact):
     loop = next(name for name in artifact.ops if name.startswith("scan."))
-    name = lambda shape: origin(f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice", shape, artifact)
-    assert name("f32[4,8,8]").startswith("x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:")
+    name = lambda shape: origin(
+        f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice", shape, artifact
+    )
+    assert name("f32[4,8,8]").startswith(
+        "x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:"
+    )
     assert name("f32[8,8]").startswith("scan float32[batch=16/data, model=8]")
     assert name("f32[7]") == name("f32[8,8]"), "what has no shape known is the first"
 
@@ -256,7 +311,9 @@ def test_of_all_that_a_loop_makes_the_buffer_holds_what_has_its_shape(artifact):
 def test_a_weight_that_is_gathered_is_not_named_after_what_reads_it():
     X, Y = nm.dims("x=8 y=24")
     step = lambda x: nm.einsum([x, nm.param("w", [X, Y])], [B, Y])
-    resting = nm.export(nm.trace(step, nm.spec([B, X])), nm.Mesh(all=8), "batch:all", params="x:all")
+    resting = nm.export(
+        nm.trace(step, nm.spec([B, X])), nm.Mesh(all=8), "batch:all", params="x:all"
+    )
     (gather,) = resting.collectives
     name = origin(f"jit(f)/namedmesh/nm.{gather['op']}/XlaSharding", "f32[8,24]", resting)
     assert name.startswith("w, moved for step float32[batch=16/all, y=24] at ")
@@ -272,4 +329,7 @@ ENTRY %main () -> f32[] {
 """
     bare = dataclasses.replace(artifact, inputs=(), variables=())
     found = [(one.bytes, one.shape, one.origin) for one in largest(bare, Schedule(text))]
-    assert found == [(16384, "f32[4096]", "one of 2 in an all-reduce"), (8192, "f32[64,32]", "one of 2 in an all-reduce")]
+    assert found == [
+        (16384, "f32[4096]", "one of 2 in an all-reduce"),
+        (8192, "f32[64,32]", "one of 2 in an all-reduce"),
+    ]

@@ -25,7 +25,16 @@ def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
         paths.append(str(folder / f"model{i}.nmesh"))
         artifact.save(paths[-1])
     out = folder / "out.json"
-    command = [sys.executable, "-m", "namedmesh.aot.compile", *paths, "--target", "tpu-v3:2x2", "--json", str(out)]
+    command = [
+        sys.executable,
+        "-m",
+        "namedmesh.aot.compile",
+        *paths,
+        "--target",
+        "tpu-v3:2x2",
+        "--json",
+        str(out),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
     assert out.exists(), done.stderr[-3000:]
     return json.loads(out.read_text())
@@ -36,8 +45,15 @@ def test_layers_that_fit_and_that_do_not(tmp_path):
     export = lambda sizes: nm.export(program(sizes), nm.Mesh(all=8), "group:all, expert:all")
     huge = Sizes(group=512, seq=1024, model=4096, hidden=16384, expert=64)
     small, large = aot(tmp_path, export(Sizes()), export(huge))
-    assert small["fits"] and small["collectives_match_plan"] and small["peak_bytes"] < small["hbm_bytes"]
+    assert (
+        small["fits"]
+        and small["collectives_match_plan"]
+        and small["peak_bytes"] < small["hbm_bytes"]
+    )
     assert 15 * 2**30 < small["hbm_bytes"] < 16 * 2**30
-    assert {(one["kind"], one["made"]) for one in small["collectives"]} == {("AllToAll", 4), ("AllReduce", 1)}
+    assert {(one["kind"], one["made"]) for one in small["collectives"]} == {
+        ("AllToAll", 4),
+        ("AllReduce", 1),
+    }
     assert not large["fits"] and large["error"].startswith("out of memory by")
     assert large["peak_bytes"] > large["hbm_bytes"]

@@ -20,7 +20,9 @@ def artifact():
         nm.assign(slot, slot + nm.grad(nm.sum(nm.square(nm.einsum([x, w], [B, H]))), w))
         nm.assign(w, w - slot * 0.1)
 
-    return nm.export(nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model")
+    return nm.export(
+        nm.trace(train, x=nm.spec([B, M])), nm.Mesh(data=2, model=4), "batch:data, hidden:model"
+    )
 
 
 @pytest.mark.parametrize(
@@ -79,14 +81,24 @@ def test_loops_count_as_often_as_they_turn():
     schedule = Schedule(MODULE)
     assert schedule.times == {"main": 1, "cond": 4, "body": 4}
     assert schedule.cycles() == 50 + 4 * 100
-    known = MODULE.replace("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"9"}}')
+    known = MODULE.replace(
+        "body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"9"}}'
+    )
     assert Schedule(known).cycles() == 50 + 9 * 100
 
 
 def test_the_largest_buffers_have_names(artifact):
-    found = [(one.bytes, one.shape, one.origin, one.count) for one in largest(artifact, Schedule(MODULE), 5)]
+    found = [
+        (one.bytes, one.shape, one.origin, one.count)
+        for one in largest(artifact, Schedule(MODULE), 5)
+    ]
     assert found == [
-        (32768, "f32[64,128]", "einsum float32[batch=16/data, hidden=32/model] at test_memory.py:20", 2),
+        (
+            32768,
+            "f32[64,128]",
+            "einsum float32[batch=16/data, hidden=32/model] at test_memory.py:20",
+            2,
+        ),
         (32768, "f32[64,128]", "tanh.7", 1),
         (8192, "f32[16,128]", "slot", 1),
         (4096, "f32[8,8]", "slot", 1),
@@ -96,7 +108,12 @@ def test_the_largest_buffers_have_names(artifact):
 
 def test_memory_adds_up_to_what_the_compiler_says(artifact):
     report = Report(
-        1.0, argument_bytes=3 * 4096, output_bytes=2 * 4096 + 8, temporary_bytes=5000, aliased_bytes=8192, code_bytes=7
+        1.0,
+        argument_bytes=3 * 4096,
+        output_bytes=2 * 4096 + 8,
+        temporary_bytes=5000,
+        aliased_bytes=8192,
+        code_bytes=7,
     )
     memory = attributed(artifact, report, Schedule(MODULE))
     assert dataclasses.asdict(memory) == {
@@ -133,8 +150,10 @@ Total hbm usage >= 20.52G:
      Allocation type: HLO argument
      ==========================
 """
-EARLY = "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have enough device memory. \
+EARLY = (
+    "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have enough device memory. \
 Requires 40.00G, has 15.48G available."
+)
 
 
 def test_messages_of_missing_memory_are_read(artifact):
@@ -149,14 +168,18 @@ def test_messages_of_missing_memory_are_read(artifact):
     assert early.needed == 40 * 2**30
 
 
-@pytest.mark.parametrize("text", ["INVALID_ARGUMENT: no", "RESOURCE_EXHAUSTED: quota", "UNIMPLEMENTED: custom call foo"])
+@pytest.mark.parametrize(
+    "text", ["INVALID_ARGUMENT: no", "RESOURCE_EXHAUSTED: quota", "UNIMPLEMENTED: custom call foo"]
+)
 def test_other_messages_are_not(artifact, text):
     assert exhausted(text, artifact) is None
 
 
 def test_levers_follow_from_what_is_large(artifact):
     def first(**parts: int) -> list[str]:
-        empty = dict.fromkeys(("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 0)
+        empty = dict.fromkeys(
+            ("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 0
+        )
         return [text.split(":")[0] for text in levers(artifact, Memory(**empty | parts))]
 
     assert first(temporaries=10**6) == ["remat", "dtype", "group size"]
@@ -166,5 +189,7 @@ def test_levers_follow_from_what_is_large(artifact):
 
 
 def test_levers_name_the_variable_that_could_be_split(artifact):
-    (text,) = (one for one in levers(artifact, Memory(256, 256, 0, 0, 0, 0, 0)) if one.startswith("layout"))
+    (text,) = (
+        one for one in levers(artifact, Memory(256, 256, 0, 0, 0, 0, 0)) if one.startswith("layout")
+    )
     assert text.endswith("w is float32[model=8, hidden=32/model], not split over data")

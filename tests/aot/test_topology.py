@@ -17,7 +17,14 @@ def torus(text: str) -> Torus:
 
 @pytest.mark.parametrize(
     ("text", "cores"),
-    [("tpu-v3:2x2", 8), ("tpu-v3:32x32", 2048), ("tpu-v4:2x2x1", 8), ("tpu-v5e:4x4", 16), ("tpu-v5p:4x4x4", 64), ("cpu:8", 8)],
+    [
+        ("tpu-v3:2x2", 8),
+        ("tpu-v3:32x32", 2048),
+        ("tpu-v4:2x2x1", 8),
+        ("tpu-v5e:4x4", 16),
+        ("tpu-v5p:4x4x4", 64),
+        ("cpu:8", 8),
+    ],
 )
 def test_a_target_is_one_word(text, cores):
     target = Target.parse(text)
@@ -64,7 +71,9 @@ def hops_one_by_one(mesh: nm.Mesh, where: Torus, traffic: dict[str, float], assi
         lines = np.moveaxis(grid, list(mesh.axes).index(axis), -1).reshape(-1, mesh.axes[axis])
         distances = []
         for one, other in ((a, b) for line in lines for a, b in itertools.permutations(line, 2)):
-            apart = [abs(i - j) for i, j in zip(where.places[one], where.places[other], strict=True)]
+            apart = [
+                abs(i - j) for i, j in zip(where.places[one], where.places[other], strict=True)
+            ]
             sizes = zip(apart, where.sizes, where.rings, strict=False)
             distances.append(sum(min(n, size - n) if ring else n for n, size, ring in sizes))
         total += sent * float(np.mean(distances))
@@ -76,7 +85,9 @@ def test_mean_hops_are_those_counted_pair_by_pair(target):
     where, traffic = torus(target), {"data": 1.0, "expert": 3.0}
     mesh = nm.Mesh(data=4, expert=8)
     order = np.random.default_rng(0).permutation(32)
-    assert mean_hops(mesh, where, traffic, order.tolist()) == pytest.approx(hops_one_by_one(mesh, where, traffic, order))
+    assert mean_hops(mesh, where, traffic, order.tolist()) == pytest.approx(
+        hops_one_by_one(mesh, where, traffic, order)
+    )
 
 
 def test_the_heavy_axis_gets_neighbours():
@@ -84,12 +95,16 @@ def test_the_heavy_axis_gets_neighbours():
     where, traffic = torus("tpu-v3:4x4"), {"expert": 100.0, "data": 1.0}
     mesh = nm.Mesh(expert=4, data=8)
     chosen = torus_assignment(mesh, where, traffic)
-    assert mean_hops(mesh, where, {"expert": 1.0}, chosen) == pytest.approx(2 / 3)  # of three others one is on the same chip
+    assert mean_hops(mesh, where, {"expert": 1.0}, chosen) == pytest.approx(
+        2 / 3
+    )  # of three others one is on the same chip
     assert mean_hops(mesh, where, {"expert": 1.0}) == pytest.approx(8 / 3)
     assert nm.Mesh(device_assignment=chosen, **mesh.axes).device_assignment == chosen
 
 
-@pytest.mark.parametrize("target", ["tpu-v3:2x2", "tpu-v3:4x4", "tpu-v3:8x16", "tpu-v5e:4x8", "tpu-v4:2x2x4"])
+@pytest.mark.parametrize(
+    "target", ["tpu-v3:2x2", "tpu-v3:4x4", "tpu-v3:8x16", "tpu-v5e:4x8", "tpu-v4:2x2x4"]
+)
 @pytest.mark.parametrize("weights", [(1, 100, 1), (100, 1, 1), (1, 1, 1), (0, 0, 0)])
 def test_no_assignment_is_worse_than_the_listed_order(target, weights):
     where = torus(target)
@@ -105,7 +120,9 @@ def test_no_assignment_is_worse_than_the_listed_order(target, weights):
 def test_a_whole_pod_is_laid_out_in_a_moment():
     where, mesh = torus("tpu-v3:32x32"), nm.Mesh(data=32, expert=64)
     traffic = {"expert": 10.0, "data": 1.0}
-    assert mean_hops(mesh, where, traffic, torus_assignment(mesh, where, traffic)) < 0.75 * mean_hops(mesh, where, traffic)
+    assert mean_hops(
+        mesh, where, traffic, torus_assignment(mesh, where, traffic)
+    ) < 0.75 * mean_hops(mesh, where, traffic)
 
 
 def test_sizes_that_fit_no_block_keep_the_listed_order():

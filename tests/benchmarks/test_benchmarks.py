@@ -36,16 +36,27 @@ def test_lowering_is_the_same_work_for_any_number_of_devices(monkeypatch, tmp_pa
 def test_layer_is_compared_with_jax_and_has_the_same_collectives(monkeypatch, tmp_path):
     result = published(layer, monkeypatch, tmp_path, steps=2)
     assert {"ratio_to_jax", "namedmesh_ms", "jax_ms", "steps"} <= result.keys()
-    assert result["collectives"] == {name: {"AllToAll": 4, "AllReduce": 1} for name in ("namedmesh", "jax")}
+    assert result["collectives"] == {
+        name: {"AllToAll": 4, "AllReduce": 1} for name in ("namedmesh", "jax")
+    }
 
 
 def test_the_layer_written_in_jax_returns_the_same():
     step = nm.compile(moe.program(SIZES), mesh=nm.Mesh(all=8), layout="group:all, expert:all")
     random = np.random.default_rng(1)
-    inputs = step.put(**{name: random.standard_normal((8, 16, 8), np.float32) for name in ("x", "dy")})
+    inputs = step.put(
+        **{name: random.standard_normal((8, 16, 8), np.float32) for name in ("x", "dy")}
+    )
     state = step.init(1)
     made = step(state, **inputs)[1]
-    layer.check(made, moe_jax.step(SIZES, step.mesh)(*inputs.values(), *(state[name] for name in ("wg", "wi", "wo"))))
+    layer.check(
+        made,
+        moe_jax.step(SIZES, step.mesh)(
+            *inputs.values(), *(state[name] for name in ("wg", "wi", "wo"))
+        ),
+    )
     assert np.abs(made["wg"]).max() > 0
     with pytest.raises(AssertionError):
-        layer.check({**made, "wg": np.asarray(made["wg"]) + 1}, [made[name] for name in layer.RESULTS])
+        layer.check(
+            {**made, "wg": np.asarray(made["wg"]) + 1}, [made[name] for name in layer.RESULTS]
+        )

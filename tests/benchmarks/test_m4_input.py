@@ -55,10 +55,18 @@ def test_the_pipeline_is_compared_with_a_step(tmp_path):
     if not flags.FLAGS.is_parsed():
         flags.FLAGS(["test"])
     path, run = tmp_path / "result.json", tmp_path / "run"
-    given = {"preset": "tiny_dense", "turns": 2, "steps_a_turn": 2, "run": str(run), "data": "synthetic"}
+    given = {
+        "preset": "tiny_dense",
+        "turns": 2,
+        "steps_a_turn": 2,
+        "run": str(run),
+        "data": "synthetic",
+    }
     with flagsaver.flagsaver(json=str(path), **given):
         m4_input.main([])
     result = json.loads(path.read_text())
-    assert result["ratio_to_step"] == pytest.approx(result["input_tokens_per_second"] / result["step_tokens_per_second"])
+    assert result["ratio_to_step"] == pytest.approx(
+        result["input_tokens_per_second"] / result["step_tokens_per_second"]
+    )
     assert result["batches_a_turn"] > 50 and result["step_tokens_per_second"] > 10
     assert Run(run).settings.but(source_vocab=400, target_vocab=400) == preset("tiny_dense")

@@ -12,10 +12,29 @@ from namedmesh.layers.config import config
 
 def row(case: tpu_v3.Case, fits: bool = True) -> dict:
     """A made-up result."""
-    made = {"model": case.name, "cores": case.experts, "weights": 10**9 * case.layers, "fits": fits, "hbm_bytes": 16 * 2**30}
-    made |= {"peak_bytes": 2**30 * case.layers, "flops_per_core": 1e12, "compile_seconds": 2.5, "collectives_match_plan": True}
-    made["memory"] = dict.fromkeys(("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 2**30)
-    stated = {"experts": case.experts, "layers": case.layers, "dtype": case.dtype, "remat": case.remat, "error": None}
+    made = {
+        "model": case.name,
+        "cores": case.experts,
+        "weights": 10**9 * case.layers,
+        "fits": fits,
+        "hbm_bytes": 16 * 2**30,
+    }
+    made |= {
+        "peak_bytes": 2**30 * case.layers,
+        "flops_per_core": 1e12,
+        "compile_seconds": 2.5,
+        "collectives_match_plan": True,
+    }
+    made["memory"] = dict.fromkeys(
+        ("weights", "state", "inputs", "results", "activations", "temporaries", "code"), 2**30
+    )
+    stated = {
+        "experts": case.experts,
+        "layers": case.layers,
+        "dtype": case.dtype,
+        "remat": case.remat,
+        "error": None,
+    }
     return {**made, **stated}
 
 
@@ -29,7 +48,10 @@ def test_cases_are_the_papers_models_on_as_many_cores_as_experts():
     for case in tpu_v3.CASES.values():
         assert Target.parse(tpu_v3.TARGETS[case.experts]).cores == case.experts
         assert config(f"moe_{case.experts}e_12l").but(layers=case.layers).experts == case.experts
-    tokens = {name: tpu_v3.CASES[name].tokens for name in ("moe_128e_12l", "moe_512e_12l", "moe_2048e_12l")}
+    tokens = {
+        name: tpu_v3.CASES[name].tokens
+        for name in ("moe_128e_12l", "moe_512e_12l", "moe_2048e_12l")
+    }
     assert tokens == {"moe_128e_12l": 2**20, "moe_512e_12l": 2**20, "moe_2048e_12l": 2**22}
     assert {case.tokens // case.experts for case in tpu_v3.SCALING} == {2048}
 
@@ -40,15 +62,22 @@ def test_rows_go_into_their_file_in_the_order_of_the_cases(results):
         tpu_v3.record(row(tpu_v3.CASES[name], fits=False), tpu_v3.CASES[name])
     tpu_v3.record(row(tpu_v3.CASES["moe_2048e_36l"]), tpu_v3.CASES["moe_2048e_36l"])
     family = json.loads((results / "family.json").read_text())
-    assert [(one["model"], one["fits"]) for one in family] == [("moe_128e_12l", False), ("moe_2048e_36l", True)]
-    assert [one["model"] for one in json.loads((results / "scaling.json").read_text())] == ["moe_128e_12l_scaling"]
+    assert [(one["model"], one["fits"]) for one in family] == [
+        ("moe_128e_12l", False),
+        ("moe_2048e_36l", True),
+    ]
+    assert [one["model"] for one in json.loads((results / "scaling.json").read_text())] == [
+        "moe_128e_12l_scaling"
+    ]
 
 
 def test_the_table_and_the_plots_are_made_of_what_is_there(results, capsys):
     for case in tpu_v3.CASES.values():
         tpu_v3.record(row(case), case)
     broken = tpu_v3.CASES["moe_2048e_60l"]
-    unknown = dict.fromkeys(("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan"))
+    unknown = dict.fromkeys(
+        ("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan")
+    )
     refused = {**row(broken, fits=False), **unknown}
     del refused["memory"]
     tpu_v3.record(refused, broken)

@@ -11,7 +11,9 @@ from namedmesh.dims.sharding import conversion
 
 MESH = nm.Mesh(a=2, b=4)
 CHOICES = ((), ("a",), ("b",), ("a", "b"), ("b", "a"))
-SHARDINGS = [Sharding.of({"x": p, "y": q}) for p, q in itertools.product(CHOICES, CHOICES) if not {*p} & {*q}]
+SHARDINGS = [
+    Sharding.of({"x": p, "y": q}) for p, q in itertools.product(CHOICES, CHOICES) if not {*p} & {*q}
+]
 
 
 def pieces(shape: nm.Shape, sharding: Sharding) -> list[frozenset[int]]:
@@ -27,7 +29,9 @@ def pieces(shape: nm.Shape, sharding: Sharding) -> list[frozenset[int]]:
             for axis in axes:
                 index = index * MESH.axes[axis] + at[axis]
             local = -(-dim.size // ways)
-            piece = piece.take(range(min(index * local, dim.size), min((index + 1) * local, dim.size)), axis=i)
+            piece = piece.take(
+                range(min(index * local, dim.size), min((index + 1) * local, dim.size)), axis=i
+            )
         result.append(frozenset(piece.ravel().tolist()))
     return result
 
@@ -49,7 +53,11 @@ def test_every_conversion_arrives_with_one_collective_a_step(sizes):
         have = pieces(shape, source)
         for step in steps:
             want = pieces(shape, step.result)
-            for group in groups(step.axes) if step.kind != "Slice" else [[device] for device in range(MESH.devices)]:
+            for group in (
+                groups(step.axes)
+                if step.kind != "Slice"
+                else [[device] for device in range(MESH.devices)]
+            ):
                 reachable = frozenset().union(*(have[device] for device in group))
                 if step.kind == "CollectivePermute":
                     reachable = frozenset().union(*have)
@@ -60,7 +68,9 @@ def test_every_conversion_arrives_with_one_collective_a_step(sizes):
 
 def test_slices_are_free_and_moves_are_single():
     shape = nm.Shape(nm.dims("x=16 y=8"))
-    kinds = lambda p, q: [step.kind for step in conversion(shape, MESH, Sharding.of(p), Sharding.of(q))]
+    kinds = lambda p, q: [
+        step.kind for step in conversion(shape, MESH, Sharding.of(p), Sharding.of(q))
+    ]
     assert kinds({}, {"x": "ab"}) == ["Slice"]
     assert kinds({"x": "ab"}, {"x": "a"}) == ["AllGather"]
     assert kinds({"x": "ab"}, {"x": "a", "y": "b"}) == ["AllToAll"]

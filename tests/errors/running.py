@@ -39,7 +39,12 @@ def compiled() -> dict[str, nm.Step]:
 def given() -> dict[str, object]:
     """What a row may ask for by name: the programs, a fresh state, an artifact and its file's contents."""
     step = compiled()["step"]
-    return {**compiled(), "state": step.init(0), "artifact": step.artifact, "contents": step.artifact.to_bytes()}
+    return {
+        **compiled(),
+        "state": step.init(0),
+        "artifact": step.artifact,
+        "contents": step.artifact.to_bytes(),
+    }
 
 
 @functools.cache

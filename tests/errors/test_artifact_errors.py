@@ -27,7 +27,9 @@ def rezipped(contents: bytes, **members: bytes) -> bytes:
         kept = {name: file.read(name) for name in file.namelist()}
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
-        for name, data in (kept | {name.replace("_", "."): data for name, data in members.items()}).items():
+        for name, data in (
+            kept | {name.replace("_", "."): data for name, data in members.items()}
+        ).items():
             file.writestr(name, data)
     return buffer.getvalue()
 
@@ -142,7 +144,10 @@ def artifact_with_an_incomplete_manifest(contents, artifact):
   fix: export it again with nm.export
 """)
 def artifact_with_inputs_that_are_none(contents, artifact):
-    write("odd.nmesh", rezipped(contents, manifest_json=manifest(artifact, inputs=[{"dims": [["batch"]]}])))
+    write(
+        "odd.nmesh",
+        rezipped(contents, manifest_json=manifest(artifact, inputs=[{"dims": [["batch"]]}])),
+    )
     load("odd.nmesh")
 
 
@@ -152,7 +157,9 @@ def artifact_with_inputs_that_are_none(contents, artifact):
   fix: export it again with nm.export
 """)
 def artifact_with_flipped_bytes_in_a_module(contents, artifact):
-    flipped = bytes([*artifact.step_module[:100], artifact.step_module[100] ^ 255, *artifact.step_module[101:]])
+    flipped = bytes(
+        [*artifact.step_module[:100], artifact.step_module[100] ^ 255, *artifact.step_module[101:]]
+    )
     write("flipped.nmesh", rezipped(contents, step_mlir=flipped))
     load("flipped.nmesh")
 

@@ -19,7 +19,9 @@ custom_vjp: the backward function returned 1 cotangent for 2 arguments
   fix: return one cotangent (or None) for each argument of the function, in order
 """)
 def custom_vjp_with_a_cotangent_too_few(x, w):
-    product = nm.custom_vjp(lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy)
+    product = nm.custom_vjp(
+        lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy
+    )
     y = product(x, w)
     nm.grad(nm.sum(y), [x, w])
 
@@ -109,7 +111,9 @@ call_tf: the function made 1 tensor where 2 should be
   fix: give one nm.spec in result= for each tensor it makes
 """)
 def call_tf_of_too_few_tensors():
-    program = nm.trace(lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2), x=nm.spec([B, M]))
+    program = nm.trace(
+        lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2), x=nm.spec([B, M])
+    )
     program.evaluate({}, x=tf.zeros([4, 8]))
 
 

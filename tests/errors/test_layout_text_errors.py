@@ -210,7 +210,9 @@ def test_a_yaml_file_that_is_wrong_is_named(tmp_path, monkeypatch):
     (tmp_path / "layout.yaml").write_bytes(b"\xff\xfe\x00batch")
     (tmp_path / "folder.yaml").mkdir()
     for name, reason in {"layout": "it is not UTF-8 text", "folder": "Is a directory"}.items():
-        message = message_of(lambda path=f"{name}.yaml": nm.Layout.from_yaml(path), path=f"{name}.yaml")
+        message = message_of(
+            lambda path=f"{name}.yaml": nm.Layout.from_yaml(path), path=f"{name}.yaml"
+        )
         assert message.startswith(f"cannot read layout file '{name}.yaml': {reason}\n")
 
 

@@ -38,7 +38,9 @@ class Table(dict[str, tuple[Callable[..., object], str]]):
 
 def traced(function: Callable[..., object]) -> nm.Program:
     """The program of a function whose arguments are named in SPECS."""
-    return nm.trace(function, **{name: SPECS[name] for name in inspect.signature(function).parameters})
+    return nm.trace(
+        function, **{name: SPECS[name] for name in inspect.signature(function).parameters}
+    )
 
 
 def message_of(function: Callable[..., object], **given: object) -> str:

@@ -16,7 +16,9 @@ def network(x):
         w, b = nm.param("w", [M, H]), nm.param("b", [H])
     h = nm.gelu(nm.einsum([x, w], [B, H]) + b)
     again = nm.einsum([h, w], [B, M])
-    return h * nm.param("scale", [], nm.constant_init(1.0)) + nm.broadcast(nm.mean(nm.square(again), over=M), [B, H])
+    return h * nm.param("scale", [], nm.constant_init(1.0)) + nm.broadcast(
+        nm.mean(nm.square(again), over=M), [B, H]
+    )
 
 
 def step(x, t):
@@ -42,10 +44,15 @@ def test_against_tensorflow():
     assert_same(found, tensorflow_step())
 
 
-@pytest.mark.parametrize("layout, params", [("batch:a, hidden:b", None), ("batch:a, model:b", None), ("batch:a+b", "hidden:a+b")])
+@pytest.mark.parametrize(
+    "layout, params",
+    [("batch:a, hidden:b", None), ("batch:a, model:b", None), ("batch:a+b", "hidden:a+b")],
+)
 def test_sharded(layout, params):
     program = nm.trace(step, **SPECS)
-    compiled = nm.compile(program, mesh=MESH, layout=layout, params=params, strict=True, precision="highest")
+    compiled = nm.compile(
+        program, mesh=MESH, layout=layout, params=params, strict=True, precision="highest"
+    )
     _, found = compiled(compiled.place(WEIGHTS), **ARRAYS)
     assert_same(found, evaluated(program, ARRAYS, WEIGHTS))
 
@@ -57,7 +64,9 @@ def test_structures_cotangents_and_what_is_not_reached():
         return {"x": grads["a"][0], "t": grads["a"][1], "y": grads["b"]}
 
     found = evaluated(nm.trace(structured, **SPECS), ARRAYS)
-    assert_same(found, {"x": 2 * np.cos(ARRAYS["x"]), "t": np.zeros((4, 8)), "y": np.full((4, 10), 2.0)})
+    assert_same(
+        found, {"x": 2 * np.cos(ARRAYS["x"]), "t": np.zeros((4, 8)), "y": np.full((4, 10), 2.0)}
+    )
 
 
 def test_gradients_add_up_over_all_uses():
@@ -72,7 +81,10 @@ def test_the_loss_itself_and_a_loss_that_is_an_input():
     def trivial(s):
         return {"self": nm.grad(s, s), "of_square": nm.grad(s * s, s)}
 
-    assert_same(evaluated(nm.trace(trivial, s=nm.spec([])), {"s": np.float32(3)}), {"self": 1.0, "of_square": 6.0})
+    assert_same(
+        evaluated(nm.trace(trivial, s=nm.spec([])), {"s": np.float32(3)}),
+        {"self": 1.0, "of_square": 6.0},
+    )
 
 
 def test_second_and_third_derivatives():

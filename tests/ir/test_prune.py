@@ -16,10 +16,21 @@ def kinds(program: nm.Program) -> list[str]:
 def loop(x, used):
     def body(carry, _):
         h, watched, chained = carry
-        return (nm.tanh(h) * 2.0, watched + nm.sum(nm.exp(h)), nm.sin(chained + watched)), {"h": h, "more": nm.cos(h)}
+        return (nm.tanh(h) * 2.0, watched + nm.sum(nm.exp(h)), nm.sin(chained + watched)), {
+            "h": h,
+            "more": nm.cos(h),
+        }
 
-    (h, watched, chained), rows = nm.scan(body, (x, nm.zeros([]), nm.zeros([])), nm.range(L), over=L)
-    return {"h": h, "watched": watched, "chained": chained, "rows": rows["h"], "more": rows["more"]}[used]
+    (h, watched, chained), rows = nm.scan(
+        body, (x, nm.zeros([]), nm.zeros([])), nm.range(L), over=L
+    )
+    return {
+        "h": h,
+        "watched": watched,
+        "chained": chained,
+        "rows": rows["h"],
+        "more": rows["more"],
+    }[used]
 
 
 def test_unused_results_and_the_carries_behind_them_are_left_out():
@@ -41,7 +52,13 @@ def test_what_is_left_computes_the_same():
         rows.append(h)
         more.append(np.cos(h))
         h, watched, chained = np.tanh(h) * 2, watched + np.exp(h).sum(), np.sin(chained + watched)
-    expected = {"h": h, "watched": watched, "chained": chained, "rows": np.stack(rows), "more": np.stack(more)}
+    expected = {
+        "h": h,
+        "watched": watched,
+        "chained": chained,
+        "rows": np.stack(rows),
+        "more": np.stack(more),
+    }
     for used, value in expected.items():
         program = nm.trace(lambda x, used=used: loop(x, used), nm.spec([B]))
         step = nm.compile(program, mesh=nm.Mesh(data=2), layout="batch:data", strict=True)
@@ -50,6 +67,10 @@ def test_what_is_left_computes_the_same():
 
 def test_loops_inside_loops_and_branches_are_looked_into():
     def inside(x):
-        return nm.cond(nm.sum(x) > 0.0, lambda: loop(x, "h"), lambda: nm.scan(lambda c, _: (loop(c, "h"), None), x, over=L)[0])
+        return nm.cond(
+            nm.sum(x) > 0.0,
+            lambda: loop(x, "h"),
+            lambda: nm.scan(lambda c, _: (loop(c, "h"), None), x, over=L)[0],
+        )
 
     assert not {"exp", "cos", "sin"} & {*kinds(nm.trace(inside, nm.spec([B])))}

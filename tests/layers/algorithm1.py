@@ -8,7 +8,9 @@ def softmax(logits: np.ndarray) -> np.ndarray:
     return e / e.sum(-1, keepdims=True)
 
 
-def top2_gating(logits: np.ndarray, capacity: int, draws: np.ndarray, padding: np.ndarray | None = None):
+def top2_gating(
+    logits: np.ndarray, capacity: int, draws: np.ndarray, padding: np.ndarray | None = None
+):
     """One group: combine weights (S, E, C), the auxiliary loss, and which first and second choices were served."""
     gates = softmax(logits.astype(np.float64))
     tokens, experts = gates.shape

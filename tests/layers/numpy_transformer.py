@@ -48,10 +48,14 @@ class Model:
         made = {"cross_entropy": np.mean(each), "accuracy": np.mean(right)}
         if not self.config.experts:
             return {"loss": made["cross_entropy"], **made}
-        balance = sum(np.mean([one[place] for one in aux if place in one]) for place in {*aux[0]}.union(*aux))
+        balance = sum(
+            np.mean([one[place] for one in aux if place in one]) for place in {*aux[0]}.union(*aux)
+        )
         balance *= self.config.experts**2  # one for each layer whose load is even
         peak = sum(np.mean(np.concatenate([one[place] for one in z])) for place in z[0])
-        total = made["cross_entropy"] + self.config.aux_weight * balance + self.config.z_weight * peak
+        total = (
+            made["cross_entropy"] + self.config.aux_weight * balance + self.config.z_weight * peak
+        )
         return {"loss": total, "aux_loss": balance, **made}
 
     def cross_entropy(self, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -66,7 +70,9 @@ class Model:
         self.balance, self.peaks = {}, {}
         source, target = one["source_segments"], one["target_segments"]
         encoded = self.side("encoder", one["source"], one["source_positions"], source)
-        previous = np.where(one["target_positions"] == 0, 0, np.concatenate([[0], one["target"][:-1]]))
+        previous = np.where(
+            one["target_positions"] == 0, 0, np.concatenate([[0], one["target"][:-1]])
+        )
         decoded = self.side("decoder", previous, one["target_positions"], target, encoded, source)
         table = self.root.under("decoder")["embedding" if self.config.tied else "projection"]
         return decoded @ table.T, self.balance, self.peaks
@@ -82,24 +88,41 @@ class Model:
             x = x + weights["positions"][positions]
         mask = (segments[:, None] == segments) & (segments != 0)
         mask &= np.ones_like(mask) if encoded is None else np.tri(count, dtype=bool)
-        bias = self.bias(weights, count, both_ways=encoded is None) if config.positions == "relative" else 0.0
+        bias = (
+            self.bias(weights, count, both_ways=encoded is None)
+            if config.positions == "relative"
+            else 0.0
+        )
         for layer in range(config.layers // (4 if config.experts else 2)):
             for kind in ("dense", "experts") if config.experts else ("dense",):
                 own = weights.under(kind, layer)
-                x = self.residual(own, "attention", x, lambda w, h: self.attention(w, h, h, mask, bias))
+                x = self.residual(
+                    own, "attention", x, lambda w, h: self.attention(w, h, h, mask, bias)
+                )
                 if encoded is not None:
                     across = (segments[:, None] == memory_segments) & (memory_segments != 0)
-                    x = self.residual(own, "cross", x, lambda w, h, m=across: self.attention(w, h, encoded, m, 0.0))
+                    x = self.residual(
+                        own,
+                        "cross",
+                        x,
+                        lambda w, h, m=across: self.attention(w, h, encoded, m, 0.0),
+                    )
                 if kind == "dense":
                     x = self.residual(own, "ffn", x, self.network)
                 else:
                     place = (name, layer)
-                    x = self.residual(own, "moe", x, lambda w, h, p=place: self.experts(w, h, segments > 0, p))
+                    x = self.residual(
+                        own, "moe", x, lambda w, h, p=place: self.experts(w, h, segments > 0, p)
+                    )
         return self.norm(weights, "final", x) if config.norm == "pre" else x
 
     def norm(self, weights, name, x):
         centred = x - x.mean(-1, keepdims=True) if self.config.normalizer == "layer" else x
-        unit = centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6) * weights[f"{name}_scale"]
+        unit = (
+            centred
+            / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-6)
+            * weights[f"{name}_scale"]
+        )
         return unit + weights[f"{name}_bias"] if self.config.normalizer == "layer" else unit
 
     def residual(self, weights, name, x, sublayer):
@@ -109,7 +132,10 @@ class Model:
         return self.norm(weights, "norm", x + sublayer(weights, x))
 
     def attention(self, weights, x, memory, mask, bias):
-        q, k, v = (np.einsum("sm,mnk->snk", of, weights[name]) for of, name in ((x, "wq"), (memory, "wk"), (memory, "wv")))
+        q, k, v = (
+            np.einsum("sm,mnk->snk", of, weights[name])
+            for of, name in ((x, "wq"), (memory, "wk"), (memory, "wv"))
+        )
         scores = np.einsum("snk,tnk->nst", q, k) / math.sqrt(self.config.key) + bias
         context = np.einsum("nst,tnk->snk", softmax(np.where(mask, scores, -1e9)), v)
         return np.einsum("snk,nkm->sm", context, weights["wo"])
@@ -120,14 +146,21 @@ class Model:
         for i in range(count):
             for j in range(count):
                 distance = abs(j - i) if both_ways else max(i - j, 0)
-                far = half // 2 + int(math.log(max(distance, 1) / (half // 2)) / math.log(128 / (half // 2)) * (half // 2) + 1e-6)
+                far = half // 2 + int(
+                    math.log(max(distance, 1) / (half // 2))
+                    / math.log(128 / (half // 2))
+                    * (half // 2)
+                    + 1e-6
+                )
                 near = distance if distance < half // 2 else min(far, half - 1)
                 made[:, i, j] = table[near + (half if both_ways and j > i else 0)]
         return made
 
     def network(self, weights, x, expert=...):
         h = ACTIVATIONS[self.config.activation](x @ weights["wi"][expert])
-        return (h * (x @ weights["wi_gate"][expert]) if self.config.gated else h) @ weights["wo"][expert]
+        return (h * (x @ weights["wi_gate"][expert]) if self.config.gated else h) @ weights["wo"][
+            expert
+        ]
 
     def experts(self, weights, x, real, place):
         config = self.config
@@ -138,7 +171,9 @@ class Model:
         made = np.zeros_like(x)
         if config.router == "expert_choice" and place[0] == "encoder":
             for expert in range(config.experts):
-                wanted = sorted(np.flatnonzero(real), key=lambda token: -gates[token, expert])[:capacity]
+                wanted = sorted(np.flatnonzero(real), key=lambda token: -gates[token, expert])[
+                    :capacity
+                ]
                 for token in wanted:
                     made[token] += gates[token, expert] * self.network(weights, x[token], expert)
             return made
@@ -153,7 +188,11 @@ class Model:
                 taken[choices[token, choice]] += 1
         for token in np.flatnonzero(real):
             chosen = gates[token, choices[token]]
-            total = {"before_capacity": chosen.sum(), "after_capacity": (chosen * served[token]).sum() + 1e-9, "none": 1.0}
+            total = {
+                "before_capacity": chosen.sum(),
+                "after_capacity": (chosen * served[token]).sum() + 1e-9,
+                "none": 1.0,
+            }
             for choice in np.flatnonzero(served[token]):
                 weight = chosen[choice] / total[config.normalize]
                 made[token] += weight * self.network(weights, x[token], choices[token, choice])

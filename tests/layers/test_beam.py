@@ -30,10 +30,17 @@ class Chain:
         # The last token is read back through the mask, so that a wrong mask or a wrong order shows.
         here = nm.where(mask & nm.equal(nm.range(self.T), step), seen, 0)
         last = nm.sum(here, over=[self.T, self.slot] if self.flat else self.T)
-        rows = nm.sum(nm.where(nm.equal(nm.range(self.T), step), self.tables, 0.0), over=self.T)  # G V W
-        past = nm.cast(nm.sum(nm.where(mask, seen, 0), over=[self.T, self.slot] if self.flat else self.T), "float32")
+        rows = nm.sum(
+            nm.where(nm.equal(nm.range(self.T), step), self.tables, 0.0), over=self.T
+        )  # G V W
+        past = nm.cast(
+            nm.sum(nm.where(mask, seen, 0), over=[self.T, self.slot] if self.flat else self.T),
+            "float32",
+        )
         V = self.tables.shape.dims[2]
-        logits = nm.gather(rows, nm.transpose(last, [self.G, self.N]), V) + nm.sin(past) * nm.cast(nm.range(self.W), "float32")
+        logits = nm.gather(rows, nm.transpose(last, [self.G, self.N]), V) + nm.sin(past) * nm.cast(
+            nm.range(self.W), "float32"
+        )
         return nm.transpose(logits, [self.G, self.N, self.W]), {"only": {"seen": seen}}
 
 
@@ -60,7 +67,9 @@ def exhaustive(table: np.ndarray, alpha: float) -> list[tuple[float, tuple[int, 
     return sorted(found, reverse=True)
 
 
-def literal_beam(table: np.ndarray, width: int, alpha: float) -> list[tuple[float, tuple[int, ...]]]:
+def literal_beam(
+    table: np.ndarray, width: int, alpha: float
+) -> list[tuple[float, tuple[int, ...]]]:
     """Ordinary beam search in plain Python, with no early stop."""
     T, _, W = table.shape
     alive, finished = [(0.0, ())], []
@@ -79,8 +88,12 @@ def literal_beam(table: np.ndarray, width: int, alpha: float) -> list[tuple[floa
 
 
 def searched(tables: np.ndarray, width: int, flat: bool, alpha: float, layout: str = "group:all"):
-    G, T, V, W = nm.dims(f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}")
-    program = nm.trace(lambda t: beam_search(Chain(t, width, flat), alpha=alpha), nm.spec([G, T, V, W]))
+    G, T, V, W = nm.dims(
+        f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}"
+    )
+    program = nm.trace(
+        lambda t: beam_search(Chain(t, width, flat), alpha=alpha), nm.spec([G, T, V, W])
+    )
     step = nm.compile(program, mesh=nm.Mesh(all=2), layout=layout, strict=True)
     found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
     return found["sequences"], found["scores"], int(found["steps"])
@@ -120,8 +133,12 @@ def test_both_forms_equal_a_beam_search_written_out(seed):
 
 def test_the_loop_stops_when_nothing_better_can_come():
     tables = random_tables(1, G=2, T=40, W=5)
-    tables[:, :, :, END] += 100.0 * (np.arange(40) >= 3)[None, :, None]  # none goes on beyond the fourth token
-    expected = [[padded(sequence, 40) for _, sequence in literal_beam(table, 2, 0.6)] for table in tables]
+    tables[:, :, :, END] += (
+        100.0 * (np.arange(40) >= 3)[None, :, None]
+    )  # none goes on beyond the fourth token
+    expected = [
+        [padded(sequence, 40) for _, sequence in literal_beam(table, 2, 0.6)] for table in tables
+    ]
     for flat in (True, False):
         sequences, _, steps = searched(tables, 2, flat, 0.6)
         assert steps < 10
@@ -136,7 +153,9 @@ def test_scores_and_sequences_are_the_same_under_another_layout():
 
 
 def decoded(tables: np.ndarray, width: int, method):
-    G, T, V, W = nm.dims(f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}")
+    G, T, V, W = nm.dims(
+        f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}"
+    )
     program = nm.trace(lambda t: method(Chain(t, width, False)), nm.spec([G, T, V, W]))
     step = nm.compile(program, mesh=nm.Mesh(all=2), layout="group:all", strict=True)
     found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
@@ -161,11 +180,20 @@ def test_greedy_takes_the_likeliest_token_and_stops():
 
 
 @pytest.mark.parametrize(
-    ("options", "possible"), [({}, 6), ({"top_k": 2}, 2), ({"top_p": 0.6}, None), ({"temperature": 0.01}, 1), ({"top_k": 1}, 1)]
+    ("options", "possible"),
+    [
+        ({}, 6),
+        ({"top_k": 2}, 2),
+        ({"top_p": 0.6}, None),
+        ({"temperature": 0.01}, 1),
+        ({"top_k": 1}, 1),
+    ],
 )
 def test_samples_come_as_often_as_the_model_says(options, possible):
     tables = np.repeat(random_tables(4, G=1, T=1, W=6), 2, 0)
-    sequences, scores, steps = decoded(tables, 4000, lambda d: sample(d, nm.random.key(0), **options))
+    sequences, scores, steps = decoded(
+        tables, 4000, lambda d: sample(d, nm.random.key(0), **options)
+    )
     probability = np.exp(logits_of(tables[0], ()) / options.get("temperature", 1.0))
     probability /= probability.sum()
     ranked = np.argsort(-probability)
@@ -176,13 +204,19 @@ def test_samples_come_as_often_as_the_model_says(options, possible):
     share = np.bincount(sequences[:, :, 0].ravel(), minlength=6) / 8000
     assert (share[expected == 0] == 0).all()
     np.testing.assert_allclose(share, expected, atol=5 * np.sqrt(0.25 / 8000))
-    np.testing.assert_allclose(scores, logits_of(tables[0], ())[sequences[:, :, 0]], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        scores, logits_of(tables[0], ())[sequences[:, :, 0]], rtol=1e-4, atol=1e-5
+    )
     assert steps == 1
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [({"temperature": 0.0}, "temperature=0.0"), ({"top_k": 9}, "top_k=9"), ({"top_p": 1.5}, "top_p=1.5 is no probability")],
+    [
+        ({"temperature": 0.0}, "temperature=0.0"),
+        ({"top_k": 9}, "top_k=9"),
+        ({"top_p": 1.5}, "top_p=1.5 is no probability"),
+    ],
 )
 def test_impossible_options_are_errors(options, message):
     with pytest.raises(nm.NamedMeshError, match=message):

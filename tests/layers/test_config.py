@@ -14,7 +14,9 @@ from namedmesh.layers.sampling import greedy
 from namedmesh.layers.transformer import Transformer, batch_of
 from tests.layers.numpy_transformer import Model
 
-SMALL = config("tiny").but(experts=4, model=8, hidden=12, heads=2, key=4, source_vocab=12, target_vocab=10, longest=16)
+SMALL = config("tiny").but(
+    experts=4, model=8, hidden=12, heads=2, key=4, source_vocab=12, target_vocab=10, longest=16
+)
 SHORT = SMALL.but(capacity_factor=1.0)  # some tokens find no place
 VARIANTS = {
     "the paper's": SMALL,
@@ -47,8 +49,16 @@ def examples(rows: int = 3, source: int = 12, target: int = 10) -> dict[str, np.
     rng, batch = np.random.default_rng(0), {}
     for side, size, words in (("source", source, 12), ("target", target, 10)):
         first, last = size // 2 - 1, size - size // 2 - 1
-        segments = [0] * (side == "source") + [1] * first + [0] * (side == "target") + [2] * last + [0]
-        positions = [0] * (side == "source") + [*range(first)] + [0] * (side == "target") + [*range(last)] + [0]
+        segments = (
+            [0] * (side == "source") + [1] * first + [0] * (side == "target") + [2] * last + [0]
+        )
+        positions = (
+            [0] * (side == "source")
+            + [*range(first)]
+            + [0] * (side == "target")
+            + [*range(last)]
+            + [0]
+        )
         batch[side] = rng.integers(2, words, size=(rows, size)).astype(np.int32)
         batch[f"{side}_segments"] = np.tile(np.array(segments, np.int32), (rows, 1))
         batch[f"{side}_positions"] = np.tile(np.array(positions, np.int32), (rows, 1))
@@ -69,7 +79,9 @@ def training(model: Transformer) -> nm.Program:
 
 def decoding(model: Transformer) -> nm.Program:
     spec = nm.spec([model.G, model.S], "int32")
-    decode = lambda source, segments: greedy(Decoder(model, source, segments, hypotheses=8))["sequences"]
+    decode = lambda source, segments: greedy(Decoder(model, source, segments, hypotheses=8))[
+        "sequences"
+    ]
     return nm.trace(decode, source=spec, segments=spec)
 
 
@@ -77,11 +89,17 @@ def weights(program: nm.Program) -> dict[str, np.ndarray]:
     """Random values for every parameter, norms and biases too."""
     rng = np.random.default_rng(1)
     draw = lambda shape: rng.normal(size=[dim.size for dim in shape]) * 0.4
-    return {name: (draw(v.shape) + name.endswith("scale")).astype(np.float32) for name, v in program.parameters.items()}
+    return {
+        name: (draw(v.shape) + name.endswith("scale")).astype(np.float32)
+        for name, v in program.parameters.items()
+    }
 
 
 def metrics(program: nm.Program, **inputs) -> dict[str, np.ndarray]:
-    return {name: np.asarray(value) for name, value in program.evaluate(weights(program), **inputs)[1].items()}
+    return {
+        name: np.asarray(value)
+        for name, value in program.evaluate(weights(program), **inputs)[1].items()
+    }
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -105,12 +123,22 @@ def test_padding_takes_no_place_and_counts_nowhere(router, dispatch):
     bare = metrics(evaluation(model_of(chosen)), **batch)
     padded = metrics(evaluation(model_of(chosen.but(capacity_factor=0.5), 5, 24, 20)), **more)
     assert bare["decoder_dropped"].max() > 0.1
-    for name in ("loss", "cross_entropy", "accuracy", "aux_loss", "encoder_dropped", "decoder_dropped"):
+    for name in (
+        "loss",
+        "cross_entropy",
+        "accuracy",
+        "aux_loss",
+        "encoder_dropped",
+        "decoder_dropped",
+    ):
         np.testing.assert_allclose(padded[name], bare[name], rtol=1e-5, err_msg=name)
 
 
 def test_both_forms_of_dispatch_train_alike():
-    one, other = (metrics(training(model_of(SHORT.but(dispatch=form))), **examples(), seed=3) for form in CHOICES["dispatch"])
+    one, other = (
+        metrics(training(model_of(SHORT.but(dispatch=form))), **examples(), seed=3)
+        for form in CHOICES["dispatch"]
+    )
     for name, value in one.items():
         np.testing.assert_allclose(other[name], value, rtol=1e-5, err_msg=name)
 
@@ -118,18 +146,26 @@ def test_both_forms_of_dispatch_train_alike():
 def test_only_the_router_sees_jitter_and_only_in_training():
     """With one choice of weight one, noise that changes no choice changes the gates alone."""
     plain = SMALL.but(k=1, dropout=0.0, capacity_factor=4.0)
-    still, noisy = (metrics(training(model_of(plain.but(jitter=j))), **examples(), seed=3) for j in (0.0, 1e-3))
+    still, noisy = (
+        metrics(training(model_of(plain.but(jitter=j))), **examples(), seed=3) for j in (0.0, 1e-3)
+    )
     assert float(noisy["cross_entropy"]) == pytest.approx(float(still["cross_entropy"]), rel=1e-6)
     assert 1e-6 < abs(noisy["aux_loss"] / still["aux_loss"] - 1) < 1e-2
-    assert signature(evaluation(model_of(plain.but(jitter=0.1)))) == signature(evaluation(model_of(plain)))
+    assert signature(evaluation(model_of(plain.but(jitter=0.1)))) == signature(
+        evaluation(model_of(plain))
+    )
 
 
 def test_without_dropout_jitter_and_random_choices_training_is_evaluation():
     calm = SMALL.but(dropout=0.0, second="all")
     wanted = metrics(evaluation(model_of(calm)), **examples())["loss"]
-    assert metrics(training(model_of(calm)), **examples(), seed=3)["loss"] == pytest.approx(float(wanted), rel=1e-6)
+    assert metrics(training(model_of(calm)), **examples(), seed=3)["loss"] == pytest.approx(
+        float(wanted), rel=1e-6
+    )
     for louder in (calm.but(dropout=0.2), calm.but(word_dropout=0.2), calm.but(second="random")):
-        assert metrics(training(model_of(louder)), **examples(), seed=3)["loss"] != pytest.approx(float(wanted), rel=1e-4)
+        assert metrics(training(model_of(louder)), **examples(), seed=3)["loss"] != pytest.approx(
+            float(wanted), rel=1e-4
+        )
 
 
 def test_a_word_left_out_is_its_position_alone():
@@ -139,7 +175,11 @@ def test_a_word_left_out_is_its_position_alone():
     def both(tokens, positions):
         with nm.scope("x"):
             some = model.embedded(tokens, positions, model.V, nm.random.key(5))
-            return some, model.embedded(tokens, positions, model.V), model.embedded(tokens - 1000, positions, model.V)
+            return (
+                some,
+                model.embedded(tokens, positions, model.V),
+                model.embedded(tokens - 1000, positions, model.V),
+            )
 
     tokens = np.random.default_rng(0).integers(1, 9, (32, 64)).astype("int32")
     program = nm.trace(both, tokens=spec, positions=spec)
@@ -151,14 +191,19 @@ def test_a_word_left_out_is_its_position_alone():
 
 def test_second_choices_are_served_at_random_in_training_only():
     roomy = SMALL.but(dropout=0.0, capacity_factor=4.0)
-    served = {second: metrics(training(model_of(roomy.but(second=second))), **examples(), seed=3) for second in CHOICES["second"]}
+    served = {
+        second: metrics(training(model_of(roomy.but(second=second))), **examples(), seed=3)
+        for second in CHOICES["second"]
+    }
     assert served["all"]["encoder_dropped"].tolist() == [[0.0, 0.0]]
     first, second = served["random"]["encoder_dropped"][0]
     assert first == 0.0 and 0.05 < second < 0.95
 
 
 def test_capacity_while_decoding():
-    places = lambda factor: decoding(model_of(SMALL.but(decoding_capacity_factor=factor))).dims["capacity"]
+    places = lambda factor: decoding(model_of(SMALL.but(decoding_capacity_factor=factor))).dims[
+        "capacity"
+    ]
     assert places(None) == [6, 8], "6 in the encoder; of 8 hypotheses none is dropped"
     assert places(1.0) == [2, 6]
 
@@ -184,18 +229,29 @@ TRAINING = (
 def signature(program: nm.Program) -> list[tuple]:
     """Every op of a program: what it makes, and the numbers and words in it."""
     known = lambda op: [
-        value for field in dataclasses.fields(op) if isinstance(value := getattr(op, field.name), (float, int, str))
+        value
+        for field in dataclasses.fields(op)
+        if isinstance(value := getattr(op, field.name), (float, int, str))
     ]
-    return [(op.kind, known(op), [(t.dtype, str(t.shape)) for t in op.outputs]) for op in every_op(program.ops)]
+    return [
+        (op.kind, known(op), [(t.dtype, str(t.shape)) for t in op.outputs])
+        for op in every_op(program.ops)
+    ]
 
 
 def test_every_option_changes_the_program():
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Config)}
     base = SMALL.but(positions="learned")
-    signatures = lambda config: (signature(training(model_of(config))), signature(decoding(model_of(config))))
+    signatures = lambda config: (
+        signature(training(model_of(config))),
+        signature(decoding(model_of(config))),
+    )
     before = signatures(base)
     for name, value in CHANGES.items():
-        train, decode = (one != other for one, other in zip(signatures(base.but(**{name: value})), before, strict=True))
+        train, decode = (
+            one != other
+            for one, other in zip(signatures(base.but(**{name: value})), before, strict=True)
+        )
         assert train == (name != "decoding_capacity_factor"), name
         assert decode == (name not in TRAINING), name
 
@@ -224,7 +280,11 @@ def test_wrong_values_are_named(name):
         ({"router": "topk"}, "router='topk' is not a choice", "did you mean 'top_k'?"),
         ({"dispatch": "gathr"}, "dispatch='gathr' is not a choice", "did you mean 'gather'?"),
         ({"k": 5}, "k=5 of 4 experts", "choose at least one and at most all experts"),
-        ({"dropout": 1.0}, "dropout=1.0 is not a number from 0 to below 1", "give a number from 0 to below 1"),
+        (
+            {"dropout": 1.0},
+            "dropout=1.0 is not a number from 0 to below 1",
+            "give a number from 0 to below 1",
+        ),
         ({"layer": 8}, "a configuration has no 'layer'", "did you mean 'layers'?"),
         (
             {"layers": 6},
@@ -246,7 +306,9 @@ def test_an_unknown_configuration_is_named():
 
 def test_a_step_with_every_newer_option_runs_as_planned():
     """Compiled for eight devices and audited; its loss is that of an unsharded run."""
-    chosen = SMALL.but(experts=8, router="expert_choice", positions="relative", gated=True, jitter=0.01, k=2)
+    chosen = SMALL.but(
+        experts=8, router="expert_choice", positions="relative", gated=True, jitter=0.01, k=2
+    )
     model = model_of(chosen, rows=8)
 
     def step(batch, seed):

@@ -14,11 +14,22 @@ from namedmesh.layers.transformer import Batch, Transformer
 
 # With room for every token, so that the model all at once drops none either.
 CONFIG = Config(
-    layers=8, experts=4, model=16, hidden=32, heads=2, key=8, source_vocab=12, target_vocab=6, capacity_factor=4.0, dropout=0.0
+    layers=8,
+    experts=4,
+    model=16,
+    hidden=32,
+    heads=2,
+    key=8,
+    source_vocab=12,
+    target_vocab=6,
+    capacity_factor=4.0,
+    dropout=0.0,
 )
 VARIANTS = {
     "paper": CONFIG,
-    "modern": CONFIG.but(positions="relative", normalizer="rms", activation="swish", gated=True, tied=False, k=1),
+    "modern": CONFIG.but(
+        positions="relative", normalizer="rms", activation="swish", gated=True, tied=False, k=1
+    ),
     "dense": CONFIG.but(experts=0, layers=4, positions="learned", norm="post"),
 }
 LAYOUT = "group:all, expert:all"
@@ -49,7 +60,9 @@ def log_probabilities(model: Transformer) -> nm.Program:
     def score(source, segments, target):
         positions = lambda dim, like: nm.broadcast(nm.range(dim), like.shape)
         whole = nm.ones(target.shape, "int32")
-        batch = Batch(source, segments, positions(model.S, source), target, whole, positions(model.T, target))
+        batch = Batch(
+            source, segments, positions(model.S, source), target, whole, positions(model.T, target)
+        )
         encoded, _ = model.encode(source, segments, batch.source_positions)
         decoded, _ = model.decode(batch, nm.shift(target, model.T, 1), encoded)
         return nm.log_softmax(model.scores(decoded), over=model.W)
@@ -63,7 +76,9 @@ def test_one_token_at_a_time_is_all_at_once(variant):
     model = model_of(VARIANTS[variant])
     program = decoding(model, greedy)
     state = {name: np.asarray(value) for name, value in program.initial_state(0).items()}
-    step = nm.compile(program, mesh=nm.Mesh(all=4), layout=nm.Layout(LAYOUT).only(program.dims), strict=True)
+    step = nm.compile(
+        program, mesh=nm.Mesh(all=4), layout=nm.Layout(LAYOUT).only(program.dims), strict=True
+    )
     found = step(step.place(state), **sentences())[1]
     sequences, scores = np.asarray(found["sequences"])[:, 0], np.asarray(found["scores"])[:, 0]
     _, reference = log_probabilities(model).evaluate(state, **sentences(), target=sequences)
@@ -72,7 +87,9 @@ def test_one_token_at_a_time_is_all_at_once(variant):
         ends = np.flatnonzero(sequence == 1)
         length = ends[0] + 1 if len(ends) else len(sequence)
         assert sequence[:length].tolist() == reference[g, :length].argmax(-1).tolist()
-        assert scores[g] == pytest.approx(reference[g, np.arange(length), sequence[:length]].sum(), rel=1e-4)
+        assert scores[g] == pytest.approx(
+            reference[g, np.arange(length), sequence[:length]].sum(), rel=1e-4
+        )
 
 
 def cache_lines(text: str, shape: str) -> dict[str, set[str]]:
@@ -96,7 +113,9 @@ def searches():
         program = decoding(model, beam_search, hypotheses=3, flat=flat)
         state = state or program.initial_state(3)
         step = nm.compile(program, mesh=nm.Mesh(all=4), layout=LAYOUT, strict=True)
-        found = step(step.place({name: np.asarray(value) for name, value in state.items()}), **sentences())[1]
+        found = step(
+            step.place({name: np.asarray(value) for name, value in state.items()}), **sentences()
+        )[1]
         made[flat] = {name: np.asarray(value) for name, value in found.items()}, step.text
     return made
 
@@ -111,10 +130,25 @@ def test_flat_and_ordinary_search_find_the_same(searches):
 def test_the_step_of_flat_search_appends_to_the_cache_and_never_copies_it(searches):
     shape = "f32[10,2,3,2,8]"  # a row for each of 2 x 5 layers and steps, 2 sentences a device, 3 hypotheses, heads, key
     flat, ordinary = cache_lines(searches[True][1], shape), cache_lines(searches[False][1], shape)
-    quiet = {"parameter", "get-tuple-element", "tuple", "while", "bitcast", "dynamic-update-slice", "fusion", "broadcast"}
+    quiet = {
+        "parameter",
+        "get-tuple-element",
+        "tuple",
+        "while",
+        "bitcast",
+        "dynamic-update-slice",
+        "fusion",
+        "broadcast",
+    }
     assert "dynamic-update-slice" in flat["elsewhere"]
-    assert flat["elsewhere"] <= quiet, "loop bodies only append; the entry may copy the empty cache to begin with"
-    assert ordinary["elsewhere"] - quiet, "ordinary search puts its cache in another order, so the test can fail"
+    assert flat["elsewhere"] <= quiet, (
+        "loop bodies only append; the entry may copy the empty cache to begin with"
+    )
+    assert ordinary["elsewhere"] - quiet, (
+        "ordinary search puts its cache in another order, so the test can fail"
+    )
     for line in searches[True][1].splitlines():
         if f"= {shape}" in line and " fusion(" in line and "dynamic-update-slice" not in line:
-            assert "broadcast" in line, "a fusion makes the cache otherwise than by appending: " + line
+            assert "broadcast" in line, (
+                "a fusion makes the cache otherwise than by appending: " + line
+            )

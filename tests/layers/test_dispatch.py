@@ -17,14 +17,20 @@ GATES = {
 LAYOUTS = {
     "one axis": ("all=4", "group:all, expert:all", None),
     "two axes": ("data=2 expert=4", "group:data+expert, expert:expert", None),
-    "hidden too": ("data=2 expert=2 model=2", "group:data+expert, expert:expert, hidden:model", None),
+    "hidden too": (
+        "data=2 expert=2 model=2",
+        "group:data+expert, expert:expert, hidden:model",
+        None,
+    ),
     "at rest": ("data=8", "group:data", "model:data"),
 }
 
 
 def layer(gate: str, form: str) -> nm.Program:
     def step(x, draws):
-        y, routing = moe(x, lambda logits: GATES[gate](logits, draws), (G, S, E, C, M, H), form=form)
+        y, routing = moe(
+            x, lambda logits: GATES[gate](logits, draws), (G, S, E, C, M, H), form=form
+        )
         loss = nm.sum(y * nm.tanh(y)) + getattr(routing, "aux_loss", 0.0) * 10.0
         return {"y": y, **nm.grad(loss, {"x": x, **nm.parameters()})}
 
@@ -34,7 +40,10 @@ def layer(gate: str, form: str) -> nm.Program:
 @pytest.fixture(scope="module")
 def inputs():
     rng = np.random.default_rng(0)
-    return {"x": rng.normal(size=(8, 16, 8)).astype(np.float32), "draws": rng.uniform(size=(8, 16)).astype(np.float32)}
+    return {
+        "x": rng.normal(size=(8, 16, 8)).astype(np.float32),
+        "draws": rng.uniform(size=(8, 16)).astype(np.float32),
+    }
 
 
 @pytest.mark.parametrize("gate", GATES)
@@ -52,18 +61,25 @@ def test_both_forms_communicate_alike_and_run_sharded(label, inputs):
     plans = {}
     for form in ("einsum", "gather"):
         program = layer("top2", form)
-        step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True)
+        step = nm.compile(
+            program, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True
+        )
         assert step.audit.exact, str(step.audit)
         state = {name: np.asarray(value) for name, value in program.initial_state(0).items()}
         _, got = step(step.place(state), **inputs)
         for name, value in program.evaluate(state, **inputs)[1].items():
-            np.testing.assert_allclose(got[name], value, rtol=1e-4, atol=5e-5, err_msg=f"{form} {name}")
+            np.testing.assert_allclose(
+                got[name], value, rtol=1e-4, atol=5e-5, err_msg=f"{form} {name}"
+            )
         plans[form] = sorted((one.kind, one.axes, one.bytes) for one in step.plan.collectives)
     assert plans["einsum"] == plans["gather"]
 
 
 def test_the_index_form_makes_no_mask_of_tokens_by_places():
-    sizes = {form: max(t.shape.elements for op in layer("top2", form).ops for t in op.outputs) for form in ("einsum", "gather")}
+    sizes = {
+        form: max(t.shape.elements for op in layer("top2", form).ops for t in op.outputs)
+        for form in ("einsum", "gather")
+    }
     assert sizes["einsum"] >= G.size * S.size * E.size * C.size > sizes["gather"] / 2
     for op in layer("top2", "gather").ops:
         for tensor in op.outputs:

@@ -26,24 +26,41 @@ def logits_with_ties(rng, shape):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
 def test_top2_is_algorithm_1(shape, ties, padded):
-    G, S, E, C = (nm.Dimension(name, size) for name, size in zip(("group", "seq", "expert", "capacity"), shape, strict=True))
+    G, S, E, C = (
+        nm.Dimension(name, size)
+        for name, size in zip(("group", "seq", "expert", "capacity"), shape, strict=True)
+    )
     rng = np.random.default_rng(sum(shape))
-    logits = logits_with_ties(rng, shape[:3]) if ties else rng.normal(size=shape[:3]).astype(np.float32) * 2
+    logits = (
+        logits_with_ties(rng, shape[:3])
+        if ties
+        else rng.normal(size=shape[:3]).astype(np.float32) * 2
+    )
     draws = rng.uniform(size=shape[:2]).astype(np.float32)
     padding = rng.uniform(size=shape[:2]) < 0.3 if padded else np.zeros(shape[:2], bool)
 
     def gate(logits, draws, padding):
         routing = top_k_gating(logits, S, E, C, draws=[draws], padding=padding if padded else None)
         combine = nm.transpose(EinsumDispatch(routing).combine_weights, [G, S, E, C])
-        return {"combine": combine, "aux": routing.aux_loss, "dropped": routing.dropped, "load": routing.load}
+        return {
+            "combine": combine,
+            "aux": routing.aux_loss,
+            "dropped": routing.dropped,
+            "load": routing.load,
+        }
 
     got = run(gate, logits=([G, S, E], logits), draws=([G, S], draws), padding=([G, S], padding))
     groups = [top2_gating(logits[g], C.size, draws[g], padding[g]) for g in range(G.size)]
-    np.testing.assert_allclose(got["combine"], np.stack([combine for combine, _, _ in groups]), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        got["combine"], np.stack([combine for combine, _, _ in groups]), rtol=1e-5, atol=1e-6
+    )
     np.testing.assert_allclose(got["aux"], np.mean([aux for _, aux, _ in groups]), rtol=1e-5)
     served = np.stack([one for _, _, one in groups], 1)
     np.testing.assert_allclose(got["dropped"], 1 - served.sum((1, 2)) / (~padding).sum(), atol=1e-6)
-    load = np.stack([(combine > 0).sum((0, 2)) for combine, _, _ in groups]) / np.maximum((~padding).sum(1), 1)[:, None]
+    load = (
+        np.stack([(combine > 0).sum((0, 2)) for combine, _, _ in groups])
+        / np.maximum((~padding).sum(1), 1)[:, None]
+    )
     np.testing.assert_allclose(got["load"], load, atol=1e-6)
 
 
@@ -57,9 +74,13 @@ def test_the_auxiliary_loss_has_the_gradient_of_its_formula():
 
     got = run(gate, logits=([G, S, E], logits))
     gates = softmax(logits.astype(np.float64))
-    share = np.stack([np.bincount(gates[g].argmax(-1), minlength=4) / 8 for g in range(2)])  # not differentiated
+    share = np.stack(
+        [np.bincount(gates[g].argmax(-1), minlength=4) / 8 for g in range(2)]
+    )  # not differentiated
     dgates = np.broadcast_to(share[:, None] / (2 * 4 * 8), gates.shape)
-    np.testing.assert_allclose(got, gates * (dgates - (gates * dgates).sum(-1, keepdims=True)), rtol=1e-4, atol=1e-8)
+    np.testing.assert_allclose(
+        got, gates * (dgates - (gates * dgates).sum(-1, keepdims=True)), rtol=1e-4, atol=1e-8
+    )
 
 
 def test_switch_routing_weighs_by_the_gate_itself():
@@ -88,7 +109,9 @@ def test_top_k_serves_the_k_best_when_there_is_room(k):
 
     gates = softmax(logits)
     wanted = np.where(gates >= np.sort(gates, -1)[..., -k][..., None], gates, 0)
-    np.testing.assert_allclose(run(gate, logits=([G, S, E], logits)), wanted / wanted.sum(-1, keepdims=True), rtol=1e-5)
+    np.testing.assert_allclose(
+        run(gate, logits=([G, S, E], logits)), wanted / wanted.sum(-1, keepdims=True), rtol=1e-5
+    )
 
 
 def test_weights_normalised_after_capacity_sum_to_one_for_every_served_token():
@@ -126,7 +149,9 @@ def test_capacity_is_twice_the_even_share_by_default():
 
 def test_jitter_stays_around_one():
     (B,) = nm.dims("batch=1000")
-    made = nm.trace(lambda x: jitter(x, nm.random.key(0), 0.05), nm.spec([B])).evaluate({}, x=np.ones(1000, np.float32))[1]
+    made = nm.trace(lambda x: jitter(x, nm.random.key(0), 0.05), nm.spec([B])).evaluate(
+        {}, x=np.ones(1000, np.float32)
+    )[1]
     assert 0.95 <= made.numpy().min() < 0.96 and 1.04 < made.numpy().max() <= 1.05
 
 

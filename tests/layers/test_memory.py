@@ -11,7 +11,9 @@ from namedmesh.layers.transformer import Transformer, batch_of
 
 def train_step(remat: str) -> nm.Program:
     """Sixteen layers, narrow and long, so that activations outweigh weights."""
-    chosen = config("tiny").but(layers=16, experts=2, model=16, hidden=32, heads=2, key=8, remat=remat)
+    chosen = config("tiny").but(
+        layers=16, experts=2, model=16, hidden=32, heads=2, key=8, remat=remat
+    )
     model = Transformer(chosen, group=2, source=256, target=256)
 
     def step(batch, seed):
@@ -24,8 +26,14 @@ def train_step(remat: str) -> nm.Program:
 
 def examples() -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    fill = {"": lambda: rng.integers(2, 64, size=(2, 256)), "_segments": lambda: 1, "_positions": lambda: np.arange(256)}
-    sides = [(f"{side}{what}", make) for side in ("source", "target") for what, make in fill.items()]
+    fill = {
+        "": lambda: rng.integers(2, 64, size=(2, 256)),
+        "_segments": lambda: 1,
+        "_positions": lambda: np.arange(256),
+    }
+    sides = [
+        (f"{side}{what}", make) for side in ("source", "target") for what, make in fill.items()
+    ]
     return {name: np.broadcast_to(make(), (2, 256)).astype(np.int32) for name, make in sides}
 
 
@@ -33,7 +41,9 @@ def examples() -> dict[str, np.ndarray]:
 def test_remat_trades_memory_for_work_and_changes_no_loss():
     bytes_of, losses = {}, {}
     for remat in ("none", "dots", "full"):
-        step = nm.compile(train_step(remat), mesh=nm.Mesh(all=2), layout="group:all, expert:all", strict=True)
+        step = nm.compile(
+            train_step(remat), mesh=nm.Mesh(all=2), layout="group:all, expert:all", strict=True
+        )
         bytes_of[remat] = step.report.temporary_bytes
         state = step.init(0)
         for i in range(2):

@@ -40,23 +40,37 @@ MISTAKES = {
     "Adam: weight_decay=-1": lambda: Adam(0.1, weight_decay=-1),
     "Adafactor: clipping_threshold=0": lambda: Adafactor(clipping_threshold=0),
     "Transformer: 'tiny' is no Config": lambda: Transformer("tiny", group=2, source=4, target=4),
-    "2 learned positions for sequences of 4 tokens": lambda: decoded(greedy, TINY.but(positions="learned", longest=2)),
+    "2 learned positions for sequences of 4 tokens": lambda: decoded(
+        greedy, TINY.but(positions="learned", longest=2)
+    ),
     "a dict is no Batch": lambda: traced(lambda x: Transformer(TINY, 2, 4, 4).loss({})[0]),
     "a batch without source": lambda: batch_of({}),
     "dense: over=model=8 is one dimension": lambda: traced(lambda x: dense(x, M, [H])),
     "dense: x has no dimension hidden": lambda: traced(lambda x: dense(x, [H], [M])),
     "moe: 5 dims": lambda: traced(lambda x: moe(x, None, (G, S, E, M, H))),
-    "gating: k=1.5": lambda: traced(lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=1.5)),
-    "gating: capacity=4 is no Dimension": lambda: traced(lambda x: top_k_gating(x, S, M, 4, second="all")),
+    "gating: k=1.5": lambda: traced(
+        lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=1.5)
+    ),
+    "gating: capacity=4 is no Dimension": lambda: traced(
+        lambda x: top_k_gating(x, S, M, 4, second="all")
+    ),
     "capacity: factor=nan": lambda: capacity(S, E, float("nan")),
-    "cross_entropy: smoothing=1.0": lambda: traced(lambda x: cross_entropy(x, nm.argmax(x, M), M, smoothing=1.0)),
-    "relative_bias: 1 buckets": lambda: traced(lambda x: relative_bias(nm.range(S), Heads(M, H, E), buckets=1)),
+    "cross_entropy: smoothing=1.0": lambda: traced(
+        lambda x: cross_entropy(x, nm.argmax(x, M), M, smoothing=1.0)
+    ),
+    "relative_bias: 1 buckets": lambda: traced(
+        lambda x: relative_bias(nm.range(S), Heads(M, H, E), buckets=1)
+    ),
     "beam_search: alpha=nan": lambda: decoded(beam_search, alpha=float("nan")),
     "beam_search: end=64 is no token of target_vocab=64": lambda: decoded(beam_search, end=64),
     "decoding: start=-1 is no token": lambda: decoded(greedy, start=-1),
     "sequences that do not share a past": lambda: decoded(greedy, flat=True),
-    "sample: temperature=1e-38": lambda: decoded(lambda d: sample(d, nm.random.key(0), temperature=1e-38)),
-    "Decoder: the source is int32": lambda: decoded(greedy, source=lambda m: nm.spec([m.G, m.S, m.M], "int32")),
+    "sample: temperature=1e-38": lambda: decoded(
+        lambda d: sample(d, nm.random.key(0), temperature=1e-38)
+    ),
+    "Decoder: the source is int32": lambda: decoded(
+        greedy, source=lambda m: nm.spec([m.G, m.S, m.M], "int32")
+    ),
     "Decoder: the source is float32": lambda: decoded(greedy, source=lambda m: nm.spec([m.G, m.S])),
     "k=9 of 8 experts": lambda: TINY.but(k=9),
     "a model of 6 layers": lambda: Config(layers=6, experts=4),

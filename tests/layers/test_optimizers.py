@@ -20,7 +20,9 @@ SHAPES = {
     "matrix": nm.dims("a=160 b=128"),
     "square": nm.dims("a=128 b=128"),
     "cube": nm.dims("a=130 b=3 c=128"),
-    "kernel": nm.dims("a=128 b=130 c=3"),  # the second factor is not the last dimension of the row means
+    "kernel": nm.dims(
+        "a=128 b=130 c=3"
+    ),  # the second factor is not the last dimension of the row means
 }
 FEW = {name: SHAPES[name] for name in ("scalar", "vector", "matrix")}
 
@@ -28,7 +30,8 @@ FEW = {name: SHAPES[name] for name in ("scalar", "vector", "matrix")}
 def start_values(shapes):
     rng = np.random.default_rng(0)
     return {
-        name: rng.normal(size=[dim.size for dim in dims], scale=0.5).astype(np.float32) + 0.1 for name, dims in shapes.items()
+        name: rng.normal(size=[dim.size for dim in dims], scale=0.5).astype(np.float32) + 0.1
+        for name, dims in shapes.items()
     }
 
 
@@ -36,15 +39,23 @@ def gradients(values, steps=STEPS):
     """Gradients whose size changes from step to step and from row to row, so that clipping has work to do."""
     rng = np.random.default_rng(1)
     for _ in range(steps):
-        sizes = {name: np.exp(rng.normal(size=value.shape[:1] + (1,) * (value.ndim - 1))) for name, value in values.items()}
-        yield {name: (sizes[name] * rng.normal(size=value.shape)).astype(np.float32) for name, value in values.items()}
+        sizes = {
+            name: np.exp(rng.normal(size=value.shape[:1] + (1,) * (value.ndim - 1)))
+            for name, value in values.items()
+        }
+        yield {
+            name: (sizes[name] * rng.normal(size=value.shape)).astype(np.float32)
+            for name, value in values.items()
+        }
 
 
 def traced(optimizer, shapes):
     """A step in which the gradient of each parameter is the input of its name."""
 
     def step(**given):
-        parameters = {name: nm.param(name, dims, nm.constant_init(0.0)) for name, dims in shapes.items()}
+        parameters = {
+            name: nm.param(name, dims, nm.constant_init(0.0)) for name, dims in shapes.items()
+        }
         total = nm.full([], 0.0)
         for name, weight in parameters.items():
             total = total + nm.sum(weight * given[name])
@@ -55,7 +66,9 @@ def traced(optimizer, shapes):
 
 def run(program, values, grads):
     """The parameters after each step, and the last metrics."""
-    state = {name: np.zeros(found.shape.sizes, found.dtype) for name, found in program.variables.items()} | values
+    state = {
+        name: np.zeros(found.shape.sizes, found.dtype) for name, found in program.variables.items()
+    } | values
     history, metrics = [], {}
     for given in grads:
         updates, metrics = program.evaluate(state, **given)
@@ -81,12 +94,16 @@ def run_optax(transformation, values, grads):
 def assert_same_history(found, expected, rtol=1e-5, atol=2e-6):
     for number, (got, want) in enumerate(zip(found, expected, strict=True)):
         for name, value in want.items():
-            np.testing.assert_allclose(got[name], value, rtol=rtol, atol=atol, err_msg=f"{name} at step {number}")
+            np.testing.assert_allclose(
+                got[name], value, rtol=rtol, atol=atol, err_msg=f"{name} at step {number}"
+            )
 
 
 def capped_factored_rms(cap):
     return optax.chain(
-        optax.scale_by_factored_rms(decay_rate_fn=lambda i, power: jax.numpy.minimum(1.0 - (i + 1.0) ** -power, cap)),
+        optax.scale_by_factored_rms(
+            decay_rate_fn=lambda i, power: jax.numpy.minimum(1.0 - (i + 1.0) ** -power, cap)
+        ),
         optax.clip_by_block_rms(1.0),
         optax.scale(-0.1),
         optax.scale_by_param_block_rms(),
@@ -104,10 +121,21 @@ PAIRS = {
         lambda: optax.adafactor(0.1, clipping_threshold=None, momentum=0.9),
     ),
     "adafactor other thresholds": (
-        Adafactor(learning_rate=0.1, clipping_threshold=0.5, min_dim_size_to_factor=16, epsilon=1e-3, beta2_exponent=0.5),
-        lambda: optax.adafactor(0.1, clipping_threshold=0.5, min_dim_size_to_factor=16, eps=1e-3, decay_rate=0.5),
+        Adafactor(
+            learning_rate=0.1,
+            clipping_threshold=0.5,
+            min_dim_size_to_factor=16,
+            epsilon=1e-3,
+            beta2_exponent=0.5,
+        ),
+        lambda: optax.adafactor(
+            0.1, clipping_threshold=0.5, min_dim_size_to_factor=16, eps=1e-3, decay_rate=0.5
+        ),
     ),
-    "adafactor capped decay": (Adafactor(learning_rate=0.1, beta2=0.5), lambda: capped_factored_rms(0.5)),
+    "adafactor capped decay": (
+        Adafactor(learning_rate=0.1, beta2=0.5),
+        lambda: capped_factored_rms(0.5),
+    ),
     "adafactor with the paper's schedule": (
         Adafactor(),
         lambda: optax.adafactor(lambda step: 1.0 / np.sqrt(10_000.0)),
@@ -117,11 +145,20 @@ PAIRS = {
         lambda: optax.adafactor(lambda step: 0.3 / jax.numpy.sqrt(jax.numpy.maximum(step, 3.0))),
     ),
     "adam": (Adam(learning_rate=0.1), lambda: optax.adam(0.1)),
-    "adam other betas": (Adam(learning_rate=0.1, beta1=0.5, beta2=0.9, epsilon=1e-2), lambda: optax.adam(0.1, 0.5, 0.9, 1e-2)),
-    "adamw": (Adam(learning_rate=0.1, weight_decay=0.1), lambda: optax.adamw(0.1, weight_decay=0.1)),
+    "adam other betas": (
+        Adam(learning_rate=0.1, beta1=0.5, beta2=0.9, epsilon=1e-2),
+        lambda: optax.adam(0.1, 0.5, 0.9, 1e-2),
+    ),
+    "adamw": (
+        Adam(learning_rate=0.1, weight_decay=0.1),
+        lambda: optax.adamw(0.1, weight_decay=0.1),
+    ),
     "sgd": (Sgd(learning_rate=0.1), lambda: optax.sgd(0.1)),
     "momentum": (Sgd(learning_rate=0.1, momentum=0.9), lambda: optax.sgd(0.1, momentum=0.9)),
-    "nesterov": (Sgd(learning_rate=0.1, momentum=0.9, nesterov=True), lambda: optax.sgd(0.1, momentum=0.9, nesterov=True)),
+    "nesterov": (
+        Sgd(learning_rate=0.1, momentum=0.9, nesterov=True),
+        lambda: optax.sgd(0.1, momentum=0.9, nesterov=True),
+    ),
     "clipped": (
         Sgd(learning_rate=0.1, clip_norm=2.0),
         lambda: optax.chain(optax.clip_by_global_norm(2.0), optax.sgd(0.1)),
@@ -146,12 +183,18 @@ def test_ten_steps_are_those_of_optax(label):
 def test_clipping_is_that_of_optax_in_each_dtype(limit):
     A, B = nm.dims("a=5 b=7")
     rng = np.random.default_rng(0)
-    given = {"v": rng.normal(size=5).astype(np.float32), "w": rng.normal(size=(5, 7)).astype(np.float32)}
+    given = {
+        "v": rng.normal(size=5).astype(np.float32),
+        "w": rng.normal(size=(5, 7)).astype(np.float32),
+    }
 
     def clip(v, w):
         clipped, norm = clip_by_global_norm({"v": v, "w": w}, limit)
         half, _ = clip_by_global_norm({"v": nm.cast(v, "bfloat16"), "w": w}, limit)
-        assert {name: grad.dtype for name, grad in half.items()} == {"v": "bfloat16", "w": "float32"}
+        assert {name: grad.dtype for name, grad in half.items()} == {
+            "v": "bfloat16",
+            "w": "float32",
+        }
         return clipped, norm
 
     clipped, norm = nm.trace(clip, nm.spec([A]), nm.spec([A, B])).evaluate({}, **given)[1]
@@ -169,8 +212,14 @@ def stacked_step(optimizer):
 
     def step(expert, bias, gain):
         def body(total, given):
-            made = nm.param("expert", [E, M, H]), nm.param("bias", [H]), nm.param("gain", [], nm.constant_init(0.0))
-            return sum((nm.sum(weight * g) for weight, g in zip(made, given, strict=True)), start=total), None
+            made = (
+                nm.param("expert", [E, M, H]),
+                nm.param("bias", [H]),
+                nm.param("gain", [], nm.constant_init(0.0)),
+            )
+            return sum(
+                (nm.sum(weight * g) for weight, g in zip(made, given, strict=True)), start=total
+            ), None
 
         total, _ = nm.scan(body, nm.full([], 0.0), (expert, bias, gain), over=L, stack=True)
         return optimizer.apply(nm.grad(total))
@@ -180,15 +229,23 @@ def stacked_step(optimizer):
 
 def test_every_slice_of_a_stack_and_of_the_experts_is_a_tensor_of_its_own():
     rng = np.random.default_rng(0)
-    sizes = {"expert": (L.size, E.size, M.size, H.size), "bias": (L.size, H.size), "gain": (L.size,)}
+    sizes = {
+        "expert": (L.size, E.size, M.size, H.size),
+        "bias": (L.size, H.size),
+        "gain": (L.size,),
+    }
     values = {name: rng.normal(size=size).astype(np.float32) for name, size in sizes.items()}
     values["expert"] *= np.array([[1, 10], [0.1, 3], [30, 0.01]], np.float32)[:, :, None, None]
     grads = list(gradients(values, 5))
     program = stacked_step(Adafactor(learning_rate=0.1, beta1=0.9, unfactored=[E]))
 
     def alone(tree):
-        slices = {f"expert {i} {j}": tree["expert"][i, j] for i in range(L.size) for j in range(E.size)}
-        return slices | {f"{name} {i}": tree[name][i] for name in ("bias", "gain") for i in range(L.size)}
+        slices = {
+            f"expert {i} {j}": tree["expert"][i, j] for i in range(L.size) for j in range(E.size)
+        }
+        return slices | {
+            f"{name} {i}": tree[name][i] for name in ("bias", "gain") for i in range(L.size)
+        }
 
     found, _ = run(program, values, grads)
     expected = run_optax(optax.adafactor(0.1, momentum=0.9), alone(values), map(alone, grads))
@@ -200,7 +257,9 @@ def test_stacked_variables_know_their_stack_and_factored_slots_keep_it():
     assert {name: found.stack for name, found in program.parameters.items()} == {
         name: ("layer",) for name in ("expert", "bias", "gain")
     }
-    assert {name: found.shape.names for name, found in program.variables.items() if not found.trainable} == {
+    assert {
+        name: found.shape.names for name, found in program.variables.items() if not found.trainable
+    } == {
         "adafactor/step": (),
         "adafactor/expert/row": ("layer", "expert", "model"),
         "adafactor/expert/column": ("layer", "expert", "hidden"),
@@ -220,8 +279,14 @@ def test_two_thousand_experts_are_never_averaged_and_the_update_moves_nothing():
         return Adafactor(unfactored=[E]).apply(nm.grad(loss))
 
     program = nm.trace(step, nm.spec([E, B, M]))
-    slots = [found for name, found in program.variables.items() if not found.trainable and found.shape.dims]
-    assert len(slots) == 4 and all("expert" in slot.shape.names and len(slot.shape) == 2 for slot in slots)
+    slots = [
+        found
+        for name, found in program.variables.items()
+        if not found.trainable and found.shape.dims
+    ]
+    assert len(slots) == 4 and all(
+        "expert" in slot.shape.names and len(slot.shape) == 2 for slot in slots
+    )
     assert nm.plan(program, nm.Mesh(all=2048), "expert:all").of_phase("update") == []
 
 
@@ -253,7 +318,9 @@ LAYOUTS = {
     ),
 }
 OPTIMIZERS = {
-    "adafactor": lambda E: Adafactor(unfactored=[E], min_dim_size_to_factor=8, beta1=0.5, learning_rate=0.1, clip_norm=1.0),
+    "adafactor": lambda E: Adafactor(
+        unfactored=[E], min_dim_size_to_factor=8, beta1=0.5, learning_rate=0.1, clip_norm=1.0
+    ),
     "adam": lambda E: Adam(learning_rate=0.01, weight_decay=0.1),
     "sgd": lambda E: Sgd(learning_rate=0.1, momentum=0.9),
 }
@@ -295,7 +362,9 @@ def test_slots_rest_where_their_parameter_rests(label, optimizer):
         if not slot.trainable and slot.shape.dims:
             owner = program.variables[name.split("/")[1]]
             for dim in slot.shape.names:
-                assert plan.shardings[slot.tensor].axes(dim) == plan.shardings[owner.tensor].axes(dim), name
+                assert plan.shardings[slot.tensor].axes(dim) == plan.shardings[owner.tensor].axes(
+                    dim
+                ), name
     if optimizer != "adafactor" or params is None:
         assert plan.of_phase("update") == []
 
@@ -321,10 +390,14 @@ def test_gradients_in_bfloat16_are_cast():
         Adam(learning_rate=0.1, epsilon=1.0).apply({"w": nm.cast(grads["w"], "bfloat16")})
 
     program = nm.trace(step, nm.spec([A]))
-    assert {found.dtype for name, found in program.variables.items() if name != "adam/step"} == {"float32"}
+    assert {found.dtype for name, found in program.variables.items() if name != "adam/step"} == {
+        "float32"
+    }
     updates, _ = program.evaluate(program.initial_state(), g=given)
     rounded = np.asarray(jax.numpy.asarray(given, "bfloat16"), np.float32)
-    np.testing.assert_allclose(updates["w"], 1.0 - 0.1 * rounded / (np.abs(rounded) + 1.0), rtol=1e-4)
+    np.testing.assert_allclose(
+        updates["w"], 1.0 - 0.1 * rounded / (np.abs(rounded) + 1.0), rtol=1e-4
+    )
 
 
 def test_parameters_without_a_gradient_stay_and_two_optimizers_share_a_step():
@@ -343,17 +416,23 @@ def test_parameters_without_a_gradient_stay_and_two_optimizers_share_a_step():
 
 
 MISTAKES = {
-    "two optimizers named sgd are applied in one step": lambda w, g: [Sgd(learning_rate=1.0).apply({"w": g}) for _ in range(2)],
+    "two optimizers named sgd are applied in one step": lambda w, g: [
+        Sgd(learning_rate=1.0).apply({"w": g}) for _ in range(2)
+    ],
     "sgd: ww is not a parameter": lambda w, g: Sgd(learning_rate=1.0).apply({"ww": g}),
-    "sgd: parameter w is [a=4], its gradient []": lambda w, g: Sgd(learning_rate=1.0).apply({"w": nm.sum(g)}),
-    "sgd: parameter half is bfloat16, in which small updates are lost": lambda w, g: Sgd(learning_rate=1.0).apply(
-        {"half": nm.param("half", w.shape, dtype="bfloat16")}
+    "sgd: parameter w is [a=4], its gradient []": lambda w, g: Sgd(learning_rate=1.0).apply(
+        {"w": nm.sum(g)}
     ),
+    "sgd: parameter half is bfloat16, in which small updates are lost": lambda w, g: Sgd(
+        learning_rate=1.0
+    ).apply({"half": nm.param("half", w.shape, dtype="bfloat16")}),
     "adafactor: unfactored='b' is not a dimension of any parameter": lambda w, g: Adafactor(
         unfactored=[nm.Dimension("b", 4)]
     ).apply({"w": g}),
     "Sgd: learning_rate='fast'": lambda w, g: Sgd(learning_rate="fast").apply({"w": g}),
-    "sgd: the schedule gave 3, not a floating point scalar": lambda w, g: Sgd(learning_rate=lambda step: 3).apply({"w": g}),
+    "sgd: the schedule gave 3, not a floating point scalar": lambda w, g: Sgd(
+        learning_rate=lambda step: 3
+    ).apply({"w": g}),
     "Sgd: clip_norm=0": lambda w, g: Sgd(learning_rate=1.0, clip_norm=0).apply({"w": g}),
 }
 

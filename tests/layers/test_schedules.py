@@ -10,12 +10,18 @@ STEPS = np.array([0, 1, 7, 8, 99, 100, 101, 9_999, 10_000, 40_000])
 CASES = {
     "constant": (constant(0.3), lambda step: np.full(step.shape, 0.3)),
     "the paper's": (inverse_square_root(), lambda step: 1.0 / np.sqrt(np.maximum(step, 10_000))),
-    "inverse square root": (inverse_square_root(2.0, after=8), lambda step: 2.0 / np.sqrt(np.maximum(step, 8))),
+    "inverse square root": (
+        inverse_square_root(2.0, after=8),
+        lambda step: 2.0 / np.sqrt(np.maximum(step, 8)),
+    ),
     "cosine": (
         cosine_decay(0.5, steps=100, end=0.1),
         lambda step: 0.1 + 0.4 * 0.5 * (1.0 + np.cos(np.pi * np.minimum(step / 100, 1.0))),
     ),
-    "warmup to a number": (linear_warmup(0.3, steps=100), lambda step: 0.3 * np.minimum((step + 1) / 100, 1.0)),
+    "warmup to a number": (
+        linear_warmup(0.3, steps=100),
+        lambda step: 0.3 * np.minimum((step + 1) / 100, 1.0),
+    ),
     "warmup of another": (
         linear_warmup(inverse_square_root(1.0, after=8), steps=100),
         lambda step: np.minimum((step + 1) / 100, 1.0) / np.sqrt(np.maximum(step, 8)),

@@ -28,22 +28,34 @@ LAYOUTS = {
 
 def model_of(config: Config, rows: int, packed: int) -> Transformer:
     """Rows of so many examples each: the source is an instruction, tokens and an end, the target tokens and an end."""
-    return Transformer(config, group=rows, source=packed * (LONGEST + 2), target=packed * (LONGEST + 1))
+    return Transformer(
+        config, group=rows, source=packed * (LONGEST + 2), target=packed * (LONGEST + 1)
+    )
 
 
 def examples(rng: np.random.Generator, model: Transformer) -> dict[str, np.ndarray]:
     """Fresh packed examples of random lengths, padding last."""
     sizes = {"source": model.S.size, "target": model.T.size}
-    batch = {name: np.zeros((model.G.size, sizes[name.split("_")[0]]), np.int32) for name in model.specs()}
+    batch = {
+        name: np.zeros((model.G.size, sizes[name.split("_")[0]]), np.int32)
+        for name in model.specs()
+    }
     for row in range(model.G.size):
         start = dict.fromkeys(sizes, 0)
         for segment in range(1, model.S.size // (LONGEST + 2) + 1):
             tokens = rng.integers(FIRST, VOCAB, size=rng.integers(2, LONGEST + 1)).tolist()
             task = int(rng.choice([COPY, REVERSE]))
-            sides = {"source": [task, *tokens, END], "target": [*(tokens if task == COPY else tokens[::-1]), END]}
+            sides = {
+                "source": [task, *tokens, END],
+                "target": [*(tokens if task == COPY else tokens[::-1]), END],
+            }
             for side, made in sides.items():
                 place = slice(start[side], start[side] + len(made))
-                for what, values in (("", made), ("_segments", segment), ("_positions", range(len(made)))):
+                for what, values in (
+                    ("", made),
+                    ("_segments", segment),
+                    ("_positions", range(len(made))),
+                ):
                     batch[f"{side}{what}"][row, place] = values
                 start[side] = place.stop
     return batch
@@ -60,10 +72,14 @@ def train_program(model: Transformer) -> nm.Program:
     return nm.trace(step, batch=model.specs(), seed=nm.spec([], "int32"))
 
 
-def trained(model: Transformer, mesh: str, layout: str) -> tuple[dict[str, np.ndarray], list[float]]:
+def trained(
+    model: Transformer, mesh: str, layout: str
+) -> tuple[dict[str, np.ndarray], list[float]]:
     """The parameters after training, and the loss of every step."""
     program, rng, losses = train_program(model), np.random.default_rng(0), []
-    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=nm.Layout(layout).only(program.dims), strict=True)
+    step = nm.compile(
+        program, mesh=nm.Mesh.parse(mesh), layout=nm.Layout(layout).only(program.dims), strict=True
+    )
     state = step.init(0)
     for i in range(STEPS):
         state, metrics = step(state, **examples(rng, model), seed=np.int32(i))
@@ -71,11 +87,23 @@ def trained(model: Transformer, mesh: str, layout: str) -> tuple[dict[str, np.nd
     return {name: np.asarray(state[name]) for name in program.parameters}, losses
 
 
-def decoded(model: Transformer, mesh: str, layout: str, state: dict[str, np.ndarray], batch: dict[str, np.ndarray]) -> np.ndarray:
+def decoded(
+    model: Transformer,
+    mesh: str,
+    layout: str,
+    state: dict[str, np.ndarray],
+    batch: dict[str, np.ndarray],
+) -> np.ndarray:
     """What the model says of each row's source, token by token."""
     spec = nm.spec([model.G, model.S], "int32")
-    program = nm.trace(lambda source, segments: greedy(Decoder(model, source, segments), end=END), source=spec, segments=spec)
-    step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=nm.Layout(layout).only(program.dims), strict=True)
+    program = nm.trace(
+        lambda source, segments: greedy(Decoder(model, source, segments), end=END),
+        source=spec,
+        segments=spec,
+    )
+    step = nm.compile(
+        program, mesh=nm.Mesh.parse(mesh), layout=nm.Layout(layout).only(program.dims), strict=True
+    )
     placed = step.place({name: state[name] for name in program.variables})
     return np.asarray(step(placed, batch["source"], batch["source_segments"])[1]["sequences"])[:, 0]
 
@@ -89,14 +117,20 @@ def test_copying_and_reversing_are_learned(kind, layout):
     state, losses = trained(model, mesh, text)
 
     rng = np.random.default_rng(1)
-    evaluation = nm.trace(lambda batch: model.loss(batch_of(batch))[1]["accuracy"], batch=model.specs())
+    evaluation = nm.trace(
+        lambda batch: model.loss(batch_of(batch))[1]["accuracy"], batch=model.specs()
+    )
     forced = float(evaluation.evaluate(state, **examples(rng, model))[1])
 
-    single = model_of(config.but(capacity_factor=4.0), rows=128, packed=1)  # room for every token of a short row
+    single = model_of(
+        config.but(capacity_factor=4.0), rows=128, packed=1
+    )  # room for every token of a short row
     batch = examples(rng, single)
     real = batch["target_segments"] > 0
     free = float((decoded(single, mesh, text, state, batch) == batch["target"])[real].mean())
 
-    print(f"{kind}, {layout}: loss {losses[0]:.2f} to {losses[-1]:.4f}, teacher-forced {forced:.4f}, decoded {free:.4f}")
+    print(
+        f"{kind}, {layout}: loss {losses[0]:.2f} to {losses[-1]:.4f}, teacher-forced {forced:.4f}, decoded {free:.4f}"
+    )
     assert forced > 0.99, losses[::25]
     assert free > 0.99, losses[::25]

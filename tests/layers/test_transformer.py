@@ -27,7 +27,9 @@ def test_every_model_has_the_weights_of_the_papers_table(family):
 
 def test_flops_per_token_hardly_depend_on_the_number_of_experts(family):
     for layers in (12, 36, 60):
-        few, many = (family[f"moe_{experts}e_{layers}l"]["flops_per_token"] for experts in (128, 2048))
+        few, many = (
+            family[f"moe_{experts}e_{layers}l"]["flops_per_token"] for experts in (128, 2048)
+        )
         assert many == pytest.approx(few, rel=0.05), layers
 
 
@@ -47,7 +49,9 @@ def examples(model: Transformer) -> dict[str, np.ndarray]:
     positions = np.repeat([[*range(S // 2), *range(S - S // 2)]], G, 0).astype(np.int32)
     tokens = rng.integers(1, model.V.size, size=(G, S)).astype(np.int32)
     each = {"_segments": segments, "_positions": positions}
-    batch = {f"{side}{what}": array for side in ("source", "target") for what, array in each.items()}
+    batch = {
+        f"{side}{what}": array for side in ("source", "target") for what, array in each.items()
+    }
     return {"source": tokens, "target": tokens[:, ::-1].copy(), **batch}
 
 
@@ -61,9 +65,17 @@ def test_every_layer_of_experts_takes_two_all_to_alls_each_way(remat, again):
         "full remat runs both again: the weights' gradient needs them"
     )
     assert plan.count("AllGather") == 0
-    replicated = {f"d_{name}" for name, v in plan.program.parameters.items() if "expert" not in v.shape.names or v.whole}
-    reduced = {one.tensor for one in plan.of_phase("backward") if one.kind == "AllReduce" and one.bytes > 4}
-    assert reduced <= replicated | {f"d_{name}" for name in ("wg",)} | {name for name in reduced if "history" in name}
+    replicated = {
+        f"d_{name}"
+        for name, v in plan.program.parameters.items()
+        if "expert" not in v.shape.names or v.whole
+    }
+    reduced = {
+        one.tensor for one in plan.of_phase("backward") if one.kind == "AllReduce" and one.bytes > 4
+    }
+    assert reduced <= replicated | {f"d_{name}" for name in ("wg",)} | {
+        name for name in reduced if "history" in name
+    }
 
 
 @pytest.mark.slow
@@ -75,9 +87,15 @@ def test_training_agrees_under_five_layouts():
         ("data=2 expert=4", "group:data+expert, expert:expert", None),
         ("data=2 model=4", "group:data, heads:model, hidden:model", None),
         ("data=8", "group:data", "model:data"),
-        ("data=2 expert=2 model=2", "group:data+expert, expert:expert, hidden:model, target_vocab:model", None),
+        (
+            "data=2 expert=2 model=2",
+            "group:data+expert, expert:expert, hidden:model, target_vocab:model",
+            None,
+        ),
     ):
-        step = nm.compile(program, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True)
+        step = nm.compile(
+            program, mesh=nm.Mesh.parse(mesh), layout=layout, params=params, strict=True
+        )
         state = step.init(0)
         for i in range(20):
             state, metrics = step(state, **batch, seed=np.int32(i))

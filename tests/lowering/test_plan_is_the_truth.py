@@ -12,15 +12,25 @@ SIZES = Sizes(group=8, seq=32, model=16, hidden=32, expert=8)
 LAYOUTS = {
     "group and expert on one axis": ("all=8", "group:all, expert:all", None),
     "two axes": ("data=2 expert=4", "group:data+expert, expert:expert", None),
-    "three axes": ("data=2 expert=2 model=2", "group:data+expert, expert:expert, hidden:model", None),
+    "three axes": (
+        "data=2 expert=2 model=2",
+        "group:data+expert, expert:expert, hidden:model",
+        None,
+    ),
     "data parallel": ("data=8", "group:data", None),
     "fully sharded": ("data=8", "group:data", "model:data"),
     "hidden split": ("model=8", "hidden:model", None),
 }
 KINDS = {
-    "group and expert on one axis": {"forward": {"AllToAll": 2}, "backward": {"AllToAll": 2, "AllReduce": 1}},
+    "group and expert on one axis": {
+        "forward": {"AllToAll": 2},
+        "backward": {"AllToAll": 2, "AllReduce": 1},
+    },
     "two axes": {"forward": {"AllToAll": 2}, "backward": {"AllToAll": 2, "AllReduce": 3}},
-    "three axes": {"forward": {"AllToAll": 2, "AllReduce": 1}, "backward": {"AllToAll": 2, "AllReduce": 4}},
+    "three axes": {
+        "forward": {"AllToAll": 2, "AllReduce": 1},
+        "backward": {"AllToAll": 2, "AllReduce": 4},
+    },
     "data parallel": {"forward": {}, "backward": {"AllReduce": 3}},
     "fully sharded": {"forward": {"AllGather": 3}, "backward": {"ReduceScatter": 3}},
     "hidden split": {"forward": {"AllReduce": 1}, "backward": {"AllReduce": 1}},
@@ -31,7 +41,10 @@ KINDS = {
 def layer():
     traced = program(SIZES)
     rng = np.random.default_rng(0)
-    inputs = {name: rng.normal(size=spec.shape.sizes).astype(np.float32) for name, spec in traced.specs.items()}
+    inputs = {
+        name: rng.normal(size=spec.shape.sizes).astype(np.float32)
+        for name, spec in traced.specs.items()
+    }
     state = {name: np.asarray(value) for name, value in traced.initial_state(0).items()}
     return traced, inputs, state, traced.evaluate(state, **inputs)[1]
 
@@ -62,8 +75,13 @@ def test_all_to_all_bytes_are_those_of_the_dispatched_tokens(layer):
 
 def test_moved_axis_is_put_last_whatever_order_it_is_written_in(layer):
     mesh = nm.Mesh(data=2, expert=4)
-    first, second = (nm.plan(layer[0], mesh, f"group:{order}, expert:expert") for order in ("data+expert", "expert+data"))
-    assert [(one.kind, one.axes) for one in first.collectives] == [(one.kind, one.axes) for one in second.collectives]
+    first, second = (
+        nm.plan(layer[0], mesh, f"group:{order}, expert:expert")
+        for order in ("data+expert", "expert+data")
+    )
+    assert [(one.kind, one.axes) for one in first.collectives] == [
+        (one.kind, one.axes) for one in second.collectives
+    ]
     assert second.count("CollectivePermute") == 0
 
 
@@ -87,7 +105,13 @@ def test_scan_counts_its_collectives_once_an_iteration():
         y, _ = nm.scan(body, x, (wi, wo), over=L, remat="full")
         return nm.grad(nm.sum(y * y))
 
-    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=4, model=2), layout="batch:data, hidden:model", strict=True)
+    compiled = nm.compile(
+        step,
+        nm.spec([B, M]),
+        mesh=nm.Mesh(data=4, model=2),
+        layout="batch:data, hidden:model",
+        strict=True,
+    )
     assert compiled.audit.exact, str(compiled.audit)
     assert compiled.plan.count("AllReduce", "forward") == 5
     assert {one.times for one in compiled.plan.of_phase("backward")} == {5}
@@ -99,16 +123,30 @@ def test_fully_sharded_stack_gathers_one_layer_at_a_time():
     def step(x):
         w = nm.param("w", [L, M, H])
         v = nm.param("v", [L, H, M])
-        y, _ = nm.scan(lambda h, ws: (h + nm.einsum([nm.einsum([h, ws[0]], [B, H]), ws[1]], [B, M]), None), x, (w, v), over=L)
+        y, _ = nm.scan(
+            lambda h, ws: (h + nm.einsum([nm.einsum([h, ws[0]], [B, H]), ws[1]], [B, M]), None),
+            x,
+            (w, v),
+            over=L,
+        )
         grads = nm.grad(nm.mean(y * y))
         for name, weight in nm.parameters().items():
             slot = nm.state(f"{name}_slot", weight.shape, of=weight)
             nm.assign(slot, slot * 0.9 + grads[name])
             nm.assign(weight, weight - grads[name] * 0.1)
 
-    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data", params="model:data", strict=True)
+    compiled = nm.compile(
+        step,
+        nm.spec([B, M]),
+        mesh=nm.Mesh(data=8),
+        layout="batch:data",
+        params="model:data",
+        strict=True,
+    )
     gathers = [one for one in compiled.plan.collectives if one.kind == "AllGather"]
-    assert gathers and all(one.bytes == M.size * H.size * 4 and one.times == L.size for one in gathers)
+    assert gathers and all(
+        one.bytes == M.size * H.size * 4 and one.times == L.size for one in gathers
+    )
     assert compiled.plan.of_phase("update") == []
     assert compiled.audit.exact, str(compiled.audit)
 
@@ -148,7 +186,14 @@ def test_two_casts_of_a_weight_at_rest_are_gathered_once():
         y = nm.einsum([h, nm.cast(w, "bfloat16")], [B, M])
         return nm.mean(nm.cast(y, "float32"))
 
-    compiled = nm.compile(step, nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data", params="model:data", strict=True)
+    compiled = nm.compile(
+        step,
+        nm.spec([B, M]),
+        mesh=nm.Mesh(data=8),
+        layout="batch:data",
+        params="model:data",
+        strict=True,
+    )
     assert [one.kind for one in compiled.plan.collectives].count("AllGather") == 1
     assert compiled.audit.exact, str(compiled.audit)
 
@@ -157,7 +202,9 @@ def test_permutations_match_whichever_devices_they_leave_alone():
     B, M = nm.dims("batch=8 model=12")
     back = lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B)
     mesh = nm.Mesh(p=2, q=2, r=2)
-    step = nm.compile(back, nm.spec([B, M], whole=[M]), mesh=mesh, layout="batch:p+q+r, model:r+q", strict=True)
+    step = nm.compile(
+        back, nm.spec([B, M], whole=[M]), mesh=mesh, layout="batch:p+q+r, model:r+q", strict=True
+    )
     assert step.audit.exact and step.plan.count("CollectivePermute") == 2
 
 
@@ -179,11 +226,17 @@ def test_a_mapped_loop_dimension_is_gathered_once():
 def test_a_params_layout_must_name_dimensions_of_parameters():
     B, M = nm.dims("batch=8 model=8")
     program = nm.trace(lambda x: x * nm.param("w", [M]), nm.spec([B, M]))
-    with pytest.raises(nm.NamedMeshError, match="the params layout maps dimension 'batch', which no parameter has"):
+    with pytest.raises(
+        nm.NamedMeshError, match="the params layout maps dimension 'batch', which no parameter has"
+    ):
         nm.plan(program, nm.Mesh(a=2), "batch:a", params="batch:a")
 
 
 def test_64_bits_are_refused_before_anything_is_compiled():
     (B,) = nm.dims("batch=8")
-    with pytest.raises(nm.NamedMeshError, match="tensor x is float64, which does not run on devices"):
-        nm.compile(lambda x: x * 2.0, x=nm.spec([B], "float64"), mesh=nm.Mesh(a=2), layout="batch:a")
+    with pytest.raises(
+        nm.NamedMeshError, match="tensor x is float64, which does not run on devices"
+    ):
+        nm.compile(
+            lambda x: x * 2.0, x=nm.spec([B], "float64"), mesh=nm.Mesh(a=2), layout="batch:a"
+        )

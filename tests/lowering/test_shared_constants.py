@@ -14,7 +14,9 @@ def test_two_tables_of_one_shape_are_made_where_they_lie():
         nm.assign(one, one * 2.0)
         nm.assign(other, other * 2.0)
 
-    compiled = nm.compile(step, mesh=nm.Mesh(data=2, model=4), layout="target_vocab:model", strict=True)
+    compiled = nm.compile(
+        step, mesh=nm.Mesh(data=2, model=4), layout="target_vocab:model", strict=True
+    )
     state = compiled.init(0)
     for name, value in compiled.program.initial_state(0).items():
         np.testing.assert_allclose(state[name], value, rtol=1e-4, atol=1e-5)

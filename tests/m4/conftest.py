@@ -13,7 +13,10 @@ from tests.m4 import runs
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory) -> pathlib.Path:
     """A corpus of three invented languages."""
-    return runs.once(tmp_path_factory, "corpus", lambda folder: runs.small_corpus(folder / "text")) / "text"
+    return (
+        runs.once(tmp_path_factory, "corpus", lambda folder: runs.small_corpus(folder / "text"))
+        / "text"
+    )
 
 
 @pytest.fixture(scope="session")

@@ -30,7 +30,9 @@ DENSE = {
 EXPERTS = {"preset": "tiny", "source_length": 48, "target_length": 32, "dev_every": 0}
 
 
-def arguments(command: str, folder: pathlib.Path, flags: Mapping[str, object], blocked: bool = False) -> list[str]:
+def arguments(
+    command: str, folder: pathlib.Path, flags: Mapping[str, object], blocked: bool = False
+) -> list[str]:
     """The command line of a command of the example; blocked is without TensorFlow."""
     given = [f"--{name}={value}" for name, value in {"run": folder, **flags}.items()]
     return [sys.executable, "-c", (BLOCKED if blocked else "") + COMMAND, command, *given]
@@ -43,7 +45,12 @@ def environment() -> dict[str, str]:
 
 
 def run(
-    command: str, folder: pathlib.Path, flags: Mapping[str, object], *, blocked: bool = False, given: str = ""
+    command: str,
+    folder: pathlib.Path,
+    flags: Mapping[str, object],
+    *,
+    blocked: bool = False,
+    given: str = "",
 ) -> subprocess.CompletedProcess[str]:
     """A command of the example, run to its end."""
     return subprocess.run(
@@ -75,7 +82,9 @@ def once(factory, name: str, make: Callable[[pathlib.Path], None]) -> pathlib.Pa
 
 def small_corpus(folder: pathlib.Path) -> None:
     """Three invented languages, three hundred pairs of the largest."""
-    build_synthetic_corpus(folder, languages=3, largest=300, smallest=100, dev=20, test=12, progress=lambda text: None)
+    build_synthetic_corpus(
+        folder, languages=3, largest=300, smallest=100, dev=20, test=12, progress=lambda text: None
+    )
 
 
 def copied(prepared: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
@@ -96,7 +105,10 @@ def checkpoint(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
         tree = reader.metadata(path)
         tree = getattr(getattr(tree, "item_metadata", tree), "tree", tree)
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        wanted = {name: jax.ShapeDtypeStruct(found.shape, found.dtype, sharding=here) for name, found in dict(tree).items()}
+        wanted = {
+            name: jax.ShapeDtypeStruct(found.shape, found.dtype, sharding=here)
+            for name, found in dict(tree).items()
+        }
         return {name: np.asarray(value) for name, value in reader.restore(path, wanted).items()}
 
 
@@ -116,7 +128,9 @@ class Training:
         self.output = folder.with_name(f"{folder.name}.output")
         with open(self.output, "w") as output:
             command = arguments("train", folder, flags, blocked=True)
-            self.process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+            self.process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT
+            )
 
     def _identity(self) -> int:
         return self._log.stat().st_ino if self._log.exists() else 0
@@ -134,7 +148,9 @@ class Training:
         until = time.monotonic() + seconds
         while self.logged < step:
             assert self.process.poll() is None, self.output.read_text()[-3000:]
-            assert time.monotonic() < until, f"step {step} was not reached: {self.output.read_text()[-3000:]}"
+            assert time.monotonic() < until, (
+                f"step {step} was not reached: {self.output.read_text()[-3000:]}"
+            )
             time.sleep(0.005)
 
     def send(self, number: int) -> int:

@@ -29,7 +29,11 @@ def refused(data, tmp_path) -> str:
     folder = tmp_path / "run"
     with pytest.raises(NamedMeshError) as error:
         Run(folder).start(preset("tiny"), str(data), heard.append)
-    assert not Run(folder).started and not (folder / "artifacts").exists() and not (folder / "data").exists()
+    assert (
+        not Run(folder).started
+        and not (folder / "artifacts").exists()
+        and not (folder / "data").exists()
+    )
     return "\n".join([*heard, str(error.value)])
 
 
@@ -43,7 +47,9 @@ def test_faults_are_said_by_the_command_and_good_lines_are_used(faulty, corpus, 
         "1 x empty file: train/qad.tsv",
     ):
         assert f"\n  {line}\n" in done.stdout
-    assert "Traceback" not in done.stderr and "making it needs TensorFlow" in done.stderr  # the data was no hindrance
+    assert (
+        "Traceback" not in done.stderr and "making it needs TensorFlow" in done.stderr
+    )  # the data was no hindrance
     found, tokens = Run(tmp_path / "run"), Run(tmp_path / "run").tokens("train")
     assert tokens.counts == {"qaa": 301, "qab": 150, "qac": 100}
     last = tokens.examples("qaa")[-1]
@@ -68,7 +74,11 @@ def test_a_corpus_without_a_good_line_is_an_error_with_its_faults(tmp_path):
     (tmp_path / "bad" / "train" / "fra.tsv").write_bytes(b"")
     said = refused(tmp_path / "bad", tmp_path)
     assert "has no language with a good train line" in said
-    for fault in ("1 x not UTF-8: train/deu.tsv:4", "1 x no tab: train/deu.tsv:2", "1 x empty file: train/fra.tsv"):
+    for fault in (
+        "1 x not UTF-8: train/deu.tsv:4",
+        "1 x no tab: train/deu.tsv:2",
+        "1 x empty file: train/fra.tsv",
+    ):
         assert fault in said
 
 
@@ -86,7 +96,9 @@ def test_a_corpus_without_dev_lines_is_an_error(faulty, tmp_path):
 
 def test_a_language_that_is_not_there_is_an_error(corpus, tmp_path):
     with pytest.raises(NamedMeshError, match="has no language 'qax'"):
-        Run(tmp_path / "run").start(preset("tiny").but(languages="qaa,qax"), str(corpus), lambda text: None)
+        Run(tmp_path / "run").start(
+            preset("tiny").but(languages="qaa,qax"), str(corpus), lambda text: None
+        )
 
 
 def test_sentences_that_are_all_too_long_are_an_error_before_lowering(tmp_path):
@@ -94,7 +106,11 @@ def test_sentences_that_are_all_too_long_are_an_error_before_lowering(tmp_path):
         (tmp_path / "long" / split).mkdir(parents=True)
         lines = [f"{'Wort ' * 80}{number}\t{'word ' * 80}{number}\n" for number in range(30)]
         (tmp_path / "long" / split / "deu.tsv").write_text("".join(lines))
-    done = run("train", tmp_path / "run", {"preset": "tiny", "data": tmp_path / "long"}, blocked=True)
+    done = run(
+        "train", tmp_path / "run", {"preset": "tiny", "data": tmp_path / "long"}, blocked=True
+    )
     assert done.returncode == 1
-    assert "none of the 30 examples fits into a row of 64 source and 48 target tokens" in done.stderr
+    assert (
+        "none of the 30 examples fits into a row of 64 source and 48 target tokens" in done.stderr
+    )
     assert "Traceback" not in done.stderr

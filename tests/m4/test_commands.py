@@ -20,7 +20,11 @@ def exported(corpus, tmp_path_factory):
     """A run with its lowered programs."""
     folder = tmp_path_factory.mktemp("exported") / "run"
     said = good(run("export", folder, {**FLAGS, "data": corpus}))
-    assert {path.name.split("-")[0] for path in (folder / "artifacts").iterdir()} == {"train", "evaluate", "translate"}
+    assert {path.name.split("-")[0] for path in (folder / "artifacts").iterdir()} == {
+        "train",
+        "evaluate",
+        "translate",
+    }
     assert all(str(path) in said for path in (folder / "artifacts").iterdir())
     return folder
 
@@ -35,7 +39,11 @@ def trained(exported, tmp_path_factory):
 
 
 def test_training_logs_the_loss_on_dev_sentences(trained):
-    found = {row["step"]: row["dev_loss"] for row in read_metrics(trained / "metrics.jsonl") if "dev_loss" in row}
+    found = {
+        row["step"]: row["dev_loss"]
+        for row in read_metrics(trained / "metrics.jsonl")
+        if "dev_loss" in row
+    }
     assert [*found] == [10, 20] and found[20] < found[10] < 6.5
     assert (trained / "plots" / "loss.png").stat().st_size > 1000
 
@@ -48,25 +56,45 @@ def test_a_finished_run_is_left_as_it_is(trained, tmp_path):
 
 def test_evaluate_scores_every_language(trained, tmp_path):
     folder = copied(trained, tmp_path / "run")
-    said = good(run("evaluate", folder, {**FLAGS, "sentences": 5}, blocked=True))  # with the preset's flags as well
+    said = good(
+        run("evaluate", folder, {**FLAGS, "sentences": 5}, blocked=True)
+    )  # with the preset's flags as well
     result = json.loads((folder / "evaluation.json").read_text())
     assert result["step"] == 20
-    assert [(row["language"], row["sentences"]) for row in result["languages"]] == [("qaa", 5), ("qab", 5), ("qac", 5)]
+    assert [(row["language"], row["sentences"]) for row in result["languages"]] == [
+        ("qaa", 5),
+        ("qab", 5),
+        ("qac", 5),
+    ]
     for row in result["languages"]:
-        made, wanted = ([sample[key] for sample in row["samples"]] for key in ("translation", "english"))
+        made, wanted = (
+            [sample[key] for sample in row["samples"]] for key in ("translation", "english")
+        )
         assert wanted == [english for _, english in Run(folder).tests["main"][row["language"]][:5]]
         assert row["chrf"] == sacrebleu.corpus_chrf(made, [wanted]).score
         assert f"main         {row['language']}" in said
     assert f"plot: {folder / 'plots' / 'bleu.png'}" in said
 
 
-def test_an_older_checkpoint_can_be_evaluated_and_one_that_is_not_there_is_an_error(trained, tmp_path):
+def test_an_older_checkpoint_can_be_evaluated_and_one_that_is_not_there_is_an_error(
+    trained, tmp_path
+):
     folder = copied(trained, tmp_path / "run")
-    said = good(run("evaluate", folder, {"checkpoint": 15, "sentences": 1, "baselines": _baseline(tmp_path)}, blocked=True))
+    said = good(
+        run(
+            "evaluate",
+            folder,
+            {"checkpoint": 15, "sentences": 1, "baselines": _baseline(tmp_path)},
+            blocked=True,
+        )
+    )
     assert "with the model of step 15" in said and "delta BLEU" in said and "delta_bleu.png" in said
     done = run("evaluate", folder, {"checkpoint": 999}, blocked=True)
     assert done.returncode == 1
-    assert "has no whole checkpoint of step 999" in done.stderr and "fix: it has 10, 15 and 20" in done.stderr
+    assert (
+        "has no whole checkpoint of step 999" in done.stderr
+        and "fix: it has 10, 15 and 20" in done.stderr
+    )
 
 
 def _baseline(folder) -> str:
@@ -85,7 +113,9 @@ def test_translate_keeps_the_order_and_empty_lines(trained, tmp_path):
     assert good(run("translate", trained, files, blocked=True)) == ""
     made = (tmp_path / "out.txt").read_text().split("\n")
     assert len(made) == 10 and made[4] == made[9] == "" and all(made[:4])
-    reverse = good(run("translate", trained, {}, blocked=True, given="\n".join(reversed(sentences)) + "\n"))
+    reverse = good(
+        run("translate", trained, {}, blocked=True, given="\n".join(reversed(sentences)) + "\n")
+    )
     assert reverse.split("\n")[:9] == made[8::-1]
 
 
@@ -100,18 +130,35 @@ def test_what_a_run_cannot_have_leaves_it_as_it_is(trained, tmp_path):
         ({"minutes": -1}, "minutes=-1"),
     ):
         done = run("train", folder, flags, blocked=True)
-        assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, done.stderr[-2000:]
+        assert done.returncode == 1 and message in done.stderr and "Traceback" not in done.stderr, (
+            done.stderr[-2000:]
+        )
         assert (folder / "settings.json").read_text() == before
-    other = run("train", tmp_path / "other", {"preset": "tiny_dense", "data": folder, "languages": "qaa"}, blocked=True)
+    other = run(
+        "train",
+        tmp_path / "other",
+        {"preset": "tiny_dense", "data": folder, "languages": "qaa"},
+        blocked=True,
+    )
     assert other.returncode == 1 and "not of qaa alone" in other.stderr
 
 
-def test_bytes_that_are_no_text_and_lines_that_are_too_long_are_translated_as_far_as_they_go(trained, tmp_path):
+def test_bytes_that_are_no_text_and_lines_that_are_too_long_are_translated_as_far_as_they_go(
+    trained, tmp_path
+):
     source = tmp_path / "lines.txt"
     source.write_bytes(b"\xff\xfe\n" + b"mira " * 500 + b"\n")
     done = run("translate", trained, {"input": source}, blocked=True)
-    assert len(good(done).splitlines()) == 2 and "1 of 2 are longer than 16 tokens, and cut" in done.stderr
-    done = run("translate", trained, {"input": source, "output": tmp_path / "nowhere" / "out.txt"}, blocked=True)
+    assert (
+        len(good(done).splitlines()) == 2
+        and "1 of 2 are longer than 16 tokens, and cut" in done.stderr
+    )
+    done = run(
+        "translate",
+        trained,
+        {"input": source, "output": tmp_path / "nowhere" / "out.txt"},
+        blocked=True,
+    )
     assert done.returncode == 1 and "cannot write" in done.stderr and "Traceback" not in done.stderr
 
 

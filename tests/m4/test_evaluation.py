@@ -13,12 +13,34 @@ from tests.m4.runs import copied
 
 
 def row(language: str, pairs: int, bleu: float, chrf: float, name: str = "main") -> dict:
-    one = {"source": f"{language} source", "english": f"{language} english", "translation": f"{language} made"}
-    return {"set": name, "language": language, "train_pairs": pairs, "sentences": 1, "bleu": bleu, "chrf": chrf, "samples": [one]}
+    one = {
+        "source": f"{language} source",
+        "english": f"{language} english",
+        "translation": f"{language} made",
+    }
+    return {
+        "set": name,
+        "language": language,
+        "train_pairs": pairs,
+        "sentences": 1,
+        "bleu": bleu,
+        "chrf": chrf,
+        "samples": [one],
+    }
 
 
-ROWS = [row("aa", 10, 1.0, 2.0), row("bb", 400, 9.0, 10.0), row("cc", 20, 3.0, 4.0), row("dd", 300, 8.0, 16.0)]
-RESULT = {"step": 7, "signatures": {"bleu": "SIGNED"}, "languages": ROWS, "averages": averages(ROWS)}
+ROWS = [
+    row("aa", 10, 1.0, 2.0),
+    row("bb", 400, 9.0, 10.0),
+    row("cc", 20, 3.0, 4.0),
+    row("dd", 300, 8.0, 16.0),
+]
+RESULT = {
+    "step": 7,
+    "signatures": {"bleu": "SIGNED"},
+    "languages": ROWS,
+    "averages": averages(ROWS),
+}
 
 
 class Echo:
@@ -27,16 +49,23 @@ class Echo:
     step = 7
 
     def __init__(self, tests):
-        self.known = {source: english for pairs in tests["main"].values() for source, english in pairs}
+        self.known = {
+            source: english for pairs in tests["main"].values() for source, english in pairs
+        }
 
     def translate(self, texts, shown=None):
-        return [" ".join(self.known[text].split()[: 3 + number % 4]) for number, text in enumerate(texts)]
+        return [
+            " ".join(self.known[text].split()[: 3 + number % 4])
+            for number, text in enumerate(texts)
+        ]
 
 
 @pytest.fixture
 def run(started, tmp_path, monkeypatch):
     run = Run(copied(started, tmp_path / "run"))
-    monkeypatch.setattr(evaluation.Translator, "open", classmethod(lambda cls, run, *_: Echo(run.tests)))
+    monkeypatch.setattr(
+        evaluation.Translator, "open", classmethod(lambda cls, run, *_: Echo(run.tests))
+    )
     return run
 
 
@@ -46,7 +75,10 @@ def test_scores_are_those_of_sacrebleu(run):
     for one in result["languages"]:
         pairs = run.tests["main"][one["language"]][:10]
         assert [(sample["source"], sample["english"]) for sample in one["samples"]] == pairs
-        made, wanted = [sample["translation"] for sample in one["samples"]], [english for _, english in pairs]
+        made, wanted = (
+            [sample["translation"] for sample in one["samples"]],
+            [english for _, english in pairs],
+        )
         assert one["bleu"] == sacrebleu.corpus_bleu(made, [wanted]).score
         assert one["chrf"] == sacrebleu.corpus_chrf(made, [wanted]).score
         assert 5 < one["bleu"] < 95 and one["sentences"] == 10
@@ -55,13 +87,19 @@ def test_scores_are_those_of_sacrebleu(run):
 
 
 def test_the_signature_says_which_bleu_and_chrf(run):
-    signatures = evaluation.evaluate(run, run.settings, sentences=2, say=lambda text: None)["signatures"]
-    assert "tok:13a" in signatures["bleu"] and f"version:{sacrebleu.__version__}" in signatures["bleu"]
+    signatures = evaluation.evaluate(run, run.settings, sentences=2, say=lambda text: None)[
+        "signatures"
+    ]
+    assert (
+        "tok:13a" in signatures["bleu"] and f"version:{sacrebleu.__version__}" in signatures["bleu"]
+    )
     assert "nc:6" in signatures["chrf"]
 
 
 def test_a_set_that_is_not_there_is_an_error(run):
-    with pytest.raises(NamedMeshError, match=r"the run has no test set 'mian'\n.*\n.*did you mean 'main'"):
+    with pytest.raises(
+        NamedMeshError, match=r"the run has no test set 'mian'\n.*\n.*did you mean 'main'"
+    ):
         evaluation.evaluate(run, run.settings, sets=["mian"])
 
 
@@ -113,7 +151,9 @@ def test_the_table_has_a_row_for_each_language_from_high_to_low_resource():
 def test_delta_bleu_is_the_difference_to_the_baselines(tmp_path):
     for code, bleu in (("bb", 10.5), ("aa", 0.25)):
         (tmp_path / code).mkdir()
-        (tmp_path / code / "evaluation.json").write_text(json.dumps({"languages": [row(code, 1, bleu, 0.0)]}))
+        (tmp_path / code / "evaluation.json").write_text(
+            json.dumps({"languages": [row(code, 1, bleu, 0.0)]})
+        )
     others = baselines([str(tmp_path / "bb"), str(tmp_path / "aa")])
     known = comparable(others, RESULT)
     assert known == {"main/bb": 10.5, "main/aa": 0.25}
@@ -131,7 +171,9 @@ def test_a_baseline_that_was_not_evaluated_is_an_error(tmp_path):
         baselines([str(tmp_path)])
 
 
-@pytest.mark.parametrize("count, languages", [(8, ["bb", "dd", "cc", "aa"]), (2, ["bb", "aa"]), (3, ["bb", "cc", "aa"])])
+@pytest.mark.parametrize(
+    "count, languages", [(8, ["bb", "dd", "cc", "aa"]), (2, ["bb", "aa"]), (3, ["bb", "cc", "aa"])]
+)
 def test_samples_are_each_of_another_language(count, languages):
     lines = samples(RESULT, count).splitlines()
     assert lines[::3] == [f"{code}: {code} source" for code in languages]

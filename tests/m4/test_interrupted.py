@@ -20,7 +20,9 @@ from tests.m4.runs import DENSE, EXPERTS, Training, checkpoint, copied, good, lo
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
     """Whether two checkpoints have the same variables, bit for bit."""
-    return one.keys() == other.keys() and all(one[name].tobytes() == other[name].tobytes() for name in one)
+    return one.keys() == other.keys() and all(
+        one[name].tobytes() == other[name].tobytes() for name in one
+    )
 
 
 def poison(folder, step: int) -> None:
@@ -31,7 +33,9 @@ def poison(folder, step: int) -> None:
     extra = json.loads((folder / "checkpoints" / str(step) / "extra" / "metadata").read_text())
     shutil.rmtree(folder / "checkpoints" / str(step))
     checkpoints = Checkpoints(folder / "checkpoints", keep=9)
-    checkpoints.save(step, State({name: jax.numpy.asarray(value) for name, value in arrays.items()}, {}), extra)
+    checkpoints.save(
+        step, State({name: jax.numpy.asarray(value) for name, value in arrays.items()}, {}), extra
+    )
     checkpoints.close()
 
 
@@ -60,7 +64,10 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path):
     found = Checkpoints(tmp_path / "checkpoints")
     assert steps(tmp_path) == [2, 5, 6]
     assert (found.named("best"), found.named("newest"), found.named("5")) == (2, 6, 5)
-    with pytest.raises(NamedMeshError, match=r"there is no checkpoint 'bset'[\s\S]*give best, newest or a number of steps"):
+    with pytest.raises(
+        NamedMeshError,
+        match=r"there is no checkpoint 'bset'[\s\S]*give best, newest or a number of steps",
+    ):
         found.named("bset")
 
 
@@ -70,7 +77,10 @@ def test_sigterm_saves_and_the_next_start_goes_on_from_that_step(dense, tmp_path
     training.wait_for(13)
     assert training.send(signal.SIGTERM) == 128 + signal.SIGTERM
     stopped = training.logged
-    assert f"stopped by SIGTERM after step {stopped}; the same command goes on from there" in training.output.read_text()
+    assert (
+        f"stopped by SIGTERM after step {stopped}; the same command goes on from there"
+        in training.output.read_text()
+    )
     assert "Traceback" not in training.output.read_text()
     assert steps(folder)[-1] == stopped
     said = good(run("train", folder, {**flags, "steps": stopped + 1}, blocked=True))
@@ -86,7 +96,9 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(den
     assert "error: the loss of step 11 is nan" in done.stderr and "Traceback" not in done.stderr
     assert "the last good checkpoint, of step 5, is kept" in done.stderr
     assert steps(folder) == [5]
-    assert "going on from step 5\n" in good(run("train", folder, {**DENSE, "steps": 10}, blocked=True))
+    assert "going on from step 5\n" in good(
+        run("train", folder, {**DENSE, "steps": 10}, blocked=True)
+    )
     assert same(checkpoint(folder, 10), checkpoint(dense, 10))
     assert losses(folder) == losses(dense)
 
@@ -94,8 +106,15 @@ def test_a_loss_that_is_no_number_stops_and_the_last_good_checkpoint_is_kept(den
 def test_a_gradient_that_is_no_number_stops_before_its_update_is_saved():
     loop = object.__new__(Loop)
     loop.checkpoints = SimpleNamespace(forget=lambda step: None, close=lambda: None, latest=4)  # type: ignore[assignment]
-    loop.pending, loop.since, loop.paused = [(7, 10, {"loss": 3.0, "grad_norm": np.float32("inf")})], 0.0, 0.0
-    with pytest.raises(NamedMeshError, match="the grad_norm of step 7 is inf\n  the last good checkpoint, of step 4, is kept"):
+    loop.pending, loop.since, loop.paused = (
+        [(7, 10, {"loss": 3.0, "grad_norm": np.float32("inf")})],
+        0.0,
+        0.0,
+    )
+    with pytest.raises(
+        NamedMeshError,
+        match="the grad_norm of step 7 is inf\n  the last good checkpoint, of step 4, is kept",
+    ):
         loop._save()
 
 
@@ -131,7 +150,9 @@ def test_twenty_kills_change_nothing(experts, tmp_path):
         begun = training.logged > training.first
         trained += begun
         saving += begun and any("tmp" in path.name for path in (killed / "checkpoints").iterdir())
-        print(f"kill {number}: from step {training.first} to {training.logged}, whole checkpoints {steps(killed)}")
+        print(
+            f"kill {number}: from step {training.first} to {training.logged}, whole checkpoints {steps(killed)}"
+        )
     print(f"{trained} kills after training had begun, {saving} while a checkpoint was written")
     assert trained >= 10 and saving >= 1
     newest = steps(killed)[-1]
@@ -139,4 +160,6 @@ def test_twenty_kills_change_nothing(experts, tmp_path):
     assert same(checkpoint(killed, last), checkpoint(calm, last))
     assert losses(killed) == losses(calm)
     assert [step for step, _ in losses(killed)] == list(range(1, last + 1))
-    assert {path.name for path in (killed / "checkpoints").iterdir()} == {path.name for path in (calm / "checkpoints").iterdir()}
+    assert {path.name for path in (killed / "checkpoints").iterdir()} == {
+        path.name for path in (calm / "checkpoints").iterdir()
+    }

@@ -13,7 +13,10 @@ LAYOUTS = {
     "one axis": {"mesh": "all=4", "layout": "group:all, expert:all"},
     "data and experts": {"mesh": "data=2 expert=2", "layout": "group:data+expert, expert:expert"},
     "data and model": {"mesh": "data=2 model=2", "layout": "group:data, heads:model, hidden:model"},
-    "three devices": {"mesh": "all=3", "layout": "group:all, expert:all"},  # neither 8 rows nor 8 experts divide
+    "three devices": {
+        "mesh": "all=3",
+        "layout": "group:all, expert:all",
+    },  # neither 8 rows nor 8 experts divide
 }
 FLAGS = {**EXPERTS, "log_every": 1, "save_every": 5}
 
@@ -41,7 +44,10 @@ def whole(prepared, tmp_path_factory):
 
 
 def agree(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> None:
-    print("largest relative difference", max(abs(a / b - 1) for (_, a), (_, b) in zip(one, other, strict=True)))
+    print(
+        "largest relative difference",
+        max(abs(a / b - 1) for (_, a), (_, b) in zip(one, other, strict=True)),
+    )
     assert [step for step, _ in one] == [step for step, _ in other]
     np.testing.assert_allclose([loss for _, loss in one], [loss for _, loss in other], rtol=1e-4)
 
@@ -55,8 +61,15 @@ def test_every_layout_has_the_same_losses(whole, name):
 
 def test_three_devices_keep_experts_padded_at_rest(whole):
     sizes = {name: checkpoint(whole[name], 5) for name in ("one axis", "three devices")}
-    differ = [name for name, value in sizes["one axis"].items() if sizes["three devices"][name].shape != value.shape]
-    assert differ and all(8 in sizes["one axis"][name].shape and 9 in sizes["three devices"][name].shape for name in differ)
+    differ = [
+        name
+        for name, value in sizes["one axis"].items()
+        if sizes["three devices"][name].shape != value.shape
+    ]
+    assert differ and all(
+        8 in sizes["one axis"][name].shape and 9 in sizes["three devices"][name].shape
+        for name in differ
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +90,9 @@ def test_a_run_goes_on_under_another_layout(whole, tmp_path, first, second):
     assert "going on from step 5\n" in said
     agree(losses(folder), losses(whole["one axis"]))
     made, wanted = checkpoint(folder, 10), checkpoint(whole[second], 10)
-    assert {name: value.shape for name, value in made.items()} == {name: value.shape for name, value in wanted.items()}
+    assert {name: value.shape for name, value in made.items()} == {
+        name: value.shape for name, value in wanted.items()
+    }
 
 
 def test_going_on_under_the_same_layout_is_exact(whole, tmp_path):

@@ -69,5 +69,7 @@ def test_summaries_hold_the_same_numbers(path):
     while data:  # a record is its length, a checksum of that, the event, and a checksum of it
         (length,) = struct.unpack("<Q", data[:8])
         event, data = events.Event.FromString(data[12 : 12 + length]), data[16 + length :]
-        found += [(event.step, value.simple_value) for value in event.summary.value if value.tag == "loss"]
+        found += [
+            (event.step, value.simple_value) for value in event.summary.value if value.tag == "loss"
+        ]
     assert found == [(row["step"], pytest.approx(row["loss"])) for row in ROWS]

@@ -15,7 +15,10 @@ image = pytest.importorskip("matplotlib.image")
 @pytest.fixture
 def run(tmp_path):
     run = Run(tmp_path)
-    rows = [{"step": step, "tokens": 500 * step, "loss": 6 / step, "cross_entropy": 5.0 / step} for step in range(1, 9)]
+    rows = [
+        {"step": step, "tokens": 500 * step, "loss": 6 / step, "cross_entropy": 5.0 / step}
+        for step in range(1, 9)
+    ]
     rows.insert(4, {"step": 4, "tokens": 2000, "dev_loss": 3.0})
     run.metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return run
@@ -36,7 +39,11 @@ def test_a_run_without_metrics_has_no_plots(tmp_path):
 def test_a_trained_run_has_a_plot_of_its_loss(run):
     (path,) = draw(run)
     before = picture(path)
-    run.metrics.write_text(run.metrics.read_text() + json.dumps({"step": 9, "tokens": 4500, "cross_entropy": 9.0}) + "\n")
+    run.metrics.write_text(
+        run.metrics.read_text()
+        + json.dumps({"step": 9, "tokens": 4500, "cross_entropy": 9.0})
+        + "\n"
+    )
     draw(run)
     assert path.name == "loss.png" and (picture(path) != before).any()
 
@@ -44,10 +51,18 @@ def test_a_trained_run_has_a_plot_of_its_loss(run):
 def test_an_evaluated_run_has_plots_of_scores_and_experts(run):
     (run.folder / "evaluation.json").write_text(json.dumps(RESULT))
     loads = np.random.default_rng(0).uniform(size=(4, 2, 2, 8)).tolist()
-    languages = {code: {"encoder": one[0], "decoder": one[1]} for code, one in zip(("aa", "bb", "cc", "dd"), loads, strict=True)}
+    languages = {
+        code: {"encoder": one[0], "decoder": one[1]}
+        for code, one in zip(("aa", "bb", "cc", "dd"), loads, strict=True)
+    }
     (run.folder / "routing.json").write_text(json.dumps({"languages": languages}))
     paths = draw(run)
-    assert [path.name for path in paths] == ["loss.png", "bleu.png", "expert_load.png", "language_routing.png"]
+    assert [path.name for path in paths] == [
+        "loss.png",
+        "bleu.png",
+        "expert_load.png",
+        "language_routing.png",
+    ]
     for path in paths:
         picture(path)
 

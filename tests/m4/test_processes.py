@@ -43,9 +43,20 @@ def trained(experts, folder, processes: int) -> list[dict[str, np.ndarray]]:
     started = []
     for index in range(processes):
         run = copied(experts, folder / f"run{processes}{index}")
-        command = [sys.executable, "-c", BLOCKED + WORKER, str(index), str(processes), str(port), str(run), str(run / "out.npz")]
+        command = [
+            sys.executable,
+            "-c",
+            BLOCKED + WORKER,
+            str(index),
+            str(processes),
+            str(port),
+            str(run),
+            str(run / "out.npz"),
+        ]
         with open(run / "output", "w") as output:
-            process = subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=environment(), stdout=output, stderr=subprocess.STDOUT
+            )
         started.append((process, run))
     try:
         for process, run in started:
@@ -62,7 +73,11 @@ def test_two_processes_with_half_of_the_rows_each_equal_one(experts, tmp_path):
     assert alone.pop("rows") == 8
     assert [one.pop("rows") for one in both] == [4, 4]
     assert both[0].keys() | both[1].keys() == alone.keys()
-    assert both[0].keys() - both[1].keys() and both[1].keys() - both[0].keys()  # of what is split each has its own pieces
+    assert (
+        both[0].keys() - both[1].keys() and both[1].keys() - both[0].keys()
+    )  # of what is split each has its own pieces
     for one in both:
         for name, value in one.items():
-            np.testing.assert_allclose(value, alone[name], rtol=1e-4, atol=1e-5 * np.abs(alone[name]).max(), err_msg=name)
+            np.testing.assert_allclose(
+                value, alone[name], rtol=1e-4, atol=1e-5 * np.abs(alone[name]).max(), err_msg=name
+            )

@@ -25,7 +25,15 @@ def clock(monkeypatch):
 
 @pytest.mark.parametrize(
     "seconds, text",
-    [(0, "0:00"), (7.4, "0:07"), (59.6, "1:00"), (187, "3:07"), (3599, "59:59"), (3720, "1:02:00"), (-3, "0:00")],
+    [
+        (0, "0:00"),
+        (7.4, "0:07"),
+        (59.6, "1:00"),
+        (187, "3:07"),
+        (3599, "59:59"),
+        (3720, "1:02:00"),
+        (-3, "0:00"),
+    ],
 )
 def test_durations_are_said_as_people_say_them(seconds, text):
     assert duration(seconds) == text
@@ -36,7 +44,10 @@ def test_a_line_has_step_loss_speed_dropped_share_and_time_left(clock):
     shown = Progress(100, 500, out)
     clock[0] += 50.0
     shown.show(200, METRICS)  # 100 steps took 50 s, so that 300 take 150 s
-    assert out.getvalue() == f"{'█' * 9}{'░' * 15} step 200/500  loss 4.321  12,346 tokens/s  dropped 12.3%  ETA 2:30\n"
+    assert (
+        out.getvalue()
+        == f"{'█' * 9}{'░' * 15} step 200/500  loss 4.321  12,346 tokens/s  dropped 12.3%  ETA 2:30\n"
+    )
 
 
 def test_a_dense_model_drops_nothing(clock):
@@ -53,7 +64,10 @@ def test_elsewhere_than_on_a_terminal_a_line_comes_now_and_then_and_at_the_end(c
         shown.show(step, METRICS)
     shown.end()
     lines = out.getvalue().splitlines()
-    assert [line.split("step ")[1].split("/")[0] for line in lines] == [*map(str, range(1, 100, 10)), "100"]
+    assert [line.split("step ")[1].split("/")[0] for line in lines] == [
+        *map(str, range(1, 100, 10)),
+        "100",
+    ]
     assert "\r" not in out.getvalue()
 
 

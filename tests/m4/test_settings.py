@@ -36,7 +36,11 @@ def test_the_same_settings_go_on_with_the_sizes_of_the_vocabularies(started):
         ({"rows": 16}, "rows", "rows: 8 there, 16 here"),
         ({"seed": 3}, "seed", "seed: 0 there, 3 here"),
         ({"languages": "qaa"}, "languages", "languages: '' there, 'qaa' here"),
-        ({"hidden": 128, "optimizer": "adafactor"}, "optimizer, hidden", "optimizer: 'adam' there, 'adafactor' here"),
+        (
+            {"hidden": 128, "optimizer": "adafactor"},
+            "optimizer, hidden",
+            "optimizer: 'adam' there, 'adafactor' here",
+        ),
         ({"experts": 4}, "experts", "experts: 8 there, 4 here"),
     ],
 )
@@ -49,16 +53,27 @@ def test_settings_that_do_not_fit_the_run_are_an_error(started, changes, problem
 
 def test_how_it_is_computed_and_how_long_may_change(started, tmp_path):
     folder = copied(started, tmp_path / "run")
-    free = {"steps": 99, "learning_rate": 0.5, "mesh": "all=2", "remat": "full", "dispatch": "einsum", "save_every": 1}
+    free = {
+        "steps": 99,
+        "learning_rate": 0.5,
+        "mesh": "all=2",
+        "remat": "full",
+        "dispatch": "einsum",
+        "save_every": 1,
+    }
     chosen = start(folder, preset("tiny").but(**free))
     assert Run(folder).settings == Run(started).settings, "until they are known to work"
     Run(folder).keep(chosen)
     assert chosen == Run(folder).settings
-    assert dataclasses.asdict(Run(folder).settings).items() >= {"steps": 99, "mesh": "all=2"}.items()
+    assert (
+        dataclasses.asdict(Run(folder).settings).items() >= {"steps": 99, "mesh": "all=2"}.items()
+    )
 
 
 def test_an_unknown_preset_has_a_suggestion():
-    with pytest.raises(NamedMeshError, match=r"there is no preset 'tinny'\n.*\n.*did you mean 'tiny'"):
+    with pytest.raises(
+        NamedMeshError, match=r"there is no preset 'tinny'\n.*\n.*did you mean 'tiny'"
+    ):
         preset("tinny")
 
 
@@ -109,7 +124,9 @@ def test_a_mistake_on_the_command_line_is_said_in_words(tmp_path, command, flags
 def test_other_settings_for_a_run_are_said_in_words(started):
     done = run("translate", started, {"preset": "tiny_dense"}, blocked=True)
     assert done.returncode == 1
-    assert "is a run with other settings: experts, hidden\n  experts: 8 there, 0 here\n" in done.stderr
+    assert (
+        "is a run with other settings: experts, hidden\n  experts: 8 there, 0 here\n" in done.stderr
+    )
     assert "fix: give its settings again, or name another folder with --run" in done.stderr
 
 

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, M, H = nm.dims("batch=4 model=10 hidden=8")
 
@@ -16,7 +24,9 @@ def chosen(n):
         return nm.cond(k > n, yes, no)
 
     def reference(x, w, k):
-        return np.tanh(x @ w) if k > n else np.broadcast_to((x**2).sum(1, keepdims=True) * 0.1, (4, 8))
+        return (
+            np.tanh(x @ w) if k > n else np.broadcast_to((x**2).sum(1, keepdims=True) * 0.1, (4, 8))
+        )
 
     return Case(function, reference, ("x", "w", "k"), ("x", "w"))
 
@@ -24,7 +34,9 @@ def chosen(n):
 def halved(x, k):
     """Halves until the largest is small; counts how often."""
     limit = nm.cast(k, "float32")
-    return nm.while_loop(lambda x, n: nm.max(nm.absolute(x)) > limit * 0.1, lambda x, n: (x * 0.5, n + 1), x, 0)
+    return nm.while_loop(
+        lambda x, n: nm.max(nm.absolute(x)) > limit * 0.1, lambda x, n: (x * 0.5, n + 1), x, 0
+    )
 
 
 def halved_reference(x, k):
@@ -36,7 +48,10 @@ def halved_reference(x, k):
 
 def structured(x, k):
     yes = lambda x, y: {"a": x * 2.0, "b": (y, nm.sum(x))}
-    no = lambda x, y: {"a": nm.transpose(nm.transpose(y, [M, B]), [M, B]), "b": (x, nm.sum(y) + 1.0)}
+    no = lambda x, y: {
+        "a": nm.transpose(nm.transpose(y, [M, B]), [M, B]),
+        "b": (x, nm.sum(y) + 1.0),
+    }
     made = nm.cond(k > 5, yes, no, x, nm.square(x))
     return made["a"] + made["b"][0] * made["b"][1]
 
@@ -90,7 +105,12 @@ def test_sharded(layout):
         (lambda x: nm.cond(nm.sum(x) > 0, lambda: (x, x), lambda: x), "1 tensors where 2"),
         (lambda x: nm.while_loop(lambda x: x > 0, lambda x: x, x), "bool scalar"),
         (lambda x: nm.while_loop(lambda x: nm.sum(x) > 0, lambda x: nm.sum(x), x), "is due"),
-        (lambda x: nm.grad(nm.sum(nm.while_loop(lambda x: nm.sum(x) > 0, lambda x: x * 0.5, x)), x), "unknown length"),
+        (
+            lambda x: nm.grad(
+                nm.sum(nm.while_loop(lambda x: nm.sum(x) > 0, lambda x: x * 0.5, x)), x
+            ),
+            "unknown length",
+        ),
     ],
 )
 def test_misuse_is_explained(wrong, message):
@@ -101,10 +121,16 @@ def test_misuse_is_explained(wrong, message):
 def test_dicts_go_by_their_names_whatever_their_order():
     def function(x, k):
         made = nm.cond(k > 0, lambda: {"a": x, "b": -x}, lambda: {"b": -x, "a": x})
-        final, _ = nm.scan(lambda carry, _: ({"b": carry["b"], "a": carry["a"]}, None), made, over=H)
-        last = nm.while_loop(lambda c: nm.sum(c["a"]) < 0, lambda c: {"b": c["b"], "a": c["a"] + 100.0}, final)
+        final, _ = nm.scan(
+            lambda carry, _: ({"b": carry["b"], "a": carry["a"]}, None), made, over=H
+        )
+        last = nm.while_loop(
+            lambda c: nm.sum(c["a"]) < 0, lambda c: {"b": c["b"], "a": c["a"] + 100.0}, final
+        )
         return last["a"] - last["b"]
 
     program = nm.trace(function, x=nm.spec([B]), k=nm.spec([], "int32"))
     x = np.arange(4, dtype=np.float32)
-    np.testing.assert_array_equal([program.evaluate({}, x=x, k=k)[1] for k in (0, 1)], [2 * x, 2 * x])
+    np.testing.assert_array_equal(
+        [program.evaluate({}, x=x, k=k)[1] for k in (0, 1)], [2 * x, 2 * x]
+    )

@@ -3,7 +3,16 @@ import pytest
 import tensorflow as tf
 
 import namedmesh as nm
-from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    MESH,
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, S, M, H = nm.dims("batch=8 seq=3 model=10 hidden=6")
 
@@ -71,8 +80,18 @@ CASES = {
         "x",
     ),
 }  # fmt: skip
-SPECS = {"x": nm.spec([B, S, M]), "y": nm.spec([B, S, M]), "w": nm.spec([M, H]), "n": nm.spec([], "int32")}
-ARRAYS = {"x": uniform(1, 8, 3, 10), "y": uniform(2, 8, 3, 10), "w": uniform(3, 10, 6) / 4, "n": np.int32(3)}
+SPECS = {
+    "x": nm.spec([B, S, M]),
+    "y": nm.spec([B, S, M]),
+    "w": nm.spec([M, H]),
+    "n": nm.spec([], "int32"),
+}
+ARRAYS = {
+    "x": uniform(1, 8, 3, 10),
+    "y": uniform(2, 8, 3, 10),
+    "w": uniform(3, 10, 6) / 4,
+    "n": np.int32(3),
+}
 
 
 def test_values_and_gradients():
@@ -105,10 +124,23 @@ def test_a_weight_gradient_of_call_tf_is_one_sum():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda x: nm.call_tf(lambda x: tf.reduce_sum(x, 0), x, result=nm.spec([M]), batch=[B]), "lacks the batch dimension"),
+        (
+            lambda x: nm.call_tf(lambda x: tf.reduce_sum(x, 0), x, result=nm.spec([M]), batch=[B]),
+            "lacks the batch dimension",
+        ),
         (lambda x: nm.custom_vjp(lambda x: x, lambda saved, dy: dy)(x), "forward did not return"),
-        (lambda x: nm.grad(nm.sum(nm.custom_vjp(lambda x: (x * 1.0, None), lambda s, dy: (dy, dy))(x)), x), "2 cotangents for 1"),
-        (lambda x: nm.grad(nm.sum(nm.custom_vjp(lambda x: (x * 1.0, None), lambda s, dy: nm.sum(dy))(x)), x), "cotangent of x"),
+        (
+            lambda x: nm.grad(
+                nm.sum(nm.custom_vjp(lambda x: (x * 1.0, None), lambda s, dy: (dy, dy))(x)), x
+            ),
+            "2 cotangents for 1",
+        ),
+        (
+            lambda x: nm.grad(
+                nm.sum(nm.custom_vjp(lambda x: (x * 1.0, None), lambda s, dy: nm.sum(dy))(x)), x
+            ),
+            "cotangent of x",
+        ),
     ],
 )
 def test_misuse_is_explained(wrong, message):
@@ -117,6 +149,9 @@ def test_misuse_is_explained(wrong, message):
 
 
 def test_a_function_that_makes_something_else_than_it_said():
-    program = nm.trace(lambda x: nm.call_tf(lambda x: tf.reduce_sum(x, 1), x, result=nm.spec([M])), x=nm.spec([B, M]))
+    program = nm.trace(
+        lambda x: nm.call_tf(lambda x: tf.reduce_sum(x, 1), x, result=nm.spec([M])),
+        x=nm.spec([B, M]),
+    )
     with pytest.raises(nm.NamedMeshError, match="the function made"):
         evaluated(program, {"x": uniform(5, 8, 10)})

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, S, M, H, E = nm.dims("batch=4 seq=3 model=10 hidden=8 expert=2")
 
@@ -12,18 +20,36 @@ def numpy_einsum(equation):
 
 
 CASES = {
-    "matmul": Case(lambda x, w: nm.einsum([x, w], [B, S, H]), numpy_einsum("bsm,mh->bsh"), ("x", "w")),
-    "reordered": Case(lambda x, w: nm.einsum([w, x], [H, S, B]), numpy_einsum("bsm,mh->hsb"), ("x", "w")),
-    "batched": Case(lambda x, y: nm.einsum([x, y], [B, S]), numpy_einsum("bsm,bsm->bs"), ("x", "y")),
+    "matmul": Case(
+        lambda x, w: nm.einsum([x, w], [B, S, H]), numpy_einsum("bsm,mh->bsh"), ("x", "w")
+    ),
+    "reordered": Case(
+        lambda x, w: nm.einsum([w, x], [H, S, B]), numpy_einsum("bsm,mh->hsb"), ("x", "w")
+    ),
+    "batched": Case(
+        lambda x, y: nm.einsum([x, y], [B, S]), numpy_einsum("bsm,bsm->bs"), ("x", "y")
+    ),
     "to_scalar": Case(lambda x, y: nm.einsum([x, y], []), numpy_einsum("bsm,bsm->"), ("x", "y")),
     "outer": Case(lambda c, v: nm.einsum([c, v], [E, B]), numpy_einsum("b,e->eb"), ("c", "v")),
-    "elementwise": Case(lambda x, c: nm.einsum([x, c], [B, S, M]), numpy_einsum("bsm,b->bsm"), ("x", "c")),
+    "elementwise": Case(
+        lambda x, c: nm.einsum([x, c], [B, S, M]), numpy_einsum("bsm,b->bsm"), ("x", "c")
+    ),
     "one_operand": Case(lambda x: nm.einsum([x], [M, B]), numpy_einsum("bsm->mb")),
     "lonely_dims": Case(lambda x, w: nm.einsum([x, w], [B]), numpy_einsum("bsm,mh->b"), ("x", "w")),
     "unshared": Case(lambda x, v: nm.einsum([x, v], [B, S]), numpy_einsum("bsm,e->bs"), ("x", "v")),
-    "experts": Case(lambda x, k: nm.einsum([x, k], [E, B, S, H]), numpy_einsum("bsm,emh->ebsh"), ("x", "k")),
-    "three": Case(lambda x, w, k: nm.einsum([x, w, k], [E, B]), numpy_einsum("bsm,mh,emh->eb"), ("x", "w", "k")),
-    "four": Case(lambda x, w, c, v: nm.einsum([c, x, v, w], [B, E, H]), numpy_einsum("bsm,mh,b,e->beh"), ("x", "w", "c", "v")),
+    "experts": Case(
+        lambda x, k: nm.einsum([x, k], [E, B, S, H]), numpy_einsum("bsm,emh->ebsh"), ("x", "k")
+    ),
+    "three": Case(
+        lambda x, w, k: nm.einsum([x, w, k], [E, B]),
+        numpy_einsum("bsm,mh,emh->eb"),
+        ("x", "w", "k"),
+    ),
+    "four": Case(
+        lambda x, w, c, v: nm.einsum([c, x, v, w], [B, E, H]),
+        numpy_einsum("bsm,mh,b,e->beh"),
+        ("x", "w", "c", "v"),
+    ),
     "self": Case(lambda x: nm.einsum([x, x], [B]), lambda x: np.einsum("bsm,bsm->b", x, x)),
     "int": Case(lambda i, j: nm.einsum([i, j], [B, H]), numpy_einsum("bm,mh->bh"), ("i", "j"), ()),
 }
@@ -67,7 +93,10 @@ def test_path_is_the_cheap_one():
         return nm.einsum([x, y, z], [A])
 
     program = nm.trace(
-        chain, x=nm.spec([A, C]), y=nm.spec([C, nm.Dimension("e1", 1000)]), z=nm.spec([nm.Dimension("e1", 1000), D])
+        chain,
+        x=nm.spec([A, C]),
+        y=nm.spec([C, nm.Dimension("e1", 1000)]),
+        z=nm.spec([nm.Dimension("e1", 1000), D]),
     )
     assert program.flops() <= 3 * 2 * 1000 * 1000
 
@@ -78,13 +107,19 @@ def test_flops():
 
 
 def test_bfloat16():
-    program = nm.trace(lambda x, w: nm.einsum([x, w], [B, S, H]), x=nm.spec([B, S, M], "bfloat16"), w=nm.spec([M, H], "bfloat16"))
+    program = nm.trace(
+        lambda x, w: nm.einsum([x, w], [B, S, H]),
+        x=nm.spec([B, S, M], "bfloat16"),
+        w=nm.spec([M, H], "bfloat16"),
+    )
     import tensorflow as tf
 
     given = {name: tf.cast(ARRAYS[name], tf.bfloat16) for name in "xw"}
     found = evaluated(program, given)
     assert found.dtype == tf.bfloat16
-    expected = np.einsum("bsm,mh->bsh", *(np.asarray(tf.cast(given[name], tf.float32)) for name in "xw"))
+    expected = np.einsum(
+        "bsm,mh->bsh", *(np.asarray(tf.cast(given[name], tf.float32)) for name in "xw")
+    )
     np.testing.assert_allclose(tf.cast(found, tf.float32), expected, rtol=0.02, atol=0.1)
 
 
@@ -110,4 +145,6 @@ def test_an_operand_may_be_called_result():
         return nm.broadcast(what, x.shape)
 
     program = nm.trace(function, x=nm.spec([nm.Dimension("batch", 2)]))
-    np.testing.assert_array_equal(program.evaluate({}, x=np.array([1.0, 2.0], np.float32))[1], [20.0, 20.0])
+    np.testing.assert_array_equal(
+        program.evaluate({}, x=np.array([1.0, 2.0], np.float32))[1], [20.0, 20.0]
+    )

@@ -4,7 +4,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, moved_bytes, uniform
+from tests.checks import (
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    moved_bytes,
+    uniform,
+)
 
 B, S, M = nm.dims("batch=4 seq=3 model=10")
 
@@ -58,18 +67,24 @@ CASES = {
     "gelu": Case(nm.gelu, lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2)))),
     "swish": Case(nm.swish, lambda x: x * sigmoid(x)),
     "leaky_relu": Case(nm.leaky_relu, lambda x: np.where(x > 0, x, 0.2 * x)),
-    "leaky_relu_slope": Case(lambda x: nm.leaky_relu(x, 0.5), lambda x: np.where(x > 0, x, 0.5 * x)),
+    "leaky_relu_slope": Case(
+        lambda x: nm.leaky_relu(x, 0.5), lambda x: np.where(x > 0, x, 0.5 * x)
+    ),
     "elu": Case(nm.elu, lambda x: np.where(x > 0, x, np.exp(x) - 1)),
     "floor": Case(nm.floor, np.floor),
     "round": Case(nm.round, np.round),
     "clip": Case(lambda x: nm.clip(x, -0.9, 1.1), lambda x: np.clip(x, -0.9, 1.1)),
     "clip_low": Case(lambda x: nm.clip(x, low=0.25), lambda x: np.maximum(x, 0.25)),
-    "where": Case(lambda x, v: nm.where(x > v, x * 2.0, v), lambda x, v: np.where(x > v, x * 2, v), PAIR),
+    "where": Case(
+        lambda x, v: nm.where(x > v, x * 2.0, v), lambda x, v: np.where(x > v, x * 2, v), PAIR
+    ),
     "stop_gradient": Case(lambda x: nm.stop_gradient(x) * 1.0, lambda x: x, wrt=()),
     "broadcast_outer": Case(lambda c, w: c * w, lambda c, w: w[:, :, None] * c, ("c", "w")),
     "broadcast_inner": Case(lambda w, x: w + x, lambda w, x: x + w[None], ("w", "x")),
     "cast": Case(lambda x: nm.cast(x, "int32"), lambda x: np.trunc(x).astype(np.int32), wrt=()),
-    "is_finite": Case(lambda x: nm.is_finite(1.0 / (x - x)), lambda x: np.zeros(x.shape, bool), wrt=()),
+    "is_finite": Case(
+        lambda x: nm.is_finite(1.0 / (x - x)), lambda x: np.zeros(x.shape, bool), wrt=()
+    ),
     "equal": Case(lambda i: nm.equal(i, 2), lambda i: i == 2, "i", ()),
     "not_equal": Case(lambda i: nm.not_equal(i, 2), lambda i: i != 2, "i", ()),
     "less": Case(lambda x, v: x < v, lambda x, v: x < v, PAIR, ()),
@@ -130,7 +145,9 @@ def test_values_and_gradients(arrays):
     assert_same(evaluated(program, arrays), expected_of(CASES, arrays), rtol=2e-5, atol=2e-5)
 
 
-@pytest.mark.parametrize("layout, divides", [("batch:b, model:a", True), ("batch:a, model:b", False)])
+@pytest.mark.parametrize(
+    "layout, divides", [("batch:b, model:a", True), ("batch:a, model:b", False)]
+)
 def test_sharded(arrays, layout, divides):
     step = assert_sharded_same(function_of(CASES), SPECS, arrays, layout)
     if divides:

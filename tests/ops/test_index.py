@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    MESH,
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, S, M, V, T = nm.dims("batch=4 seq=6 model=8 vocab=10 token=8")
 
@@ -10,12 +19,16 @@ B, S, M, V, T = nm.dims("batch=4 seq=6 model=8 vocab=10 token=8")
 def take(table, indices):
     """Rows of a table; zeros for an index outside it."""
     inside = (indices >= 0) & (indices < len(table))
-    return table[np.where(inside, indices, 0)] * inside.reshape(inside.shape + (1,) * (table.ndim - 1))
+    return table[np.where(inside, indices, 0)] * inside.reshape(
+        inside.shape + (1,) * (table.ndim - 1)
+    )
 
 
 def take_each(table, indices):
     """table: [batch, vocab], indices: [batch, seq]."""
-    return np.stack([take(row[:, None], index)[..., 0] for row, index in zip(table, indices, strict=True)])
+    return np.stack(
+        [take(row[:, None], index)[..., 0] for row, index in zip(table, indices, strict=True)]
+    )
 
 
 def put(updates, indices, size):
@@ -92,9 +105,14 @@ ARRAYS = {
     "x": uniform(1, 4, 6, 8),
     "t": uniform(2, 10, 8),
     "q": uniform(3, 4, 10),
-    "i": np.array([[0, 9, -1, 3, 3, 10], [5, 5, 5, 5, 2, 1], [9, 8, 7, 6, 5, 4], [100, 0, -7, 2, 1, 9]], np.int32),
+    "i": np.array(
+        [[0, 9, -1, 3, 3, 10], [5, 5, 5, 5, 2, 1], [9, 8, 7, 6, 5, 4], [100, 0, -7, 2, 1, 9]],
+        np.int32,
+    ),
     "j": np.array([3, 0, 9, 12], np.int32),
-    "k": np.array([[5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 6, -1], [1, 2, 3, 4, 5, 0], [3, 3, 3, 3, 3, 3]], np.int32),
+    "k": np.array(
+        [[5, 4, 3, 2, 1, 0], [0, 0, 1, 1, 6, -1], [1, 2, 3, 4, 5, 0], [3, 3, 3, 3, 3, 3]], np.int32
+    ),
     "n": np.array([4, -1, 0, 0, 6, 2], np.int32),
     "f": np.array([5, 0, 7], np.int32),
 }
@@ -119,7 +137,10 @@ def test_an_embedding_split_over_its_rows_moves_no_table():
         return y, nm.grad(nm.sum(nm.square(y)), t)
 
     specs = {"t": nm.spec([vocab, model]), "i": nm.spec([B, S], "int32")}
-    arrays = {"t": uniform(4, 1024, 8), "i": np.random.default_rng(5).integers(-5, 1030, (4, 6)).astype(np.int32)}
+    arrays = {
+        "t": uniform(4, 1024, 8),
+        "i": np.random.default_rng(5).integers(-5, 1030, (4, 6)).astype(np.int32),
+    }
     step = assert_sharded_same(embed, specs, arrays, "vocab:b, batch:a")
     table = 1024 * 8 * 4
     assert all(one.bytes <= table // 4 for one in step.plan.collectives)

@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    MESH,
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 G, E, M, H = nm.dims("group=8 expert=4 model=10 hidden=6")
 
@@ -14,7 +23,9 @@ def scaled(move):
 
 CASES = {
     "reshard": Case(scaled(lambda x: nm.reshard(x, E)), lambda x: np.sin(x**2)),
-    "there_and_back": Case(scaled(lambda x: nm.reshard(nm.reshard(x, E) * 2.0, G)), lambda x: np.sin(2 * x**2)),
+    "there_and_back": Case(
+        scaled(lambda x: nm.reshard(nm.reshard(x, E) * 2.0, G)), lambda x: np.sin(2 * x**2)
+    ),
     "replicate": Case(scaled(nm.replicate), lambda x: np.sin(x**2)),
     "replicate_one": Case(scaled(lambda x: nm.replicate(x, G)), lambda x: np.sin(x**2)),
     "split": Case(scaled(lambda x: nm.split(x, E)), lambda x: np.sin(x**2)),
@@ -32,7 +43,9 @@ def test_values_and_gradients():
     assert_same(evaluated(program, ARRAYS), expected_of(CASES, ARRAYS))
 
 
-@pytest.mark.parametrize("layout", ["group:a+b, expert:b", "group:b+a, expert:b", "model:b, group:a"])
+@pytest.mark.parametrize(
+    "layout", ["group:a+b, expert:b", "group:b+a, expert:b", "model:b, group:a"]
+)
 def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 
@@ -73,7 +86,9 @@ def region(x, w, v):
         return nm.sort(nm.tanh(h) * scale, H), nm.cumsum(x, M)
 
     y, z = nm.manual(inside, x, w, over=G)
-    return {"y": y, "z": z} | nm.grad(nm.sum(nm.square(y)) + nm.sum(y) + nm.sum(z * z), {"dx": x, "dw": w, "dv": v})
+    return {"y": y, "z": z} | nm.grad(
+        nm.sum(nm.square(y)) + nm.sum(y) + nm.sum(z * z), {"dx": x, "dw": w, "dv": v}
+    )
 
 
 def plain_region(x, w, v):
@@ -99,7 +114,9 @@ def test_manual_region():
         for index in np.ndindex(*slope.shape):
             nudge = np.zeros(slope.shape)
             nudge[index] = 1e-6
-            more, less = ([*given[:at], given[at] + sign * nudge, *given[at + 1 :]] for sign in (1, -1))
+            more, less = (
+                [*given[:at], given[at] + sign * nudge, *given[at + 1 :]] for sign in (1, -1)
+            )
             slope[index] = (loss(*more) - loss(*less)) / 2e-6
         expected[f"d{name}"] = slope
     assert_same(found, expected, rtol=2e-5, atol=2e-5)
@@ -120,7 +137,12 @@ def test_manual_region_over_a_size_that_does_not_divide():
     specs = {"x": nm.spec([tens, M.resized(4)])}
     with pytest.raises(nm.NamedMeshError, match="keeps it whole"):
         nm.plan(
-            nm.trace(lambda x: nm.manual(nm.tanh, nm.replicate(x), over=tens), x=nm.spec([tens], whole=[tens])), MESH, "tens:b"
+            nm.trace(
+                lambda x: nm.manual(nm.tanh, nm.replicate(x), over=tens),
+                x=nm.spec([tens], whole=[tens]),
+            ),
+            MESH,
+            "tens:b",
         )
     assert_sharded_same(inside, specs, {"x": uniform(5, 10, 4)}, "tens:b")
 
@@ -130,7 +152,9 @@ def test_scan_random_and_batched_gather_inside_a_manual_region():
 
     def inside(x, i):
         picked = nm.gather(x, i, M)
-        total, steps = nm.scan(lambda c, row: (c + row, c * row), nm.zeros([G]), nm.transpose(x, [M, G]), over=M)
+        total, steps = nm.scan(
+            lambda c, row: (c + row, c * row), nm.zeros([G]), nm.transpose(x, [M, G]), over=M
+        )
         noise = nm.random.uniform(nm.random.key(3), [G, H])
         return picked, total, steps, noise, nm.one_hot(i, H)
 
@@ -156,7 +180,10 @@ def test_second_derivative_through_a_manual_region():
     specs = {"x": nm.spec([G, M]), "w": nm.spec([M, H])}
     arrays = {"x": uniform(7, 8, 10) / 2, "w": uniform(8, 10, 6) / 2}
     inside = twice(lambda x, w: nm.manual(lambda x: layer(x, w), x, over=G))
-    assert_same(evaluated(nm.trace(inside, **specs), arrays), evaluated(nm.trace(twice(layer), **specs), arrays))
+    assert_same(
+        evaluated(nm.trace(inside, **specs), arrays),
+        evaluated(nm.trace(twice(layer), **specs), arrays),
+    )
     assert_sharded_same(inside, specs, arrays, "group:a+b", precision="highest")
 
 
@@ -166,8 +193,14 @@ def test_second_derivative_through_a_manual_region():
         (lambda x: nm.split(x, 2), "not a Dimension"),
         (lambda x: nm.reshard(x), "no dimension given"),
         (lambda x: nm.shard(x, {G: "a", E: "a"}), "given to two dimensions"),
-        (lambda x: nm.manual(lambda x: nm.sum(x, over=G), x, over=G), "mixes elements of dimension group"),
-        (lambda x: nm.manual(lambda x: nm.cumsum(x, G), x, over=G), "mixes elements of dimension group"),
+        (
+            lambda x: nm.manual(lambda x: nm.sum(x, over=G), x, over=G),
+            "mixes elements of dimension group",
+        ),
+        (
+            lambda x: nm.manual(lambda x: nm.cumsum(x, G), x, over=G),
+            "mixes elements of dimension group",
+        ),
         (lambda x: nm.manual(lambda x: nm.replicate(x), x, over=G), "nothing moves"),
         (lambda x: nm.manual(lambda x: (x, nm.range(E)), x, over=G), "lacks dimension group"),
     ],

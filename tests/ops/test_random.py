@@ -41,7 +41,9 @@ def bits_of(keys, count):
     """The first bits of several keys, side by side."""
     C = nm.Dimension("count", count)
     program = nm.trace(lambda key: nm.random.bits(key, [C]), key=nm.spec([nm.random.KEY], "uint32"))
-    return np.stack([np.asarray(evaluated(program, {"key": np.array(key, np.uint32)})) for key in keys])
+    return np.stack(
+        [np.asarray(evaluated(program, {"key": np.array(key, np.uint32)})) for key in keys]
+    )
 
 
 def flipped(one, other):
@@ -50,7 +52,11 @@ def flipped(one, other):
 
 
 def test_every_bit_of_key_and_counter_moves_half_of_the_bits():
-    keys = [(123, 456)] + [(123 ^ 1 << i, 456) for i in range(32)] + [(123, 456 ^ 1 << i) for i in range(32)]
+    keys = (
+        [(123, 456)]
+        + [(123 ^ 1 << i, 456) for i in range(32)]
+        + [(123, 456 ^ 1 << i) for i in range(32)]
+    )
     plain, *changed = bits_of(keys, 4096)
     for other in changed:
         np.testing.assert_allclose(flipped(plain, other), 0.5, atol=0.06)
@@ -61,7 +67,9 @@ def test_every_bit_of_key_and_counter_moves_half_of_the_bits():
 
 def test_bits_are_even_and_neighbours_independent():
     (bits,) = bits_of([(1, 2)], 2**20)
-    counts = np.stack([np.bincount(part, minlength=256) for part in bits.view(np.uint8).reshape(-1, 4).T])
+    counts = np.stack(
+        [np.bincount(part, minlength=256) for part in bits.view(np.uint8).reshape(-1, 4).T]
+    )
     chi = ((counts - 4096.0) ** 2 / 4096).sum(1)
     assert (chi > 170).all() and (chi < 355).all(), chi  # 255 degrees of freedom
     unit = bits / 2.0**32 - 0.5
@@ -91,7 +99,9 @@ def test_counters_beyond_32_bits_use_the_second_word():
     found = np.asarray(op.lower(Huge(), tf.constant([7, 9], tf.uint32)))
     first = np.broadcast_to(np.arange(2**31 - 4, 2**31), (3, 4)).ravel()
     second = np.repeat(np.arange(2**20, 2**20 + 3), 4)
-    expected = [hashed((7, 9), int(low), int(high)) for low, high in zip(first, second, strict=True)]
+    expected = [
+        hashed((7, 9), int(low), int(high)) for low, high in zip(first, second, strict=True)
+    ]
     np.testing.assert_array_equal(found.ravel(), np.array(expected, np.uint32))
     assert (rows.size, columns.size) == found.shape
 
@@ -106,7 +116,10 @@ def test_fold_in_makes_new_keys():
             nm.random.fold_in_name(key, "b"),
         ]
 
-    found = [np.asarray(one) for one in evaluated(nm.trace(keys, n=nm.spec([], "int32")), {"n": np.int32(3)})]
+    found = [
+        np.asarray(one)
+        for one in evaluated(nm.trace(keys, n=nm.spec([], "int32")), {"n": np.int32(3)})
+    ]
     np.testing.assert_array_equal(found[0], np.array(folded(folded((0, 0), 5), 3), np.uint32))
     assert len({tuple(one) for one in found}) == 4
 
@@ -121,7 +134,9 @@ def draws(seed):
         "normal": nm.random.normal(key, [M, B], 1.0, 2.0),
         "bernoulli": nm.random.bernoulli(key, [M, B], nm.cast(nm.range(M), "float32") / 10.0),
         "gumbel": nm.random.gumbel(key, [M, B]),
-        "categorical": nm.random.categorical(nm.random.fold_in(key, 5), nm.broadcast(logits, [B, M]), M),
+        "categorical": nm.random.categorical(
+            nm.random.fold_in(key, 5), nm.broadcast(logits, [B, M]), M
+        ),
     }
 
 
@@ -133,19 +148,31 @@ def test_the_same_bits_under_every_layout(layout):
     _, found = step(step.init(), **given)
     expected = evaluated(program, given)
     for name in ("bits", "uniform", "bernoulli", "categorical"):
-        np.testing.assert_array_equal(np.asarray(found[name]), np.asarray(expected[name]), err_msg=name)
-    assert_same({name: found[name] for name in ("normal", "gumbel")}, {name: expected[name] for name in ("normal", "gumbel")})
+        np.testing.assert_array_equal(
+            np.asarray(found[name]), np.asarray(expected[name]), err_msg=name
+        )
+    assert_same(
+        {name: found[name] for name in ("normal", "gumbel")},
+        {name: expected[name] for name in ("normal", "gumbel")},
+    )
 
 
 @pytest.mark.parametrize("layout", ["batch:a+b", "batch:b, seq:a"])
 def test_drawing_communicates_nothing(layout):
     def drawn(seed):
         key = key_from_seed(seed)
-        return nm.random.bits(key, [B, S]), nm.random.normal(key, [B, S, M]), nm.random.gumbel(key, [S, B])
+        return (
+            nm.random.bits(key, [B, S]),
+            nm.random.normal(key, [B, S, M]),
+            nm.random.gumbel(key, [S, B]),
+        )
 
     step = assert_sharded_same(drawn, {"seed": nm.spec([], "int32")}, {"seed": np.int32(3)}, layout)
     assert step.plan.collectives == []
-    assert step.audit.count("AllGather") + step.audit.count("AllReduce") + step.audit.count("AllToAll") == 0
+    assert (
+        step.audit.count("AllGather") + step.audit.count("AllReduce") + step.audit.count("AllToAll")
+        == 0
+    )
 
 
 def test_a_large_draw_is_made_in_pieces():
@@ -158,7 +185,9 @@ def test_a_large_draw_is_made_in_pieces():
     whole = 1024 * 4096 * 4
     step = nm.compile(drawn, seed=nm.spec([], "int32"), mesh=MESH, layout="rows:a+b", strict=True)
     assert step.report.temporary_bytes <= 2 * whole // 8
-    step = nm.compile(drawn, seed=nm.spec([], "int32"), mesh=MESH, layout="columns:a+b", strict=True)
+    step = nm.compile(
+        drawn, seed=nm.spec([], "int32"), mesh=MESH, layout="columns:a+b", strict=True
+    )
     assert step.report.temporary_bytes <= 2 * whole // 8
 
 
@@ -229,7 +258,9 @@ def test_nothing_random_carries_a_gradient():
         noise = nm.random.normal(nm.random.key(1), [B])
         return nm.grad(nm.sum(x * noise), x) - noise
 
-    np.testing.assert_allclose(evaluated(nm.trace(still, x=nm.spec([B])), {"x": np.zeros(8, np.float32)}), 0, atol=1e-7)
+    np.testing.assert_allclose(
+        evaluated(nm.trace(still, x=nm.spec([B])), {"x": np.zeros(8, np.float32)}), 0, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize(

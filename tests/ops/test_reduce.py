@@ -2,7 +2,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import Case, assert_same, assert_sharded_same, distinct, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    Case,
+    assert_same,
+    assert_sharded_same,
+    distinct,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, S, M = nm.dims("batch=4 seq=3 model=10")
 
@@ -29,7 +38,9 @@ CASES = {
     "softmax": Case(lambda x: nm.softmax(x, over=M), lambda x: softmax(x, (2,))),
     "softmax_two": Case(lambda x: nm.softmax(x, over=[B, M]), lambda x: softmax(x, (0, 2))),
     "log_softmax": Case(lambda x: nm.log_softmax(x, over=M), lambda x: np.log(softmax(x, (2,)))),
-    "log_softmax_batch": Case(lambda x: nm.log_softmax(x, over=B), lambda x: np.log(softmax(x, (0,)))),
+    "log_softmax_batch": Case(
+        lambda x: nm.log_softmax(x, over=B), lambda x: np.log(softmax(x, (0,)))
+    ),
     "any": Case(lambda x: nm.any(x > 1.5, over=M), lambda x: (x > 1.5).any(2), wrt=()),
     "all": Case(lambda x: nm.all(x > -1.9, over=[B, M]), lambda x: (x > -1.9).all((0, 2)), wrt=()),
     "argmax": Case(lambda x: nm.argmax(x, M), lambda x: x.argmax(2).astype(np.int32), wrt=()),
@@ -83,7 +94,10 @@ def test_gradients_at_ties_and_zeros():
     """Equal winners share the gradient; a product's gradient is the product of the others, zeros or not."""
     found = evaluated(nm.trace(extremes, x=nm.spec([B, M])), {"x": TIES})
     others = np.stack([[np.prod(np.delete(row, i)) for i in range(10)] for row in TIES])
-    top, low = np.equal(TIES, TIES.max(1, keepdims=True)), np.equal(TIES, TIES.min(1, keepdims=True))
+    top, low = (
+        np.equal(TIES, TIES.max(1, keepdims=True)),
+        np.equal(TIES, TIES.min(1, keepdims=True)),
+    )
     expected = {
         "max": TIES.max(1),
         "min": TIES.min(1),
@@ -108,8 +122,18 @@ def test_softmax_of_large_and_of_impossible_logits():
 
     def masked(x):
         logits = nm.where(nm.range(M) < 4, x + 1000.0, -float("inf"))
-        p, q, z = nm.softmax(logits, over=M), nm.log_softmax(x * 1000.0, over=M), nm.logsumexp(logits, over=M)
-        return {"p": p, "q": q, "z": z, "dp": nm.grad(nm.sum(p * x), x), "dz": nm.grad(nm.sum(z), x)}
+        p, q, z = (
+            nm.softmax(logits, over=M),
+            nm.log_softmax(x * 1000.0, over=M),
+            nm.logsumexp(logits, over=M),
+        )
+        return {
+            "p": p,
+            "q": q,
+            "z": z,
+            "dp": nm.grad(nm.sum(p * x), x),
+            "dz": nm.grad(nm.sum(z), x),
+        }
 
     x = uniform(4, 4, 10)
     found = evaluated(nm.trace(masked, x=nm.spec([B, M])), {"x": x})
@@ -131,7 +155,9 @@ def test_logsumexp_of_nothing_possible_is_minus_infinity():
     def nothing(x):
         return nm.logsumexp(nm.where(x > 100.0, x, -float("inf")), over=M)
 
-    assert np.all(np.asarray(evaluated(nm.trace(nothing, x=nm.spec([B, M])), {"x": TIES})) == -np.inf)
+    assert np.all(
+        np.asarray(evaluated(nm.trace(nothing, x=nm.spec([B, M])), {"x": TIES})) == -np.inf
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,16 @@ import pytest
 import tensorflow as tf
 
 import namedmesh as nm
-from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    MESH,
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, T, M, L = nm.dims("batch=4 time=5 model=8 layer=3")
 
@@ -110,7 +119,9 @@ CASES = {
         "y",
     ),
     "manual_inside": Case(
-        lambda y: nm.scan(lambda c, _: (nm.manual(lambda c: nm.cumsum(c, M) * 0.5, c, over=B), None), y, over=L)[0],
+        lambda y: nm.scan(
+            lambda c, _: (nm.manual(lambda c: nm.cumsum(c, M) * 0.5, c, over=B), None), y, over=L
+        )[0],
         lambda y: np.cumsum(np.cumsum(np.cumsum(y, 1), 1), 1) / 8,
         "y",
     ),
@@ -145,7 +156,14 @@ def test_values_and_gradients():
 
 @pytest.mark.parametrize("layout", ["batch:a, model:b", "batch:b, time:a, layer:a"])
 def test_sharded(layout):
-    left_out = ("recurrent_none", "recurrent_full", "stack_none", "stack_dots", "nested_none", "nested_full")
+    left_out = (
+        "recurrent_none",
+        "recurrent_full",
+        "stack_none",
+        "stack_dots",
+        "nested_none",
+        "nested_full",
+    )
     cases = {name: case for name, case in CASES.items() if name not in left_out}
     assert_sharded_same(function_of(cases), SPECS, ARRAYS, layout)
 
@@ -156,7 +174,9 @@ def gradients(case, remat_of):
     return evaluated(program, {key: ARRAYS[key] for key in cases["one"].inputs})
 
 
-@pytest.mark.parametrize("case, choices", [(recurrent, ["none", "full", "dots"]), (stack, ["none", "full", "dots"])])
+@pytest.mark.parametrize(
+    "case, choices", [(recurrent, ["none", "full", "dots"]), (stack, ["none", "full", "dots"])]
+)
 def test_what_is_kept_does_not_change_the_gradient(case, choices):
     first, *others = (gradients(case, (remat,)) for remat in choices)
     for other in others:
@@ -193,7 +213,9 @@ def test_program_size_does_not_depend_on_the_length():
             body = lambda h, w: (nm.sin(nm.einsum([nm.rename(h, M, M2), w], [B, M])), None)
             return nm.grad(nm.sum(nm.scan(body, y, k, over=layers)[0]), k)
 
-        artifact = nm.export(nm.trace(deep, y=SPECS["y"], k=nm.spec([layers, M2, M])), MESH, "batch:b")
+        artifact = nm.export(
+            nm.trace(deep, y=SPECS["y"], k=nm.spec([layers, M2, M])), MESH, "batch:b"
+        )
         return len(artifact.step_module)
 
     assert abs(size(40) - size(4)) < 200
@@ -230,7 +252,11 @@ def test_every_kind_of_op_inside_a_loop():
 
     def looped(y):
         last, rows = nm.scan(body, y, over=L)
-        return {"last": last, "rows": rows, "dy": nm.grad(nm.sum(nm.square(last)) + nm.sum(rows * rows), y)}
+        return {
+            "last": last,
+            "rows": rows,
+            "dy": nm.grad(nm.sum(nm.square(last)) + nm.sum(rows * rows), y),
+        }
 
     def unrolled(y):
         c, rows = y, []
@@ -238,10 +264,16 @@ def test_every_kind_of_op_inside_a_loop():
             c, row = body(c, None)
             rows.append(row)
         stacked = nm.stack(rows, L)
-        return {"last": c, "rows": stacked, "dy": nm.grad(nm.sum(nm.square(c)) + nm.sum(stacked * stacked), y)}
+        return {
+            "last": c,
+            "rows": stacked,
+            "dy": nm.grad(nm.sum(nm.square(c)) + nm.sum(stacked * stacked), y),
+        }
 
     specs, arrays = {"y": SPECS["y"]}, {"y": ARRAYS["y"]}
-    assert_same(evaluated(nm.trace(looped, **specs), arrays), evaluated(nm.trace(unrolled, **specs), arrays))
+    assert_same(
+        evaluated(nm.trace(looped, **specs), arrays), evaluated(nm.trace(unrolled, **specs), arrays)
+    )
     assert_sharded_same(looped, specs, arrays, "batch:a, model:b")
 
 

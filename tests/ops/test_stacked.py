@@ -23,7 +23,10 @@ def stacked(x):
 def by_hand(x):
     w = nm.param("w", [L, M, H], nm.normal_init(0.5))
     v = nm.param("v", [L, H, M], nm.normal_init(0.5))
-    layer = lambda h, ws: (h + nm.einsum([nm.tanh(nm.einsum([h, ws[0]], [B, H])), ws[1]], [B, M]), None)
+    layer = lambda h, ws: (
+        h + nm.einsum([nm.tanh(nm.einsum([h, ws[0]], [B, H])), ws[1]], [B, M]),
+        None,
+    )
     y, _ = nm.scan(layer, x, (w, v), over=L)
     loss = nm.mean(y * y)
     return {"loss": loss, **nm.grad(loss)}
@@ -47,7 +50,13 @@ def test_a_stack_is_what_one_would_write_by_hand():
 @pytest.mark.parametrize("params", [None, "model:data"])
 def test_a_stack_runs_sharded(params):
     x = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
-    step = nm.compile(stacked, nm.spec([B, M]), mesh=nm.Mesh(data=4, model=2), layout="batch:data, hidden:model", params=params)
+    step = nm.compile(
+        stacked,
+        nm.spec([B, M]),
+        mesh=nm.Mesh(data=4, model=2),
+        layout="batch:data, hidden:model",
+        params=params,
+    )
     state = step.program.initial_state(0)
     wanted = step.program.evaluate(state, x=x)[1]
     _, got = step(step.place({name: np.asarray(value) for name, value in state.items()}), x)
@@ -59,7 +68,9 @@ def test_a_stack_runs_sharded(params):
 def test_stacks_nest_and_without_stack_a_variable_is_shared():
     def nested(x):
         def outer(h, _):
-            h, _ = nm.scan(lambda g, _: (g * nm.param("gain", [M]) + 1.0, None), h, over=K, stack=True)
+            h, _ = nm.scan(
+                lambda g, _: (g * nm.param("gain", [M]) + 1.0, None), h, over=K, stack=True
+            )
             return h * nm.param("scale", [M]), None
 
         h, _ = nm.scan(outer, x, over=L, stack=True)
@@ -73,7 +84,10 @@ def test_stacks_nest_and_without_stack_a_variable_is_shared():
         "shared": ("model",),
     }
     rng = np.random.default_rng(1)
-    state = {name: rng.normal(size=v.shape.sizes).astype(np.float32) for name, v in program.variables.items()}
+    state = {
+        name: rng.normal(size=v.shape.sizes).astype(np.float32)
+        for name, v in program.variables.items()
+    }
     x = rng.normal(size=(8, 4)).astype(np.float32)
     h = x
     for layer in range(3):

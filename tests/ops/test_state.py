@@ -58,12 +58,15 @@ def test_two_steps():
 
 
 @pytest.mark.parametrize(
-    "layout, params", [("batch:b, hidden:a", None), ("batch:a, model:b", None), ("batch:a+b", "model:b, hidden:a")]
+    "layout, params",
+    [("batch:b, hidden:a", None), ("batch:a, model:b", None), ("batch:a+b", "model:b, hidden:a")],
 )
 def test_sharded(layout, params):
     """Two steps on a mesh from the same seed, state and all."""
     program = nm.trace(train, x=nm.spec([B, M]))
-    step = nm.compile(program, mesh=MESH, layout=layout, params=params, strict=True, precision="highest")
+    step = nm.compile(
+        program, mesh=MESH, layout=layout, params=params, strict=True, precision="highest"
+    )
     state, reference = step.init(3), program.initial_state(3)
     assert_same({name: state[name] for name in reference}, reference)
     for _ in range(2):
@@ -97,7 +100,11 @@ def test_parameters_made_inside_a_loop_belong_to_the_program():
     times = nm.Dimension("times", 3)
 
     def looped(x):
-        y = nm.scan(lambda h, _: (nm.sin(h * nm.param("w", [M], nm.constant_init(0.5))), None), x, over=times)[0]
+        y = nm.scan(
+            lambda h, _: (nm.sin(h * nm.param("w", [M], nm.constant_init(0.5))), None),
+            x,
+            over=times,
+        )[0]
         return {"y": y, **nm.grad(nm.sum(y))}
 
     program = nm.trace(looped, x=nm.spec([B, M]))
@@ -130,11 +137,20 @@ def test_initializers():
         ]
 
     state = {name: np.asarray(value) for name, value in nm.trace(made).initial_state(1).items()}
-    for name, deviation in {"default": 400**-0.5, "fan": (2 / 120_000) ** 0.5, "normal": 0.3}.items():
-        assert abs(state[name].std() / deviation - 1) < 0.02 and abs(state[name].mean()) < 0.02 * deviation, name
+    for name, deviation in {
+        "default": 400**-0.5,
+        "fan": (2 / 120_000) ** 0.5,
+        "normal": 0.3,
+    }.items():
+        assert (
+            abs(state[name].std() / deviation - 1) < 0.02
+            and abs(state[name].mean()) < 0.02 * deviation
+        ), name
     assert np.all(state["constant"] == 7) and np.all(state["vector"] == 0) and np.all(state["flag"])
     np.testing.assert_array_equal(state["own"], np.arange(400))
-    assert abs(np.corrcoef(state["default"].ravel(), state["normal"].ravel())[0, 1]) < 0.02, "each has a stream of its own"
+    assert abs(np.corrcoef(state["default"].ravel(), state["normal"].ravel())[0, 1]) < 0.02, (
+        "each has a stream of its own"
+    )
     assert not np.array_equal(state["normal"], nm.trace(made).initial_state(2)["normal"])
 
 
@@ -167,8 +183,14 @@ def test_updates_go_to_their_own_variables_whatever_the_order_of_assignment():
         (lambda x: nm.param("a b", [M]), "a b"),
         (lambda x: nm.assign(x, x), "not a variable"),
         (lambda x: nm.assign(nm.param("w", [M]), nm.zeros([H])), "is float32"),
-        (lambda x: [nm.assign(nm.param("w", [M]), nm.zeros([M])) for _ in range(2)], "assigned twice"),
-        (lambda x: nm.scan(lambda c, _: (nm.assign(nm.param("w", []), c), None), 0.0, over=H), "inside a loop"),
+        (
+            lambda x: [nm.assign(nm.param("w", [M]), nm.zeros([M])) for _ in range(2)],
+            "assigned twice",
+        ),
+        (
+            lambda x: nm.scan(lambda c, _: (nm.assign(nm.param("w", []), c), None), 0.0, over=H),
+            "inside a loop",
+        ),
         (lambda x: nm.param("w", [M], whole=[H]), "not one of its dimensions"),
         (lambda x: nm.state("s", [M], of=x), "not a variable"),
     ],

@@ -2,7 +2,15 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, uniform
+from tests.checks import (
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    uniform,
+)
 
 B, S, M = nm.dims("batch=4 seq=3 model=10")
 H, D, P, Q, T, K = nm.dims("head=2 depth=5 rows=12 flat=40 three=3 pair=2")
@@ -42,8 +50,18 @@ CASES = {
     "bool": Case(lambda x: nm.transpose(nm.concat([x > 0, x > 1], M), [M.resized(20), S, B]),
                  lambda x: np.concatenate([x > 0, x > 1], 2).transpose(2, 1, 0), wrt=()),
 }  # fmt: skip
-SPECS = {"x": nm.spec([B, S, M]), "y": nm.spec([B, S, M]), "z": nm.spec([B, S, M.resized(2)]), "w": nm.spec([S, M])}
-ARRAYS = {"x": uniform(1, 4, 3, 10), "y": uniform(2, 4, 3, 10), "z": uniform(3, 4, 3, 2), "w": uniform(4, 3, 10)}
+SPECS = {
+    "x": nm.spec([B, S, M]),
+    "y": nm.spec([B, S, M]),
+    "z": nm.spec([B, S, M.resized(2)]),
+    "w": nm.spec([S, M]),
+}
+ARRAYS = {
+    "x": uniform(1, 4, 3, 10),
+    "y": uniform(2, 4, 3, 10),
+    "z": uniform(3, 4, 3, 2),
+    "w": uniform(4, 3, 10),
+}
 
 
 def test_values_and_gradients():
@@ -67,14 +85,19 @@ def test_a_split_dimension_stays_split_through_a_reshape_that_lets_it():
         return nm.reshape(nm.reshape(x, model, [head, depth]) * 2.0, [head, depth], model)
 
     x = uniform(5, 4, 16)
-    step = assert_sharded_same(heads, {"x": nm.spec([B, model])}, {"x": x}, "model:b, head:b, batch:a")
+    step = assert_sharded_same(
+        heads, {"x": nm.spec([B, model])}, {"x": x}, "model:b, head:b, batch:a"
+    )
     assert step.plan.total_bytes() == 0
 
 
 def test_rename_between_two_names_of_one_axis_is_free():
     source, target = nm.dims("query=8 memory=8")
     step = assert_sharded_same(
-        lambda x: nm.rename(x, source, target), {"x": nm.spec([source])}, {"x": uniform(6, 8)}, "query:b, memory:b"
+        lambda x: nm.rename(x, source, target),
+        {"x": nm.spec([source])},
+        {"x": uniform(6, 8)},
+        "query:b, memory:b",
     )
     assert step.plan.total_bytes() == 0
 

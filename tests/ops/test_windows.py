@@ -2,7 +2,17 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import MESH, Case, assert_same, assert_sharded_same, evaluated, expected_of, function_of, moved_bytes, uniform
+from tests.checks import (
+    MESH,
+    Case,
+    assert_same,
+    assert_sharded_same,
+    evaluated,
+    expected_of,
+    function_of,
+    moved_bytes,
+    uniform,
+)
 
 B, S, M = nm.dims("batch=4 seq=8 model=10")
 
@@ -36,9 +46,18 @@ CASES = {
     "slice_one": Case(lambda x: nm.slice(x, B, 3, 1), lambda x: x[3:]),
     "pad": Case(lambda x: nm.pad(x, M, 2, 1), lambda x: padded(x, 2, 1)),
     "pad_value": Case(lambda x: nm.pad(x, M, high=3, value=-1.5), lambda x: padded(x, 0, 3, -1.5)),
-    "pad_first": Case(lambda x: nm.pad(x, S, 1), lambda x: np.concatenate([np.zeros((4, 1, 10)), x], 1)),
-    "pad_int": Case(lambda i: nm.pad(i, S, 1, 2, 7), lambda i: np.pad(i, [(0, 0), (1, 2)], constant_values=7), "i", ()),
-    "pad_bool": Case(lambda i: nm.pad(i > 0, S, 1, 2), lambda i: np.pad(i > 0, [(0, 0), (1, 2)]), "i", ()),
+    "pad_first": Case(
+        lambda x: nm.pad(x, S, 1), lambda x: np.concatenate([np.zeros((4, 1, 10)), x], 1)
+    ),
+    "pad_int": Case(
+        lambda i: nm.pad(i, S, 1, 2, 7),
+        lambda i: np.pad(i, [(0, 0), (1, 2)], constant_values=7),
+        "i",
+        (),
+    ),
+    "pad_bool": Case(
+        lambda i: nm.pad(i > 0, S, 1, 2), lambda i: np.pad(i > 0, [(0, 0), (1, 2)]), "i", ()
+    ),
     "reverse": Case(lambda x: nm.reverse(x, S), lambda x: x[:, ::-1]),
     "reverse_model": Case(lambda x: nm.reverse(x, M), lambda x: x[:, :, ::-1]),
     "roll": Case(lambda x: nm.roll(x, S, 3), lambda x: np.roll(x, 3, 1)),
@@ -47,21 +66,39 @@ CASES = {
     "shift": Case(lambda x: nm.shift(x, S, 2), lambda x: shifted(x, 2)),
     "shift_back": Case(lambda x: nm.shift(x, S, -3, value=1.5), lambda x: shifted(x, -3, 1.5)),
     "shift_not": Case(lambda x: nm.shift(x, S, 0) * 1.0, lambda x: x),
-    "dynamic_slice": Case(lambda x, n: nm.dynamic_slice(x, n, S, 3), lambda x, n: window(x, n, 3), ("x", "n"), "x"),
-    "dynamic_slice_far": Case(lambda x, n: nm.dynamic_slice(x, n + 40, S, 3), lambda x, n: x[:, 5:], ("x", "n"), "x"),
-    "dynamic_slice_below": Case(lambda x, n: nm.dynamic_slice(x, n - 40, S, 3), lambda x, n: x[:, :3], ("x", "n"), "x"),
+    "dynamic_slice": Case(
+        lambda x, n: nm.dynamic_slice(x, n, S, 3), lambda x, n: window(x, n, 3), ("x", "n"), "x"
+    ),
+    "dynamic_slice_far": Case(
+        lambda x, n: nm.dynamic_slice(x, n + 40, S, 3), lambda x, n: x[:, 5:], ("x", "n"), "x"
+    ),
+    "dynamic_slice_below": Case(
+        lambda x, n: nm.dynamic_slice(x, n - 40, S, 3), lambda x, n: x[:, :3], ("x", "n"), "x"
+    ),
     "dynamic_slice_fixed": Case(lambda x: nm.dynamic_slice(x, 4, S, 2), lambda x: x[:, 4:6]),
     "dynamic_update": Case(
-        lambda x, u, n: nm.dynamic_update(x, u, n, S), lambda x, u, n: updated(x, u, n), ("x", "u", "n"), ("x", "u")
+        lambda x, u, n: nm.dynamic_update(x, u, n, S),
+        lambda x, u, n: updated(x, u, n),
+        ("x", "u", "n"),
+        ("x", "u"),
     ),
     "dynamic_update_far": Case(
-        lambda x, u, n: nm.dynamic_update(x, u, n + 40, S), lambda x, u, n: updated(x, u, 40), ("x", "u", "n"), ("x", "u")
+        lambda x, u, n: nm.dynamic_update(x, u, n + 40, S),
+        lambda x, u, n: updated(x, u, 40),
+        ("x", "u", "n"),
+        ("x", "u"),
     ),
     "dynamic_update_below": Case(
-        lambda x, u, n: nm.dynamic_update(x, u, n - 40, S), lambda x, u, n: updated(x, u, -40), ("x", "u", "n"), ("x", "u")
+        lambda x, u, n: nm.dynamic_update(x, u, n - 40, S),
+        lambda x, u, n: updated(x, u, -40),
+        ("x", "u", "n"),
+        ("x", "u"),
     ),
     "dynamic_update_reordered": Case(
-        lambda x, u, n: nm.dynamic_update(x, nm.transpose(u, [M, B, S.resized(3)]), n, S), updated, ("x", "u", "n"), ("x", "u")
+        lambda x, u, n: nm.dynamic_update(x, nm.transpose(u, [M, B, S.resized(3)]), n, S),
+        updated,
+        ("x", "u", "n"),
+        ("x", "u"),
     ),
 }
 SPECS = {

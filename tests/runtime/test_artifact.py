@@ -20,7 +20,9 @@ def artifact() -> Artifact:
         return (x, {"total": nm.sum(x), "pair": [nm.max(x), None]}, nm.einsum([x, w], []))
 
     program = nm.trace(f, nm.spec([B, M]))
-    return nm.export(program, nm.Mesh(data=4, model=2, device_assignment=range(8)), "batch:data, model:model")
+    return nm.export(
+        program, nm.Mesh(data=4, model=2, device_assignment=range(8)), "batch:data, model:model"
+    )
 
 
 def test_a_saved_artifact_is_the_same(artifact, tmp_path):
@@ -45,7 +47,9 @@ def test_exporting_needs_no_devices_of_the_mesh():
     program = nm.trace(lambda x: nm.reshard(x, Q), nm.spec([P, Q], whole=[Q]))
     artifact = nm.export(program, nm.Mesh(all=2048), "rows:all, columns:all")
     assert artifact.mesh.devices == 2048
-    with pytest.raises(nm.NamedMeshError, match="the mesh needs 2048 devices, and this process has 8"):
+    with pytest.raises(
+        nm.NamedMeshError, match="the mesh needs 2048 devices, and this process has 8"
+    ):
         nm.runtime.Executable(artifact)
 
 
@@ -64,7 +68,9 @@ def rewritten(artifact: Artifact, change) -> bytes:
 def _edit_manifest(**changes):
     def change(members):
         manifest = json.loads(members["manifest.json"]) | changes
-        members["manifest.json"] = json.dumps({key: value for key, value in manifest.items() if value is not None}).encode()
+        members["manifest.json"] = json.dumps(
+            {key: value for key, value in manifest.items() if value is not None}
+        ).encode()
 
     return change
 
@@ -72,7 +78,10 @@ def _edit_manifest(**changes):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda members: members.update({"step.mlir": members["step.mlir"][:-9]}), "the step module does not match its checksum"),
+        (
+            lambda members: members.update({"step.mlir": members["step.mlir"][:-9]}),
+            "the step module does not match its checksum",
+        ),
         (lambda members: members.pop("init.mlir"), "is not a namedmesh artifact, or is damaged"),
         (_edit_manifest(format="something else"), "is not a namedmesh artifact"),
         (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 2"),

@@ -32,7 +32,12 @@ ADD = 'to_apply=%add, metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}'
 def test_replica_groups_become_axes(groups, axes):
     text = f"  %p = f32[4,8]{{1,0}} parameter(0)\n  %r = f32[4,8]{{1,0}} all-reduce(%p), replica_groups={groups}, {ADD}"
     (found,) = collectives(text, MESH)
-    assert (found.kind, found.axes, found.elements, found.dtype) == ("AllReduce", axes, 32, "float32")
+    assert (found.kind, found.axes, found.elements, found.dtype) == (
+        "AllReduce",
+        axes,
+        32,
+        "float32",
+    )
 
 
 def test_every_kind_counts_its_larger_side():
@@ -58,7 +63,14 @@ def test_every_kind_counts_its_larger_side():
 
 
 def planned(**changes):
-    base = {"kind": "AllReduce", "axes": ["model"], "elements": 32, "dtype": "float32", "op": "einsum.3", "tensor": "y"}
+    base = {
+        "kind": "AllReduce",
+        "axes": ["model"],
+        "elements": 32,
+        "dtype": "float32",
+        "op": "einsum.3",
+        "tensor": "y",
+    }
     return base | {"times": 1, "phase": "forward", "source": "model.py:3"} | changes
 
 
@@ -70,12 +82,16 @@ def test_what_was_planned_and_found_matches():
     assert result.exact and result.notes == []
 
 
-@pytest.mark.parametrize("change", [{"axes": ["data"]}, {"elements": 31}, {"kind": "AllToAll"}, {"dtype": "int32"}])
+@pytest.mark.parametrize(
+    "change", [{"axes": ["data"]}, {"elements": 31}, {"kind": "AllToAll"}, {"dtype": "int32"}]
+)
 def test_anything_else_is_unplanned_and_missing(change):
     result = audit(LINE, MESH, [planned(**change)])
     assert [one.op for one in result.unplanned] == ["jit(f)/namedmesh/nm.einsum.3/XlaDot"]
     assert len(result.missing) == 1
-    with pytest.raises(nm.NamedMeshError, match="the compiler made 1 collective that the plan does not have"):
+    with pytest.raises(
+        nm.NamedMeshError, match="the compiler made 1 collective that the plan does not have"
+    ):
         result.enforce(strict=True)
     with pytest.warns(UserWarning, match=re.escape("AllReduce over model of 32 float32 elements")):
         result.enforce(strict=False)
@@ -83,7 +99,9 @@ def test_anything_else_is_unplanned_and_missing(change):
 
 def test_a_backend_may_reduce_and_slice_or_change_the_precision():
     scatter = audit(LINE, MESH, [planned(kind="ReduceScatter")])
-    assert scatter.exact and scatter.notes == ["planned ReduceScatter made as AllReduce followed by a slice"]
+    assert scatter.exact and scatter.notes == [
+        "planned ReduceScatter made as AllReduce followed by a slice"
+    ]
     halved = audit(LINE.replace("f32", "bf16"), MESH, [planned()])
     assert halved.exact and halved.notes == ["planned AllReduce of float32 sent as bfloat16"]
 
@@ -109,16 +127,24 @@ def test_parts_of_one_gradient_may_be_added_up_before_they_are_summed_over_devic
     part = planned(tensor="d_w", phase="backward")
     result = audit(LINE, MESH, [part, {**part, "op": "take.7"}])
     assert result.exact and result.merged == [{**part, "op": "take.7"}]
-    assert result.notes == ["planned AllReduces of d_w, which are added up, made as one of their sum"]
+    assert result.notes == [
+        "planned AllReduces of d_w, which are added up, made as one of their sum"
+    ]
     for other in ({"tensor": "d_v"}, {"phase": "forward"}, {"times": 3}, {"elements": 16}):
         assert audit(LINE, MESH, [part, {**part, "op": "take.7", **other}]).missing
-    assert audit(LINE, MESH, [planned(), planned(op="sum.7")]).exact, "one line of a layer that is called twice"
+    assert audit(LINE, MESH, [planned(), planned(op="sum.7")]).exact, (
+        "one line of a layer that is called twice"
+    )
     assert audit(LINE, MESH, [planned(), planned(op="sum.7", source="model.py:4")]).missing
 
 
 def test_a_tensor_without_a_collective_goes_before_the_second_of_another():
     """Combined AllReduces have the metadata of one: here of the second part of d_w's gradient."""
-    two = LINE.replace("einsum.3", "take.7") + "\n" + LINE.replace("einsum.3", "take.7").replace("%r", "%s")
+    two = (
+        LINE.replace("einsum.3", "take.7")
+        + "\n"
+        + LINE.replace("einsum.3", "take.7").replace("%r", "%s")
+    )
     parts = [planned(tensor="d_w", phase="backward", op=op) for op in ("einsum.3", "take.7")]
     result = audit(two, MESH, [*parts, planned(tensor="d_v", phase="backward", op="take.9")])
     assert result.exact and result.merged == parts[:1]
@@ -126,6 +152,10 @@ def test_a_tensor_without_a_collective_goes_before_the_second_of_another():
 
 def test_a_gather_may_be_made_as_a_sum_of_pieces():
     gather = audit(LINE, MESH, [planned(kind="AllGather")])
-    assert gather.exact and gather.notes == ["planned AllGather made as AllReduce of pieces that are zero elsewhere"]
+    assert gather.exact and gather.notes == [
+        "planned AllGather made as AllReduce of pieces that are zero elsewhere"
+    ]
     both = audit(LINE, MESH, [planned(kind="AllGather"), planned()])
-    assert [one["kind"] for one in both.missing] == ["AllGather"], "an AllReduce that was planned comes first"
+    assert [one["kind"] for one in both.missing] == ["AllGather"], (
+        "an AllReduce that was planned comes first"
+    )

@@ -24,13 +24,18 @@ SPECS = {"x": nm.spec([B, M]), "y": nm.spec([B, H])}
 
 @pytest.fixture(scope="module")
 def step():
-    return nm.compile(train, **SPECS, mesh=nm.Mesh(data=4, model=2), layout="batch:data, hidden:model")
+    return nm.compile(
+        train, **SPECS, mesh=nm.Mesh(data=4, model=2), layout="batch:data, hidden:model"
+    )
 
 
 @pytest.fixture
 def batch():
     rng = np.random.default_rng(0)
-    return {"x": rng.normal(size=(8, 16)).astype(np.float32), "y": rng.normal(size=(8, 32)).astype(np.float32)}
+    return {
+        "x": rng.normal(size=(8, 16)).astype(np.float32),
+        "y": rng.normal(size=(8, 32)).astype(np.float32),
+    }
 
 
 def test_state_is_created_in_pieces(step):
@@ -40,7 +45,9 @@ def test_state_is_created_in_pieces(step):
 
 
 def test_initial_state_does_not_depend_on_the_layout(step):
-    other = nm.compile(train, **SPECS, mesh=nm.Mesh(data=8), layout="batch:data", params="model:data")
+    other = nm.compile(
+        train, **SPECS, mesh=nm.Mesh(data=8), layout="batch:data", params="model:data"
+    )
     np.testing.assert_array_equal(np.asarray(step.init(3)["w"]), np.asarray(other.init(3)["w"]))
     assert np.abs(np.asarray(step.init(3)["w"]) - np.asarray(step.init(4)["w"])).max() > 0.01
 
@@ -120,7 +127,9 @@ def test_sizes_that_do_not_divide_are_padded_at_rest(size, batch):
 def test_device_assignment_moves_pieces_to_other_devices(batch):
     order = [3, 1, 0, 2, 7, 5, 4, 6]
     plain = nm.compile(train, **SPECS, mesh=nm.Mesh(data=8), layout="batch:data")
-    moved = nm.compile(train, **SPECS, mesh=nm.Mesh(data=8, device_assignment=order), layout="batch:data")
+    moved = nm.compile(
+        train, **SPECS, mesh=nm.Mesh(data=8, device_assignment=order), layout="batch:data"
+    )
     placed = moved.put(**batch)["x"]
     where = {shard.device.id: shard.index[0].start or 0 for shard in placed.addressable_shards}
     assert [where[device] for device in order] == list(range(8))
@@ -131,7 +140,9 @@ def test_device_assignment_moves_pieces_to_other_devices(batch):
 def test_compilations_are_cached_between_processes(tmp_path):
     cache_compilations(tmp_path / "cache")
     try:
-        nm.compile(lambda x: nm.sin(x) * 3.25, x=nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data")
+        nm.compile(
+            lambda x: nm.sin(x) * 3.25, x=nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data"
+        )
         assert list((tmp_path / "cache").iterdir())
     finally:
         jax.config.update("jax_compilation_cache_dir", None)
@@ -140,6 +151,8 @@ def test_compilations_are_cached_between_processes(tmp_path):
 def test_precision_reaches_the_compiler():
     f = lambda x, y: nm.einsum([x, y], [M, H])
     mesh = nm.Mesh(data=8)
-    exact = nm.compile(f, **SPECS, mesh=mesh, layout="batch:data", precision="highest").artifact.step_module
+    exact = nm.compile(
+        f, **SPECS, mesh=mesh, layout="batch:data", precision="highest"
+    ).artifact.step_module
     plain = nm.compile(f, **SPECS, mesh=mesh, layout="batch:data").artifact.step_module
     assert exact != plain

@@ -25,7 +25,11 @@ def run(code: str, *arguments: str) -> str:
     environment = {**os.environ, "NAMEDMESH_STRICT": "1"}
     environment.pop("XLA_FLAGS", None)
     done = subprocess.run(
-        [sys.executable, "-c", BLOCK + code, *arguments], capture_output=True, text=True, env=environment, timeout=300
+        [sys.executable, "-c", BLOCK + code, *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -55,9 +59,14 @@ def test_an_artifact_runs_in_another_process(tmp_path, layout):
     step = nm.compile(traced, mesh=nm.Mesh(all=8), layout=layout)
     step.artifact.save(tmp_path / "layer.nmesh")
     rng = np.random.default_rng(1)
-    inputs = {name: rng.normal(size=spec.shape.sizes).astype(np.float32) for name, spec in traced.specs.items()}
+    inputs = {
+        name: rng.normal(size=spec.shape.sizes).astype(np.float32)
+        for name, spec in traced.specs.items()
+    }
     np.savez(tmp_path / "in.npz", **inputs)
-    printed = run(RUN, str(tmp_path / "layer.nmesh"), str(tmp_path / "in.npz"), str(tmp_path / "out.npz"))
+    printed = run(
+        RUN, str(tmp_path / "layer.nmesh"), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")
+    )
     assert printed.split() == ["True", "8"]
     _, wanted = step(step.init(5), **inputs)
     with np.load(tmp_path / "out.npz") as got:
@@ -85,7 +94,9 @@ def test_many_steps_in_a_row_never_deadlock(tmp_path):
         nm.assign(w, w - nm.grad(loss, w) * 1e-4)
         return loss
 
-    compiled = nm.compile(step, nm.spec([B, M], whole=[M]), mesh=nm.Mesh(all=8), layout="batch:all, model:all")
+    compiled = nm.compile(
+        step, nm.spec([B, M], whole=[M]), mesh=nm.Mesh(all=8), layout="batch:all, model:all"
+    )
     compiled.artifact.save(tmp_path / "step.nmesh")
     assert run(FLIGHT, str(tmp_path / "step.nmesh")).strip() == "True"
 

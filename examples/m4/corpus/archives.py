@@ -36,22 +36,39 @@ def read_catalog(content: bytes) -> list[Pair]:
         return []
 
 
-def read_wheel(path: pathlib.Path, domains: tuple[str, ...] = ()) -> Iterator[tuple[str, list[Pair]]]:
+def read_wheel(
+    path: pathlib.Path, domains: tuple[str, ...] = ()
+) -> Iterator[tuple[str, list[Pair]]]:
     """The messages of each catalog in a wheel, all or those of some domains, as (language, messages)."""
     with _opened(path) as wheel:
         for name in sorted(wheel.namelist()):
             match = _CATALOG.fullmatch(name)
-            if match and (not domains or match[2] in domains) and (language := language_code(match[1])):
+            if (
+                match
+                and (not domains or match[2] in domains)
+                and (language := language_code(match[1]))
+            ):
                 yield language, read_catalog(wheel.read(name))
 
 
 def licence(path: pathlib.Path) -> str:
     """The licence a wheel's metadata names."""
     with _opened(path) as wheel:
-        name = next((name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")), None)
+        name = next(
+            (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")), None
+        )
         metadata = email.message_from_bytes(wheel.read(name) if name else b"")
-    classifiers = [line.rpartition(" :: ")[2] for line in metadata.get_all("Classifier", []) if line.startswith("License")]
-    stated = metadata.get("License-Expression") or ", ".join(classifiers) or metadata.get("License") or ""
+    classifiers = [
+        line.rpartition(" :: ")[2]
+        for line in metadata.get_all("Classifier", [])
+        if line.startswith("License")
+    ]
+    stated = (
+        metadata.get("License-Expression")
+        or ", ".join(classifiers)
+        or metadata.get("License")
+        or ""
+    )
     return stated.strip().partition("\n")[0] or "not stated"
 
 
@@ -60,5 +77,6 @@ def _opened(path: pathlib.Path) -> zipfile.ZipFile:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile:
         raise NamedMeshError(
-            f"{path.name} is not a wheel: it is no zip file", fix="delete it from the cache, and run again"
+            f"{path.name} is not a wheel: it is no zip file",
+            fix="delete it from the cache, and run again",
         ) from None

@@ -39,16 +39,24 @@ def build_catalog_corpus(
                 messages.setdefault(language, []).extend(found)
                 counts[language] = counts.get(language, 0) + len(found)
             sources.append(_source(package, wheel, counts))
-            progress(f"read {package.name}: {sum(counts.values()):,} messages in {len(counts)} languages")
+            progress(
+                f"read {package.name}: {sum(counts.values()):,} messages in {len(counts)} languages"
+            )
         parts = _split({language: clean(messages[language]) for language in sorted(messages)})
         write_pairs(out, parts, {"made from": sources})
-    progress(f"wrote {sum(map(len, parts['train'].values())):,} train pairs in {len(parts['train'])} languages")
+    progress(
+        f"wrote {sum(map(len, parts['train'].values())):,} train pairs in {len(parts['train'])} languages"
+    )
 
 
 def _split(pairs: Pairs) -> dict[str, Pairs]:
     """Train, dev and test of the languages that have enough of them."""
     train, dev, test = hold_out(pairs, dev=DEV, test=TEST)
-    kept = [one for one in pairs if len(train[one]) >= FEWEST_TRAIN and len(test.get(one, ())) >= FEWEST_TEST]
+    kept = [
+        one
+        for one in pairs
+        if len(train[one]) >= FEWEST_TRAIN and len(test.get(one, ())) >= FEWEST_TEST
+    ]
     if not kept:
         raise NamedMeshError(
             f"the packages' catalogs have no language with {FEWEST_TRAIN} train and {FEWEST_TEST} test pairs",
@@ -56,7 +64,10 @@ def _split(pairs: Pairs) -> dict[str, Pairs]:
             fix="name packages with more messages",
         )
     splits = {"train": train, "dev": dev, "test": test}
-    return {name: {language: split[language] for language in kept if language in split} for name, split in splits.items()}
+    return {
+        name: {language: split[language] for language in kept if language in split}
+        for name, split in splits.items()
+    }
 
 
 def _source(package: Package, wheel: pathlib.Path, counts: dict[str, int]) -> dict[str, object]:

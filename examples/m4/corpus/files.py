@@ -53,14 +53,26 @@ def read_corpus(
             continue
         pairs: Pairs = {}
         for language, path in part.every if part.split == ALL else part.files:
-            good = read_pairs(path, path.relative_to(root).as_posix(), corpus.report, longest, known)
+            good = read_pairs(
+                path, path.relative_to(root).as_posix(), corpus.report, longest, known
+            )
             pairs.setdefault(language, []).extend(good)
         for split, some in _held_out(pairs).items() if part.split == ALL else [(part.split, pairs)]:
-            read[part.set, split] = {code: good for code, good in some.items() if languages is None or code in languages}
-    trained = {language for (_, split), pairs in read.items() if split == "train" for language, good in pairs.items() if good}
+            read[part.set, split] = {
+                code: good for code, good in some.items() if languages is None or code in languages
+            }
+    trained = {
+        language
+        for (_, split), pairs in read.items()
+        if split == "train"
+        for language, good in pairs.items()
+        if good
+    }
     if not trained:
         faults = corpus.report.fault_lines()
-        raise NamedMeshError(f"the corpus {str(root)!r} has no language with a good train line", *faults, fix=SHAPE)
+        raise NamedMeshError(
+            f"the corpus {str(root)!r} has no language with a good train line", *faults, fix=SHAPE
+        )
     for (name, split), pairs in read.items():
         _add(corpus, name, split, pairs, trained)
     return corpus
@@ -76,7 +88,13 @@ def write_corpus(corpus: Corpus, root: str | os.PathLike) -> None:
 def _held_out(pairs: Pairs) -> dict[str, Pairs]:
     """Splits of a set that has none: of the English strings at most a tenth for dev and a fifth for test."""
     strings = len({fold(english) for good in pairs.values() for _, english in good})
-    return dict(zip(SPLITS, hold_out(pairs, dev=min(100, strings // 10), test=min(200, strings // 5)), strict=True))
+    return dict(
+        zip(
+            SPLITS,
+            hold_out(pairs, dev=min(100, strings // 10), test=min(200, strings // 5)),
+            strict=True,
+        )
+    )
 
 
 def _add(corpus: Corpus, name: str, split: str, pairs: Pairs, trained: set[str]) -> None:

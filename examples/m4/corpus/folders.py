@@ -23,7 +23,8 @@ def fresh_directory(root: str | os.PathLike) -> Iterator[pathlib.Path]:
     empty = root.is_dir() and not any(root.iterdir())
     if root.exists() and not empty and not (root / MARK).is_file():
         raise NamedMeshError(
-            f"{str(root)!r} is there already and is no corpus that we wrote", fix="name a directory that is not there"
+            f"{str(root)!r} is there already and is no corpus that we wrote",
+            fix="name a directory that is not there",
         )
     root.parent.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
@@ -37,14 +38,23 @@ def fresh_directory(root: str | os.PathLike) -> Iterator[pathlib.Path]:
         shutil.rmtree(work)
 
 
-def write_pairs(folder: pathlib.Path, parts: Mapping[str, Pairs], facts: Mapping | None = None) -> None:
+def write_pairs(
+    folder: pathlib.Path, parts: Mapping[str, Pairs], facts: Mapping | None = None
+) -> None:
     """Writes each part as a directory of <lang>.tsv files, and corpus.json: the facts given and how many pairs there are."""
     for name, pairs in parts.items():
         (folder / name).mkdir()
         for language, good in pairs.items():
-            with open(folder / name / f"{language}.tsv", "w", encoding="utf-8", newline="\n") as file:
+            with open(
+                folder / name / f"{language}.tsv", "w", encoding="utf-8", newline="\n"
+            ) as file:
                 file.writelines(f"{source}\t{english}\n" for source, english in good)
     languages = sorted({language for pairs in parts.values() for language in pairs})
-    counts = {language: {name: len(pairs.get(language, ())) for name, pairs in parts.items()} for language in languages}
+    counts = {
+        language: {name: len(pairs.get(language, ())) for name, pairs in parts.items()}
+        for language in languages
+    }
     record = {**(facts or {}), "pairs": counts}
-    (folder / MARK).write_text(json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / MARK).write_text(
+        json.dumps(record, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )

@@ -29,7 +29,10 @@ VERBS_ALONE = _words(
     "arise arrive cry dance disappear fall fly jump laugh leave rest return run shine sing sleep smile swim wait walk"
 )
 PREPOSITIONS = _words("above behind beside from in near on through under with without")
-DETERMINERS = {False: ("the", "a", "this", "every"), True: ("the", "these", "two", "three", "many")}  # by plural
+DETERMINERS = {
+    False: ("the", "a", "this", "every"),
+    True: ("the", "these", "two", "three", "many"),
+}  # by plural
 TENSES = ("past", "present", "future")
 _PLURALS = {"leaf": "leaves", "wolf": "wolves", "thief": "thieves"}
 _PASTS = dict(
@@ -67,13 +70,20 @@ class Sentence:
 def random_sentence(generator: random.Random) -> Sentence:
     """A sentence of the grammar."""
     verb, target = _action(generator, depth=1)
-    place = (generator.choice(PREPOSITIONS), _thing(generator, depth=0)) if generator.random() < 0.35 else None
+    place = (
+        (generator.choice(PREPOSITIONS), _thing(generator, depth=0))
+        if generator.random() < 0.35
+        else None
+    )
     return Sentence(_thing(generator, depth=1), verb, generator.choice(TENSES), target, place)
 
 
 def english(sentence: Sentence) -> str:
     """The sentence in English."""
-    parts = [_phrase(sentence.subject), _verb(sentence.verb, sentence.tense, sentence.subject.plural)]
+    parts = [
+        _phrase(sentence.subject),
+        _verb(sentence.verb, sentence.tense, sentence.subject.plural),
+    ]
     if sentence.object:
         parts.append(_phrase(sentence.object))
     if sentence.place:
@@ -132,4 +142,8 @@ def _verb(verb: str, tense: str, plural: bool) -> str:
         return _PASTS.get(verb, regular)
     if plural:
         return verb
-    return verb[:-1] + "ies" if consonant_y else verb + ("es" if verb.endswith(("s", "x", "ch", "sh")) else "s")
+    return (
+        verb[:-1] + "ies"
+        if consonant_y
+        else verb + ("es" if verb.endswith(("s", "x", "ch", "sh")) else "s")
+    )

@@ -60,7 +60,9 @@ def hold_out(
                     seen.add(key)
                     held[places[key]].setdefault(language, []).append(pair)
         train[language] = [
-            pair for key, pair in zip(keys, all_pairs, strict=True) if key not in places and fold(pair[0]) not in sources
+            pair
+            for key, pair in zip(keys, all_pairs, strict=True)
+            if key not in places and fold(pair[0]) not in sources
         ]
     return train, held["dev"], held["test"]
 

@@ -27,7 +27,9 @@ SCRIPTS = {  # consonants, vowels, vowels after a consonant
 ORDERS = ("SVO", "SOV", "VSO", "VOS")
 THAT, A = "that", "a"
 _CONTENT = (*NOUNS, *ADJECTIVES, *VERBS_WITH_OBJECT, *VERBS_ALONE)
-_MEANINGS = tuple(dict.fromkeys((*_CONTENT, *PREPOSITIONS, *DETERMINERS[False], *DETERMINERS[True], THAT)))
+_MEANINGS = tuple(
+    dict.fromkeys((*_CONTENT, *PREPOSITIONS, *DETERMINERS[False], *DETERMINERS[True], THAT))
+)
 
 
 @dataclass(frozen=True)
@@ -57,10 +59,22 @@ class Language:
 
     def sentence(self, sentence: Sentence) -> str:
         """A sentence in this language."""
-        return " ".join(self._clause(sentence.subject, sentence.verb, sentence.tense, sentence.object, sentence.place)) + "."
+        return (
+            " ".join(
+                self._clause(
+                    sentence.subject, sentence.verb, sentence.tense, sentence.object, sentence.place
+                )
+            )
+            + "."
+        )
 
     def _clause(
-        self, subject: Thing | None, verb: str, tense: str, target: Thing | None, place: tuple[str, Thing] | None
+        self,
+        subject: Thing | None,
+        verb: str,
+        tense: str,
+        target: Thing | None,
+        place: tuple[str, Thing] | None,
     ) -> list[str]:
         parts = {
             "S": self._thing(subject) if subject else [],
@@ -127,7 +141,10 @@ def invent(family: int, member: int, seed: int) -> Language:
 
 def _word(generator: random.Random, sounds: tuple[str, str], closed: bool) -> str:
     consonants, vowels = sounds
-    word = "".join(generator.choice(consonants) + generator.choice(vowels) for _ in range(generator.randint(2, 3)))
+    word = "".join(
+        generator.choice(consonants) + generator.choice(vowels)
+        for _ in range(generator.randint(2, 3))
+    )
     return word + generator.choice(consonants) if closed and generator.random() < 0.5 else word
 
 

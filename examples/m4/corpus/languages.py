@@ -5,9 +5,31 @@ from __future__ import annotations
 import re
 
 _CODE = re.compile(r"([a-z]{2,3})(?:[-_@]+(.+))?", re.IGNORECASE)
-_SAME = {"no": "nb", "iw": "he", "in": "id", "tl": "fil", "kmr": "ku", "cmn": "zh", "prs": "fa", "pes": "fa", "ji": "yi"}
-_NONE = {"en", "ach", "xx", "zz"}  # ach and the others stand for pseudo-translations more often than for a language
-_SCRIPTS = {"latin": "Latn", "latn": "Latn", "iqtelif": "Latn", "cyrillic": "Cyrl", "cyrl": "Cyrl", "arab": "Arab"}
+_SAME = {
+    "no": "nb",
+    "iw": "he",
+    "in": "id",
+    "tl": "fil",
+    "kmr": "ku",
+    "cmn": "zh",
+    "prs": "fa",
+    "pes": "fa",
+    "ji": "yi",
+}
+_NONE = {
+    "en",
+    "ach",
+    "xx",
+    "zz",
+}  # ach and the others stand for pseudo-translations more often than for a language
+_SCRIPTS = {
+    "latin": "Latn",
+    "latn": "Latn",
+    "iqtelif": "Latn",
+    "cyrillic": "Cyrl",
+    "cyrl": "Cyrl",
+    "arab": "Arab",
+}
 _TRADITIONAL = {"hant", "tw", "hk", "mo"}
 _USUAL = {
     "sr": "Cyrl",
@@ -44,4 +66,6 @@ def language_code(locale: str) -> str | None:
     if (language, parts[0]) in _REGION_WRITES:
         return _REGION_WRITES[language, parts[0]]
     scripts = [_SCRIPTS[part] for part in parts if part in _SCRIPTS]
-    return f"{language}_{scripts[0]}" if scripts and scripts[0] != _USUAL.get(language) else language
+    return (
+        f"{language}_{scripts[0]}" if scripts and scripts[0] != _USUAL.get(language) else language
+    )

@@ -13,7 +13,9 @@ from examples.m4.corpus.report import Report
 _BLOCK = 1 << 16
 
 
-def read_pairs(path: pathlib.Path, name: str, report: Report, longest: int, known: dict[str, str]) -> list[Pair]:
+def read_pairs(
+    path: pathlib.Path, name: str, report: Report, longest: int, known: dict[str, str]
+) -> list[Pair]:
     """The good pairs of a file, which faults call by name; known holds each English string once, however often it comes."""
     data, damage = _content(path)
     if damage:
@@ -26,7 +28,13 @@ def read_pairs(path: pathlib.Path, name: str, report: Report, longest: int, know
             continue
         source, _, english = line.partition("\t")
         source, english = source.strip(), english.strip()
-        if source and english and "\t" not in english and len(source) <= longest and len(english) <= longest:
+        if (
+            source
+            and english
+            and "\t" not in english
+            and len(source) <= longest
+            and len(english) <= longest
+        ):
             pairs.append((source, known.setdefault(english, english)))
         else:
             report.fault(_fault(line, longest), f"{name}:{number}")

@@ -18,7 +18,9 @@ _PROGRAM = re.compile(
 )
 _LETTER = re.compile(r"[^\W\d_]")
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
-_OTHER_SCRIPT = re.compile(r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]")
+_OTHER_SCRIPT = re.compile(
+    r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]"
+)
 
 
 def plain(text: str) -> str:
@@ -34,7 +36,11 @@ def worth(source: str, english: str) -> bool:
     if _PROGRAM.search(english) or _PROGRAM.search(source):
         return False
     letters = len(_LETTER.findall(english))
-    if letters < 2 or len(_ASCII_LETTER.findall(english)) < 0.7 * letters or not _LETTER.search(source):
+    if (
+        letters < 2
+        or len(_ASCII_LETTER.findall(english)) < 0.7 * letters
+        or not _LETTER.search(source)
+    ):
         return False
     return fold(source) != fold(english)
 

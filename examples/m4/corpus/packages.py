@@ -31,11 +31,27 @@ PACKAGES = (
     Package("gramps", "6.0.8", "56f03bcb643320eb9f9892d4c3f8bbe7c4c4d2e4c71e56f598584af24561ec1c"),
     Package("deluge", "2.2.0", "5ac4ce734d92a1a0c36a3b89db447967175a986c06e84ec9cc61ca73e88bf0b5"),
     Package("trac", "1.6", "5ff2f3394ebee7cc5b8ee465871cfdecb78ee492a74215b47b6d9ddbcc93b5f7"),
-    Package("django-cms", "5.1.3", "acf31919aab389d2bea253efa97a901bf55e96046a252f23a7a742e495848a5e"),
-    Package("django-allauth", "65.21.1", "7bdf018c9f3f0a32c80677f84e7777272d9c833b180bd6734314c4831c802a9e"),
-    Package("djangorestframework", "3.18.3", "8544bb674846731b1e3c9b309236ee1dc412905a0aa725be2ec193ca950a7d12"),
-    Package("zope.app.locales", "6.0", "3c29d7a5dee1ef94cb5c954c6feb219daac9ba51c9061125ffd514bbafa625fe"),
-    Package("subdownloader", "2.1.0", "794ebabf7e1a9ef2b8f8c62c2d8a9e1d9481d50fda46221ae2931b00d6aad6f6"),
+    Package(
+        "django-cms", "5.1.3", "acf31919aab389d2bea253efa97a901bf55e96046a252f23a7a742e495848a5e"
+    ),
+    Package(
+        "django-allauth",
+        "65.21.1",
+        "7bdf018c9f3f0a32c80677f84e7777272d9c833b180bd6734314c4831c802a9e",
+    ),
+    Package(
+        "djangorestframework",
+        "3.18.3",
+        "8544bb674846731b1e3c9b309236ee1dc412905a0aa725be2ec193ca950a7d12",
+    ),
+    Package(
+        "zope.app.locales",
+        "6.0",
+        "3c29d7a5dee1ef94cb5c954c6feb219daac9ba51c9061125ffd514bbafa625fe",
+    ),
+    Package(
+        "subdownloader", "2.1.0", "794ebabf7e1a9ef2b8f8c62c2d8a9e1d9481d50fda46221ae2931b00d6aad6f6"
+    ),
     Package("tryton", "8.2.0", "c43f0ee9d5cb6fd7d6ff3740b214416a6dfd6dc190a47124bb8d243b1a5a7a17"),
     # countries and currencies; its names of 7,900 languages and 5,000 regions would drown the rest
     Package(
@@ -49,7 +65,11 @@ PACKAGES = (
 
 def default_cache() -> pathlib.Path:
     """Where wheels are kept when no cache is named."""
-    return pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache") / "namedmesh" / "m4"
+    return (
+        pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
+        / "namedmesh"
+        / "m4"
+    )
 
 
 def fetch(package: Package, cache: pathlib.Path, progress: Callable[[str], object]) -> pathlib.Path:
@@ -59,11 +79,32 @@ def fetch(package: Package, cache: pathlib.Path, progress: Callable[[str], objec
         return wheel
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         requirement = pathlib.Path(folder, "requirements.txt")
-        requirement.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n")
+        requirement.write_text(
+            f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n"
+        )
         # wheels only: to download a source archive, pip runs its build
         what = ["--no-deps", "--only-binary", ":all:", "--require-hashes"]
-        how = ["--quiet", "--no-input", "--disable-pip-version-check", "--retries", "2", "--timeout", "20"]
-        command = [sys.executable, "-m", "pip", "download", *what, *how, "--dest", folder, "-r", str(requirement)]
+        how = [
+            "--quiet",
+            "--no-input",
+            "--disable-pip-version-check",
+            "--retries",
+            "2",
+            "--timeout",
+            "20",
+        ]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            *what,
+            *how,
+            "--dest",
+            folder,
+            "-r",
+            str(requirement),
+        ]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(pathlib.Path(folder).glob("*.whl"))
         if result.returncode or not wheels:

@@ -26,10 +26,14 @@ class Part:
     split: str
     folder: pathlib.Path
     files: tuple[tuple[str, pathlib.Path], ...]
-    every: tuple[tuple[str, pathlib.Path], ...] = ()  # files of the languages that were not asked for, too
+    every: tuple[
+        tuple[str, pathlib.Path], ...
+    ] = ()  # files of the languages that were not asked for, too
 
 
-def find_parts(root: pathlib.Path, languages: Sequence[str] | None, sets: Sequence[str] | None) -> list[Part]:
+def find_parts(
+    root: pathlib.Path, languages: Sequence[str] | None, sets: Sequence[str] | None
+) -> list[Part]:
     """The parts of a corpus, of all or some languages and sets, or an error that says which is not there."""
     if not root.is_dir():
         what = "is a file, not a directory" if root.exists() else "is not there"
@@ -64,7 +68,11 @@ def _unsplit(name: str, split: str, folder: pathlib.Path) -> list[Part]:
 
 def _files(folder: pathlib.Path) -> tuple[tuple[str, pathlib.Path], ...]:
     paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    return tuple((match[1], path) for path in paths if (match := _NAME.fullmatch(path.name)) and path.is_file())
+    return tuple(
+        (match[1], path)
+        for path in paths
+        if (match := _NAME.fullmatch(path.name)) and path.is_file()
+    )
 
 
 def _restricted(part: Part, languages: Sequence[str] | None) -> Part:
@@ -75,4 +83,6 @@ def _restricted(part: Part, languages: Sequence[str] | None) -> Part:
 def _check(what: str, asked: Sequence[str] | None, there: set[str], root: pathlib.Path) -> None:
     for name in asked or ():
         if name not in there:
-            raise NamedMeshError(f"the corpus {str(root)!r} has no {what} {name!r}", fix=did_you_mean(name, there))
+            raise NamedMeshError(
+                f"the corpus {str(root)!r} has no {what} {name!r}", fix=did_you_mean(name, there)
+            )

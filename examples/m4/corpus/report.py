@@ -30,15 +30,23 @@ class Report:
         lines = []
         for kind, count in self.faults.items():
             more = count - len(self.places[kind])
-            lines.append(f"{count:,} x {kind}: {', '.join(self.places[kind])}" + (f" and {more:,} more" if more else ""))
+            lines.append(
+                f"{count:,} x {kind}: {', '.join(self.places[kind])}"
+                + (f" and {more:,} more" if more else "")
+            )
         return lines
 
     def __str__(self) -> str:
-        lines = [f"{'set':<12} {'split':<6} {'languages':>9} {'pairs':>9}  {'largest':<16} {'median':>7}  smallest"]
+        lines = [
+            f"{'set':<12} {'split':<6} {'languages':>9} {'pairs':>9}  {'largest':<16} {'median':>7}  smallest"
+        ]
         for (set_name, split), sizes in self.sizes.items():
             row = f"{set_name:<12} {split:<6} {len(sizes):>9,} {sum(sizes.values()):>9,}"
             if sizes:
-                largest, smallest = max(sizes, key=sizes.__getitem__), min(sizes, key=sizes.__getitem__)
+                largest, smallest = (
+                    max(sizes, key=sizes.__getitem__),
+                    min(sizes, key=sizes.__getitem__),
+                )
                 median = statistics.median_high(sizes.values())
                 row += f"  {f'{largest} {sizes[largest]:,}':<16} {median:>7,}  {smallest} {sizes[smallest]:,}"
             lines.append(row)

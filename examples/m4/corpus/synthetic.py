@@ -32,28 +32,40 @@ def build_synthetic_corpus(
     progress: Callable[[str], object] = print,
 ) -> None:
     """Writes a corpus of invented languages; that of rank r has largest / r**exponent train pairs, at least smallest."""
-    for name, size in dict(languages=languages, largest=largest, smallest=smallest, dev=dev, test=test).items():
+    for name, size in dict(
+        languages=languages, largest=largest, smallest=smallest, dev=dev, test=test
+    ).items():
         checked_size(size, name)
     if languages > MOST:
         raise NamedMeshError(f"{languages} languages are asked for", fix=f"ask for at most {MOST}")
     invented = invent_languages(languages, seed)
-    sizes = {code: max(smallest, int(largest / rank**exponent)) for rank, code in enumerate(invented, 1)}
+    sizes = {
+        code: max(smallest, int(largest / rank**exponent)) for rank, code in enumerate(invented, 1)
+    }
     with fresh_directory(root) as folder:
         sentences = _sentences(dev + test + max(sizes.values()) * 3 // 2, seed)
         parts: dict[str, Pairs] = {"train": {}, "dev": {}, "test": {}}
         for code, language in invented.items():
-            sample = random.Random(f"{seed}/sample {code}").sample(sentences[dev + test :], sizes[code])
+            sample = random.Random(f"{seed}/sample {code}").sample(
+                sentences[dev + test :], sizes[code]
+            )
             chosen = {"train": sample, "dev": sentences[:dev], "test": sentences[dev : dev + test]}
             for split, some in chosen.items():
                 parts[split][code] = [_pair(language, sentence) for sentence in some]
-        write_pairs(folder, parts, {"seed": seed, "languages": {code: _facts(one) for code, one in invented.items()}})
+        write_pairs(
+            folder,
+            parts,
+            {"seed": seed, "languages": {code: _facts(one) for code, one in invented.items()}},
+        )
     progress(f"wrote {sum(sizes.values()):,} train pairs in {languages} languages")
 
 
 def invent_languages(count: int, seed: int = 0) -> dict[str, Language]:
     """So many languages by code, in families of about three: the first of each, then the second of each, and so on."""
     families = count // 3 + 1
-    return {_code(index): invent(index % families, index // families, seed) for index in range(count)}
+    return {
+        _code(index): invent(index % families, index // families, seed) for index in range(count)
+    }
 
 
 def _sentences(count: int, seed: int) -> list[Sentence]:

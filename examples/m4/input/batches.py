@@ -60,9 +60,14 @@ class Batches:
         most: int | None = None,
         chunk: int = 8192,
     ):
-        self.group, self.source, self.target = (checked_size(size, "a batch") for size in (group, source, target))
+        self.group, self.source, self.target = (
+            checked_size(size, "a batch") for size in (group, source, target)
+        )
         self.tokens, self.start, self.most = tokens, start, most
-        if group % checked_size(processes, "the number of processes") or not 0 <= process < processes:
+        if (
+            group % checked_size(processes, "the number of processes")
+            or not 0 <= process < processes
+        ):
             raise NamedMeshError(
                 f"process {process} of {processes} cannot have its share of {group} rows",
                 fix="give a group that is a multiple of the processes, and processes numbered from 0",
@@ -75,7 +80,9 @@ class Batches:
             raise NamedMeshError(
                 f"none of the {len(tokens)} examples fits into a row of {source} source and {target} target tokens",
                 *(
-                    [f"the closest has {tokens.source.lengths[closest]} and {tokens.target.lengths[closest]}"]
+                    [
+                        f"the closest has {tokens.source.lengths[closest]} and {tokens.target.lengths[closest]}"
+                    ]
                     if closest is not None
                     else []
                 ),
@@ -85,8 +92,18 @@ class Batches:
         self.dropped = {language: int((~fits[pool]).sum()) for language, pool in pools.items()}
         kept = {language: pool[fits[pool]] for language, pool in pools.items()}
         self.sampler = Sampler(kept, seed=seed, temperature=temperature, size=chunk)
-        settings = [tokens.digest, source, target, self.sampler.seed, float(temperature), most, chunk]
-        self.digest = hashlib.blake2b(json.dumps(settings).encode(), digest_size=16).hexdigest()  # of the stream of rows
+        settings = [
+            tokens.digest,
+            source,
+            target,
+            self.sampler.seed,
+            float(temperature),
+            most,
+            chunk,
+        ]
+        self.digest = hashlib.blake2b(
+            json.dumps(settings).encode(), digest_size=16
+        ).hexdigest()  # of the stream of rows
 
     def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], Position]]:
         return ((step.arrays, step.position) for step in self.steps())
@@ -110,7 +127,9 @@ class Batches:
         source, target = self.tokens.source.lengths[examples], self.tokens.target.lengths[examples]
         packed = pack(source, target, self.source, self.target, most=self.most)
         order = permutation(len(packed), self.sampler.seed, "rows", number)
-        return Packed([examples[packed.rows[row]] for row in order], packed.source_fill, packed.target_fill)
+        return Packed(
+            [examples[packed.rows[row]] for row in order], packed.source_fill, packed.target_fill
+        )
 
     def _rows(self) -> Iterator[tuple[np.ndarray, Position]]:
         number, row = self.start.chunk, self.start.row
@@ -135,7 +154,9 @@ class Batches:
 
 def token_languages(languages: np.ndarray, segments: np.ndarray) -> np.ndarray:
     """The language of each token, from those of a step's segments: -1 for padding."""
-    return np.where(segments > 0, np.take_along_axis(languages, np.maximum(segments - 1, 0), axis=1), -1)
+    return np.where(
+        segments > 0, np.take_along_axis(languages, np.maximum(segments - 1, 0), axis=1), -1
+    )
 
 
 class EvaluationBatch(NamedTuple):
@@ -169,12 +190,16 @@ def evaluation_batches(
     for start in range(0, len(order), rows):
         chosen = order[start : start + rows]
         places = [chosen[place : place + 1] for place in range(rows)]
-        arrays = assemble("source", sides[0], places, source) | assemble("target", sides[1], places, target)
+        arrays = assemble("source", sides[0], places, source) | assemble(
+            "target", sides[1], places, target
+        )
         long = np.flatnonzero(sides[0].lengths[chosen] > source)
         arrays["source"][long, -1] = END
         indices = np.full(rows, -1, np.int64)
         indices[: len(chosen)] = chosen
-        yield EvaluationBatch(arrays, indices, len(long), int((sides[1].lengths[chosen] > target).sum()))
+        yield EvaluationBatch(
+            arrays, indices, len(long), int((sides[1].lengths[chosen] > target).sum())
+        )
 
 
 def prefetched(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:

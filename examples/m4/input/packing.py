@@ -23,12 +23,21 @@ class Packed:
         return len(self.rows)
 
 
-def fitting(source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int) -> np.ndarray:
+def fitting(
+    source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
+) -> np.ndarray:
     """Which examples fit into a row of so many source and target tokens."""
     return (source_lengths <= source) & (target_lengths <= target)
 
 
-def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int, *, most: int | None = None) -> Packed:
+def pack(
+    source_lengths: np.ndarray,
+    target_lengths: np.ndarray,
+    source: int,
+    target: int,
+    *,
+    most: int | None = None,
+) -> Packed:
     """Packs the examples of these lengths into rows of source and target tokens, of at most `most` segments each.
 
     First fit, longest first: each example goes into the first row that has room for both its sides. Rows come out
@@ -46,7 +55,9 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, ta
     source_left, target_left = np.zeros(count, np.int32), np.zeros(count, np.int32)
     members: list[list[int]] = []
     lengths = list(zip(source_lengths.tolist(), target_lengths.tolist(), strict=True))
-    for example in np.argsort(-(source_lengths / source + target_lengths / target), kind="stable").tolist():
+    for example in np.argsort(
+        -(source_lengths / source + target_lengths / target), kind="stable"
+    ).tolist():
         source_length, target_length = lengths[example]
         room = (source_left[:rows] >= source_length) & (target_left[:rows] >= target_length)
         row = int(room.argmax()) if rows else 0
@@ -59,11 +70,16 @@ def pack(source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, ta
         target_left[row] -= target_length
         if len(members[row]) == most:
             source_left[row] = -1  # full
-    fill = [float(sides.sum() / max(1, rows * width)) for sides, width in ((source_lengths, source), (target_lengths, target))]
+    fill = [
+        float(sides.sum() / max(1, rows * width))
+        for sides, width in ((source_lengths, source), (target_lengths, target))
+    ]
     return Packed([np.array(row, np.int64) for row in members], *fill)
 
 
-def assemble(side: str, sequences: Ragged, rows: Sequence[np.ndarray], width: int) -> dict[str, np.ndarray]:
+def assemble(
+    side: str, sequences: Ragged, rows: Sequence[np.ndarray], width: int
+) -> dict[str, np.ndarray]:
     """The arrays of one side, [rows, width] each: its tokens, the segment of each and its position in the segment.
 
     What does not fit into a row of this width is cut off.
@@ -75,12 +91,17 @@ def assemble(side: str, sequences: Ragged, rows: Sequence[np.ndarray], width: in
     segments = np.arange(len(examples)) - starts[row] + 1
     first = sequences.offsets[examples]
     lengths = sequences.offsets[examples + 1] - first
-    before = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])  # tokens of the examples before
+    before = np.concatenate(
+        [np.zeros(1, np.int64), np.cumsum(lengths)]
+    )  # tokens of the examples before
     columns = before[:-1] - before[starts][row]
     lengths = np.clip(width - columns, 0, lengths)
     positions = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     places = np.repeat(row * width + columns, lengths) + positions
-    arrays = {name: np.zeros((len(rows), width), np.int32) for name in (side, f"{side}_segments", f"{side}_positions")}
+    arrays = {
+        name: np.zeros((len(rows), width), np.int32)
+        for name in (side, f"{side}_segments", f"{side}_positions")
+    }
     arrays[side].reshape(-1)[places] = sequences.tokens[np.repeat(first, lengths) + positions]
     arrays[f"{side}_segments"].reshape(-1)[places] = np.repeat(segments, lengths)
     arrays[f"{side}_positions"].reshape(-1)[places] = positions

@@ -23,13 +23,20 @@ def shares(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
     >>> shares({"de": 900, "gd": 100}, float("inf"))
     {'de': 0.5, 'gd': 0.5}
     """
-    if isinstance(temperature, bool) or not isinstance(temperature, int | float) or not temperature > 0:
+    if (
+        isinstance(temperature, bool)
+        or not isinstance(temperature, int | float)
+        or not temperature > 0
+    ):
         raise NamedMeshError(
             f"the sampling temperature is {temperature!r}",
             fix="give a number above 0: 1 is proportional to the data, 5 the usual, infinity the same share for each language",
         )
     total = sum(counts.values())
-    weights = {name: (count / total) ** (1 / temperature) if count else 0.0 for name, count in counts.items()}
+    weights = {
+        name: (count / total) ** (1 / temperature) if count else 0.0
+        for name, count in counts.items()
+    }
     return {name: weight / sum(weights.values()) for name, weight in weights.items()}
 
 
@@ -66,28 +73,43 @@ class Sampler:
     examples of each staying in the order of its walk, which is random already.
     """
 
-    def __init__(self, pools: Mapping[str, np.ndarray], *, seed: int, temperature: float, size: int):
+    def __init__(
+        self, pools: Mapping[str, np.ndarray], *, seed: int, temperature: float, size: int
+    ):
         self.pools = {name: np.asarray(pool) for name, pool in sorted(pools.items()) if len(pool)}
         if not self.pools:
-            raise NamedMeshError("there is no example to sample from", fix="give at least one language with one pair")
+            raise NamedMeshError(
+                "there is no example to sample from", fix="give at least one language with one pair"
+            )
         self.seed, self.size = operator.index(seed), checked_size(size, "a chunk of examples")
         self.shares = shares({name: len(pool) for name, pool in self.pools.items()}, temperature)
-        self._quotas = {name: max(1, round(self.size * share * _ONE)) for name, share in self.shares.items()}
-        self._phases = {name: int(_bits(1, self.seed, "phase", name)[0]) % _ONE for name in self.pools}
+        self._quotas = {
+            name: max(1, round(self.size * share * _ONE)) for name, share in self.shares.items()
+        }
+        self._phases = {
+            name: int(_bits(1, self.seed, "phase", name)[0]) % _ONE for name in self.pools
+        }
         self._orders: dict[str, tuple[int, np.ndarray]] = {}
 
     def cursors(self, chunk: int) -> dict[str, int]:
         """How many examples of each language come before a chunk."""
-        return {name: (chunk * self._quotas[name] + self._phases[name]) // _ONE for name in self.pools}
+        return {
+            name: (chunk * self._quotas[name] + self._phases[name]) // _ONE for name in self.pools
+        }
 
     def epochs(self, chunk: int) -> dict[str, float]:
         """How often each language has been gone through before a chunk."""
-        return {name: cursor / len(self.pools[name]) for name, cursor in self.cursors(chunk).items()}
+        return {
+            name: cursor / len(self.pools[name]) for name, cursor in self.cursors(chunk).items()
+        }
 
     def chunk(self, number: int) -> np.ndarray:
         """The examples of one chunk, in their order."""
         first, last = self.cursors(number), self.cursors(number + 1)
-        walks = [walk(pool, first[name], last[name], partial(self._order, name)) for name, pool in self.pools.items()]
+        walks = [
+            walk(pool, first[name], last[name], partial(self._order, name))
+            for name, pool in self.pools.items()
+        ]
         owners = np.repeat(np.arange(len(walks)), [len(one) for one in walks])
         places = permutation(len(owners), self.seed, "chunk", number)
         examples = np.empty(len(owners), np.int64)
@@ -97,10 +119,15 @@ class Sampler:
     def _order(self, name: str, epoch: int) -> np.ndarray:
         """The order of a language in one of its epochs; the latest is kept, for the next chunk."""
         if self._orders.get(name, (-1,))[0] != epoch:
-            self._orders[name] = epoch, permutation(len(self.pools[name]), self.seed, "order", name, epoch)
+            self._orders[name] = (
+                epoch,
+                permutation(len(self.pools[name]), self.seed, "order", name, epoch),
+            )
         return self._orders[name][1]
 
 
 def _bits(size: int, *key: int | str) -> np.ndarray:
-    words = np.frombuffer(hashlib.blake2b(json.dumps(key).encode(), digest_size=16).digest(), dtype="<u8")
+    words = np.frombuffer(
+        hashlib.blake2b(json.dumps(key).encode(), digest_size=16).digest(), dtype="<u8"
+    )
     return np.random.Philox(key=words.astype(np.uint64)).random_raw(size)

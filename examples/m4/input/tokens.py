@@ -34,7 +34,10 @@ class Ragged:
     def of(cls, sequences: Iterable[Sequence[int]], dtype: type = np.int32) -> Ragged:
         """Sequences put end to end."""
         arrays = [np.asarray(sequence, dtype=dtype) for sequence in sequences]
-        return cls(np.concatenate([np.zeros(0, dtype), *arrays]), _offsets([len(array) for array in arrays]))
+        return cls(
+            np.concatenate([np.zeros(0, dtype), *arrays]),
+            _offsets([len(array) for array in arrays]),
+        )
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -63,7 +66,12 @@ class Tokens:
     index: dict[str, Any]
 
     @classmethod
-    def open(cls, folder: str | os.PathLike, source: Vocabulary | None = None, target: Vocabulary | None = None) -> Tokens:
+    def open(
+        cls,
+        folder: str | os.PathLike,
+        source: Vocabulary | None = None,
+        target: Vocabulary | None = None,
+    ) -> Tokens:
         """The tokens in a folder; raises when they are damaged, or of other vocabularies than those given."""
         folder = pathlib.Path(folder)
         index = _read_index(folder)
@@ -84,11 +92,20 @@ class Tokens:
         )
         for side, ragged in (("source", tokens.source), ("target", tokens.target)):
             ends = (0, len(ragged.tokens)) if len(ragged.offsets) else None
-            if ends is None or (ragged.offsets[0], ragged.offsets[-1]) != ends or (ragged.lengths < 0).any():
+            if (
+                ends is None
+                or (ragged.offsets[0], ragged.offsets[-1]) != ends
+                or (ragged.lengths < 0).any()
+            ):
                 raise _damaged(folder, f"{side}_offsets.npy does not fit {side}.npy")
             if not len(ragged) == len(tokens.language) == sum(index["counts"]):
-                raise _damaged(folder, f"{side}_offsets.npy has {len(ragged)} examples, index.json {sum(index['counts'])}")
-        if not np.array_equal(tokens.language, np.repeat(np.arange(len(tokens.languages)), index["counts"])):
+                raise _damaged(
+                    folder,
+                    f"{side}_offsets.npy has {len(ragged)} examples, index.json {sum(index['counts'])}",
+                )
+        if not np.array_equal(
+            tokens.language, np.repeat(np.arange(len(tokens.languages)), index["counts"])
+        ):
             raise _damaged(folder, "language.npy does not fit index.json")
         return tokens
 
@@ -113,7 +130,12 @@ class Tokens:
 
 
 def write_tokens(
-    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary, *, longest: int | None = None
+    folder: str | os.PathLike,
+    pairs: Pairs,
+    source: Vocabulary,
+    target: Vocabulary,
+    *,
+    longest: int | None = None,
 ) -> Tokens:
     """Writes the tokens of all pairs and opens them; drops (and counts) examples with a side above longest tokens.
 
@@ -126,19 +148,31 @@ def write_tokens(
     counts, dropped = dict.fromkeys(languages, 0), dict.fromkeys(languages, 0)
     for language in languages:
         for block in _blocks(pairs[language]):
-            ids = [vocabulary.encode(pair[side] for pair in block) for side, vocabulary in enumerate((source, target))]
-            kept = [one for one in zip(*ids, strict=True) if longest is None or max(map(len, one)) <= longest]
+            ids = [
+                vocabulary.encode(pair[side] for pair in block)
+                for side, vocabulary in enumerate((source, target))
+            ]
+            kept = [
+                one
+                for one in zip(*ids, strict=True)
+                if longest is None or max(map(len, one)) <= longest
+            ]
             counts[language] += len(kept)
             dropped[language] += len(block) - len(kept)
             for place, (side, vocabulary) in enumerate((("source", source), ("target", target))):
-                ragged = Ragged.of((one[place] for one in kept), np.uint16 if vocabulary.size <= 1 << 16 else np.int32)
+                ragged = Ragged.of(
+                    (one[place] for one in kept),
+                    np.uint16 if vocabulary.size <= 1 << 16 else np.int32,
+                )
                 sides[side].append(ragged.tokens)
                 lengths[side].append(ragged.lengths)
     if not any(counts.values()):
         raise NamedMeshError(
             f"there is no example to write into {folder.name!r}",
             f"{sum(dropped.values())} examples were dropped as longer than {longest} tokens",
-            fix="raise longest" if any(dropped.values()) else "give at least one language with one pair",
+            fix="raise longest"
+            if any(dropped.values())
+            else "give at least one language with one pair",
         )
     index: dict[str, Any] = {
         "version": _VERSION,
@@ -150,7 +184,10 @@ def write_tokens(
     }
     arrays = {"language": np.repeat(np.arange(len(languages), dtype=np.int32), index["counts"])}
     for side, vocabulary in (("source", source), ("target", target)):
-        arrays[side], arrays[f"{side}_offsets"] = np.concatenate(sides[side]), _offsets(np.concatenate(lengths[side]))
+        arrays[side], arrays[f"{side}_offsets"] = (
+            np.concatenate(sides[side]),
+            _offsets(np.concatenate(lengths[side])),
+        )
         index[side] = {
             "vocabulary": vocabulary.digest,
             "tokens": len(arrays[side]),
@@ -161,7 +198,12 @@ def write_tokens(
 
 
 def cached_tokens(
-    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary, *, longest: int | None = None
+    folder: str | os.PathLike,
+    pairs: Pairs,
+    source: Vocabulary,
+    target: Vocabulary,
+    *,
+    longest: int | None = None,
 ) -> Tokens:
     """The tokens in a folder when they are those of just these pairs and vocabularies, else made anew and kept there."""
     try:
@@ -173,9 +215,13 @@ def cached_tokens(
     return write_tokens(folder, pairs, source, target, longest=longest)
 
 
-def tokens_digest(pairs: Pairs, source: Vocabulary, target: Vocabulary, longest: int | None = None) -> str:
+def tokens_digest(
+    pairs: Pairs, source: Vocabulary, target: Vocabulary, longest: int | None = None
+) -> str:
     """The digest that the tokens of these pairs and vocabularies have."""
-    state = hashlib.blake2b(json.dumps([_VERSION, source.digest, target.digest, longest]).encode(), digest_size=16)
+    state = hashlib.blake2b(
+        json.dumps([_VERSION, source.digest, target.digest, longest]).encode(), digest_size=16
+    )
     for language in sorted(pairs):
         for block in _blocks(pairs[language]):
             state.update(json.dumps([language, block]).encode())
@@ -190,16 +236,25 @@ def _offsets(lengths: Sequence[int] | np.ndarray) -> np.ndarray:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
 
 
-def _write_files(folder: pathlib.Path, arrays: dict[str, np.ndarray], index: dict[str, Any]) -> None:
+def _write_files(
+    folder: pathlib.Path, arrays: dict[str, np.ndarray], index: dict[str, Any]
+) -> None:
     for name, array in arrays.items():
         np.save(folder / f"{name}.npy", array)
-    (folder / "index.json").write_text(json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    (folder / "index.json").write_text(
+        json.dumps(index, indent=1, ensure_ascii=False) + "\n", encoding="utf-8"
+    )
 
 
 def _write_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -> None:
-    if folder.exists() and not (folder / "index.json").exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if (
+        folder.exists()
+        and not (folder / "index.json").exists()
+        and (not folder.is_dir() or any(folder.iterdir()))
+    ):
         raise NamedMeshError(
-            f"{folder.name!r} is there and holds no tokens, so it is not replaced", fix="name a folder of tokens, or a new one"
+            f"{folder.name!r} is there and holds no tokens, so it is not replaced",
+            fix="name a folder of tokens, or a new one",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as scratch:
@@ -220,11 +275,15 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if index["version"] != _VERSION:
-            raise _damaged(folder, f"they are of version {index['version']}, this program reads version {_VERSION}")
+            raise _damaged(
+                folder,
+                f"they are of version {index['version']}, this program reads version {_VERSION}",
+            )
         return index
     except OSError as error:
         raise NamedMeshError(
-            f"there are no tokens in {folder.name!r}: {error.strerror}", fix="make them with write_tokens, or check the path"
+            f"there are no tokens in {folder.name!r}: {error.strerror}",
+            fix="make them with write_tokens, or check the path",
         ) from None
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, NamedMeshError):
@@ -240,4 +299,7 @@ def _mapped(folder: pathlib.Path, name: str) -> np.ndarray:
 
 
 def _damaged(folder: pathlib.Path, reason: str) -> NamedMeshError:
-    return NamedMeshError(f"the tokens in {folder.name!r} are damaged: {reason}", fix="delete the folder and make them again")
+    return NamedMeshError(
+        f"the tokens in {folder.name!r} are damaged: {reason}",
+        fix="delete the folder and make them again",
+    )

@@ -33,7 +33,9 @@ class Vocabulary:
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
-            raise NamedMeshError("these bytes are no SentencePiece model", fix="train the vocabulary again") from None
+            raise NamedMeshError(
+                "these bytes are no SentencePiece model", fix="train the vocabulary again"
+            ) from None
         special = self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id()
         if special != (PADDING, END, UNKNOWN):
             raise NamedMeshError(
@@ -43,16 +45,27 @@ class Vocabulary:
 
     @classmethod
     def train(
-        cls, texts: Iterable[str], size: int, *, byte_fallback: bool = True, character_coverage: float = 0.9998
+        cls,
+        texts: Iterable[str],
+        size: int,
+        *,
+        byte_fallback: bool = True,
+        character_coverage: float = 0.9998,
     ) -> Vocabulary:
         """A unigram vocabulary of the texts, the same whatever their order, of fewer pieces where they have no more.
 
         With byte_fallback, 256 of the pieces are bytes and no text is unknown: characters too rare for
         character_coverage are spelt in them. Text is normalised (NFKC, one space between words).
         """
-        size, lines = checked_size(size, "a vocabulary"), sorted(text for text in texts if text.strip())
+        size, lines = (
+            checked_size(size, "a vocabulary"),
+            sorted(text for text in texts if text.strip()),
+        )
         if not lines:
-            raise NamedMeshError("a vocabulary cannot be trained on no text", fix="give at least one sentence that is not empty")
+            raise NamedMeshError(
+                "a vocabulary cannot be trained on no text",
+                fix="give at least one sentence that is not empty",
+            )
         written = io.BytesIO()
         try:
             sentencepiece.SentencePieceTrainer.train(
@@ -74,7 +87,10 @@ class Vocabulary:
             raise _training_error(size, len(lines), str(error), byte_fallback) from None
         vocabulary = cls(written.getvalue())
         if vocabulary.size < size:
-            warnings.warn(f"{len(lines)} sentences make a vocabulary of {vocabulary.size}, not {size}", stacklevel=2)
+            warnings.warn(
+                f"{len(lines)} sentences make a vocabulary of {vocabulary.size}, not {size}",
+                stacklevel=2,
+            )
         return vocabulary
 
     @classmethod
@@ -88,7 +104,9 @@ class Vocabulary:
                 fix="train vocabularies and save them there first, or check the path",
             ) from None
         except NamedMeshError as error:
-            raise NamedMeshError(f"{os.fspath(path)!r} is no vocabulary: {error.problem}", fix=error.fix) from None
+            raise NamedMeshError(
+                f"{os.fspath(path)!r} is no vocabulary: {error.problem}", fix=error.fix
+            ) from None
 
     def save(self, path: str | os.PathLike) -> None:
         """Writes the .model file, whole or not at all."""
@@ -147,7 +165,9 @@ class Vocabularies(NamedTuple):
     ) -> Vocabularies:
         """Both, the source trained on a sample of all languages by temperature, each on at most so many sentences."""
         options = {"byte_fallback": byte_fallback, "character_coverage": character_coverage}
-        source = sampled_sources(pairs, temperature, checked_size(sentences, "the sample for a vocabulary"), seed)
+        source = sampled_sources(
+            pairs, temperature, checked_size(sentences, "the sample for a vocabulary"), seed
+        )
         english = sorted({english for language in pairs.values() for _, english in language})
         chosen = permutation(len(english), seed, "english")[:sentences]
         return cls(
@@ -158,7 +178,9 @@ class Vocabularies(NamedTuple):
     @classmethod
     def load(cls, folder: str | os.PathLike) -> Vocabularies:
         """Both vocabularies of a folder."""
-        return cls(*(Vocabulary.load(pathlib.Path(folder) / f"{side}.model") for side in cls._fields))
+        return cls(
+            *(Vocabulary.load(pathlib.Path(folder) / f"{side}.model") for side in cls._fields)
+        )
 
     def save(self, folder: str | os.PathLike) -> None:
         """Writes both into a folder."""
@@ -173,7 +195,10 @@ def sampled_sources(pairs: Pairs, temperature: float, sentences: int, seed: int)
     """
     counts = {name: len(pairs[name]) for name in sorted(pairs) if pairs[name]}
     if not counts:
-        raise NamedMeshError("a vocabulary cannot be trained on an empty corpus", fix="give at least one language with one pair")
+        raise NamedMeshError(
+            "a vocabulary cannot be trained on an empty corpus",
+            fix="give at least one language with one pair",
+        )
     sample = []
     for name, share in shares(counts, temperature).items():
         order = permutation(counts[name], seed, "vocabulary", name)
@@ -185,7 +210,9 @@ def _training_error(size: int, sentences: int, message: str, byte_fallback: bool
     found = re.search(r"required_chars\D*\d+ vs (\d+)", message)
     if found is None:
         return NamedMeshError(
-            f"SentencePiece could not train a vocabulary of {size} on {sentences} sentences", message, fix="check the sentences"
+            f"SentencePiece could not train a vocabulary of {size} on {sentences} sentences",
+            message,
+            fix="check the sentences",
         )
     bytes_taken = ", 256 of them bytes" if byte_fallback else ""
     return NamedMeshError(

@@ -38,7 +38,9 @@ def catalog(messages: dict[str, str], charset: str = "UTF-8") -> bytes:
     return header + b"".join(tables) + strings
 
 
-def wheel(folder: pathlib.Path, name: str, catalogs: dict[str, bytes], domains: tuple[str, ...] = ()) -> Package:
+def wheel(
+    folder: pathlib.Path, name: str, catalogs: dict[str, bytes], domains: tuple[str, ...] = ()
+) -> Package:
     """Writes the wheel of a package that has nothing but catalogs, by their paths, and returns the package."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-1.0-py3-none-any.whl"
@@ -47,6 +49,9 @@ def wheel(folder: pathlib.Path, name: str, catalogs: dict[str, bytes], domains: 
         for inside, content in catalogs.items():
             archive.writestr(inside, content)
         archive.writestr(f"{name}-1.0.dist-info/METADATA", metadata)
-        archive.writestr(f"{name}-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(
+            f"{name}-1.0.dist-info/WHEEL",
+            "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         archive.writestr(f"{name}-1.0.dist-info/RECORD", "")
     return Package(name, "1.0", hashlib.sha256(path.read_bytes()).hexdigest(), domains)

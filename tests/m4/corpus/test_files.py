@@ -53,9 +53,9 @@ def test_some_sets_and_some_languages_can_be_read(root):
 
 def test_pairs_are_stripped_and_in_nfc(tmp_path):
     text = "\ufeff  cafe\u0301\t coffee \r\na\u0308pfel\tapples\r\n"
-    assert read_corpus(write(tmp_path, {"train/fra.tsv": text, "dev/a.tsv": "", "test/a.tsv": ""})).train == {
-        "fra": [("caf\u00e9", "coffee"), ("\u00e4pfel", "apples")]
-    }
+    assert read_corpus(
+        write(tmp_path, {"train/fra.tsv": text, "dev/a.tsv": "", "test/a.tsv": ""})
+    ).train == {"fra": [("caf\u00e9", "coffee"), ("\u00e4pfel", "apples")]}
 
 
 def test_a_line_ends_only_at_a_newline(tmp_path):
@@ -80,16 +80,37 @@ def test_nothing_but_a_corpus_of_ours_is_written_over(root):
 
 
 def test_a_flat_directory_is_held_out_the_same_in_every_language(tmp_path):
-    english = [f"the {word} number {number} is here" for number in range(20) for word in ("red", "blue", "tall", "old", "new")]
+    english = [
+        f"the {word} number {number} is here"
+        for number in range(20)
+        for word in ("red", "blue", "tall", "old", "new")
+    ]
     for language, step in (("deu", 1), ("fra", 2), ("ita", 3)):
-        write(tmp_path, {f"{language}-en.tsv": lines([(f"{language} {index}", english[index]) for index in range(0, 100, step)])})
+        write(
+            tmp_path,
+            {
+                f"{language}-en.tsv": lines(
+                    [(f"{language} {index}", english[index]) for index in range(0, 100, step)]
+                )
+            },
+        )
     corpus = read_corpus(tmp_path)
-    held = {text for part in (corpus.dev, corpus.tests["main"]) for pairs in part.values() for _, text in pairs}
+    held = {
+        text
+        for part in (corpus.dev, corpus.tests["main"])
+        for pairs in part.values()
+        for _, text in pairs
+    }
     assert held and not held & {text for pairs in corpus.train.values() for _, text in pairs}
     for index, text in enumerate(english):
-        there = {language for language, step in (("deu", 1), ("fra", 2), ("ita", 3)) if index % step == 0}
+        there = {
+            language for language, step in (("deu", 1), ("fra", 2), ("ita", 3)) if index % step == 0
+        }
         parts = [corpus.train, corpus.dev, corpus.tests["main"]]
-        found = [{language for language, pairs in part.items() if text in dict(map(reversed, pairs))} for part in parts]
+        found = [
+            {language for language, pairs in part.items() if text in dict(map(reversed, pairs))}
+            for part in parts
+        ]
         assert there in found and sum(map(bool, found)) == 1
     again = read_corpus(tmp_path)
     assert (again.train, again.dev, again.tests) == (corpus.train, corpus.dev, corpus.tests)
@@ -115,7 +136,9 @@ def test_what_is_not_there_is_an_error(root, asked, message):
 
 
 def test_no_directory_is_an_error(tmp_path):
-    with pytest.raises(NamedMeshError, match=r"is not there\n(.|\n)*fix: a corpus is DIR/train/<lang>\.tsv"):
+    with pytest.raises(
+        NamedMeshError, match=r"is not there\n(.|\n)*fix: a corpus is DIR/train/<lang>\.tsv"
+    ):
         read_corpus(tmp_path / "none")
     write(tmp_path, {"file": "x"})
     with pytest.raises(NamedMeshError, match="is a file, not a directory"):

@@ -50,7 +50,11 @@ def test_what_only_a_program_reads_is_dropped(source, english):
 
 
 def test_percent_and_quotes_of_prose_are_kept():
-    pairs = [("100 % Wolle", "100 % wool"), ("der „Hund“", 'the "dog"'), ("es heißt: ja.", "it's: yes.")]
+    pairs = [
+        ("100 % Wolle", "100 % wool"),
+        ("der „Hund“", 'the "dog"'),
+        ("es heißt: ja.", "it's: yes."),
+    ]
     assert clean(pairs) == pairs
 
 
@@ -69,7 +73,10 @@ def test_absurd_lengths_are_dropped_by_the_ratio_of_the_language():
 
 def test_latin_sources_of_a_language_in_another_script_are_dropped():
     pairs = [(f"собака {letter}", f"dog {letter} is here") for letter in "абвгдежзик"]
-    pairs = [(source, english.translate({ord(letter): letter for letter in "абв"})) for source, english in pairs]
+    pairs = [
+        (source, english.translate({ord(letter): letter for letter in "абв"}))
+        for source, english in pairs
+    ]
     kept = clean([*pairs, ("web-server", "the server here")])
     assert kept == clean(pairs) and kept
 

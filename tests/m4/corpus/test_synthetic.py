@@ -19,7 +19,9 @@ DOG, OLD_MEN = Thing("dog", False, "the"), Thing("wolf", True, "two", "angry")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("synthetic") / "corpus"
-    build_synthetic_corpus(root, languages=12, largest=1200, smallest=150, dev=30, test=60, progress=str)
+    build_synthetic_corpus(
+        root, languages=12, largest=1200, smallest=150, dev=30, test=60, progress=str
+    )
     return root
 
 
@@ -27,14 +29,32 @@ def root(tmp_path_factory):
     ("sentence", "text"),
     [
         (Sentence(DOG, "see", "past", OLD_MEN, None), "The dog saw two angry wolves."),
-        (Sentence(OLD_MEN, "carry", "present", Thing("apple", False, "a"), None), "Two angry wolves carry an apple."),
-        (Sentence(DOG, "carry", "present", Thing("knife", False, "a", "old"), None), "The dog carries an old knife."),
-        (Sentence(DOG, "watch", "present", DOG, ("near", DOG)), "The dog watches the dog near the dog."),
         (
-            Sentence(Thing("cat", False, "this", clause=("steal", "past", DOG)), "sleep", "future", None, None),
+            Sentence(OLD_MEN, "carry", "present", Thing("apple", False, "a"), None),
+            "Two angry wolves carry an apple.",
+        ),
+        (
+            Sentence(DOG, "carry", "present", Thing("knife", False, "a", "old"), None),
+            "The dog carries an old knife.",
+        ),
+        (
+            Sentence(DOG, "watch", "present", DOG, ("near", DOG)),
+            "The dog watches the dog near the dog.",
+        ),
+        (
+            Sentence(
+                Thing("cat", False, "this", clause=("steal", "past", DOG)),
+                "sleep",
+                "future",
+                None,
+                None,
+            ),
             "This cat that stole the dog will sleep.",
         ),
-        (Sentence(Thing("leaf", True, "these", place=("on", DOG)), "cry", "past", None, None), "These leaves on the dog cried."),
+        (
+            Sentence(Thing("leaf", True, "these", place=("on", DOG)), "cry", "past", None, None),
+            "These leaves on the dog cried.",
+        ),
     ],
 )
 def test_english_has_number_tense_and_agreement(sentence, text):
@@ -50,7 +70,9 @@ def test_the_corpus_reads_without_a_fault_and_is_normalised(root):
 
 def test_sizes_follow_the_power_law(root):
     train = read_corpus(root).train
-    assert [len(train[code]) for code in sorted(train)] == [max(150, 1200 // rank) for rank in range(1, 13)]
+    assert [len(train[code]) for code in sorted(train)] == [
+        max(150, 1200 // rank) for rank in range(1, 13)
+    ]
 
 
 def test_the_same_english_is_held_out_everywhere_and_in_no_train_pair(root):
@@ -66,7 +88,9 @@ def test_another_process_writes_the_same_bytes(root, tmp_path):
     code += "largest=1200, smallest=150, dev=30, test=60)"
     command = [sys.executable, "-c", code, tmp_path / "again"]
     there = pathlib.Path(__file__).parents[3]
-    subprocess.run(command, check=True, cwd=there, env={"PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        command, check=True, cwd=there, env={"PYTHONHASHSEED": "7"}, stdout=subprocess.DEVNULL
+    )
     names = sorted(path.relative_to(root) for path in root.rglob("*.*"))
     assert len(names) == 37
     for name in names:
@@ -82,11 +106,20 @@ def test_words_stand_in_the_order_of_the_language():
     assert {language.order for language in languages.values()} == {"SVO", "SOV", "VSO", "VOS"}
     cat = Thing("cat", False, "a")
     for language in languages.values():
-        words = language.sentence(Sentence(Thing("dog", False, "a"), "see", "present", cat, ("near", Thing("hill", False, "a"))))
+        words = language.sentence(
+            Sentence(
+                Thing("dog", False, "a"), "see", "present", cat, ("near", Thing("hill", False, "a"))
+            )
+        )
         place = {word: index for index, word in enumerate(words.rstrip(".").split())}
-        where = {letter: place[language.words[word]] for letter, word in (("S", "dog"), ("V", "see"), ("O", "cat"))}
+        where = {
+            letter: place[language.words[word]]
+            for letter, word in (("S", "dog"), ("V", "see"), ("O", "cat"))
+        }
         assert "".join(sorted(where, key=where.__getitem__)) == language.order
-        assert (place[language.words["near"]] > place[language.words["hill"]]) == language.postpositions
+        assert (
+            place[language.words["near"]] > place[language.words["hill"]]
+        ) == language.postpositions
         old_dog = Sentence(Thing("dog", False, "a", "old"), "run", "present", None, None)
         words = language.sentence(old_dog).rstrip(".").split()
         old, dog = words.index(language.words["old"]), words.index(language.words["dog"])
@@ -99,15 +132,24 @@ def test_plural_and_tense_are_affixes():
         many = language.sentence(Sentence(Thing("dog", True, "the"), "run", "past", None, None))
         assert one != many
         dog, run = language.words["dog"], language.words["run"]
-        assert language.plural.on(dog) in many.rstrip(".").split() and dog in one.rstrip(".").split()
-        assert language.tenses["past"].on(run) in many.rstrip(".").split() and run in one.rstrip(".").split()
+        assert (
+            language.plural.on(dog) in many.rstrip(".").split() and dog in one.rstrip(".").split()
+        )
+        assert (
+            language.tenses["past"].on(run) in many.rstrip(".").split()
+            and run in one.rstrip(".").split()
+        )
 
 
 def test_a_language_has_one_word_for_each_meaning_in_one_script():
     scripts = set()
     for language in invent_languages(12).values():
         assert len(set(language.words.values())) == len(language.words) > 250
-        names = {unicodedata.name(letter).split()[0] for word in language.words.values() for letter in word}
+        names = {
+            unicodedata.name(letter).split()[0]
+            for word in language.words.values()
+            for letter in word
+        }
         assert names == {language.script.upper()}
         scripts |= names
     assert scripts == {"LATIN", "CYRILLIC", "GREEK", "DEVANAGARI", "ARABIC"}
@@ -117,7 +159,9 @@ def test_relatives_share_words_and_strangers_do_not():
     languages = list(invent_languages(12).values())
     for first in languages:
         for second in languages:
-            shared = sum(first.words[meaning] == second.words[meaning] for meaning in first.words) / len(first.words)
+            shared = sum(
+                first.words[meaning] == second.words[meaning] for meaning in first.words
+            ) / len(first.words)
             if first is not second and first.family == second.family:
                 assert 0.1 < shared < 0.9
             elif first is not second:
@@ -126,14 +170,23 @@ def test_relatives_share_words_and_strangers_do_not():
 
 def test_two_different_sentences_do_not_look_alike_in_a_language():
     generator = random.Random(3)
-    sentences = {english(sentence): sentence for sentence in (random_sentence(generator) for _ in range(3000))}
+    sentences = {
+        english(sentence): sentence
+        for sentence in (random_sentence(generator) for _ in range(3000))
+    }
     for language in invent_languages(5).values():
-        assert len({language.sentence(sentence) for sentence in sentences.values()}) > 0.99 * len(sentences)
+        assert len({language.sentence(sentence) for sentence in sentences.values()}) > 0.99 * len(
+            sentences
+        )
 
 
 def test_the_record_says_what_each_language_is_like(root):
     record = json.loads((root / "corpus.json").read_text())
-    assert record["languages"]["qab"]["script"] == "Cyrillic" and record["pairs"]["qab"] == {"train": 600, "dev": 30, "test": 60}
+    assert record["languages"]["qab"]["script"] == "Cyrillic" and record["pairs"]["qab"] == {
+        "train": 600,
+        "dev": 30,
+        "test": 60,
+    }
 
 
 def test_sizes_that_make_no_sense_are_errors(tmp_path):

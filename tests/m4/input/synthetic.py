@@ -8,22 +8,34 @@ import warnings
 from examples.m4.input.tokens import Tokens, write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 
-ALPHABETS = {"de": "abcdefgäöü", "el": "αβγδεζηθικ", "hi": "कखगघचछजझटठ", "ru": "абвгдежзик", "zh": "天地人山水火木金土日"}
+ALPHABETS = {
+    "de": "abcdefgäöü",
+    "el": "αβγδεζηθικ",
+    "hi": "कखगघचछजझटठ",
+    "ru": "абвгдежзик",
+    "zh": "天地人山水火木金土日",
+}
 SIZES = {"de": 400, "el": 150, "hi": 60, "ru": 250, "zh": 17}
 
 
-def corpus(sizes: dict[str, int] | None = None, longest: int = 12) -> dict[str, list[tuple[str, str]]]:
+def corpus(
+    sizes: dict[str, int] | None = None, longest: int = 12
+) -> dict[str, list[tuple[str, str]]]:
     """Pairs of random words, each one different; English is numbered, so that a pair is known by it."""
     made = {}
     for language, size in (sizes or SIZES).items():
         draw = random.Random(language)
-        words = ["".join(draw.choices(ALPHABETS[language], k=draw.randint(1, 5))) for _ in range(50)]
+        words = [
+            "".join(draw.choices(ALPHABETS[language], k=draw.randint(1, 5))) for _ in range(50)
+        ]
         made[language] = []
         for number in range(size):
             length = draw.randint(1, longest)
             space = "" if language == "zh" else " "
             english = " ".join(["the word"] * (length // 2) + [language, str(number)])
-            made[language].append((space.join(draw.choices(words, k=length)) + space + words[number % 50], english))
+            made[language].append(
+                (space.join(draw.choices(words, k=length)) + space + words[number % 50], english)
+            )
     return made
 
 

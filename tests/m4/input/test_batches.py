@@ -12,13 +12,26 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from examples.m4.input.batches import Batches, Position, evaluation_batches, prefetched, token_languages
+from examples.m4.input.batches import (
+    Batches,
+    Position,
+    evaluation_batches,
+    prefetched,
+    token_languages,
+)
 from examples.m4.input.sampling import shares
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, tokens
 from tests.m4.input.test_packing import unpacked
 
-NAMES = ["source", "source_positions", "source_segments", "target", "target_positions", "target_segments"]
+NAMES = [
+    "source",
+    "source_positions",
+    "source_segments",
+    "target",
+    "target_positions",
+    "target_segments",
+]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +40,9 @@ def data(tmp_path_factory):
 
 
 def stream(data, group=8, source=32, target=24, **options) -> Batches:
-    return Batches(data, group, source, target, **{"seed": 1, "temperature": 5.0, "chunk": 100, **options})
+    return Batches(
+        data, group, source, target, **{"seed": 1, "temperature": 5.0, "chunk": 100, **options}
+    )
 
 
 def taken(batches, count: int) -> list:
@@ -44,7 +59,9 @@ def assert_same(some: list, others: list) -> None:
 
 def examples(data, arrays) -> list[int]:
     """The numbers of the examples in a batch, found by their tokens."""
-    known = {(tuple(data.source[index]), tuple(data.target[index])): index for index in range(len(data))}
+    known = {
+        (tuple(data.source[index]), tuple(data.target[index])): index for index in range(len(data))
+    }
     rows = zip(unpacked(arrays, "source"), unpacked(arrays, "target"), strict=True)
     return [known[pair] for sources, targets in rows for pair in zip(sources, targets, strict=True)]
 
@@ -53,7 +70,10 @@ def test_batches_have_their_names_shapes_and_type(data):
     ((arrays, position),) = taken(stream(data), 1)
     assert sorted(arrays) == NAMES and isinstance(position, Position)
     for name, array in arrays.items():
-        assert array.dtype == np.int32 and array.shape == (8, 32 if name.startswith("source") else 24)
+        assert array.dtype == np.int32 and array.shape == (
+            8,
+            32 if name.startswith("source") else 24,
+        )
 
 
 def test_the_stream_is_that_of_the_sampler(data):
@@ -65,13 +85,17 @@ def test_the_stream_is_that_of_the_sampler(data):
         numbers.update(examples(data, arrays))
         chunk = position.chunk
     assert chunk == 2
-    assert numbers == Counter(np.concatenate([batches.sampler.chunk(number) for number in range(3)]).tolist())
+    assert numbers == Counter(
+        np.concatenate([batches.sampler.chunk(number) for number in range(3)]).tolist()
+    )
 
 
 def test_languages_come_in_the_shares_of_those_that_fit(data):
     batches = stream(data, source=20)
     fit = Counter(data.language[(data.source.lengths <= 20) & (data.target.lengths <= 24)].tolist())
-    assert {name: data.counts[name] - fit[place] for place, name in enumerate(data.languages)} == batches.dropped
+    assert {
+        name: data.counts[name] - fit[place] for place, name in enumerate(data.languages)
+    } == batches.dropped
     assert sum(batches.dropped.values()) > 0
     seen = Counter()
     for step in itertools.islice(batches.steps(), 80):
@@ -107,16 +131,23 @@ def test_the_stream_continues_at_the_end_of_a_chunk_and_with_another_group(data)
     for place, (arrays, position) in enumerate(taken(stream(data, 4), 10)):
         assert position == rows[4 * place + 3][1]
         np.testing.assert_array_equal(
-            arrays["source"], np.concatenate([row["source"] for row, _ in rows[4 * place : 4 * place + 4]])
+            arrays["source"],
+            np.concatenate([row["source"] for row, _ in rows[4 * place : 4 * place + 4]]),
         )
 
 
 @pytest.mark.parametrize("processes", [2, 4, 8])
 def test_all_processes_together_have_the_batch_of_one(data, processes):
     whole = taken(stream(data), 20)
-    shards = [taken(stream(data, process=process, processes=processes), 20) for process in range(processes)]
+    shards = [
+        taken(stream(data, process=process, processes=processes), 20)
+        for process in range(processes)
+    ]
     joined = [
-        ({name: np.concatenate([shard[step][0][name] for shard in shards]) for name in NAMES}, shards[-1][step][1])
+        (
+            {name: np.concatenate([shard[step][0][name] for shard in shards]) for name in NAMES},
+            shards[-1][step][1],
+        )
         for step in range(20)
     ]
     assert_same(joined, whole)
@@ -129,20 +160,32 @@ def test_rows_have_at_most_so_many_segments(data):
 
 
 def test_the_digest_is_of_the_rows(data):
-    assert stream(data).digest == stream(data, 4, process=1, processes=2, start=Position(3, 1)).digest
-    others = [stream(data, seed=2), stream(data, source=40), stream(data, temperature=1.0), stream(data, chunk=99)]
+    assert (
+        stream(data).digest == stream(data, 4, process=1, processes=2, start=Position(3, 1)).digest
+    )
+    others = [
+        stream(data, seed=2),
+        stream(data, source=40),
+        stream(data, temperature=1.0),
+        stream(data, chunk=99),
+    ]
     assert len({one.digest for one in (stream(data), *others)}) == 5
 
 
 def test_three_sentences_are_enough(tmp_path):
-    small = tokens(tmp_path / "train", {"de": [("ein Haus", "a house"), ("zwei Bäume", "two trees")], "ru": [("дом", "house")]})
+    small = tokens(
+        tmp_path / "train",
+        {"de": [("ein Haus", "a house"), ("zwei Bäume", "two trees")], "ru": [("дом", "house")]},
+    )
     batches = Batches(small, 4, 32, 32, seed=0, temperature=5.0)
     seen = Counter(number for arrays, _ in taken(batches, 10) for number in examples(small, arrays))
     assert set(seen) == {0, 1, 2}
 
 
 def test_mistakes_are_errors(data):
-    with pytest.raises(NamedMeshError, match="none of the 877 examples fits into a row of 1 source and 24") as raised:
+    with pytest.raises(
+        NamedMeshError, match="none of the 877 examples fits into a row of 1 source and 24"
+    ) as raised:
         stream(data, source=1)
     assert "the closest has" in str(raised.value)
     with pytest.raises(NamedMeshError, match="process 0 of 3 cannot have its share of 8 rows"):
@@ -186,24 +229,41 @@ def test_evaluation_has_every_example_once_with_its_number(data, by_length):
         assert sorted(batch.arrays) == NAMES and (batch.cut_sources, batch.cut_targets) == (0, 0)
         assert batch.arrays["source"].shape == (50, 60) and batch.arrays["target"].shape == (50, 40)
         for number, sources, targets in zip(
-            batch.examples, unpacked(batch.arrays, "source"), unpacked(batch.arrays, "target"), strict=True
+            batch.examples,
+            unpacked(batch.arrays, "source"),
+            unpacked(batch.arrays, "target"),
+            strict=True,
         ):
             if number < 0:
                 assert sources == targets == []
             else:
-                assert sources == [tuple(data.source[number])] and targets == [tuple(data.target[number])]
+                assert sources == [tuple(data.source[number])] and targets == [
+                    tuple(data.target[number])
+                ]
         seen += batch.examples.tolist()
     assert len(seen) == 900 and seen[877:] == [-1] * 23
-    expected = sorted(range(877), key=lambda number: len(data.source[number])) if by_length else list(range(877))
+    expected = (
+        sorted(range(877), key=lambda number: len(data.source[number]))
+        if by_length
+        else list(range(877))
+    )
     assert seen[:877] == expected
 
 
 def test_evaluation_cuts_what_is_too_long_and_counts_it():
     pairs = [([5, 6, 7, 8, 1], [9, 1]), ([5, 6, 7, 1], [9, 10, 11, 1]), ([5, 1], [])]
     (batch,) = evaluation_batches(pairs, 4, 4, 3)
-    assert batch.arrays["source"].tolist() == [[5, 6, 7, 1], [5, 6, 7, 1], [5, 1, 0, 0], [0, 0, 0, 0]]
+    assert batch.arrays["source"].tolist() == [
+        [5, 6, 7, 1],
+        [5, 6, 7, 1],
+        [5, 1, 0, 0],
+        [0, 0, 0, 0],
+    ]
     assert batch.arrays["target"].tolist() == [[9, 1, 0], [9, 10, 11], [0, 0, 0], [0, 0, 0]]
-    assert batch.examples.tolist() == [0, 1, 2, -1] and (batch.cut_sources, batch.cut_targets) == (1, 1)
+    assert batch.examples.tolist() == [0, 1, 2, -1] and (batch.cut_sources, batch.cut_targets) == (
+        1,
+        1,
+    )
 
 
 def test_prefetching_changes_nothing(data):

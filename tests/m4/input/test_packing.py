@@ -22,9 +22,13 @@ def realistic(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 def unpacked(arrays: dict[str, np.ndarray], side: str) -> list[list[tuple[int, ...]]]:
     """The segments of each row by a literal loop over its tokens, which checks the positions on the way."""
     rows = []
-    for tokens, segments, positions in zip(*(arrays[f"{side}{name}"] for name in ("", "_segments", "_positions")), strict=True):
+    for tokens, segments, positions in zip(
+        *(arrays[f"{side}{name}"] for name in ("", "_segments", "_positions")), strict=True
+    ):
         row: list[list[int]] = []
-        for token, segment, position in zip(tokens.tolist(), segments.tolist(), positions.tolist(), strict=True):
+        for token, segment, position in zip(
+            tokens.tolist(), segments.tolist(), positions.tolist(), strict=True
+        ):
             if segment == 0:
                 assert token == 0 and position == 0
                 continue
@@ -43,14 +47,23 @@ def test_unpacking_gives_back_every_example_once(seed, source, target, most):
     fits = fitting(*lengths, source, target)
     sides = sequences(lengths[0][fits], seed), sequences(lengths[1][fits], seed + 100)
     packed = pack(sides[0].lengths, sides[1].lengths, source, target, most=most)
-    arrays = assemble("source", sides[0], packed.rows, source) | assemble("target", sides[1], packed.rows, target)
+    arrays = assemble("source", sides[0], packed.rows, source) | assemble(
+        "target", sides[1], packed.rows, target
+    )
     back = []
-    for sources, targets in zip(unpacked(arrays, "source"), unpacked(arrays, "target"), strict=True):
+    for sources, targets in zip(
+        unpacked(arrays, "source"), unpacked(arrays, "target"), strict=True
+    ):
         assert len(sources) <= (most or 500)
         back += zip(sources, targets, strict=True)
-    assert sorted(back) == sorted((tuple(sides[0][index]), tuple(sides[1][index])) for index in range(len(sides[0])))
+    assert sorted(back) == sorted(
+        (tuple(sides[0][index]), tuple(sides[1][index])) for index in range(len(sides[0]))
+    )
     for name, array in arrays.items():
-        assert array.dtype == np.int32 and array.shape == (len(packed), source if name.startswith("source") else target)
+        assert array.dtype == np.int32 and array.shape == (
+            len(packed),
+            source if name.startswith("source") else target,
+        )
     assert packed.source_fill == pytest.approx((arrays["source_segments"] > 0).mean())
     assert packed.target_fill == pytest.approx((arrays["target_segments"] > 0).mean())
 
@@ -68,7 +81,9 @@ def test_fitting_is_of_both_sides():
 
 
 def test_an_example_that_fits_in_no_row_is_an_error():
-    with pytest.raises(NamedMeshError, match="an example of 9 source and 2 target tokens fits in no row of 8 and 8"):
+    with pytest.raises(
+        NamedMeshError, match="an example of 9 source and 2 target tokens fits in no row of 8 and 8"
+    ):
         pack(np.array([3, 9]), np.array([4, 2]), 8, 8)
 
 

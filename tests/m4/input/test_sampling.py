@@ -26,7 +26,9 @@ def language(example: int) -> str:
 @pytest.mark.parametrize("temperature", [1, 2, 5, 100])
 def test_shares_are_the_formula(temperature):
     weights = np.array([(count / 1098) ** (1 / temperature) for count in COUNTS.values()])
-    np.testing.assert_allclose(list(shares(COUNTS, temperature).values()), weights / weights.sum(), rtol=1e-12)
+    np.testing.assert_allclose(
+        list(shares(COUNTS, temperature).values()), weights / weights.sum(), rtol=1e-12
+    )
 
 
 @pytest.mark.parametrize("temperature", [1, 5])
@@ -50,7 +52,12 @@ def test_each_language_is_gone_through_before_any_example_repeats(size):
 
 
 def test_a_language_in_the_order_of_the_cursor_is_one_permutation_after_another():
-    order = np.concatenate([walk(np.arange(5), first, first + 1, lambda epoch: permutation(5, epoch)) for first in range(15)])
+    order = np.concatenate(
+        [
+            walk(np.arange(5), first, first + 1, lambda epoch: permutation(5, epoch))
+            for first in range(15)
+        ]
+    )
     for epoch in range(3):
         assert sorted(order[5 * epoch : 5 * epoch + 5]) == [0, 1, 2, 3, 4]
     whole = walk(np.arange(5), 0, 15, lambda epoch: permutation(5, epoch))
@@ -82,7 +89,9 @@ def test_the_order_of_the_pools_does_not_matter_and_the_seed_does():
 def test_languages_are_mixed_within_a_chunk():
     names = [language(example) for example in sampler(1000, temperature=float("inf")).chunk(0)]
     same = sum(one == other for one, other in itertools.pairwise(names))
-    assert 180 < same < 320  # of four languages of one share each neighbour is the same one time in four
+    assert (
+        180 < same < 320
+    )  # of four languages of one share each neighbour is the same one time in four
 
 
 def test_permutations_are_the_same_for_ever():
@@ -102,6 +111,8 @@ def test_nothing_to_sample_from_is_an_error():
 
 def test_rare_languages_do_not_all_come_at_once():
     rare = {f"l{number}": np.array([number]) for number in range(50)}
-    stream = Sampler(rare, seed=0, temperature=1.0, size=5)  # a tenth of an example of each language in a chunk
+    stream = Sampler(
+        rare, seed=0, temperature=1.0, size=5
+    )  # a tenth of an example of each language in a chunk
     sizes = [len(stream.chunk(number)) for number in range(10)]
     assert sum(sizes) == 50 and max(sizes) < 15

@@ -20,9 +20,15 @@ def both():
 def test_every_pair_comes_back(both, tmp_path):
     made = write_tokens(tmp_path / "train", PAIRS, *both)
     for tokens in (made, Tokens.open(tmp_path / "train", *both)):
-        assert tokens.languages == ("de", "ru", "zh") and tokens.counts == {"de": 40, "ru": 25, "zh": 9} and len(tokens) == 74
+        assert (
+            tokens.languages == ("de", "ru", "zh")
+            and tokens.counts == {"de": 40, "ru": 25, "zh": 9}
+            and len(tokens) == 74
+        )
         for place, language in enumerate(tokens.languages):
-            for index, (source, english) in zip(tokens.examples(language), PAIRS[language], strict=True):
+            for index, (source, english) in zip(
+                tokens.examples(language), PAIRS[language], strict=True
+            ):
                 assert tokens.language[index] == place
                 assert tokens.source[index].tolist() == both.source.encode([source])[0]
                 assert both.target.decode(tokens.target[index]) == english
@@ -30,7 +36,12 @@ def test_every_pair_comes_back(both, tmp_path):
 
 def test_the_arrays_are_mapped_and_as_small_as_the_vocabulary_allows(both, tmp_path):
     tokens = write_tokens(tmp_path / "train", PAIRS, *both)
-    for array in (tokens.source.tokens, tokens.source.offsets, tokens.target.tokens, tokens.language):
+    for array in (
+        tokens.source.tokens,
+        tokens.source.offsets,
+        tokens.target.tokens,
+        tokens.language,
+    ):
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
     assert tokens.source.tokens.dtype == np.uint16 and tokens.source.offsets.dtype == np.int64
 
@@ -39,11 +50,18 @@ def test_the_index_says_how_it_was_made(both, tmp_path):
     tokens = write_tokens(tmp_path / "train", PAIRS, *both, longest=8)
     index = json.loads((tmp_path / "train" / "index.json").read_text())
     lengths = {
-        language: [max(map(len, (both.source.encode([one[0]])[0], both.target.encode([one[1]])[0]))) for one in pairs]
+        language: [
+            max(map(len, (both.source.encode([one[0]])[0], both.target.encode([one[1]])[0])))
+            for one in pairs
+        ]
         for language, pairs in PAIRS.items()
     }
-    assert index["counts"] == [sum(length <= 8 for length in lengths[language]) for language in sorted(PAIRS)]
-    assert index["dropped"] == [sum(length > 8 for length in lengths[language]) for language in sorted(PAIRS)]
+    assert index["counts"] == [
+        sum(length <= 8 for length in lengths[language]) for language in sorted(PAIRS)
+    ]
+    assert index["dropped"] == [
+        sum(length > 8 for length in lengths[language]) for language in sorted(PAIRS)
+    ]
     assert sum(index["dropped"]) > 0 and len(tokens) == sum(index["counts"])
     assert index["source"]["vocabulary"] == both.source.digest
     assert max(index["source"]["longest"], index["target"]["longest"]) == 8

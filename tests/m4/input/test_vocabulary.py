@@ -55,7 +55,10 @@ def test_without_byte_fallback_a_strange_character_is_unknown():
 def test_saved_vocabularies_load_as_themselves(both, tmp_path):
     both.save(tmp_path / "made")
     again = Vocabularies.load(tmp_path / "made")
-    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == ["source.model", "target.model"]
+    assert sorted(path.name for path in (tmp_path / "made").iterdir()) == [
+        "source.model",
+        "target.model",
+    ]
     assert (again.source.digest, again.target.digest) == (both.source.digest, both.target.digest)
     assert again.source.encode(TEXTS) == both.source.encode(TEXTS)
     assert both.source.digest != both.target.digest
@@ -66,7 +69,10 @@ def test_the_order_of_languages_and_texts_does_not_matter(both):
     again = vocabularies({language: pairs[language] for language in reversed(pairs)})
     assert (again.source.digest, again.target.digest) == (both.source.digest, both.target.digest)
     lines = [text for text, _ in pairs["de"]]
-    assert Vocabulary.train(lines, 300).digest == Vocabulary.train(random.Random(0).sample(lines, len(lines)), 300).digest
+    assert (
+        Vocabulary.train(lines, 300).digest
+        == Vocabulary.train(random.Random(0).sample(lines, len(lines)), 300).digest
+    )
 
 
 def test_a_size_that_the_text_cannot_fill_is_lowered_and_said():
@@ -102,17 +108,25 @@ def test_missing_and_foreign_files_are_errors(tmp_path):
     with pytest.raises(NamedMeshError, match="is no vocabulary"):
         Vocabularies.load(tmp_path)
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["aa bb", "ab"]), model_prefix=str(tmp_path / "other"), vocab_size=7, minloglevel=2
+        sentence_iterator=iter(["aa bb", "ab"]),
+        model_prefix=str(tmp_path / "other"),
+        vocab_size=7,
+        minloglevel=2,
     )
     with pytest.raises(NamedMeshError, match="has padding, end of sentence and unknown at"):
         Vocabulary.load(tmp_path / "other.model")
 
 
 def test_the_sample_weighs_languages_by_temperature():
-    pairs = {name: [(f"{name} {number}", "x") for number in range(size)] for name, size in (("a", 3200), ("b", 100))}
+    pairs = {
+        name: [(f"{name} {number}", "x") for number in range(size)]
+        for name, size in (("a", 3200), ("b", 100))
+    }
     for temperature, ratio in ((1, 32), (5, 2), (float("inf"), 1)):  # 32 ** (1 / 5) = 2
         sample = [text[0] for text in sampled_sources(pairs, temperature, 99, 0)]
-        assert sample.count("a") / sample.count("b") == pytest.approx(ratio, rel=0.05) and len(sample) in (99, 100)
+        assert sample.count("a") / sample.count("b") == pytest.approx(ratio, rel=0.05) and len(
+            sample
+        ) in (99, 100)
 
 
 def test_the_sample_repeats_nothing_and_has_every_language():
