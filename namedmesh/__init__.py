@@ -1,34 +1,40 @@
 """namedmesh: models in named dimensions, with a communication plan checked against the compiler.
 
-Names are served on demand, so that `import namedmesh.runtime` needs no TensorFlow.
+The public names are listed in `__init__.pyi`, which editors read. Here they are served on demand, each from
+the file that defines it: tracing and planning import neither TensorFlow nor jax, and running an Artifact
+imports neither TensorFlow nor the ops.
 """
 
+import ast
+import functools
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+import pathlib
+from typing import Any
 
-os.environ.setdefault(
-    "TF_CPP_MIN_LOG_LEVEL", "2"
-)  # what XLA and TensorFlow log as warnings is not the user's doing
+# XLA and TensorFlow log as warnings what is not the user's doing.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-__version__ = "0.1.0"
 
-if TYPE_CHECKING:
-    from namedmesh.api import *  # noqa: F403
+@functools.cache
+def _public_names() -> dict[str, str]:
+    """The module of every public name, as the stub file has it."""
+    stub = pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
+    imports = (node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom))
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("__"):
-        raise AttributeError(name)
-    if name in ("api", "aot", "dims", "hlo", "ir", "layers", "lowering", "ops", "runtime"):
-        return importlib.import_module(f"namedmesh.{name}")
-    api = importlib.import_module("namedmesh.api")
-    if not hasattr(api, name):
+    module = _public_names().get(name)
+    if module is None:
         raise AttributeError(f"module 'namedmesh' has no attribute {name!r}")
-    return getattr(api, name)
+    if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
+        value = importlib.import_module(f"{module}.{name}")
+    else:
+        value = getattr(importlib.import_module(module), name)
+    # `import namedmesh.dims` leaves the package here under the name, which can be called like the function.
+    return globals().setdefault(name, value)
 
 
 def __dir__() -> list[str]:
-    return sorted(
-        name for name in vars(importlib.import_module("namedmesh.api")) if not name.startswith("_")
-    )
+    return sorted(_public_names())

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, checked_size, checked_text
+from namedmesh.dims.errors import NamedMeshError, check_identifier, check_size, check_text
 
 
 @dataclass(frozen=True)
@@ -16,8 +16,8 @@ class Dimension:
     size: int
 
     def __post_init__(self) -> None:
-        checked_identifier(self.name, "dimension")
-        object.__setattr__(self, "size", checked_size(self.size, f"dimension {self.name}"))
+        check_identifier(self.name, "dimension")
+        object.__setattr__(self, "size", check_size(self.size, f"dimension {self.name}"))
 
     def resized(self, size: int) -> "Dimension":
         """The same name at another size."""
@@ -118,7 +118,7 @@ def dims(text: str) -> list[Dimension]:
     Dimension(name='group', size=64)
     """
     found: dict[str, Dimension] = {}
-    for match in re.finditer(r"[^\s,;]+", checked_text(text, "dimensions", "batch=8 model=16")):
+    for match in re.finditer(r"[^\s,;]+", check_text(text, "dimensions", "batch=8 model=16")):
         name, equals, size = match.group().partition("=")
         if (
             not equals

@@ -32,13 +32,13 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"use one of: {', '.join(known)}" if known else "there are none to choose from"
 
 
-def listing(names: Sequence[str]) -> str:
+def join_names(names: Sequence[str]) -> str:
     """Names in a sentence: a, b and c."""
     names = list(names)
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
 
 
-def checked_identifier(name: object, what: str, *details: str) -> str:
+def check_identifier(name: object, what: str, *details: str) -> str:
     """Returns name when it is an identifier, or raises."""
     if not isinstance(name, str):
         fix = (
@@ -56,7 +56,7 @@ def checked_identifier(name: object, what: str, *details: str) -> str:
     return name
 
 
-def checked_size(size: object, what: str, *details: str) -> int:
+def check_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
     if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # type: ignore[arg-type]
         raise NamedMeshError(
@@ -65,7 +65,7 @@ def checked_size(size: object, what: str, *details: str) -> int:
     return int(size)  # type: ignore[arg-type]
 
 
-def checked_text(text: object, what: str, example: str) -> str:
+def check_text(text: object, what: str, example: str) -> str:
     """Returns text when it is a string, or raises."""
     if not isinstance(text, str):
         raise NamedMeshError(

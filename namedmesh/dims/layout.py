@@ -5,7 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
 from namedmesh.dims.mesh import Mesh
 
 
@@ -38,9 +38,9 @@ class Layout:
         shared = Counter(axis for _, axes in entries for axis in axes)
         self.rules: dict[str, tuple[str, ...]] = {}
         for name, axes in entries:
-            checked_identifier(name, "dimension", written)
+            check_identifier(name, "dimension", written)
             for axis in axes:
-                checked_identifier(axis, "mesh axis", written)
+                check_identifier(axis, "mesh axis", written)
             if name in self.rules:
                 both = "+".join(dict.fromkeys((*self.rules[name], *axes)))
                 raise NamedMeshError(
@@ -161,7 +161,7 @@ def _entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
             f"the layout maps dimension {name!r} to {axes!r}, which names no mesh axis",
             fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
-    return checked_identifier(name, "dimension"), tuple(listed)
+    return check_identifier(name, "dimension"), tuple(listed)
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 from namedmesh.dims.errors import (
     NamedMeshError,
-    checked_identifier,
-    checked_size,
-    checked_text,
+    check_identifier,
+    check_size,
+    check_text,
     did_you_mean,
 )
 
@@ -26,7 +26,7 @@ class Mesh:
     def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
         written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
         self.axes: dict[str, int] = {
-            checked_identifier(name, "mesh axis", written): checked_size(
+            check_identifier(name, "mesh axis", written): check_size(
                 size, f"mesh axis {name}", written
             )
             for name, size in axes.items()
@@ -58,7 +58,7 @@ class Mesh:
     def parse(cls, text: str) -> "Mesh":
         """A mesh from one line: 'data=2 expert=4'."""
         axes: dict[str, int] = {}
-        for match in re.finditer(r"[^\s,;]+", checked_text(text, "a mesh", "data=2 expert=4")):
+        for match in re.finditer(r"[^\s,;]+", check_text(text, "a mesh", "data=2 expert=4")):
             name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
             if not equals or not re.fullmatch(r"\d{1,18}", size) or name in axes:
                 raise NamedMeshError(

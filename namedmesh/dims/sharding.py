@@ -80,7 +80,7 @@ class Sharding:
 
 
 @dataclass(frozen=True)
-class Step:
+class Transfer:
     """One move on the way from one sharding to another; elements counts what one device sends or receives."""
 
     kind: str  # Slice (free), AllGather, AllToAll, CollectivePermute or AllReduce
@@ -89,7 +89,7 @@ class Step:
     elements: int
 
 
-def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Step]:
+def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
     """The moves that take a tensor from source to target, each one collective or a free local slice.
 
     An axis leaves a dimension only from the end of its list, and joins another at the end; what is in the
@@ -98,13 +98,13 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}
     goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
     sizes = {dim.name: dim.size for dim in shape}
-    steps: list[Step] = []
+    steps: list[Transfer] = []
 
     def local(name: str) -> int:
         return -(-sizes[name] // mesh.size(current[name]))
 
     def emit(kind: str, axes: Iterable[str], elements: int) -> None:
-        steps.append(Step(kind, tuple(axes), Sharding.of(current, target.whole), elements))
+        steps.append(Transfer(kind, tuple(axes), Sharding.of(current, target.whole), elements))
 
     def pieces() -> int:
         return math.prod(local(name) for name in current)

@@ -5,55 +5,84 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from namedmesh.dims.dimension import Dimension, Shape
 
 
 class Context:
-    """Plain, unsharded lowering; the sharded lowering overrides what differs on a mesh."""
+    """Plain, unsharded lowering; the sharded lowering overrides what differs on a mesh.
+
+    TensorFlow is asked for here, when something is lowered, so that programs are traced and planned
+    without importing it.
+    """
 
     compiled = False  # whether XLA-only TensorFlow ops may be used
     precision = "default"
 
+    @property
+    def tf(self) -> Any:
+        """TensorFlow."""
+        import tensorflow
+
+        return tensorflow
+
+    @property
+    def xla(self) -> Any:
+        """TensorFlow's XLA-only ops (dot_general, dynamic_update_slice ...)."""
+        from tensorflow.compiler.tf2xla.python import xla
+
+        return xla
+
+    @property
+    def xla_data(self) -> Any:
+        """XLA's protocol buffers."""
+        from tensorflow.compiler.xla import xla_data_pb2
+
+        return xla_data_pb2
+
+    def dtype(self, name: str) -> Any:
+        """Returns TensorFlow's dtype of a name."""
+        return self.tf.as_dtype(name)
+
     def size(self, dim: Dimension) -> int:
-        """The size of a dimension where this op runs: its own, or one device's piece of it."""
+        """Returns the size of a dimension where this op runs: its own, or one device's piece of it."""
         return dim.size
 
     def sizes(self, dims: Sequence[Dimension] | Shape) -> list[int]:
-        """The sizes of several dimensions."""
+        """Returns the sizes of several dimensions where this op runs."""
         return [self.size(dim) for dim in dims]
 
     def offset(self, dim: Dimension) -> Any | None:
-        """Where this device's piece of a dimension starts; None when it has all of it."""
+        """Returns where this device's piece of a dimension starts; None when it has all of it."""
         return None
 
     def place(self, value: Any, tensor: Any) -> Any:
-        """Says that a value lies as a result of an op does."""
+        """Annotates a value with the place of one of an op's results."""
         return value
 
     def hold(self, value: Any, op: Any, i: int) -> Any:
-        """Says inside a loop what was said outside: that a value lies as an operand of the loop does."""
+        """Annotates a value inside a loop as it was outside: with the place of the loop's operand i."""
         return value
 
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lowers a loop body or a branch on these values."""
-        from namedmesh.ir.evaluate import run
+        raise NotImplementedError
 
-        return run(body, values, self)
+    def scalar(self, value: float | int | bool, dtype: Any) -> Any:
+        """Makes a TensorFlow scalar; any number stands for true or false where bool is wanted."""
+        return self.tf.constant(bool(value) if dtype == self.tf.bool else value, dtype)
 
+    def align(self, value: Any, shape: Shape, order: Shape) -> Any:
+        """Transposes and expands a value so that it broadcasts, by name, against the dims of order."""
+        present = [dim.name for dim in order if dim.name in shape.names]
+        value = self.arrange(value, shape, present)
+        if present == [dim.name for dim in order][len(order) - len(present) :]:
+            return value  # trailing dimensions broadcast by themselves
+        sizes = iter(value.shape.as_list())
+        return self.tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
 
-def align(value: Any, shape: Shape, order: Shape) -> Any:
-    """Transposes and expands a value so that it broadcasts, by name, against the dimensions of order."""
-    present = [dim.name for dim in order if dim.name in shape.names]
-    value = arrange(value, shape, present)
-    if present == [dim.name for dim in order][len(order) - len(present) :]:
-        return value  # trailing dimensions broadcast by themselves
-    sizes = iter(value.shape.as_list())
-    return tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
-
-
-def arrange(value: Any, shape: Shape, names: Sequence[str]) -> Any:
-    """Transposes a value so that its dimensions come in the order of names."""
-    permutation = [shape.position(name) for name in names]
-    return value if permutation == sorted(permutation) else tf.transpose(value, permutation)
+    def arrange(self, value: Any, shape: Shape, names: Sequence[str]) -> Any:
+        """Transposes a value so that its dimensions come in the order of names."""
+        permutation = [shape.position(name) for name in names]
+        if permutation == sorted(permutation):
+            return value
+        return self.tf.transpose(value, permutation)

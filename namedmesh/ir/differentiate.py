@@ -2,44 +2,70 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.constant import fill
+from namedmesh.ir.context import Context
+from namedmesh.ir.format import format_value
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Op
-from namedmesh.ir.operands import operand, shown
-from namedmesh.ir.program import Body, Placeholder
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.operands import check_tensor
+from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import Trace, current, pushed
-from namedmesh.ops.constants import full, zeros
-from namedmesh.ops.elementwise import StopGradient, add
-from namedmesh.ops.placement import Move
-from namedmesh.ops.variables import parameters
+from namedmesh.ir.trace import Trace, current
+
+
+class Cotangent(Op):
+    """The same value, as the cotangent of a tensor: it lies where that tensor lies."""
+
+    elementwise = True
+    states_place = True
+    kept_by_dots = True
+    rule = "cotangent"
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        return context.tf.identity(x)
+
+    def vjp(self, dy: Tensor):
+        return [Cotangent((dy,)).output]
 
 
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
-    """The gradient of a scalar with respect to tensors (by default, to every parameter, as a dict by name).
+    """Differentiates a scalar with respect to tensors.
 
-    With a cotangent, loss may have any shape: the result is the vector-Jacobian product. Ops traced before
-    count as forward in the plan, those made here as backward, and those after as update.
+    Ops traced before count as forward in the plan, those made here as backward, and those after as update.
+
+    Args:
+        loss: The scalar; with a cotangent, a tensor of any shape.
+        wrt: The tensors to differentiate with respect to, nested as you like; by default every
+            parameter made so far, as a dict by name.
+        cotangent: A tensor like loss: the result is then the vector-Jacobian product.
+
+    Returns:
+        The gradients, nested as wrt is. A tensor that the loss does not depend on has zeros.
+
+    Raises:
+        NamedMeshError: The loss is not a floating point scalar, or there is nothing to differentiate.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.grad(nm.sum(x * x), x), x=([M], [1.0, 3.0]))
+        array([2., 6.], dtype=float32)
     """
     trace = current("grad")
     if wrt is None:
-        wrt = parameters()
+        variables = trace.root.variables.values()
+        wrt = {variable.name: variable.tensor for variable in variables if variable.trainable}
     targets = flatten(wrt)
-    for target in targets:
-        if not isinstance(target, Tensor) or not target.floating:
-            raise NamedMeshError(
-                f"grad: cannot differentiate with respect to {shown(target)}",
-                fix="name floating point tensors in wrt=",
-            )
-    if not targets:
-        raise NamedMeshError(
-            "grad: there is nothing to differentiate with respect to",
-            fix="make parameters with nm.param, or name tensors in wrt=",
-        )
-    if not operand("grad", loss).floating:
+    _check_targets(targets)
+    if not check_tensor("grad", loss).floating:
         raise NamedMeshError(
             f"grad: the loss is {loss.dtype}, through which no gradient flows",
             str(loss),
@@ -47,112 +73,154 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         )
     if cotangent is None and len(loss.shape):
         raise NamedMeshError(
-            "grad: the loss is no scalar",
+            "grad: the loss is not a scalar",
             str(loss),
             fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
         )
     targets = [trace.bring(target) for target in targets]
     with trace.at(trace.source, "backward", derived=True):
-        start = (
-            full([], 1, loss.dtype) if cotangent is None else operand("grad: cotangent", cotangent)
-        )
-        if start.shape != loss.shape or start.dtype != loss.dtype:
-            raise NamedMeshError(
-                "grad: the cotangent is not like the loss",
-                f"loss: {loss.dtype}{loss.shape}",
-                f"cotangent: {start.dtype}{start.shape}",
-                fix="give it the same dimensions, order and dtype",
-            )
-        found = _reverse(list(trace.ops), {loss: start}, targets)
-        made = [
-            found.get(target)
-            if found.get(target) is not None
-            else _primal(zeros(target.shape, target.dtype), target)
-            for target in targets
-        ]
+        start = _start(loss, cotangent)
+        cotangents = reverse_ops(list(trace.ops), {loss: start}, targets)
+        gradients = [_or_zeros(cotangents, target) for target in targets]
     trace.phase = "update" if trace.phase == "forward" else trace.phase
-    return unflatten(wrt, iter(made))
+    return unflatten(wrt, iter(gradients))
 
 
-def _primal(cotangent: Tensor, primal: Tensor) -> Tensor:
-    """The cotangent of a tensor, marked as such; one that is shared gets a stand-in of its own."""
-    if cotangent.primal is not None or isinstance(cotangent.producer, Placeholder):
-        cotangent = Move((cotangent,)).output
-    cotangent.primal = primal
-    return cotangent
+def _check_targets(targets: Sequence[Any]) -> None:
+    for target in targets:
+        if not isinstance(target, Tensor) or not target.floating:
+            raise NamedMeshError(
+                f"grad: cannot differentiate with respect to {format_value(target)}",
+                fix="name floating point tensors in wrt=",
+            )
+    if not targets:
+        raise NamedMeshError(
+            "grad: there is nothing to differentiate with respect to",
+            fix="make parameters with nm.param, or name tensors in wrt=",
+        )
 
 
-def _reverse(
+def _start(loss: Tensor, cotangent: Tensor | None) -> Tensor:
+    """The cotangent that the reverse pass starts from."""
+    if cotangent is None:
+        return fill(loss.shape, 1.0, loss.dtype, "full")
+    start = check_tensor("grad: cotangent", cotangent)
+    if start.shape != loss.shape or start.dtype != loss.dtype:
+        raise NamedMeshError(
+            "grad: the cotangent is not like the loss",
+            f"loss: {loss.dtype}{loss.shape}",
+            f"cotangent: {start.dtype}{start.shape}",
+            fix="give it the same dimensions, order and dtype",
+        )
+    return start
+
+
+def zeros_like(tensor: Tensor) -> Tensor:
+    """Makes zeros of a tensor's shape and dtype."""
+    return fill(tensor.shape, 0.0 if tensor.floating else 0, tensor.dtype, "zeros")
+
+
+def _or_zeros(cotangents: dict[Tensor, Tensor], target: Tensor) -> Tensor:
+    return (
+        cotangents[target] if target in cotangents else mark_cotangent(zeros_like(target), target)
+    )
+
+
+def mark_cotangent(cotangent: Tensor, primal: Tensor) -> Tensor:
+    """Returns the cotangent of a tensor, marked as such; one that is shared gets a stand-in of its own."""
+    if cotangent.primal is not None or cotangent.kind == "placeholder":
+        cotangent = Cotangent((cotangent,)).output
+    return cotangent.describe(primal=primal)
+
+
+def reverse_ops(
     ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Cotangents of the targets, given those of some results."""
+    """Records the reverse pass through some ops.
+
+    Args:
+        ops: The ops that may lie between targets and results, in order.
+        seeds: The cotangents of some results.
+        targets: The tensors whose cotangents are wanted.
+
+    Returns:
+        The cotangents of everything on the way, those of the targets among them where there are any.
+    """
     trace = current("grad")
     reached = set(targets)
     path = []
     for op in ops:
-        if any(tensor in reached for tensor in op.inputs) and not isinstance(op, StopGradient):
+        if any(tensor in reached for tensor in op.inputs) and not op.stops_gradient:
             reached.update(tensor for tensor in op.outputs if tensor.floating)
             path.append(op)
-    cotangents = {tensor: _primal(seed, tensor) for tensor, seed in seeds.items()}
+    cotangents = {tensor: mark_cotangent(seed, tensor) for tensor, seed in seeds.items()}
     for op in reversed(path):
         if not any(tensor in cotangents for tensor in op.outputs):
             continue
         with trace.at(op.source, derived=True):
-            given = [
-                cotangents[tensor]
-                if tensor in cotangents
-                else _primal(zeros(tensor.shape, tensor.dtype), tensor)
-                for tensor in op.outputs
-            ]
+            incoming = [_or_zeros(cotangents, tensor) for tensor in op.outputs]
             before = len(trace.ops)
-            made = op.vjp(*given)
-            fresh = {id(tensor) for new in trace.ops[before:] for tensor in new.outputs}
-            for x, dx in zip(op.inputs, made, strict=True):
+            outgoing = op.vjp(*incoming)
+            fresh = {tensor for new in trace.ops[before:] for tensor in new.outputs}
+            for x, dx in zip(op.inputs, outgoing, strict=True):
                 if dx is None or x not in reached:
                     continue
-                if id(dx) not in fresh:
-                    dx = Move((dx,)).output
-                dx = _primal(dx, x)
-                cotangents[x] = _primal(add(cotangents[x], dx), x) if x in cotangents else dx
+                if dx not in fresh:
+                    dx = Cotangent((dx,)).output
+                dx = mark_cotangent(dx, x)
+                cotangents[x] = mark_cotangent(cotangents[x] + dx, x) if x in cotangents else dx
     return cotangents
 
 
-def clone(
+def repeat_ops(
     body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | None = None
-) -> dict[Tensor, Tensor]:
-    """The ops of a body recorded anew on other values.
+) -> tuple[list[Op], dict[Tensor, Tensor]]:
+    """Records the ops of a body anew on other values.
 
-    A tensor in saved stands for the result of its op: what follows reads it, the reverse pass still goes
-    through the op, and the op itself is dead unless something else of it is needed.
+    Args:
+        body: What to repeat.
+        values: Tensors for its inputs and captures.
+        saved: Tensors of the body whose values are there already. What follows reads those; the reverse
+            pass still goes through the op, which is dead unless something else of it is needed.
+
+    Returns:
+        The ops as the reverse pass is to see them, binding the saved tensors, and for every tensor of the
+        body the one that stands for it.
     """
-    known = dict(zip((*body.inputs, *body.captures), values, strict=True))
+    known = dict(zip(body.arguments, values, strict=True))
     saved = saved or {}
+    ops = []
     for op in body.ops:
-        if isinstance(op, Placeholder):
+        if op.given:
             continue
-        again = op.again(tuple(known[tensor] for tensor in op.inputs))
+        again = repeat_op(op, tuple(known[tensor] for tensor in op.inputs))
         for old, new in zip(op.outputs, again.outputs, strict=True):
-            new.name, new.origin = old.name, old
-            if old.primal is not None:
-                new.primal = known.get(old.primal, old.primal)
-        again.outputs = tuple(
-            saved.get(old, new) for old, new in zip(op.outputs, again.outputs, strict=True)
-        )
-        known.update(zip(op.outputs, again.outputs, strict=True))
-    return known
+            primal = None if old.primal is None else known.get(old.primal, old.primal)
+            new.describe(name=old.name if new.name is None else None, origin=old, primal=primal)
+        pairs = zip(op.outputs, again.outputs, strict=True)
+        bound = tuple(saved.get(old, new) for old, new in pairs)
+        ops.append(again.rebuild(outputs=bound) if saved else again)
+        known.update(zip(op.outputs, bound, strict=True))
+    return ops, known
 
 
-def copied(body: Body) -> Body:
-    """The same body with ops and tensors of its own, so that every loop and branch is planned by itself."""
+def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
+    """Records the same op on other inputs, with loop bodies and branches of its own."""
+    bodies = {name: copy_body(body) for name, body in op.body_fields().items()}
+    with current(op.kind).at(op.source, derived=op.derived):
+        return dataclasses.replace(op, inputs=inputs, **bodies)
+
+
+def copy_body(body: Body) -> Body:
+    """Copies a body with ops and tensors of its own: every loop and branch is planned by itself."""
     inner = Trace(current("a loop body"))
-    given = [inner.placeholder(t.shape, t.dtype, t.label) for t in (*body.inputs, *body.captures)]
-    with pushed(inner):
-        known = clone(body, given)
+    values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
+    with recording(inner):
+        _, known = repeat_ops(body, values)
     count = len(body.inputs)
     outputs = tuple(known[tensor] for tensor in body.outputs)
-    return Body(
-        tuple(inner.ops), tuple(given[:count]), tuple(given[count:]), body.captured, outputs
-    )
+    captures = tuple(values[count:])
+    return Body(tuple(inner.ops), tuple(values[:count]), captures, body.captured, outputs)
 
 
 def body_vjp(
@@ -161,21 +229,32 @@ def body_vjp(
     cotangents: Sequence[Tensor],
     wanted: Sequence[int],
     saved: dict[Tensor, Tensor] | None = None,
-    seen: Callable[[dict[Tensor, Tensor], int], None] | None = None,
+    watch: Callable[[dict[Tensor, Tensor], int], None] | None = None,
 ) -> list[Tensor]:
-    """Cotangents of some values of a body, by computing it again (less what is saved) and reversing that."""
+    """Records a body again (less what is saved) and its reverse pass.
+
+    Args:
+        body: What to differentiate.
+        values: Tensors for its inputs and captures.
+        cotangents: Those of its outputs.
+        wanted: Which of the values to differentiate with respect to.
+        saved: Values of tensors of the body that need not be computed again.
+        watch: Called with what stands for each tensor of the body, and where the reverse ops begin.
+
+    Returns:
+        The cotangents of the wanted values.
+    """
     trace = current("grad")
-    start = len(trace.ops)
     with trace.at(trace.source, "backward"):
-        known = clone(body, values, saved)
-        middle = len(trace.ops)
+        ops, known = repeat_ops(body, values, saved)
+        reverse_start = len(trace.ops)
         seeds: dict[Tensor, Tensor] = {}
         for old, cotangent in zip(body.outputs, cotangents, strict=True):
             if old.floating:
                 new = known[old]
-                seeds[new] = add(seeds[new], cotangent) if new in seeds else cotangent
+                seeds[new] = seeds[new] + cotangent if new in seeds else cotangent
         targets = [values[i] for i in wanted]
-        found = _reverse(trace.ops[start:middle], seeds, targets)
-        if seen is not None:
-            seen(known, middle)
-        return [found[t] if t in found else _primal(zeros(t.shape, t.dtype), t) for t in targets]
+        found = reverse_ops(ops, seeds, targets)
+        if watch is not None:
+            watch(known, reverse_start)
+        return [_or_zeros(found, target) for target in targets]

@@ -29,19 +29,19 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
-def outline(structure: Any, leaf: Callable[[Any], str]) -> str:
+def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
     """The nesting in one line, each leaf as said."""
     if structure is None:
         return "None"
     if isinstance(structure, dict):
-        return f"{{{', '.join(f'{key!r}: {outline(value, leaf)}' for key, value in structure.items())}}}"
+        return f"{{{', '.join(f'{key!r}: {format_nest(value, leaf)}' for key, value in structure.items())}}}"
     if isinstance(structure, (tuple, list)):
         opening, closing = "[]" if isinstance(structure, list) else "()"
-        return f"{opening}{', '.join(outline(item, leaf) for item in structure)}{closing}"
+        return f"{opening}{', '.join(format_nest(item, leaf) for item in structure)}{closing}"
     return leaf(structure)
 
 
-def leaves_as(pattern: Any, structure: Any) -> list[Any] | None:
+def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
     """The leaves of a structure in the order of a pattern; None unless the two nest alike (tuples and lists are one kind)."""
     if pattern is None or structure is None:
         return [] if pattern is structure else None
@@ -55,7 +55,7 @@ def leaves_as(pattern: Any, structure: Any) -> list[Any] | None:
         pairs = list(zip(pattern, structure, strict=True))
     else:
         return None if isinstance(structure, (dict, tuple, list)) else [structure]
-    found = [leaves_as(*pair) for pair in pairs]
+    found = [match_leaves(*pair) for pair in pairs]
     return (
         None
         if any(leaves is None for leaves in found)

@@ -1,61 +1,124 @@
-"""Op: a shape rule, a lowering, a derivative and a FLOP count, side by side."""
+"""Op: a shape rule, a lowering, a derivative and a FLOP count, side by side; and Body, a list of ops."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
+from namedmesh.ir.context import Context
+from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import current
-
-if TYPE_CHECKING:
-    from namedmesh.ir.context import Context
 
 
 @dataclass(frozen=True)
 class Placement:
     """What an op asks of the places of its operands; every other dimension passes through by name.
 
-    whole: dimensions the op needs unsplit.  reduced: dimensions it sums (or takes the maximum of ...) over.
-    renames: operand dimension to the result dimension that takes its place.
+    Args:
+        whole: Dimensions the op needs unsplit.
+        reduced: Dimensions it sums (or takes the maximum of ...) over: split ones leave partial
+            results, which the plan adds up with an AllReduce.
+        renames: Operand dimension to the result dimension that takes its place.
+        divisible: Dimensions that may be split only where the devices divide their size evenly, each
+            with another size that must divide too (that of the dimension that takes its place).
+
+    Example:
+        >>> Placement(reduced=frozenset(["model"])).whole
+        frozenset()
     """
 
     whole: frozenset[str] = frozenset()
     reduced: frozenset[str] = frozenset()
-    renames: dict[str, str] = field(default_factory=dict)
+    renames: Mapping[str, str] = field(default_factory=dict)
+    divisible: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(eq=False)
+@dataclass_transform(frozen_default=True, eq_default=False)
+@dataclass(frozen=True, eq=False)
 class Op:
-    """One named operation; making one records it in the program being traced."""
+    """One named operation. Making one records it in the program being traced.
+
+    An op is one class: subclasses are frozen dataclasses (without a decorator) whose fields are the op's
+    options, and define `results`, `lower`, and where it applies `vjp`, `flops` and `placement`. What the
+    passes need to know besides is a trait: a class attribute or property listed below. No pass of
+    namedmesh knows an op by its class, so an op of your own needs no change anywhere else.
+
+    Args:
+        inputs: The tensors the op reads.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> class Double(nm.Op):
+        ...     def results(self):
+        ...         return [(self.inputs[0].shape, self.inputs[0].dtype)]
+        ...
+        ...     def lower(self, context, x):
+        ...         return x + x
+        ...
+        ...     def vjp(self, dy):
+        ...         return [Double((dy,)).output]
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: Double((x,)).output, x=([M], [1.0, 2.0]))
+        array([2., 4.], dtype=float32)
+    """
 
     inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...] = field(init=False, repr=False)
+    source: Source = field(init=False, repr=False)  # the user's line
+    phase: str = field(init=False, repr=False)  # forward, backward or update
+    scope: str = field(init=False, repr=False)
+    derived: bool = field(init=False, repr=False)  # made by a derivative rule
+    identity: object = field(init=False, repr=False)  # stays the same when the op is rebuilt
 
+    # Traits of placement and planning.
+    elementwise: ClassVar[bool] = (
+        False  # every result element depends on the operands' elements there
+    )
+    constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
+    rule: ClassVar[str] = "generic"  # which rule of the planner decides where the results lie
+    states_place: ClassVar[bool] = False  # says itself where its result lies
+    same_value: ClassVar[bool] = (
+        False  # such ops on one tensor to one dtype make one value: moved once
+    )
+    # Traits of lowering.
     manual: ClassVar[bool] = (
         False  # lowered on each device's own piece, where XLA would communicate
     )
-    elementwise: ClassVar[bool] = False
+    # Traits of differentiation.
+    given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
+    stops_gradient: ClassVar[bool] = False
+    kept_by_dots: ClassVar[bool] = False  # remat="dots" keeps its results
 
-    @property
-    def closed(self) -> bool:
-        """Whether to lower like a manual op where sizes divide: inner constants are then not shared with other ops."""
-        return False
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        dataclass(frozen=True, eq=False)(cls)
 
     def __post_init__(self) -> None:
-        trace = current(self.kind)
-        self.source: Source = trace.source or caller()
-        self.phase: str = trace.phase
-        self.scope: str = trace.scope
-        self.derived: bool = trace.derived
-        self.inputs = tuple(trace.bring(tensor) for tensor in self.inputs)
-        self.outputs: tuple[Tensor, ...] = tuple(
-            Tensor(shape, dtype, self) for shape, dtype in self.results()
+        recorder = require_recorder(self.kind)
+        self._set(
+            source=recorder.source or caller(),
+            phase=recorder.phase,
+            scope=recorder.scope,
+            derived=recorder.derived,
+            identity=object(),
+            inputs=tuple(recorder.bring(tensor) for tensor in self.inputs),
         )
-        trace.add(self)
+        self._set(outputs=tuple(self._tensor(shape, dtype) for shape, dtype in self.results()))
+        recorder.record(self)
+
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    def _tensor(self, shape: Shape, dtype: str, name: str | None = None) -> Tensor:
+        """Makes a tensor that this op binds."""
+        return Tensor(shape, dtype, self.kind, self.source, name)
 
     @property
     def kind(self) -> str:
@@ -67,16 +130,44 @@ class Op:
         """The one result."""
         return self.outputs[0]
 
+    @property
+    def closed(self) -> bool:
+        """Whether to lower like a manual op where sizes divide.
+
+        For ops that become many XLA ops: XLA merges equal constants before it partitions, and one that
+        is shared with a tensor lying elsewhere would draw the op there and back.
+        """
+        return False
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        """Loop bodies, branches and regions, for passes that look at every op."""
+        return ()
+
+    @property
+    def histories(self) -> tuple[Tensor, ...]:
+        """Results that hold a value for every turn of a loop."""
+        return ()
+
+    @property
+    def taken_dims(self) -> tuple[str, ...]:
+        """Dimensions that this op makes the holders of their axes."""
+        return ()
+
     def results(self) -> list[tuple[Shape, str]]:
-        """The shape rule: shape and dtype of each result."""
-        raise NotImplementedError
+        """The shape rule: returns shape and dtype of each result, or raises for operands that do not fit."""
+        raise NotImplementedError(f"{type(self).__name__} defines no results()")
 
     def lower(self, context: Context, *values: Any) -> Any:
-        """TensorFlow ops that compute the results from values laid out as the inputs' shapes say."""
-        raise NotImplementedError
+        """Computes the results with TensorFlow (`context.tf`) from values in the order of `inputs`.
+
+        Each value has its tensor's dimensions in order; inside a manual op, one device's piece of them
+        (`context.size(dim)`). Returns one value, or a list of them where there are several results.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no lower()")
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        """A cotangent per input, in named ops."""
+        """Returns a cotangent (or None) for each input, in named ops, given one for each result."""
         raise NamedMeshError(
             f"{self.kind} has no derivative",
             *map(str, self.inputs),
@@ -85,37 +176,55 @@ class Op:
         )
 
     def flops(self) -> int:
-        """Floating point operations, over all devices."""
+        """Counts floating point operations, over all devices."""
         return 0
 
     def placement(self) -> Placement:
-        """What the op asks of the places of its operands."""
+        """Says what the op asks of the places of its operands."""
         return Placement()
 
-    def again(self, inputs: tuple[Tensor, ...]) -> Op:
-        """The same op on other inputs, recorded in the program being traced, with loop bodies and branches of its own."""
-        from namedmesh.ir.differentiate import copied
-        from namedmesh.ir.program import Body
+    def drop_results(self, needed: set[Tensor]) -> Op:
+        """Returns this op without the results that are not needed, where it can do without them."""
+        return self
 
-        mine = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        bodies = {name: copied(value) for name, value in mine.items() if isinstance(value, Body)}
-        with current(self.kind).at(self.source, derived=self.derived):
-            return dataclasses.replace(self, inputs=inputs, **bodies)
+    def rebuild(self, **changes: Any) -> Self:
+        """Returns a copy with some attributes changed, which is recorded nowhere by itself."""
+        other = copy.copy(self)
+        other._set(**changes)
+        return other
 
-    def prune(self, needed: set[Tensor]) -> None:
-        """Drops what no needed tensor depends on inside loop bodies and branches."""
-        from namedmesh.ir.program import Body, pruned
-
-        for one in dataclasses.fields(self):
-            body = getattr(self, one.name)
-            if isinstance(body, Body):
-                keep = [tensor.producer for tensor in (*body.inputs, *body.captures)]
-                setattr(
-                    self,
-                    one.name,
-                    dataclasses.replace(body, ops=pruned(body.ops, body.outputs, keep)),
-                )
+    def body_fields(self) -> dict[str, Body]:
+        """Returns the fields that hold a Body, by name."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
+        return {name: value for name, value in values.items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
-        """An error about this op, with its operands and the user's line."""
+        """Makes an error about this op, with the user's line."""
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)
+
+
+@dataclass(frozen=True, eq=False)
+class Body:
+    """The ops of a loop body, a branch or a manual region: a function of its inputs and captures."""
+
+    ops: tuple[Op, ...]
+    inputs: tuple[Tensor, ...]
+    captures: tuple[Tensor, ...]  # stand-ins inside for ...
+    captured: tuple[Tensor, ...]  # ... these tensors outside
+    outputs: tuple[Tensor, ...]
+    stacked: tuple[
+        Tensor, ...
+    ] = ()  # outside, for the last inputs: variables made inside, by slices
+
+    @property
+    def arguments(self) -> tuple[Tensor, ...]:
+        """Inputs, then captures: what a caller gives values for."""
+        return (*self.inputs, *self.captures)
+
+
+def every_op(ops: Iterable[Op]) -> Iterator[Op]:
+    """Yields every op, those of loop bodies and branches included."""
+    for op in ops:
+        yield op
+        for body in op.bodies:
+            yield from every_op(body.ops)

@@ -1,4 +1,4 @@
-"""Operands: what a user hands to an op, checked; labels are looked up only for an error, since that reads source files."""
+"""Checks of what a user hands to an op. Labels are looked up only for an error: that reads source files."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import numpy as np
-
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.source import Source
+from namedmesh.ir.format import describe_type, format_value, to_python_number
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
 
 KINDS = {
@@ -22,127 +21,87 @@ KINDS = {
 AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)"
 
 
-def bare(value: Any) -> Any:
-    """A number of numpy's as one of Python's; anything else as it is."""
-    return (
-        value.item()
-        if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
-        else value
-    )
-
-
-def counted(number: int, noun: str) -> str:
-    """So many of a thing: 1 tensor, 2 tensors."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def shown(value: Any) -> str:
-    """A value in a sentence, in one line of bounded length: an array by its dtype and shape, dimensions by name and size."""
-    if isinstance(value, (Tensor, Dimension, Shape)):
-        return str(value)
-    if (
-        isinstance(value, (list, tuple))
-        and value
-        and all(isinstance(item, (Tensor, Dimension)) for item in value)
-    ):
-        return f"[{', '.join(map(str, value))}]"
-    value = bare(value)
-    shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
-    if isinstance(shape, Shape):
-        return f"{dtype}{shape}"
-    if shape is not None and dtype is not None and not isinstance(value, type):
-        return f"{getattr(dtype, 'name', dtype)}{list(shape)}"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def typed(value: Any) -> str:
-    """A value in a sentence, with its type unless that can be seen."""
-    return (
-        shown(value)
-        if isinstance(value, (Tensor, Dimension))
-        else f"{shown(value)} of type {type(value).__name__}"
-    )
-
-
-def operand(what: str, x: Any) -> Tensor:
+def check_tensor(what: str, x: Any) -> Tensor:
     """Returns x when it is a Tensor, or raises."""
     if not isinstance(x, Tensor):
-        number = isinstance(bare(x), (bool, int, float))
+        number = isinstance(to_python_number(x), (bool, int, float))
         raise NamedMeshError(
-            f"{what}: {typed(x)} is no Tensor",
+            f"{what}: {describe_type(x)} is not a Tensor",
             fix=f"write nm.full(dims, {x})" if number else AS_INPUT,
         )
     return x
 
 
-def listed(what: str, tensors: Any, example: str) -> list[Tensor]:
+def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
     """Returns tensors as a list, or raises."""
     if isinstance(tensors, Tensor):
         raise NamedMeshError(
-            f"{what}: a single tensor where a list is due", str(tensors), fix=f"write {example}"
+            f"{what}: expected a list of tensors, not a single tensor",
+            str(tensors),
+            fix=f"write {example}",
         )
     if isinstance(tensors, str) or not isinstance(tensors, Iterable):
         raise NamedMeshError(
-            f"{what}: {typed(tensors)} is not a list of tensors", fix=f"write {example}"
+            f"{what}: {describe_type(tensors)} is not a list of tensors", fix=f"write {example}"
         )
-    found = [operand(what, tensor) for tensor in tensors]
-    if not found:
+    checked = [check_tensor(what, tensor) for tensor in tensors]
+    if not checked:
         raise NamedMeshError(f"{what}: the list of tensors is empty", fix=f"write {example}")
-    return found
+    return checked
 
 
-def callback(what: str, *functions: Any) -> None:
+def check_callable(what: str, *functions: Any) -> None:
     """Raises unless all can be called."""
     for function in functions:
         if not callable(function):
             raise NamedMeshError(
-                f"{what}: {typed(function)} is not a function",
+                f"{what}: {describe_type(function)} is not a function",
                 fix="pass a function, e.g. lambda x: x",
             )
 
 
-def several(dims: Any) -> tuple[Any, ...]:
-    """One dimension or several as a tuple; what is no list is left for a check of its one item to find."""
-    return (
-        tuple(dims)
-        if isinstance(dims, Iterable) and not isinstance(dims, (str, Tensor))
-        else (dims,)
-    )
+def as_tuple(dims: Any) -> tuple[Any, ...]:
+    """Returns one dimension or several as a tuple; what is not a list becomes its one item."""
+    if isinstance(dims, Iterable) and not isinstance(dims, (str, Tensor)):
+        return tuple(dims)
+    return (dims,)
 
 
-def dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
+def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
     """Returns dim when it is a Dimension, or raises."""
     if not isinstance(dim, Dimension):
         raise NamedMeshError(
-            f"{what}: {shown(dim)} is not a Dimension",
+            f"{what}: {format_value(dim)} is not a Dimension",
             *map(str, tensors),
             fix="pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position",
         )
     return dim
 
 
-def require(what: str, x: Any, *dims: Any) -> None:
-    """Raises unless x is a Tensor that has these dimensions."""
-    operand(what, x)
+def check_has_dims(what: str, x: Any, *dims: Any) -> None:
+    """Raises unless x is a Tensor that has these dimensions; names every one that it does not have."""
+    check_tensor(what, x)
+    absent, resized = [], []
     for dim in dims:
-        found = x.shape.named(dimension(what, dim, x).name)
-        if found is None:
-            raise NamedMeshError(
-                f"{what}: {x.label} has no dimension {dim.name}",
-                str(x),
-                fix=did_you_mean(dim.name, x.shape.names),
-            )
-        if found != dim:
-            raise NamedMeshError(
-                f"{what}: {x.label} has {found}, not {dim}",
-                str(x),
-                fix="pass the dimension at the size the tensor has",
-            )
+        own = x.shape.named(check_dimension(what, dim, x).name)
+        if own is None:
+            absent.append(dim)
+        elif own != dim:
+            resized.append((own, dim))
+    if not absent and not resized:
+        return
+    problems = [f"{x.label} has no dimension {dim.name}" for dim in absent]
+    problems += [f"{x.label} has {own}, not {dim}" for own, dim in resized]
+    fixes = [did_you_mean(dim.name, x.shape.names) for dim in absent]
+    if resized:
+        fixes.append("pass the dimension at the size the tensor has")
+    raise NamedMeshError(
+        f"{what}: {'; '.join(problems)}", str(x), fix="; ".join(dict.fromkeys(fixes))
+    )
 
 
-def shaped(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
-    """The shape of a result, or an error that names the op and its operands."""
+def make_shape(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
+    """Makes the shape of a result, or raises an error that names the op and its operands."""
     try:
         return dims if isinstance(dims, Shape) else Shape(dims)
     except NamedMeshError as error:
@@ -151,24 +110,30 @@ def shaped(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
         ) from None
 
 
-def same_sizes(
+def check_same_sizes(
     what: str, *tensors: Tensor, result: Shape | None = None, but: str | None = None
 ) -> None:
     """Raises unless every name (but one, if said) has one size across the tensors and the result."""
     shapes = [tensor.shape for tensor in tensors] + ([] if result is None else [result])
     sizes: dict[str, tuple[int, int]] = {}
+    clashes: dict[str, tuple[int, int, int, int]] = {}
     for i, shape in enumerate(shapes):
         for dim in shape.dims:
             first, size = sizes.setdefault(dim.name, (i, dim.size))
             if size != dim.size and dim.name != but:
-                labels = [*_labels(tensors), "the result"]
-                raise NamedMeshError(
-                    f"{what}: dimension {dim.name} has size {size} in {labels[first]} and {dim.size} in {labels[i]}",
-                    *dict.fromkeys(
-                        f"{label}: {shape}" for label, shape in zip(labels, shapes, strict=False)
-                    ),
-                    fix="one name has one size in an op; rename one of them or slice the larger",
-                )
+                clashes.setdefault(dim.name, (first, size, i, dim.size))
+    if not clashes:
+        return
+    labels = [*_labels(tensors), "the result"]
+    problems = [
+        f"dimension {name} has size {size} in {labels[first]} and {other} in {labels[i]}"
+        for name, (first, size, i, other) in clashes.items()
+    ]
+    raise NamedMeshError(
+        f"{what}: {'; '.join(problems)}",
+        *dict.fromkeys(f"{label}: {shape}" for label, shape in zip(labels, shapes, strict=False)),
+        fix="one name has one size in an op; rename one of them or slice the larger",
+    )
 
 
 def _labels(tensors: Sequence[Tensor]) -> list[str]:
@@ -183,34 +148,44 @@ def _labels(tensors: Sequence[Tensor]) -> list[str]:
     return labels
 
 
-def takes(what: str, kind: str, *tensors: Tensor, source: Source | None = None) -> None:
+def check_dtype_kind(what: str, kind: str, *tensors: Tensor, source: Source | None = None) -> None:
     """Raises unless every tensor is of a kind of dtype: float, number, bool or any."""
     for x in tensors:
         if x.dtype not in KINDS[kind]:
-            dtype = next(
-                (other.dtype for other in tensors if other.dtype in KINDS[kind]), "float32"
-            )
-            fix = (
-                f"compare first, e.g. {x.label} > 0"
-                if kind == "bool"
-                else f"use nm.cast({x.label}, '{dtype}')"
-            )
+            others = (other.dtype for other in tensors if other.dtype in KINDS[kind])
+            fix = f"use nm.cast({x.label}, '{next(others, 'float32')}')"
+            if kind == "bool":
+                fix = f"compare first, e.g. {x.label} > 0"
             raise NamedMeshError(
                 f"{what} takes {kind} operands", *map(str, tensors), fix=fix, source=source
             )
 
 
-def whole_number(what: str, name: str, value: Any, *tensors: Tensor) -> int:
+def check_one_dtype(
+    what: str, *tensors: Tensor, shown: Sequence[Tensor] = (), source: Source | None = None
+) -> None:
+    """Raises unless all tensors have one dtype; shown are the operands that the error lists."""
+    if len({tensor.dtype for tensor in tensors}) > 1:
+        raise NamedMeshError(
+            f"{what}: operands of different dtypes",
+            *map(str, shown or tensors),
+            fix="make them agree with nm.cast(x, dtype)",
+            source=source,
+        )
+
+
+def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
     """Returns value as an int when it is a whole number known while tracing, or raises."""
     if type(value) is int:
         return value
     if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
-        known = isinstance(value, Tensor)
+        traced = isinstance(value, Tensor)
         raise NamedMeshError(
-            f"{what}: {name} {shown(value)} is no whole number{' known while tracing' if known else ''}",
+            f"{what}: {name} {format_value(value)} is not a whole number"
+            + (" known while tracing" if traced else ""),
             *map(str, tensors),
             fix="use nm.dynamic_slice or nm.dynamic_update for a start that a tensor holds"
-            if known
+            if traced
             else "give a whole number",
         )
     return operator.index(value)

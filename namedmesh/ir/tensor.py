@@ -1,14 +1,14 @@
-"""Tensor: a named value in a program; it knows its shape and its maker, nothing of meshes."""
+"""Tensor: a named value in a program; it knows its shape and its line, nothing of ops or meshes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
-
-if TYPE_CHECKING:
-    from namedmesh.ir.op import Op
+from namedmesh.dims.source import Source
+from namedmesh.ir.format import format_value
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
@@ -22,17 +22,71 @@ BYTES = {
     "float16": 2,
 }
 
+# Elementwise functions by name, entered by the catalogue of ops: what + and its kin call.
+OPERATORS: dict[str, Callable[..., Tensor]] = {}
+
 
 class Tensor:
-    """The result of one named op."""
+    """A value that a named op binds: its dimensions by name, its dtype, and the line that made it.
 
-    def __init__(self, shape: Shape, dtype: str, producer: Op, name: str | None = None):
+    Tensors support Python's arithmetic and comparison operators, broadcasting by name; everything else is a
+    function of `nm`. A tensor has no value while tracing.
+
+    Args:
+        shape: The named dimensions, in order.
+        dtype: The name of the element type.
+        kind: The kind of op that made it.
+        source: The user's line that made it.
+        name: Its own name, where it has one: inputs and variables do.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> program = nm.trace(lambda x, b: x * 2.0 + b, x=nm.spec([B, M]), b=nm.spec([M]))
+        >>> program.outputs[0].shape
+        [batch=4, model=8]
+    """
+
+    __slots__ = ("__weakref__", "dtype", "kind", "name", "origin", "primal", "shape", "source")
+
+    def __init__(
+        self, shape: Shape, dtype: str, kind: str, source: Source, name: str | None = None
+    ):
         self.shape = shape
         self.dtype = dtype
-        self.producer = producer
+        self.kind = kind
+        self.source = source
         self.name = name
         self.primal: Tensor | None = None  # the tensor this is a cotangent of
         self.origin: Tensor | None = None  # the tensor this is computed again in place of
+
+    def describe(
+        self,
+        *,
+        name: str | None = None,
+        primal: Tensor | None = None,
+        origin: Tensor | None = None,
+    ) -> Tensor:
+        """Writes facts about a tensor that was just made; each can be written once.
+
+        Args:
+            name: What plans and errors call it.
+            primal: The tensor it is the cotangent of.
+            origin: The tensor it is computed again in place of.
+
+        Returns:
+            The tensor itself.
+
+        Raises:
+            RuntimeError: A fact was written before.
+        """
+        for fact, value in (("name", name), ("primal", primal), ("origin", origin)):
+            if value is None:
+                continue
+            if getattr(self, fact) is not None:
+                raise RuntimeError(f"the {fact} of {self} is already {getattr(self, fact)}")
+            setattr(self, fact, value)
+        return self
 
     @property
     def label(self) -> str:
@@ -41,7 +95,7 @@ class Tensor:
             return self.name
         if self.primal is not None:
             return f"d_{self.primal.label}"
-        return self.producer.source.variable or self.producer.kind
+        return self.source.variable or self.kind
 
     @property
     def floating(self) -> bool:
@@ -100,17 +154,15 @@ class Tensor:
         name = ufunc.__name__.replace("bitwise_", "logical_")
         if name in ("equal", "not_equal"):
             raise self._compared(name, operands[0] if operands[1] is self else operands[1])
-        if name in _OPERATORS and method == "__call__" and not options:
+        if name in _BY_SIGN and method == "__call__" and not options:
             return _apply(name, *operands)
         if name == "matmul":
             raise self._product()
-        from namedmesh.ops.elementwise import FUNCTIONS
-
         raise NamedMeshError(
             f"numpy's {ufunc.__name__} takes arrays, and {self.label} has no value while tracing",
             str(self),
             fix=f"use nm.{name}"
-            if name in FUNCTIONS and method == "__call__"
+            if name in OPERATORS and method == "__call__"
             else "use the functions of nm, e.g. nm.sum",
         )
 
@@ -127,10 +179,8 @@ class Tensor:
     __rmatmul__ = __matmul__
 
     def _compared(self, name: str, other: Any) -> NamedMeshError:
-        from namedmesh.ir.operands import shown
-
         sign = {"equal": "==", "not_equal": "!="}[name]
-        beside = other.label if isinstance(other, Tensor) else shown(other)
+        beside = other.label if isinstance(other, Tensor) else format_value(other)
         return NamedMeshError(
             f"{self.label} {sign} {beside} would compare Python objects, not values",
             str(self),
@@ -231,16 +281,14 @@ class Tensor:
         return _apply("logical_not", self)
 
 
-_OPERATORS = {
+_BY_SIGN = {
     "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and", "logical_or", "logical_xor",
     "less", "less_equal", "greater", "greater_equal",
 }  # fmt: skip
 
 
 def _apply(function: str, *operands: Operand) -> Tensor:
-    from namedmesh.ops.elementwise import apply
-
-    return apply(function, *operands)
+    return OPERATORS[function](*operands)
 
 
 Operand = Tensor | float | int | bool

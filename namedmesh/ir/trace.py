@@ -1,30 +1,42 @@
-"""The program being traced: the one place that holds state while a user's function runs."""
+"""Trace: a program under construction, the one place that holds state while a user's function runs."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source
+from namedmesh.ir.constant import as_tensor, plain_number
+from namedmesh.ir.format import format_value
+from namedmesh.ir.nest import flatten
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.prune import live_ops
+from namedmesh.ir.recorder import Recorder, recording, require_recorder
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.variable import Variable
 
-if TYPE_CHECKING:
-    from namedmesh.ir.op import Op
-    from namedmesh.ir.program import Variable
-    from namedmesh.ir.tensor import Tensor
 
-_stack: list[Trace] = []
+class Placeholder(Op):
+    """A value given from outside: an input, a variable, a loop's carry, a captured tensor."""
+
+    given = True
+    shape: Shape
+    dtype: str
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.shape, self.dtype)]
 
 
-class Trace:
+class Trace(Recorder):
     """A list of ops under construction, at the top or inside a loop body or branch."""
 
     def __init__(self, parent: Trace | None = None):
         self.parent = parent
         self.ops: list[Op] = []
-        self.owned: set[int] = set()
+        self.owned: set[Tensor] = set()
         self.captures: dict[Tensor, Tensor] = {}
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
@@ -35,21 +47,33 @@ class Trace:
         self.scope = parent.scope if parent else ""
         self.source: Source | None = parent.source if parent else None
         self.derived = False
+        self._positions: dict[object, int] = {}  # of each record in ops
 
-    def add(self, op: Op) -> None:
-        """Records an op and owns its results."""
+    def record(self, op: Op) -> None:
+        """Appends an op and owns its results."""
+        self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
-        self.owned.update(id(tensor) for tensor in op.outputs)
+        self.owned.update(op.outputs)
+
+    def recorded(self, op: Op) -> Op:
+        """Returns the form in which an op stands in this trace now."""
+        return self.ops[self._positions[op.identity]]
+
+    def replace(self, op: Op) -> None:
+        """Puts a rebuilt op, which binds the same tensors and perhaps more, in the place of its record."""
+        self.ops[self._positions[op.identity]] = op
+        self.owned.update(op.outputs)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """The tensor itself, or its stand-in here when it belongs to an enclosing trace."""
-        if id(tensor) in self.owned:
+        """Returns the tensor itself, or its stand-in here when it belongs to an enclosing trace."""
+        if tensor in self.owned:
             return tensor
         if self.parent is None:
             raise NamedMeshError(
-                f"tensor {tensor.label} belongs to another program, or to a loop body or branch that has ended",
+                f"tensor {tensor.label} belongs to another program, "
+                "or to a loop body or branch that has ended",
                 str(tensor),
-                f"made at {tensor.producer.source}: {tensor.producer.source.code}",
+                f"made at {tensor.source}: {tensor.source.code}",
                 fix="return it from that function and use the returned tensor",
             )
         outer = self.parent.bring(tensor)
@@ -58,13 +82,9 @@ class Trace:
         return self.captures[outer]
 
     def placeholder(self, shape: Shape, dtype: str, name: str) -> Tensor:
-        """A tensor whose value is given from outside."""
-        from namedmesh.ir.program import Placeholder
-
-        with pushed(self):
-            tensor = Placeholder((), shape, dtype).output
-        tensor.name = name
-        return tensor
+        """Makes a tensor whose value is given from outside."""
+        with recording(self):
+            return Placeholder((), shape, dtype).output.describe(name=name)
 
     @property
     def root(self) -> Trace:
@@ -75,7 +95,7 @@ class Trace:
     def at(
         self, source: Source | None, phase: str | None = None, derived: bool = False
     ) -> Iterator[None]:
-        """Ops made within are attributed to a line and to a phase; derived marks those a derivative rule makes."""
+        """Attributes the ops made within to a line and a phase; derived marks a derivative rule's."""
         saved = self.source, self.phase, self.derived
         self.source, self.phase, self.derived = source, phase or self.phase, derived
         try:
@@ -84,8 +104,8 @@ class Trace:
             self.source, self.phase, self.derived = saved
 
     @contextlib.contextmanager
-    def named(self, scope: str) -> Iterator[None]:
-        """Parameters and ops made within carry a name prefix."""
+    def in_scope(self, scope: str) -> Iterator[None]:
+        """Gives the variables and ops made within a name prefix."""
         saved = self.scope
         self.scope = f"{saved}{scope}/"
         try:
@@ -94,26 +114,41 @@ class Trace:
             self.scope = saved
 
 
-@contextlib.contextmanager
-def pushed(trace: Trace) -> Iterator[Trace]:
-    """Makes a trace the current one."""
-    _stack.append(trace)
-    try:
-        yield trace
-    finally:
-        _stack.pop()
-
-
 def current(what: str) -> Trace:
-    """The trace under construction."""
-    if not _stack:
-        raise NamedMeshError(
-            f"{what} was called outside a traced function",
-            fix="call it inside the function given to nm.trace or nm.compile",
-        )
-    return _stack[-1]
+    """Returns the trace under construction, or raises for a call outside a traced function."""
+    trace = require_recorder(what)
+    assert isinstance(trace, Trace)
+    return trace
 
 
-def tracing() -> bool:
-    """Whether a program is being traced."""
-    return bool(_stack)
+def check_result(value: Any, what: str) -> Tensor:
+    """Returns a result that is a Tensor or a plain number as a tensor, or raises."""
+    if isinstance(value, Tensor) or plain_number(value) is not None:
+        return as_tensor(what, value)
+    raise NamedMeshError(
+        f"{what} is {format_value(value)}, not a Tensor",
+        fix="return tensors, or tuples, lists and dicts of them",
+    )
+
+
+def trace_body(
+    function: Callable[..., Any],
+    specs: Sequence[tuple[Shape, str, str]],
+    stack: Dimension | None = None,
+) -> tuple[Body, Any]:
+    """Traces a loop body or a branch, and what it captures, inside the program being traced.
+
+    With stack, variables made inside are stacked along that dimension and sliced for each iteration.
+    """
+    inner = Trace(current("a loop body"))
+    inner.stack = stack
+    inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)
+    with recording(inner):
+        structure = function(*inputs)
+        leaves = flatten(structure)
+        outputs = tuple(inner.bring(check_result(leaf, "a result of the body")) for leaf in leaves)
+    inputs += tuple(slice_ for _, slice_ in inner.stacked.values())
+    stand_ins = tuple(inner.captures.values())
+    ops = live_ops(inner.ops, outputs, (*inputs, *stand_ins))
+    stacks = tuple(stack_ for stack_, _ in inner.stacked.values())
+    return Body(ops, inputs, stand_ins, tuple(inner.captures), outputs, stacks), structure

@@ -14,7 +14,7 @@ def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
         squares = nm.square(nm.cast(grad, "float32"))
         if len(grad.shape):
             squares = nm.sum(squares)
-            squares.name = f"grad_norm/{name}"
+            squares.describe(name=f"grad_norm/{name}")
         total = total + squares
     return nm.sqrt(total)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import namedmesh as nm
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ir.operands import require
+from namedmesh.ir.operands import check_has_dims
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.variables import Initializer
+from namedmesh.ops.initializers import Initializer
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": nm.relu,
@@ -43,7 +43,7 @@ def dense(
                 f"dense: {role}={dims} is one dimension", fix=f"give a list: [{dims.name}]"
             )
     for dim in over:
-        require("dense", x, dim)
+        check_has_dims("dense", x, dim)
     weight = nm.param(name, [*over, *to], init or nm.fan_in_init(*over))
     kept = [dim for dim in x.shape if dim not in over]
     y = nm.einsum([x, nm.cast(weight, x.dtype)], [*kept, *to])

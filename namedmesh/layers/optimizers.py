@@ -15,7 +15,7 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
-from namedmesh.ir.program import Variable
+from namedmesh.ir.variable import Variable
 from namedmesh.ir.trace import current
 from namedmesh.layers.clipping import clip_by_global_norm
 from namedmesh.layers.schedules import Schedule, as_schedule, inverse_square_root
@@ -52,7 +52,7 @@ class Target:
         if not over:
             return x
         total = nm.sum(x, over=over)
-        total.name = f"{self.prefix}/{name}"
+        total.describe(name=f"{self.prefix}/{name}")
         return total * (1.0 / nm.Shape(over).elements)
 
 

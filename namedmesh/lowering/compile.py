@@ -8,10 +8,11 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
-from namedmesh.ir.program import Program, Specs, trace
+from namedmesh.ir.program import Program, trace
+from namedmesh.ir.variable import Specs
 from namedmesh.lowering.export import export_planned
 from namedmesh.lowering.plan import Plan
-from namedmesh.lowering.planner import plan
+from namedmesh.lowering.planning import plan
 from namedmesh.runtime import Executable
 
 

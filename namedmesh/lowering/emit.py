@@ -8,14 +8,13 @@ from typing import Any
 import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.sharding import Sharding, Step
+from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.ir.context import Context
-from namedmesh.ir.evaluate import lowered
-from namedmesh.ir.op import Op
-from namedmesh.ir.program import Body, Placeholder
+from namedmesh.ir.evaluate import Eager, lower_op
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
-from namedmesh.lowering.plan import Plan, value_of
+from namedmesh.lowering.plan import Plan
 
 
 class Emitter(Context):
@@ -44,14 +43,14 @@ class Emitter(Context):
         steps = self.plan.operands.get((op, i), ())
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
-    def moved(self, value: Any, shape: Shape, steps: Sequence[Step]) -> Any:
+    def moved(self, value: Any, shape: Shape, steps: Sequence[Transfer]) -> Any:
         """The value after some moves; each is an annotation that differs from the one before by one collective."""
         for step in steps:
             value = self.at(value, shape, step.result)
         return value
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
-        return self.body(body, body.ops, (*body.inputs, *body.captures), values, body.outputs)
+        return self.body(body, body.ops, body.arguments, values, body.outputs)
 
     def body(
         self,
@@ -68,12 +67,12 @@ class Emitter(Context):
         }
         moved: dict[tuple[object, Sharding], Any] = {}
         for op in ops:
-            if not isinstance(op, Placeholder):
+            if not op.given:
                 with tf.name_scope(f"nm.{self.plan.names[op]}/"):
                     self.op(op, known, moved)
         results = []
         for i, tensor in enumerate(outputs):
-            with tf.name_scope(f"nm.{self.plan.names[tensor.producer]}/"):
+            with tf.name_scope(f"nm.{self.plan.names[self.plan.producers[tensor]]}/"):
                 results.append(
                     self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ()))
                 )
@@ -88,7 +87,7 @@ class Emitter(Context):
             value, place = known[tensor], self.operand_place(op, i)
             steps = self.plan.operands.get((op, i), ())
             if steps:
-                key = value_of(tensor), place
+                key = self.plan.value_of(tensor), place
                 if key not in moved:
                     moved[key] = self.moved(value, tensor.shape, steps)
                 value = moved[key]
@@ -97,7 +96,7 @@ class Emitter(Context):
         made = (
             self.manual(op, values, places)
             if op.manual or self.closes(op, places)
-            else lowered(op, self, values)
+            else lower_op(op, self, values)
         )
         for tensor, value in zip(op.outputs, made, strict=True):
             value = self.place(value, tensor)
@@ -123,7 +122,7 @@ class Emitter(Context):
         results = []
         partial = self.plan.partial.get(op, ())
         for tensor, piece, place in zip(
-            op.outputs, lowered(op, inside, pieces), natural, strict=True
+            op.outputs, lower_op(op, inside, pieces), natural, strict=True
         ):
             on = [place.axes(dim.name) for dim in tensor.shape]
             if partial:
@@ -135,7 +134,7 @@ class Emitter(Context):
         return results
 
 
-class Local(Context):
+class Local(Eager):
     """Lowering inside a manual region: sizes are those of one device's piece."""
 
     compiled = True

@@ -8,19 +8,19 @@ from typing import Any
 
 import tensorflow as tf
 
-import namedmesh
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op
-from namedmesh.ir.program import Program, every_op
+from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
-from namedmesh.lowering.planner import plan as make_plan
+from namedmesh.lowering.planning import plan as make_plan
 from namedmesh.lowering.portable import portable
 from namedmesh.runtime.artifact import PRECISIONS, Artifact, TensorSpec, VariableSpec, packed
+from namedmesh.version import __version__
 
 
 def described(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
@@ -97,17 +97,6 @@ def lower(plans: Sequence[Plan], precision: str = "default") -> bytes:
     return portable(function.experimental_get_compiler_ir(*specs)(stage="stablehlo_serialized"))
 
 
-def plan_initializers(plan: Plan) -> list[Plan]:
-    """A plan per variable: it is made where it rests, no piece ever on another device."""
-    plans = []
-    for name, variable in plan.program.variables.items():
-        place, program = plan.shardings[variable.tensor], plan.program.initializer(name)
-        plans.append(
-            make_plan(program, plan.mesh, Layout(place.mapping), results=[place], label=f"{name}/")
-        )
-    return plans
-
-
 def export(
     program: Program,
     mesh: Mesh,
@@ -123,7 +112,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     """The Artifact of a plan."""
     program = plan.program
     _check_widths(program)
-    initializers = plan_initializers(plan)
+    initializers = list(plan.initializers.values())
     given, made = entries(plan), results(plan)
     variables = [
         VariableSpec(
@@ -148,7 +137,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         ops={plan.names[op]: _made(plan, op) for op in every_op(program.ops)},
         activation_bytes=plan.activation_bytes,
         flops=program.flops(),
-        made_with={"namedmesh": namedmesh.__version__, "tensorflow": tf.__version__},
+        made_with={"namedmesh": __version__, "tensorflow": tf.__version__},
         step_module=lower([plan], precision),
         init_module=lower(initializers, precision) if initializers else b"",
     )

@@ -2,52 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+import os
+import pathlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from namedmesh.dims.collective import Collective
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.sharding import Sharding, Step
-from namedmesh.dims.source import Source
-from namedmesh.ir.op import Op
+from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.elementwise import Cast
-from namedmesh.ops.scan import Scan
+from namedmesh.lowering.table import TensorRow, format_communication, format_tensors
 
 PHASES = ("forward", "backward", "update")
 
 
-@dataclass(frozen=True)
-class Collective:
-    """One communication: bytes is what one device sends or receives each time, whichever side is larger."""
-
-    kind: str
-    axes: tuple[str, ...]
-    elements: int
-    dtype: str
-    bytes: int
-    times: int
-    tensor: str
-    op: str
-    phase: str
-    source: Source
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes per device over all its executions in one step."""
-        return self.bytes * self.times
-
-
-def value_of(tensor: Tensor) -> object:
-    """What equal values have in common, to be moved once: a tensor is itself, casts of one tensor to one dtype are equal."""
-    producer = tensor.producer
-    return (producer.inputs[0], tensor.dtype) if isinstance(producer, Cast) else tensor
-
-
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Plan:
-    """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow."""
+    """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow.
+
+    Attributes:
+        program: The program that is planned.
+        mesh: The devices it is planned for.
+        layout: Which dimensions lie on which mesh axes.
+        params: The same for parameters and their slots at rest.
+        names: What each op is called, in compiled code too.
+        shardings: Where each tensor lies.
+        collectives: Every communication of a step, in order.
+        initializers: The plan of each variable's first value.
+    """
 
     program: Program
     mesh: Mesh
@@ -55,58 +42,118 @@ class Plan:
     params: Layout
     names: dict[Op, str] = field(default_factory=dict)
     shardings: dict[Tensor, Sharding] = field(default_factory=dict)
-    natural: dict[Tensor, Sharding] = field(
-        default_factory=dict
-    )  # as the op makes it, before any move
-    operands: dict[tuple[Op, int], list[Step]] = field(default_factory=dict)
-    moves: dict[Tensor, list[Step]] = field(default_factory=dict)  # after the op
-    results: dict[tuple[object, int], list[Step]] = field(
-        default_factory=dict
-    )  # of a body, or of the program
-    partial: dict[Op, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # axes a manual op leaves partial sums over
+    natural: dict[Tensor, Sharding] = field(default_factory=dict)  # as made, before any move
+    operands: dict[tuple[Op, int], list[Transfer]] = field(default_factory=dict)
+    moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # after the op
+    results: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)  # of a body
+    partial: dict[Op, tuple[str, ...]] = field(default_factory=dict)  # axes of partial sums
     collectives: list[Collective] = field(default_factory=list)
+    producers: dict[Tensor, Op] = field(default_factory=dict)
+    initializers: dict[str, Plan] = field(default_factory=dict)
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """What one device's piece of a tensor takes, padding included."""
+        """Returns what one device's piece of a tensor takes, padding included."""
         size = tensor.itemsize
         for local in self.shardings[tensor].local_sizes(tensor.shape, self.mesh):
             size *= local
         return size
 
+    def value_of(self, tensor: Tensor) -> object:
+        """Returns what equal values have in common, to be moved once: casts of one tensor are equal."""
+        producer = self.producers.get(tensor)
+        if producer is None or not producer.same_value:
+            return tensor
+        return (producer.inputs[0], tensor.dtype)
+
     @property
     def activation_bytes(self) -> int:
         """What one device keeps of the loops of the forward pass for the backward pass."""
-        read = {tensor for op in self.program.ops if op.phase == "backward" for tensor in op.inputs}
-        loops = [op for op in self.program.ops if isinstance(op, Scan) and op.phase == "forward"]
-        return sum(
-            self.bytes_per_device(tensor)
-            for op in loops
-            for tensor in op.outputs[op.carries :]
-            if tensor in read
-        )
+        backward = [op for op in self.program.ops if op.phase == "backward"]
+        read = {tensor for op in backward for tensor in op.inputs}
+        forward = [op for op in self.program.ops if op.phase == "forward"]
+        kept = (tensor for op in forward for tensor in op.histories if tensor in read)
+        return sum(self.bytes_per_device(tensor) for tensor in kept)
+
+    @property
+    def initial_collectives(self) -> list[Collective]:
+        """The communication that making the variables takes."""
+        return [one for plan in self.initializers.values() for one in plan.collectives]
 
     def of_phase(self, phase: str) -> list[Collective]:
-        """The collectives of forward, backward or update."""
+        """Returns the collectives of forward, backward or update, or of init."""
+        if phase == "init":
+            return self.initial_collectives
         return [collective for collective in self.collectives if collective.phase == phase]
 
     def count(self, kind: str, phase: str | None = None) -> int:
-        """How many collectives of a kind one step runs."""
+        """Counts how many collectives of a kind one step runs."""
         return sum(c.times for c in self.collectives if c.kind == kind and phase in (None, c.phase))
 
     def total_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Bytes per device that one step communicates."""
-        return sum(c.total_bytes for c in self.collectives if c.phase in phases)
+        """Returns the bytes per device that one step communicates."""
+        return sum(c.total_bytes for phase in phases for c in self.of_phase(phase))
 
     @property
     def communication(self) -> str:
-        """The collectives alone, as a table."""
-        from namedmesh.lowering.table import communication_table
+        """The collectives alone, as a table: those of a step, then those of initialisation."""
+        return format_communication({phase: self.of_phase(phase) for phase in (*PHASES, "init")})
 
-        return communication_table(self)
+    def tensor_rows(self) -> Iterator[TensorRow]:
+        """Yields what the table of tensors shows: scalars and a derivative's inner values left out."""
+        for op in every_op(self.program.ops):
+            for tensor in op.outputs:
+                inner = op.derived and tensor.primal is None
+                if tensor not in self.shardings or not len(tensor.shape) or inner:
+                    continue
+                sharding = self.shardings[tensor]
+                yield TensorRow(
+                    tensor.label,
+                    f"{tensor.dtype}{sharding.text(tensor.shape)}",
+                    self.bytes_per_device(tensor),
+                    sharding.waste(tensor.shape, self.mesh),
+                    op.source,
+                )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the plan as values that JSON has: where tensors lie, collectives and totals.
+
+        Example:
+            >>> import namedmesh as nm
+            >>> B = nm.Dimension("batch", 8)
+            >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
+            >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
+            >>> [(one["kind"], one["bytes"]) for one in plan.to_json()["collectives"]]
+            [('AllReduce', 4)]
+        """
+        phases = (*PHASES, "init")
+        return {
+            "program": self.program.name,
+            "mesh": self.mesh.axes,
+            "layout": self.layout.text,
+            "params": self.params.text,
+            "flops": self.program.flops(),
+            "tensors": [
+                {**vars(row), "source": str(row.source)}
+                for row in dict.fromkeys(self.tensor_rows())
+            ],
+            "collectives": [
+                {**vars(one), "phase": phase, "axes": list(one.axes), "source": str(one.source)}
+                for phase in phases
+                for one in self.of_phase(phase)
+            ],
+            "bytes_per_device": {phase: self.total_bytes([phase]) for phase in phases},
+        }
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Writes the plan as JSON, the same text for the same plan: for diffs and golden files.
+
+        Args:
+            path: The file to write.
+        """
+        text = json.dumps(self.to_json(), indent=1)
+        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
 
     def __str__(self) -> str:
-        from namedmesh.lowering.table import plan_table
-
-        return plan_table(self)
+        params = f", params {self.params.text!r}" if self.params != self.layout else ""
+        header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
+        return "\n\n".join([header, format_tensors(self.tensor_rows()), self.communication])

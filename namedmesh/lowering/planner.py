@@ -1,74 +1,46 @@
-"""From program, mesh and layout to a Plan: a handful of rules, applied op by op."""
+"""Planner: the state and the steps that every rule of planning shares."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
-from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.sharding import Sharding, Step, conversion
+from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.dims.source import Source
-from namedmesh.ir.op import Op
-from namedmesh.ir.program import Placeholder, Program, every_op
+from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.plan import Collective, Plan, value_of
-from namedmesh.lowering.rules import generic
-from namedmesh.lowering.rules_control import cond, move, pass_through, scan, while_loop
-from namedmesh.ops.control import Cond, While
-from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.placement import Move
-from namedmesh.ops.scan import Scan
-
-
-def plan(
-    program: Program,
-    mesh: Mesh,
-    layout: Layout | str,
-    params: Layout | str | None = None,
-    results: Sequence[Sharding] | None = None,
-    label: str = "",
-) -> Plan:
-    """Decides where every tensor lies; raises where that would mean guessing.
-
-    results, where given, says where the program's outputs must lie; label is put before the names of its ops.
-    """
-    if not isinstance(program, Program):
-        given = getattr(program, "__name__", repr(program))
-        raise NamedMeshError(
-            f"plan: {given} is a {type(program).__name__}, not a Program",
-            fix="trace the function first: nm.trace(function, x=nm.spec(...))",
-        )
-    if not isinstance(mesh, Mesh):
-        raise NamedMeshError(
-            f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
-        )
-    layout = Layout(layout)
-    at_rest = layout if params is None else Layout(params)
-    layout.check(mesh, program.dims)
-    if params is not None:
-        at_rest.check(
-            mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
-        )
-    planner = Planner(Plan(program, mesh, layout, at_rest), params is not None, label)
-    planner.program(results)
-    if results is None:
-        planner.check_all_used()
-    return planner.plan
+from namedmesh.lowering.plan import Plan
 
 
 class Planner:
-    """The rules. Each fills in the plan for one op."""
+    """Fills in a plan, op by op; which rule settles an op is the caller's to say.
 
-    def __init__(self, plan: Plan, separate: bool, label: str):
+    Args:
+        plan: The plan to fill in.
+        separate: Whether parameters rest under a layout of their own.
+        label: What is put before the names of ops.
+        settle_op: Plans one op that runs so many times in a step.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        separate: bool,
+        label: str,
+        settle_op: Callable[[Planner, Op, int], None],
+    ):
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
+        self.settle_op = settle_op
         self.resting: set[Tensor] = set()
         self.moved: set[tuple[object, Sharding]] = set()
         self.consumers: dict[Tensor, list[Op]] = {}
         for op in every_op(plan.program.ops):
             plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
+            plan.producers.update((tensor, op) for tensor in op.outputs)
             for tensor in op.inputs:
                 self.consumers.setdefault(tensor, []).append(op)
 
@@ -100,8 +72,8 @@ class Planner:
     def ops(self, ops: Sequence[Op], times: int) -> None:
         """Plans ops in order; times is how often each runs in one step."""
         for op in ops:
-            if not isinstance(op, Placeholder):
-                RULES.get(type(op), generic)(self, op, times)
+            if not op.given:
+                self.settle_op(self, op, times)
 
     def axes(self, layout: Layout, name: str) -> tuple[str, ...]:
         """The axes of more than one device that a layout gives a name."""
@@ -164,7 +136,7 @@ class Planner:
             str(tensor),
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",
-            source=source or tensor.producer.source,
+            source=source or tensor.source,
             fix=fix,
         )
 
@@ -183,8 +155,8 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.operands[op, i] = steps
-            if (value_of(tensor), target) not in self.moved:
-                self.moved.add((value_of(tensor), target))
+            if (self.plan.value_of(tensor), target) not in self.moved:
+                self.moved.add((self.plan.value_of(tensor), target))
                 self.record(op, tensor, steps, times)
 
     def result(self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int) -> None:
@@ -192,7 +164,7 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.results[owner, i] = steps
-            self.record(tensor.producer, tensor, steps, times)
+            self.record(self.plan.producers[tensor], tensor, steps, times)
 
     def finish(
         self,
@@ -215,14 +187,10 @@ class Planner:
             )
         self.record(op, tensor, steps, times)
         primal = self.planned(tensor.primal)
-        if (
-            primal in self.resting
-            if primal is not None
-            else self.rests(op) and not isinstance(op, Move)
-        ):
+        if primal in self.resting if primal is not None else self.rests(op) and not op.states_place:
             self.resting.add(tensor)
 
-    def record(self, op: Op, tensor: Tensor, steps: Sequence[Step], times: int) -> None:
+    def record(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
         """Notes the collectives among some moves."""
         for step in steps:
             if step.kind != "Slice":
@@ -299,10 +267,7 @@ class Planner:
             *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",
-            source=first.producer.source,
+            source=first.source,
             fix=("write it before what takes the axis" if at_rest else move)
             + f", or leave it out of the {label}",
         )
-
-
-RULES = {Scan: scan, While: while_loop, Cond: cond, Move: move, CustomVjp: pass_through}

@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
-from namedmesh.ir.program import Placeholder
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.constants import Fill, Range
-from namedmesh.ops.placement import Move
-from namedmesh.ops.shape import Broadcast, Reshape
-
-if TYPE_CHECKING:
-    from namedmesh.lowering.planner import Planner
+from namedmesh.lowering.planner import Planner
 
 
-def generic(planner: Planner, op: Op, times: int) -> None:
+def settle_generic(planner: Planner, op: Op, times: int) -> None:
     """Operands agree on a holder for every axis; the results inherit by name."""
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
     given = [planner.in_use(op, i, rests) for i in range(len(op.inputs))]
@@ -80,9 +73,11 @@ def agreed(
 def fits(planner: Planner, op: Op, i: int, name: str, axes: Sequence[str]) -> bool:
     """Whether an op can run split that way: manual regions and reshapes need sizes that divide."""
     size = op.inputs[i].shape.named(name).size  # type: ignore[union-attr]
-    if isinstance(op, Reshape) and name in (op.old[0].name,):
-        return size % planner.mesh.size(axes) == 0 and op.new[0].size % planner.mesh.size(axes) == 0
-    return not op.manual or size % planner.mesh.size(axes) == 0
+    ways = planner.mesh.size(axes)
+    divisible = op.placement().divisible
+    if name in divisible:
+        return size % ways == 0 and divisible[name] % ways == 0
+    return not op.manual or size % ways == 0
 
 
 def conflict(
@@ -109,7 +104,7 @@ def conflict(
             if to in t.shape.names
         ]
         fix = f"write {' or '.join([*moves, f'nm.replicate({mine.label}, {name})'])} before it"
-    if isinstance(mine.producer, Placeholder):
+    if planner.plan.producers[mine].given:
         fix += f", or whole=[{name}] where {mine.label} is declared"
     return NamedMeshError(
         problem,
@@ -227,29 +222,31 @@ def decided(
         if holder is not None:
             order = planner.axes(layout, holder)
             held[holder] = tuple(a for a in order if a == axis or a in held.get(holder, ()))
-        elif not isinstance(op, (Fill, Range, Broadcast)) and op.phase == "forward":
+        elif not op.constant and op.phase == "forward":
             fix = f"write nm.reshard({tensor.label}, {names[0]}) right after it, or nm.replicate({tensor.label})"
             raise planner.ambiguous(tensor, axis, names, fix, layout)
     return held
 
 
 def hint(planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]) -> str | None:
-    """The dimension that a reader of the tensor, directly or through elementwise ops, expects to hold an axis."""
-    for reader in planner.consumers.get(tensor, ()):
-        if isinstance(reader, Move) and reader.called != "cotangent":
-            taken = [name for name in (*reader.take, *(reader.exact or ())) if name in names]
-            if taken:
-                return taken[0]
-        elif reader.elementwise:
-            for other in reader.inputs:
-                holder = (
-                    planner.plan.shardings[other].holder(axis)
-                    if other in planner.plan.shardings
-                    else None
-                )
-                if holder in names:
-                    return holder
-            found = hint(planner, reader.outputs[0], axis, names)
-            if found:
-                return found
-    return None
+    """Finds the dimension that a reader, directly or through elementwise ops, expects to hold an axis."""
+    seen: set[Tensor] = set()
+
+    def search(tensor: Tensor) -> str | None:
+        seen.add(tensor)
+        for reader in planner.consumers.get(tensor, ()):
+            if reader.rule == "move":
+                taken = [name for name in reader.taken_dims if name in names]
+                if taken:
+                    return taken[0]
+            elif reader.elementwise:
+                places = (planner.plan.shardings.get(other) for other in reader.inputs)
+                for holder in (place.holder(axis) for place in places if place is not None):
+                    if holder in names:
+                        return holder
+                found = None if reader.outputs[0] in seen else search(reader.outputs[0])
+                if found:
+                    return found
+        return None
+
+    return search(tensor)

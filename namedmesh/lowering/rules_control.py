@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from namedmesh.dims.errors import did_you_mean
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op
-from namedmesh.ir.program import Body
+from namedmesh.ir.differentiate import Cotangent
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.constants import Fill, Range
+from namedmesh.lowering.planner import Planner
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.placement import Move
+from namedmesh.ops.move import Move
 from namedmesh.ops.scan import Scan
-from namedmesh.ops.shape import Broadcast
-
-if TYPE_CHECKING:
-    from namedmesh.lowering.planner import Planner
 
 
-def move(planner: Planner, op: Move, times: int) -> None:
+def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
+    """A cotangent lies where its primal lies."""
+    target, current = planner.target(op), planner.plan.shardings[op.inputs[0]]
+    planner.finish(op, op.output, current, current if target is None else target, times)
+
+
+def settle_move(planner: Planner, op: Move, times: int) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
-    target = planner.target(op)
-    if op.called == "cotangent":
-        current = planner.plan.shardings[tensor]
-        planner.finish(op, op.output, current, current if target is None else target, times)
-        return
     current = planner.in_use(op, 0, False)
     planner.operand(op, 0, current, times)
     for axes in (op.exact or {}).values():
@@ -70,7 +65,7 @@ def move(planner: Planner, op: Move, times: int) -> None:
     planner.finish(op, op.output, current, Sharding.of(held, whole), times)
 
 
-def pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
+def settle_pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
     """Every result lies where the operand it passes on lies."""
     for x, y in zip(op.inputs, op.outputs, strict=False):
         planner.finish(op, y, planner.plan.shardings[x], planner.plan.shardings[x], times)
@@ -78,11 +73,11 @@ def pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
             planner.resting.add(y)
 
 
-def scan(planner: Planner, op: Scan, times: int) -> None:
+def settle_scan(planner: Planner, op: Scan, times: int) -> None:
     """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop, the rest as they lie."""
     body, shardings, total = op.body, planner.plan.shardings, len(op.body.inputs)
     for i, tensor in enumerate(op.inputs):
-        inner = (*body.inputs, *body.captures)[i]
+        inner = body.arguments[i]
         if i < op.carries:
             target = start(planner, op, i)
         elif i < total:
@@ -110,7 +105,7 @@ def start(planner: Planner, op: Op, i: int) -> Sharding:
     """Where a loop's carry lies: where it starts, or, for a constant, where the layout says."""
     tensor = op.inputs[i]
     sharding = planner.in_use(op, i, False)
-    if isinstance(tensor.producer, (Fill, Range, Broadcast)) and tensor.primal is None:
+    if planner.plan.producers[tensor].constant and tensor.primal is None:
         full, _ = planner.due(tensor.shape, sharding.mapping, sharding.whole, planner.plan.layout)
         return Sharding.of(full, sharding.whole)
     return sharding
@@ -127,7 +122,7 @@ def outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: 
     planner.finish(op, tensor, natural, natural if target is None else target, times)
 
 
-def while_loop(planner: Planner, op: While, times: int) -> None:
+def settle_while(planner: Planner, op: While, times: int) -> None:
     """As scan, but how often the body runs is not known: its collectives count once."""
     shardings, carries, tests = planner.plan.shardings, len(op.body.inputs), len(op.test.captures)
     for i in range(carries):
@@ -152,7 +147,7 @@ def captured(planner: Planner, op: Op, body: Body, first: int, times: int) -> No
         planner.plan.shardings[inner] = target
 
 
-def cond(planner: Planner, op: Cond, times: int) -> None:
+def settle_cond(planner: Planner, op: Cond, times: int) -> None:
     """Both branches leave their results where the first does."""
     planner.operand(op, 0, Sharding(), times)
     captured(planner, op, op.yes, 1, times)

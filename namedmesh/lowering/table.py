@@ -1,67 +1,47 @@
-"""The plan as a table a person reads."""
+"""The plan as tables that a person reads."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from namedmesh.dims.collective import Collective
+from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
-from namedmesh.ir.program import every_op
-from namedmesh.lowering.plan import PHASES, Plan
 
 
-def plan_table(plan: Plan) -> str:
-    """Tensors, then collectives, then totals."""
-    params = f", params {plan.params.text!r}" if plan.params != plan.layout else ""
-    header = f"plan of {plan.program.name} on {plan.mesh}, layout {plan.layout.text!r}{params}"
-    return "\n\n".join([header, tensor_table(plan), communication_table(plan)])
+@dataclass(frozen=True)
+class TensorRow:
+    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes."""
+
+    tensor: str
+    place: str  # float32[group=8/data, model=32]
+    bytes_per_device: int
+    padding: float  # the share of all devices' elements that is padding
+    source: Source
 
 
-def tensor_table(plan: Plan) -> str:
-    """Every tensor with the axes its dimensions hold; alike ones of a line once, scalars left out."""
+def format_tensors(tensors: Iterable[TensorRow]) -> str:
+    """Formats every tensor with the axes its dimensions hold; equal rows once."""
     rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
-    for op in every_op(plan.program.ops):
-        for tensor in op.outputs:
-            if (
-                tensor not in plan.shardings
-                or not len(tensor.shape)
-                or (op.derived and tensor.primal is None)
-            ):
-                continue
-            sharding = plan.shardings[tensor]
-            waste = sharding.waste(tensor.shape, plan.mesh)
-            place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
-            row = (
-                tensor.label,
-                place,
-                human(plan.bytes_per_device(tensor)),
-                f"{waste:.0%}" if waste else "",
-                str(op.source),
-            )
-            if row not in rows:
-                rows.append(row)
+    for one in dict.fromkeys(tensors):
+        padding = f"{one.padding:.0%}" if one.padding else ""
+        rows.append((one.tensor, one.place, human(one.bytes_per_device), padding, str(one.source)))
     return "\n".join(columns(rows))
 
 
-def communication_table(plan: Plan) -> str:
-    """Every collective with the line it comes from, and the totals."""
+def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
+    """Formats every collective with the line it comes from, and the totals of each phase."""
     rows = [("phase", "collective", "axes", "tensor", "bytes/device", "times", "line")]
-    for phase in PHASES:
-        for one in plan.of_phase(phase):
-            place = f"{one.source}: {one.source.code}"
-            rows.append(
-                (
-                    phase,
-                    one.kind,
-                    "+".join(one.axes),
-                    one.tensor,
-                    human(one.bytes),
-                    str(one.times),
-                    place,
-                )
-            )
-    lines = [*columns(rows), ""] if len(rows) > 1 else []
-    for phase in PHASES:
+    totals = []
+    for phase, collectives in phases.items():
         kinds: dict[str, int] = {}
-        for one in plan.of_phase(phase):
+        for one in collectives:
+            line = f"{one.source}: {one.source.code}"
+            axes, times = "+".join(one.axes), str(one.times)
+            rows.append((phase, one.kind, axes, one.tensor, human(one.bytes), times, line))
             kinds[one.kind] = kinds.get(one.kind, 0) + one.times
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
-        lines.append(f"  total {phase}: {text}, {human(plan.total_bytes([phase]))} per device")
-    return "\n".join(lines)
+        moved = sum(one.total_bytes for one in collectives)
+        totals.append(f"  total {phase}: {text}, {human(moved)} per device")
+    return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)

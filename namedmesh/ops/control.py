@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
-from namedmesh.ir.nest import flatten, leaves_as, outline, unflatten
-from namedmesh.ir.op import Op
-from namedmesh.ir.operands import callback, shown
-from namedmesh.ir.program import Body, trace_body
+from namedmesh.ir.differentiate import body_vjp, zeros_like
+from namedmesh.ir.format import format_value
+from namedmesh.ir.nest import flatten, format_nest, match_leaves, unflatten
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import current
-from namedmesh.ops.constants import as_tensor
+from namedmesh.ir.trace import current, trace_body
+from namedmesh.ops.shape import transpose
 
 
-@dataclass(eq=False)
 class Cond(Op):
     """One of two branches."""
 
+    rule = "cond"
     yes: Body
     no: Body
 
@@ -34,32 +33,25 @@ class Cond(Op):
     def results(self):
         return [(tensor.shape, tensor.dtype) for tensor in self.yes.outputs]
 
-    def lower(self, context: Context, condition, *values):
+    def lower(self, context: Context, condition: Any, *values: Any) -> Any:
         count = len(self.yes.captures)
         branches = (
             (lambda: context.run(self.yes, values[:count])),
             (lambda: context.run(self.no, values[count:])),
         )
-        return tf.cond(condition, *branches)
+        return context.tf.cond(condition, *branches)
 
     def vjp(self, *cotangents: Tensor):
-        from namedmesh.ir.differentiate import body_vjp
-
         count = len(self.yes.captures)
         sides = self.inputs[1 : 1 + count], self.inputs[1 + count :]
         wanted = [[i for i, tensor in enumerate(side) if tensor.floating] for side in sides]
 
         def branch(body: Body, which: int) -> Callable[[], list[Tensor]]:
             def backward() -> list[Tensor]:
-                from namedmesh.ops.constants import zeros
-
                 trace = current("cond")
                 given = [trace.bring(cotangent) for cotangent in cotangents]
                 made = body_vjp(body, [trace.bring(t) for t in sides[which]], given, wanted[which])
-                other = [
-                    zeros(sides[1 - which][i].shape, sides[1 - which][i].dtype)
-                    for i in wanted[1 - which]
-                ]
+                other = [zeros_like(sides[1 - which][i]) for i in wanted[1 - which]]
                 return made + other if which == 0 else other + made
 
             return backward
@@ -73,10 +65,10 @@ class Cond(Op):
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)
 
 
-@dataclass(eq=False)
 class While(Op):
     """A body repeated while a condition holds."""
 
+    rule = "while"
     test: Body
     body: Body
 
@@ -88,10 +80,10 @@ class While(Op):
     def results(self):
         return [(tensor.shape, tensor.dtype) for tensor in self.body.inputs]
 
-    def lower(self, context: Context, *values):
+    def lower(self, context: Context, *values: Any) -> Any:
         carries, tests = len(self.body.inputs), len(self.test.captures)
         start, rest = values[:carries], values[carries:]
-        return tf.while_loop(
+        return context.tf.while_loop(
             lambda *carry: context.run(self.test, [*carry, *rest[:tests]])[0],
             lambda *carry: context.run(self.body, [*carry, *rest[tests:]]),
             list(start),
@@ -105,16 +97,14 @@ class While(Op):
         )  # fmt: skip
 
 
-def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
+def match_structure(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
     """The leaves of a result, in the order of the expected ones and each like it (its order of dimensions restored)."""
-    from namedmesh.ops.shape import transpose
-
-    leaves, wanted = leaves_as(expected, made), flatten(expected)
+    leaves, wanted = match_leaves(expected, made), flatten(expected)
     if leaves is None:
-        label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else shown(leaf)
+        label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else format_value(leaf)
         raise NamedMeshError(
-            f"{what} is {outline(made, label)} where {outline(expected, label)} is due",
-            *(f"made: {shown(leaf)}" for leaf in flatten(made)),
+            f"{what} is {format_nest(made, label)} where {format_nest(expected, label)} is due",
+            *(f"made: {format_value(leaf)}" for leaf in flatten(made)),
             *(f"due: {leaf}" for leaf in wanted),
             fix=f"return the structure of {structure}",
         )
@@ -130,15 +120,15 @@ def matched(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]
     return result
 
 
-def _checked_condition(what: str, condition: Tensor) -> Tensor:
+def _check_condition(what: str, condition: Tensor) -> Tensor:
     if not isinstance(condition, Tensor):
         raise NamedMeshError(
-            f"{what}: the condition {shown(condition)} is no Tensor",
+            f"{what}: the condition {format_value(condition)} is not a Tensor",
             fix="use Python's own if for what is known while tracing",
         )
     if len(condition.shape) or condition.dtype != "bool":
         raise NamedMeshError(
-            f"{what}: the condition is no bool scalar",
+            f"{what}: the condition is not a bool scalar",
             str(condition),
             fix="reduce it with nm.any or nm.all",
         )
@@ -149,12 +139,14 @@ def cond(
     condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor
 ) -> Any:
     """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
-    _checked_condition("cond", condition)
-    callback("cond", yes, no)
+    _check_condition("cond", condition)
+    check_callable("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
     due = unflatten(structure, iter(first.outputs))
     second, _ = trace_body(
-        lambda: matched("cond: the second branch's result", no(*operands), due, "the first branch"),
+        lambda: match_structure(
+            "cond: the second branch's result", no(*operands), due, "the first branch"
+        ),
         [],
     )
     outputs = Cond((condition, *first.captured, *second.captured), first, second).outputs
@@ -163,15 +155,15 @@ def cond(
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
     """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
-    callback("while_loop", test, body)
+    check_callable("while_loop", test, body)
     leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
     arguments = lambda carry: unflatten(list(start), iter(carry))
     due = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
     checked, _ = trace_body(
-        lambda *carry: _checked_condition("while_loop", test(*arguments(carry))), specs
+        lambda *carry: _check_condition("while_loop", test(*arguments(carry))), specs
     )
-    repeat = lambda *carry: matched(
+    repeat = lambda *carry: match_structure(
         "while_loop: the body's carry", body(*arguments(carry)), due, "the carry"
     )
     repeated, _ = trace_body(repeat, specs)

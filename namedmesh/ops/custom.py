@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
-
-import tensorflow as tf
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
+from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
+from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import callback, counted, dimension, several, shown
-from namedmesh.ir.program import InputSpec
+from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.constants import as_tensor
-from namedmesh.ops.placement import grouped_by_lack
+from namedmesh.ir.variable import InputSpec
+from namedmesh.ops.manual import grouped_by_lack
 from namedmesh.ops.shape import transpose
 
 
-@dataclass(eq=False)
 class CustomVjp(Op):
     """Results passed on as they are, whose cotangents go to the user's own backward function."""
 
     elementwise = True
+    rule = "pass_through"
     count: int  # results first, then the arguments, then the residuals
     arguments: int
     residuals: Any
@@ -41,8 +39,8 @@ class CustomVjp(Op):
     def results(self):
         return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
 
-    def lower(self, context: Context, *values):
-        return [tf.identity(value) for value in values[: self.count]]
+    def lower(self, context: Context, *values: Any) -> Any:
+        return [context.tf.identity(value) for value in values[: self.count]]
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         arguments = self.inputs[self.count : self.count + self.arguments]
@@ -51,7 +49,7 @@ class CustomVjp(Op):
         made = list(made) if isinstance(made, (tuple, list)) else [made]
         if len(made) != self.arguments:
             raise self.error(
-                f"the backward function returned {counted(len(made), 'cotangent')} for {counted(self.arguments, 'argument')}",
+                f"the backward function returned {count_noun(len(made), 'cotangent')} for {count_noun(self.arguments, 'argument')}",
                 *map(str, arguments),
                 f"declared at {self.declared}: {self.declared.code}",
                 fix="return one cotangent (or None) for each argument of the function, in order",
@@ -83,7 +81,7 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     forward(*tensors) returns (result, residuals); backward(residuals, cotangent) returns a cotangent per tensor.
     """
 
-    callback("custom_vjp", forward, backward)
+    check_callable("custom_vjp", forward, backward)
     declared = caller()
 
     def function(*arguments):
@@ -109,7 +107,6 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     return function
 
 
-@dataclass(eq=False)
 class TfCall(Op):
     """A TensorFlow function of positional tensors; dimensions in batch are left split, all others are whole."""
 
@@ -125,12 +122,13 @@ class TfCall(Op):
     def results(self):
         return [(one.shape, one.dtype) for one in self.made]
 
-    def lower(self, context: Context, *values):
+    def lower(self, context: Context, *values: Any) -> Any:
+        tf = context.tf
         results = tf.nest.flatten(self.function(*values))
         if len(results) != len(self.made):
             raise self.error(
-                f"the function made {counted(len(results), 'tensor')} where {len(self.made)} should be",
-                *(f"due: {shown(one)}" for one in self.made),
+                f"the function made {count_noun(len(results), 'tensor')} where {len(self.made)} should be",
+                *(f"due: {format_value(one)}" for one in self.made),
                 fix="give one nm.spec in result= for each tensor it makes",
             )
         for value, one in zip(results, self.made, strict=True):
@@ -161,7 +159,6 @@ class TfCall(Op):
         return Placement(whole=frozenset(named - batch))
 
 
-@dataclass(eq=False)
 class TfVjp(Op):
     """TensorFlow's own gradient of a TensorFlow function, in arguments that lack the batch dimensions in summed."""
 
@@ -177,7 +174,8 @@ class TfVjp(Op):
     def results(self):
         return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
 
-    def lower(self, context: Context, *values):
+    def lower(self, context: Context, *values: Any) -> Any:
+        tf = context.tf
         count = len(self.of.inputs)
         watched = [values[i] for i in self.wanted]
         with tf.GradientTape() as tape:
@@ -210,17 +208,17 @@ def call_tf(
     (nm.spec). Dimensions in batch may be split over devices: the function sees one device's piece of them and
     must treat their elements independently. All other dimensions are made whole first.
     """
-    callback("call_tf", function)
+    check_callable("call_tf", function)
     given = tuple(as_tensor("call_tf", tensor) for tensor in tensors)
-    specs = several(result)
+    specs = as_tuple(result)
     for one in specs:
         if not isinstance(one, InputSpec):
             raise NamedMeshError(
-                f"call_tf: result={shown(result)} is no spec",
+                f"call_tf: result={format_value(result)} is not a spec",
                 *map(str, given),
                 fix="describe what the function makes, e.g. result=nm.spec([B, M])",
             )
-    split = tuple(dimension("call_tf", dim, *given) for dim in several(batch))
+    split = tuple(check_dimension("call_tf", dim, *given) for dim in as_tuple(batch))
     for dim in split:
         if not any(dim in tensor.shape for tensor in given):
             raise NamedMeshError(

@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import opt_einsum
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla as tf2xla
-from tensorflow.compiler.xla import xla_data_pb2
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import listed, same_sizes, shaped, takes
+from namedmesh.ir.operands import (
+    check_dtype_kind,
+    check_one_dtype,
+    check_same_sizes,
+    check_tensors,
+    make_shape,
+)
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.reduce import sum
-from namedmesh.ops.shape import broadcast, transpose
-
-_PRECISION = {
-    name: getattr(xla_data_pb2.PrecisionConfig, name.upper())
-    for name in ("default", "high", "highest")
-}
+from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.shape import transpose
 
 
-@dataclass(eq=False)
 class Einsum(Op):
     """A contraction of two operands; every dimension is in at least two of the three tensors."""
 
+    kept_by_dots = True
     shape: Shape
 
     def results(self):
         return [(self.shape, self.inputs[0].dtype)]
 
-    def lower(self, context: Context, a, b):
+    def lower(self, context: Context, a: Any, b: Any) -> Any:
         left, right = (tensor.shape for tensor in self.inputs)
         if not context.compiled:
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             spell = lambda names: "".join(letters[name] for name in names)
-            return tf.einsum(
+            return context.tf.einsum(
                 f"{spell(left.names)},{spell(right.names)}->{spell(self.shape.names)}", a, b
             )
         own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
@@ -51,19 +49,20 @@ class Einsum(Op):
         contracted = [
             name for name in left.names if name in right.names and name not in self.shape.names
         ]
-        numbers = xla_data_pb2.DotDimensionNumbers(
+        numbers = context.xla_data.DotDimensionNumbers(
             lhs_batch_dimensions=[left.position(name) for name in batch],
             rhs_batch_dimensions=[right.position(name) for name in batch],
             lhs_contracting_dimensions=[left.position(name) for name in contracted],
             rhs_contracting_dimensions=[right.position(name) for name in contracted],
         )
-        precision = xla_data_pb2.PrecisionConfig(
-            operand_precision=[_PRECISION[context.precision]] * 2
-        )
-        made = tf2xla.dot_general(a, b, numbers, precision_config=precision)
+        level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
+        precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
+        made = context.xla.dot_general(a, b, numbers, precision_config=precision)
         shared = {*batch, *contracted}
         order = [*batch, *(name for name in (*left.names, *right.names) if name not in shared)]
-        return arrange(made, Shape(self.shape.named(name) for name in order), self.shape.names)  # type: ignore[arg-type]
+        return context.arrange(
+            made, Shape(self.shape.named(name) for name in order), self.shape.names
+        )  # type: ignore[arg-type]
 
     def vjp(self, dy: Tensor):
         a, b = self.inputs
@@ -87,9 +86,9 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
 
     The result has exactly dims, in that order: nm.einsum([x, w], [G, S, H]).
     """
-    operands = listed("einsum", operands, "nm.einsum([x, w], [B, H])")
-    shape = shaped("einsum", dims, *operands)
-    same_sizes("einsum", *operands, result=shape)
+    operands = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
+    shape = make_shape("einsum", dims, *operands)
+    check_same_sizes("einsum", *operands, result=shape)
     known = {dim.name for operand in operands for dim in operand.shape}
     for dim in shape:
         if dim.name not in known:
@@ -99,13 +98,8 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
                 f"the result: {shape}",
                 fix=did_you_mean(dim.name, known) + " (to add a dimension use nm.broadcast)",
             )
-    takes("einsum", "number", *operands)
-    if len({operand.dtype for operand in operands}) > 1:
-        raise NamedMeshError(
-            "einsum: operands of different dtypes",
-            *map(str, operands),
-            fix="make them agree with nm.cast(x, dtype)",
-        )
+    check_dtype_kind("einsum", "number", *operands)
+    check_one_dtype("einsum", *operands)
     for left, right in _path(operands, shape):
         a, b = operands[left], operands[right]
         rest = [operand for i, operand in enumerate(operands) if i not in (left, right)]

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import dimension, operand, require, same_sizes, several, shaped
-from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.operands import (
+    as_tuple,
+    check_dimension,
+    check_has_dims,
+    check_same_sizes,
+    check_tensor,
+    make_shape,
+)
 from namedmesh.ir.tensor import INTEGERS, Tensor
+from namedmesh.ir.variable import check_dtype
 from namedmesh.ops.shape import rename, transpose
 
 
-@dataclass(eq=False)
 class OneHot(Op):
     """One at each index along a new last dimension, zero elsewhere (everywhere, for an index outside it)."""
 
@@ -31,7 +35,8 @@ class OneHot(Op):
     def results(self):
         return [(Shape([*self.inputs[0].shape, self.dim]), self.dtype)]
 
-    def lower(self, context: Context, indices):
+    def lower(self, context: Context, indices: Any) -> Any:
+        tf = context.tf
         places = tf.range(context.size(self.dim), dtype=indices.dtype)
         offset = context.offset(self.dim)
         if offset is not None:
@@ -42,7 +47,6 @@ class OneHot(Op):
         return [None]
 
 
-@dataclass(eq=False)
 class Gather(Op):
     """The slices of a tensor at some indices along a dimension; zeros for an index outside it."""
 
@@ -64,13 +68,14 @@ class Gather(Op):
         rest = [dim for dim in table.shape if dim.name not in (self.dim.name, *self.batch)]
         return [(Shape([*indices.shape, *rest]), table.dtype)]
 
-    def lower(self, context: Context, table, indices):
+    def lower(self, context: Context, table: Any, indices: Any) -> Any:
+        tf = context.tf
         source, places = (tensor.shape for tensor in self.inputs)
         batch, size = self.batch, context.size(self.dim)
         others = [name for name in places.names if name not in batch]
         rest = [name for name in source.names if name not in (self.dim.name, *batch)]
-        table = arrange(table, source, [*batch, self.dim.name, *rest])
-        indices = arrange(indices, places, [*batch, *others])
+        table = context.arrange(table, source, [*batch, self.dim.name, *rest])
+        indices = context.arrange(indices, places, [*batch, *others])
         offset = context.offset(self.dim)
         if offset is not None:
             indices -= tf.cast(offset, indices.dtype)
@@ -82,7 +87,7 @@ class Gather(Op):
         found = tf.where(mask, found, tf.zeros([], found.dtype))
         made = self.output.shape
         order = [*batch, *others, *rest]
-        return arrange(found, Shape(made.named(name) for name in order), made.names)  # type: ignore[arg-type]
+        return context.arrange(found, Shape(made.named(name) for name in order), made.names)  # type: ignore[arg-type]
 
     def vjp(self, dy: Tensor):
         table, indices = self.inputs
@@ -92,7 +97,6 @@ class Gather(Op):
         return Placement(reduced=frozenset([self.dim.name]))
 
 
-@dataclass(eq=False)
 class ScatterAdd(Op):
     """Zeros with updates added at some indices along a dimension; an index outside it adds nothing."""
 
@@ -103,13 +107,14 @@ class ScatterAdd(Op):
     def results(self):
         return [(self.shape, self.inputs[1].dtype)]
 
-    def lower(self, context: Context, indices, updates):
+    def lower(self, context: Context, indices: Any, updates: Any) -> Any:
+        tf = context.tf
         places, given = (tensor.shape for tensor in self.inputs)
         batch = [name for name in places.names if name in self.shape.names]
         others = [name for name in places.names if name not in batch]
         rest = [name for name in self.shape.names if name not in (self.dim.name, *batch)]
-        indices = arrange(indices, places, [*batch, *others])
-        updates = arrange(updates, given, [*batch, *others, *rest])
+        indices = context.arrange(indices, places, [*batch, *others])
+        updates = context.arrange(updates, given, [*batch, *others, *rest])
         size = context.size(self.dim)
         offset = context.offset(self.dim)
         if offset is not None:
@@ -137,7 +142,9 @@ class ScatterAdd(Op):
         target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
         if spare:
             target = target[tuple([slice(None)] * len(batch) + [slice(0, size)])]
-        return arrange(target, Shape(self.shape.named(name) for name in order), self.shape.names)  # type: ignore[arg-type]
+        return context.arrange(
+            target, Shape(self.shape.named(name) for name in order), self.shape.names
+        )  # type: ignore[arg-type]
 
     def vjp(self, dy: Tensor):
         indices, updates = self.inputs
@@ -155,8 +162,8 @@ def _apart(dim: Dimension) -> Dimension:
     return Dimension(f"{dim.name}_index", dim.size)
 
 
-def _checked_indices(what: str, indices: Tensor) -> Tensor:
-    if operand(what, indices).dtype not in INTEGERS:
+def _check_indices(what: str, indices: Tensor) -> Tensor:
+    if check_tensor(what, indices).dtype not in INTEGERS:
         raise NamedMeshError(
             f"{what}: the indices are not integers",
             str(indices),
@@ -167,21 +174,21 @@ def _checked_indices(what: str, indices: Tensor) -> Tensor:
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     """One at each index along a new last dimension, zero elsewhere."""
-    _checked_indices("one_hot", indices)
-    if indices.shape.named(dimension("one_hot", dim, indices).name):
+    _check_indices("one_hot", indices)
+    if indices.shape.named(check_dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
             f"one_hot: {dim} is not a new dimension",
             str(indices),
             fix="give a Dimension that the indices do not have",
         )
-    return OneHot((indices,), dim, checked_dtype(dtype)).output
+    return OneHot((indices,), dim, check_dtype(dtype)).output
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     """The slices of table at indices along a dimension; shared names are batch dimensions; outside reads zero."""
-    require("gather", table, dim)
-    _checked_indices("gather", indices)
-    same_sizes("gather", table, indices, but=dim.name)
+    check_has_dims("gather", table, dim)
+    _check_indices("gather", indices)
+    check_same_sizes("gather", table, indices, but=dim.name)
     own = indices.shape.named(dim.name)
     if own is None:
         return Gather((table, indices), dim).output
@@ -196,13 +203,13 @@ def scatter_add(
     Dimensions of the indices are summed over, except those listed in batch; every other dimension of
     updates is kept. An index outside the dimension adds nothing.
     """
-    _checked_indices("scatter_add", indices)
-    require("scatter_add", updates, *indices.shape)
-    kept = several(batch)
-    require("scatter_add", indices, *kept)
-    own = indices.shape.named(dimension("scatter_add", dim, updates, indices).name)
+    _check_indices("scatter_add", indices)
+    check_has_dims("scatter_add", updates, *indices.shape)
+    kept = as_tuple(batch)
+    check_has_dims("scatter_add", indices, *kept)
+    own = indices.shape.named(check_dimension("scatter_add", dim, updates, indices).name)
     if own is not None:
         updates, indices = rename(updates, own, _apart(own)), rename(indices, own, _apart(own))
     rest = [one for one in updates.shape if one.name not in indices.shape.names]
-    shape = shaped("scatter_add", [*kept, dim, *rest], updates, indices)
+    shape = make_shape("scatter_add", [*kept, dim, *rest], updates, indices)
     return ScatterAdd((indices, updates), dim, shape).output

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import dimension, require, takes
+from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.index import ScatterAdd, gather
 from namedmesh.ops.shape import rename, transpose
 
 
-@dataclass(eq=False)
 class Cumsum(Op):
     """Running sums along a dimension."""
 
@@ -27,11 +24,11 @@ class Cumsum(Op):
     def results(self):
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
         at = self.inputs[0].shape.position(self.dim.name)
         if not context.compiled or self.dim.size <= 32:
-            return tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
-        return _doubling_cumsum(x, at, self.dim.size, self.exclusive, self.reverse)
+            return context.tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
+        return _doubling_cumsum(context.tf, x, at, self.dim.size, self.exclusive, self.reverse)
 
     def vjp(self, dy: Tensor):
         return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
@@ -43,7 +40,7 @@ class Cumsum(Op):
         return Placement(whole=frozenset([self.dim.name]))
 
 
-def _doubling_cumsum(x, at: int, size: int, exclusive: bool, reverse: bool):
+def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool):
     """Running sums in log2(size) shifted additions; XLA's own takes size additions per element on some backends."""
 
     def shifted(value, by: int):
@@ -60,7 +57,6 @@ def _doubling_cumsum(x, at: int, size: int, exclusive: bool, reverse: bool):
     return total
 
 
-@dataclass(eq=False)
 class TopK(Op):
     """The largest elements along a dimension, in order, and their indices."""
 
@@ -73,7 +69,8 @@ class TopK(Op):
         shape = x.shape.replaced(self.dim.name, self.k)
         return [(shape, x.dtype), (shape, "int32")]
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
+        tf = context.tf
         at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
         last = [i for i in range(rank) if i != at] + [at]
         values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
@@ -96,7 +93,6 @@ def _scattered(dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x:
     return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
 
 
-@dataclass(eq=False)
 class Argsort(Op):
     """The order that sorts a dimension; equal elements keep theirs."""
 
@@ -107,7 +103,8 @@ class Argsort(Op):
     def results(self):
         return [(self.inputs[0].shape, "int32")]
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
+        tf = context.tf
         direction = "DESCENDING" if self.descending else "ASCENDING"
         at = self.inputs[0].shape.position(self.dim.name)
         if context.compiled and self.descending:
@@ -129,16 +126,18 @@ class Argsort(Op):
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Running sums along a dimension; exclusive leaves out the element itself, reverse sums from the end."""
-    require("cumsum", x, dim)
-    takes("cumsum", "number", x)
+    check_has_dims("cumsum", x, dim)
+    check_dtype_kind("cumsum", "number", x)
     return Cumsum((x,), dim, exclusive, reverse).output
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """The k.size largest elements along a dimension and their indices, the largest first, in dimension k."""
-    require("top_k", x, dim)
-    takes("top_k", "number", x)
-    if dimension("top_k", k, x).size > dim.size or (k.name != dim.name and x.shape.named(k.name)):
+    check_has_dims("top_k", x, dim)
+    check_dtype_kind("top_k", "number", x)
+    if check_dimension("top_k", k, x).size > dim.size or (
+        k.name != dim.name and x.shape.named(k.name)
+    ):
         raise NamedMeshError(
             f"top_k: {k} cannot hold the largest of {dim}",
             str(x),
@@ -154,8 +153,8 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 
 
 def _order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
-    require(what, x, dim)
-    takes(what, "number", x)
+    check_has_dims(what, x, dim)
+    check_dtype_kind(what, "number", x)
     return Argsort((x,), dim, descending).output
 
 

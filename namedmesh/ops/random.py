@@ -5,62 +5,27 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
+from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import require, shaped, shown, takes
-from namedmesh.ir.program import checked_dtype
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, make_shape
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
-from namedmesh.ops.constants import as_tensor, zeros
-from namedmesh.ops.elementwise import cast, erfinv, log
+from namedmesh.ir.variable import check_dtype
+from namedmesh.ops.constants import zeros
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.hashing import fold_number, hash_counter
+from namedmesh.ops.mathematics import erfinv, log
 from namedmesh.ops.reduce import argmax
 
 KEY = Dimension("key_word", 2)
 _MANTISSA = {"bfloat16": 8, "float16": 11}
-_GOLDEN = 0x9E3779B9
 
 
-@tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)  # type: ignore[arg-type]
-def _mixer(x):
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
-        x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
-        if factor is not None:
-            x = x * tf.constant(factor, tf.uint32)
-    return x
-
-
-def _mixed(x):
-    """A permutation of 32-bit words in which every bit of the input moves every bit of the output (lowbias32)."""
-    mixed = _mixer(x)  # one call, traced once: random bits are made in hundreds of places
-    mixed.set_shape(x.shape)
-    return mixed
-
-
-def _hashed(key, low, high=None):
-    """32 bits from a key of two words and a counter of one or two.
-
-    Two rounds of a cheap mixer, a word of the key entering each: a sixth of the operations of Threefry, in the
-    program as on the device.
-    """
-    x = _mixed(tf.bitwise.bitwise_xor(low, key[0])) + key[1]
-    return _mixed(x if high is None else x + _mixed(high + tf.constant(_GOLDEN, tf.uint32)))
-
-
-@tf.function(
-    input_signature=[tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)], autograph=False
-)
-def _folded(key, number):
-    """A key of two words from another and a number."""
-    words = key[0], key[1]
-    return tf.stack([_hashed(words, number), _hashed(words, number, tf.constant(1, tf.uint32))])
-
-
-@dataclass(eq=False)
 class Bits(Op):
     """32 random bits an element; manual, or XLA shares the counters of draws that lie in different places."""
 
@@ -70,10 +35,11 @@ class Bits(Op):
     def results(self):
         return [(self.shape, "uint32")]
 
-    def lower(self, context: Context, key):
+    def lower(self, context: Context, key: Any) -> Any:
+        tf = context.tf
         inner = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
         if not inner and len(self.shape) and self.shape.elements < 2**31:
-            return _hashed((key[0], key[1]), self._consecutive(context))
+            return hash_counter(tf, (key[0], key[1]), self._consecutive(context))
         words = [tf.zeros([], tf.uint32), tf.zeros([], tf.uint32)]
         word, stride = 0, 1
         for dim in reversed(self.shape.dims):
@@ -86,10 +52,11 @@ class Bits(Op):
             words[word] = words[word] + tf.reshape(index * tf.constant(stride, tf.uint32), sizes)
             stride *= dim.size
         low = tf.broadcast_to(words[0], context.sizes(self.shape))
-        return _hashed((key[0], key[1]), low, words[1] if word else None)
+        return hash_counter(tf, (key[0], key[1]), low, words[1] if word else None)
 
     def _consecutive(self, context: Context):
         """The counters of a piece that is whole but for its first dimension: numbers in a row."""
+        tf = context.tf
         sizes = context.sizes(self.shape)
         count, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
         count = count if offset is None else count + offset * math.prod(sizes[1:])
@@ -99,15 +66,15 @@ class Bits(Op):
         return [None]
 
 
-@dataclass(eq=False)
 class FoldIn(Op):
     """A new key from a key and a number."""
 
     def results(self):
         return [(Shape([KEY]), "uint32")]
 
-    def lower(self, context: Context, key, number):
-        return _folded(key, tf.cast(number, tf.uint32))
+    def lower(self, context: Context, key: Any, number: Any) -> Any:
+        tf = context.tf
+        return fold_number(tf, key, tf.cast(number, tf.uint32))
 
     def vjp(self, dy: Tensor):
         return [None, None]
@@ -125,7 +92,7 @@ def key_from_seed(seed: Tensor) -> Tensor:
     """A random key from an int32 scalar."""
     if len(seed.shape) or seed.dtype != "int32":
         raise NamedMeshError(
-            "random.key: the seed is no int32 scalar",
+            "random.key: the seed is not an int32 scalar",
             str(seed),
             fix="declare it as nm.spec([], 'int32')",
         )
@@ -134,11 +101,11 @@ def key_from_seed(seed: Tensor) -> Tensor:
 
 def fold_in(key: Tensor, number: Operand) -> Tensor:
     """A new key from a key and a whole number: a step, a layer."""
-    _checked_key("random.fold_in", key)
+    _check_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
         raise NamedMeshError(
-            "random.fold_in: the number is no int32 scalar",
+            "random.fold_in: the number is not an int32 scalar",
             str(number),
             fix="use nm.cast(number, 'int32')",
         )
@@ -156,12 +123,12 @@ def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 
 def _bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    _checked_key(what, key)
-    return Bits((key,), shaped(what, dims)).output
+    _check_key(what, key)
+    return Bits((key,), make_shape(what, dims)).output
 
 
 def _float_dtype(what: str, dtype: str) -> str:
-    if checked_dtype(dtype) not in FLOATS:
+    if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"{what} makes floating point numbers, not {dtype}",
             fix="use nm.cast on what it makes, or nm.random.bits",
@@ -223,8 +190,8 @@ def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Te
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     """An index along a dimension drawn with probability softmax(logits)."""
-    require("random.categorical", logits, over)
-    takes("random.categorical", "float", logits)
+    check_has_dims("random.categorical", logits, over)
+    check_dtype_kind("random.categorical", "float", logits)
     return argmax(logits + _gumbel("random.categorical", key, logits.shape, logits.dtype), over)
 
 
@@ -233,10 +200,10 @@ def _open_unit(words: Tensor) -> Tensor:
     return (cast(words // 512, "float32") + 0.5) * 2.0**-23
 
 
-def _checked_key(what: str, key: Tensor) -> None:
+def _check_key(what: str, key: Tensor) -> None:
     if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
         raise NamedMeshError(
-            f"{what}: the first argument is no random key",
-            shown(key),
+            f"{what}: the first argument is not a random key",
+            format_value(key),
             fix="make one with nm.random.key(seed)",
         )

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-
-import tensorflow as tf
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import operand, require, several, takes
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.elementwise import cast, equal, exp, log, maximum, stop_gradient, where
-
-_COMPUTE = {
-    "sum": tf.reduce_sum, "max": tf.reduce_max, "min": tf.reduce_min, "prod": tf.reduce_prod,
-    "any": tf.reduce_any, "all": tf.reduce_all,
-}  # fmt: skip
+from namedmesh.ops.arithmetic import equal, maximum, where
+from namedmesh.ops.broadcast import check_over, sum
+from namedmesh.ops.elementwise import cast, stop_gradient
+from namedmesh.ops.mathematics import exp, log
 
 
-@dataclass(eq=False)
 class Reduce(Op):
-    """Sum, max, min, prod, any or all over some dimensions."""
+    """The maximum, minimum or product over some dimensions, or whether any or all elements hold."""
 
     function: str
     over: tuple[Dimension, ...]
@@ -34,7 +29,7 @@ class Reduce(Op):
 
     def results(self):
         (x,) = self.inputs
-        takes(
+        check_dtype_kind(
             self.function,
             "bool" if self.function in ("any", "all") else "number",
             x,
@@ -42,17 +37,12 @@ class Reduce(Op):
         )
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
 
-    def lower(self, context: Context, x):
-        return _COMPUTE[self.function](
-            x, [self.inputs[0].shape.position(dim.name) for dim in self.over]
-        )
+    def lower(self, context: Context, x: Any) -> Any:
+        at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
+        return getattr(context.tf, f"reduce_{self.function}")(x, at)
 
     def vjp(self, dy: Tensor):
-        from namedmesh.ops.shape import broadcast
-
         (x,) = self.inputs
-        if self.function == "sum":
-            return [broadcast(dy, x.shape)]
         if self.function in ("max", "min"):
             winners = cast(equal(x, self.output), x.dtype)
             return [winners * (dy / sum(winners, over=self.over))]
@@ -75,7 +65,6 @@ def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
     return dy * share
 
 
-@dataclass(eq=False)
 class ArgReduce(Op):
     """The index of the largest or smallest element along a dimension, the first at ties."""
 
@@ -93,7 +82,8 @@ class ArgReduce(Op):
     def results(self):
         return [(self.inputs[0].shape.without(self.over.name), "int32")]
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
+        tf = context.tf
         compute = tf.argmax if self.function == "argmax" else tf.argmin
         return compute(x, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
 
@@ -104,54 +94,34 @@ class ArgReduce(Op):
         return Placement(whole=frozenset([self.over.name]))
 
 
-def _dims(
+def _check_float(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
-    if over is None:
-        return operand(what, x).shape.dims
-    dims = several(over)
-    require(what, x, *dims)
-    for i, dim in enumerate(dims):
-        if dim in dims[:i]:
-            raise NamedMeshError(
-                f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once"
-            )
+    dims = check_over(what, x, over)
+    check_dtype_kind(what, "float", x)
     return dims
 
 
-def _float_dims(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
-) -> tuple[Dimension, ...]:
-    dims = _dims(what, x, over)
-    takes(what, "float", x)
-    return dims
-
-
-def _named_dims(
+def _check_named(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension]
 ) -> tuple[Dimension, ...]:
     if over is None:
         raise NamedMeshError(
             f"{what}: over=None names no dimension",
-            str(operand(what, x)),
+            str(check_tensor(what, x)),
             fix="name one, e.g. over=S",
         )
-    return _float_dims(what, x, over)
+    return _check_float(what, x, over)
 
 
 def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> Tensor:
-    dims = _dims(function, x, over)
+    dims = check_over(function, x, over)
     return Reduce((x,), function, dims).output if dims else x
-
-
-def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The sum over some dimensions; over all without any."""
-    return _reduce("sum", x, over)
 
 
 def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """The mean over some dimensions."""
-    count = Shape(_float_dims("mean", x, over)).elements
+    count = Shape(_check_float("mean", x, over)).elements
     return sum(x, over) * (1.0 / count)
 
 
@@ -182,21 +152,21 @@ def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """log of the sum of exponentials, without overflow."""
-    dims = _float_dims("logsumexp", x, over)
+    dims = _check_float("logsumexp", x, over)
     peak = stop_gradient(maximum(max(x, dims), _lowest(x)))
     return log(sum(exp(x - peak), dims)) + peak
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """Exponentials normalised to sum to one over some dimensions."""
-    dims = _named_dims("softmax", x, over)
+    dims = _check_named("softmax", x, over)
     e = exp(x - stop_gradient(max(x, dims)))
     return e / sum(e, dims)
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """The logarithm of softmax, without overflow."""
-    dims = _named_dims("log_softmax", x, over)
+    dims = _check_named("log_softmax", x, over)
     shifted = x - stop_gradient(max(x, dims))
     return shifted - log(sum(exp(shifted), dims))
 
@@ -207,11 +177,11 @@ def _lowest(x: Tensor) -> float:
 
 def argmax(x: Tensor, over: Dimension) -> Tensor:
     """The index of the largest element along a dimension, the first at ties."""
-    require("argmax", x, over)
+    check_has_dims("argmax", x, over)
     return ArgReduce((x,), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension) -> Tensor:
     """The index of the smallest element along a dimension, the first at ties."""
-    require("argmin", x, over)
+    check_has_dims("argmin", x, over)
     return ArgReduce((x,), "argmin", over).output

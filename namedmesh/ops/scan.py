@@ -3,35 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any
-
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
-from namedmesh.ir.differentiate import _primal, body_vjp
+from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
+from namedmesh.ir.format import format_value
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Op
-from namedmesh.ir.operands import callback, require, shown
-from namedmesh.ir.program import Body, live, pruned, trace_body
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.operands import check_callable, check_has_dims
+from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import current
-from namedmesh.ops.constants import as_tensor, zeros
-from namedmesh.ops.control import matched
-from namedmesh.ops.einsum import Einsum
-from namedmesh.ops.placement import Move
+from namedmesh.ir.trace import current, trace_body
+from namedmesh.ops.control import match_structure
+from namedmesh.ops.loops import lower_loop, unroll_loop
+from namedmesh.ops.shape import transpose
 
 REMAT = ("none", "full", "dots")
 
 
-@dataclass(eq=False)
 class Scan(Op):
     """A loop over one dimension; inputs are the first carry, the stacked xs, then what the body captures."""
 
+    rule = "scan"
     body: Body
     over: Dimension
     carries: int
@@ -40,7 +37,6 @@ class Scan(Op):
 
     @property
     def bodies(self) -> tuple[Body, ...]:
-        """The body, for passes that look at every op."""
         return (self.body,)
 
     @property
@@ -48,229 +44,144 @@ class Scan(Op):
         """How many inputs are read along the dimension."""
         return len(self.body.inputs) - self.carries
 
+    @property
+    def histories(self) -> tuple[Tensor, ...]:
+        return self.outputs[self.carries :]
+
     def results(self):
         outputs = self.body.outputs
-        return [(t.shape, t.dtype) for t in outputs[: self.carries]] + [
-            (Shape([self.over, *t.shape]), t.dtype) for t in outputs[self.carries :]
-        ]
+        last = [(tensor.shape, tensor.dtype) for tensor in outputs[: self.carries]]
+        stacked = outputs[self.carries :]
+        return last + [(Shape([self.over, *tensor.shape]), tensor.dtype) for tensor in stacked]
 
-    def lower(self, context: Context, *values):
-        first, xs = values[: self.carries], values[self.carries : self.carries + self.stacked]
-        captured = values[self.carries + self.stacked :]
-        positions = [
-            x.shape.position(self.over.name)
-            for x in self.inputs[self.carries : self.carries + self.stacked]
-        ]
-        if not context.compiled:
-            return self._unrolled(context, list(first), xs, positions, captured)
-        histories = self.outputs[self.carries :]
-        buffers = [
-            context.place(tf.zeros(context.sizes(t.shape), tf.as_dtype(t.dtype)), t)
-            for t in histories
-        ]
+    def lower(self, context: Context, *values: Any) -> Any:
+        return (lower_loop if context.compiled else unroll_loop)(self, context, values)
 
-        def step(i, carry, buffers):
-            index = self.over.size - 1 - i if self.reverse else i
-            rows = [context.hold(x, self, i) for i, x in enumerate(xs, self.carries)]
-            begins: dict[tuple[int, int], Any] = {}
-            slices = [_read(x, at, index, begins) for x, at in zip(rows, positions, strict=True)]
-            made = context.run(self.body, [*carry, *slices, *captured])
-            written = [
-                context.place(_written(context.place(buffer, tensor), value, index, begins), tensor)
-                for buffer, value, tensor in zip(
-                    buffers, made[self.carries :], histories, strict=True
-                )
-            ]
-            return i + 1, made[: self.carries], written
+    def with_history(self, inner: Tensor) -> Scan:
+        """Returns this loop with one more result, the last: a tensor of the body, for every turn."""
+        shape = Shape([self.over, *inner.shape])
+        history = self._tensor(shape, inner.dtype, f"{inner.label}_history")
+        body = dataclasses.replace(self.body, outputs=(*self.body.outputs, inner))
+        return self.rebuild(body=body, outputs=(*self.outputs, history))
 
-        _, carry, buffers = tf.while_loop(
-            lambda i, *_: i < self.over.size,
-            step,
-            [tf.constant(0), list(first), buffers],
-            parallel_iterations=1,
-        )
-        return [*carry, *buffers]
+    def keep(self, inner: Tensor) -> Tensor:
+        """Returns the values of a tensor of the body for every turn, as a result of the recorded loop."""
+        trace = current("scan")
+        loop = trace.recorded(self)
+        for form in (self, loop):  # what was saved of a loop that is computed again goes first
+            pairs = zip(form.body.outputs, form.outputs, strict=True)
+            for tensor, history in list(pairs)[self.carries :]:
+                if tensor is inner:
+                    return history
+        longer = loop.with_history(inner)
+        trace.replace(longer)
+        return longer.outputs[-1]
 
-    def _unrolled(self, context: Context, carry, xs, positions, captured):
-        rows = []
-        order = range(self.over.size)
-        for index in reversed(order) if self.reverse else order:
-            slices = [_read(x, at, index, {}) for x, at in zip(xs, positions, strict=True)]
-            made = context.run(self.body, [*carry, *slices, *captured])
-            carry = made[: self.carries]
-            rows.append(made[self.carries :])
-        if self.reverse:
-            rows.reverse()
-        return [*carry, *(tf.stack(column) for column in zip(*rows, strict=True))]
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        return differentiate_scan(self, cotangents)
 
-    def history(self, inner: Tensor) -> Tensor:
-        """The stacked values of a tensor of the body, as one more result of this loop."""
-        for i, tensor in enumerate(self.body.outputs[self.carries :], self.carries):
-            if tensor is inner:
-                return self.outputs[i]
-        self.body = dataclasses.replace(self.body, outputs=(*self.body.outputs, inner))
-        kept = Tensor(Shape([self.over, *inner.shape]), inner.dtype, self, f"{inner.label}_history")
-        self.outputs = (*self.outputs, kept)
-        current("scan").owned.add(id(kept))
-        return kept
-
-    def vjp(self, *cotangents: Tensor):
-        count, total = self.carries, len(self.body.inputs)
-        body = dataclasses.replace(self.body, outputs=self.body.outputs[: len(cotangents)])
-        floating = [i for i, tensor in enumerate(self.inputs) if tensor.floating]
-        carried, read = (
-            [i for i in floating if i < count],
-            [i for i in floating if count <= i < total],
-        )
-        captured = [i for i in floating if i >= total]
-        histories = [self.history(tensor) for tensor in body.inputs[:count]]
-        kept = self._kept(body, floating)
-        given = {
-            "history": histories,
-            "x": list(self.inputs[count:total]),
-            "dy": [
-                dy
-                for dy, y in zip(cotangents[count:], body.outputs[count:], strict=True)
-                if y.floating
-            ],
-            "kept": [self.history(tensor) for tensor in kept],
-        }
-
-        def backward(carry, rows):
-            trace = current("scan")
-            values = [
-                *rows["history"],
-                *rows["x"],
-                *(trace.bring(tensor) for tensor in self.inputs[total:]),
-            ]
-            dcarry, dy = iter(carry["carry"]), iter(rows["dy"])
-            outer = [
-                (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
-                for i, y in enumerate(body.outputs)
-            ]
-            made = dict(
-                zip(
-                    floating,
-                    body_vjp(
-                        body, values, outer, floating, dict(zip(kept, rows["kept"], strict=True))
-                    ),
-                    strict=True,
-                )
-            )
-            sums = [
-                total_so_far + made[i]
-                for i, total_so_far in zip(captured, carry["sum"], strict=True)
-            ]
-            return {"carry": [made[i] for i in carried], "sum": sums}, [made[i] for i in read]
-
-        start = {
-            "carry": [cotangents[i] for i in carried],
-            "sum": [
-                _primal(zeros(self.inputs[i].shape, self.inputs[i].dtype), self.inputs[i])
-                for i in captured
-            ],
-        }
-        final, rows = scan(backward, start, given, over=self.over, reverse=not self.reverse)
-        found = dict(
-            zip(carried + captured + read, [*final["carry"], *final["sum"], *rows], strict=True)
-        )
-        return [self._restored(found.get(i), tensor) for i, tensor in enumerate(self.inputs)]
-
-    @staticmethod
-    def _restored(dx: Tensor | None, x: Tensor) -> Tensor | None:
-        from namedmesh.ops.shape import transpose
-
-        return None if dx is None else transpose(dx, x.shape)
-
-    def _kept(self, body: Body, floating: list[int]) -> list[Tensor]:
-        """Which tensors of the body are stored for the backward pass instead of being computed again."""
-        if self.remat == "full":
-            return []
-        needed: dict[Tensor, Tensor] = {}
-
-        def note(known: dict[Tensor, Tensor], middle: int) -> None:
-            ours = {id(new): old for old, new in known.items()}
-            backward = current("scan").ops[middle:]
-            needed.update({ours[id(t)]: t for op in backward for t in op.inputs if id(t) in ours})
-
-        def probe(*values: Tensor) -> list[Tensor]:
-            count = len(self.inputs)
-            return body_vjp(body, values[:count], values[count:], floating, seen=note)
-
-        inputs = [
-            (tensor.shape, tensor.dtype, tensor.label) for tensor in (*body.inputs, *body.captures)
-        ]
-        outputs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in body.outputs]
-        trace_body(probe, inputs + outputs)
-        given = {*body.inputs, *body.captures}
-        if self.remat == "dots":
-            return [op.output for op in body.ops if isinstance(op, (Einsum, Move))]
-        return [
-            tensor
-            for op in body.ops
-            for tensor in op.outputs
-            if tensor in needed and tensor not in given
-        ]
-
-    def prune(self, needed: set[Tensor]) -> None:
-        """Drops the results that are not needed, and the carries that only those depend on."""
-        body, given = self.body, (*self.body.inputs, *self.body.captures)
-        keep = {
-            i
-            for i, tensor in enumerate(self.outputs)
-            if tensor in needed and tensor.producer is self
-        }
+    def drop_results(self, needed: set[Tensor]) -> Scan:
+        """Returns the loop without results that are not needed, and carries that only those depend on."""
+        body, arguments = self.body, self.body.arguments
+        keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed}
         while True:
             outputs = [body.outputs[i] for i in sorted(keep)]
-            used = {*outputs, *(tensor for op in live(body.ops, outputs) for tensor in op.inputs)}
-            more = {i for i in range(self.carries) if given[i] in used} - keep
+            used = {*outputs, *(t for op in live_ops(body.ops, outputs) for t in op.inputs)}
+            more = {i for i in range(self.carries) if arguments[i] in used} - keep
             if not more:
                 break
             keep |= more
         stays = [
             i
-            for i, tensor in enumerate(given)
+            for i, tensor in enumerate(arguments)
             if (i in keep if i < self.carries else tensor in used)
         ]
+        if len(stays) == len(arguments) and len(keep) == len(self.outputs):
+            return self
         count = sum(i < len(body.inputs) for i in stays)
-        inner = [given[i] for i in stays]
-        ops = pruned(body.ops, outputs, [tensor.producer for tensor in inner])
-        self.inputs, self.outputs = (
-            tuple(self.inputs[i] for i in stays),
-            tuple(tensor for i, tensor in enumerate(self.outputs) if i in keep),
-        )
-        self.carries = sum(i < self.carries for i in stays)
-        self.body = Body(
-            ops, tuple(inner[:count]), tuple(inner[count:]), self.inputs[count:], tuple(outputs)
+        inner = tuple(arguments[i] for i in stays)
+        inputs = tuple(self.inputs[i] for i in stays)
+        ops = live_ops(body.ops, outputs, inner)
+        return self.rebuild(
+            inputs=inputs,
+            outputs=tuple(tensor for i, tensor in enumerate(self.outputs) if i in keep),
+            carries=sum(i < self.carries for i in stays),
+            body=Body(ops, inner[:count], inner[count:], inputs[count:], tuple(outputs)),
         )
 
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)
 
 
-def _begin(index, rank: int, at: int, begins: dict[tuple[int, int], Any]):
-    """The start of a slice; made once for all slices of an iteration that start alike."""
-    if (rank, at) not in begins:
-        begins[rank, at] = tf.stack([index if i == at else 0 for i in range(rank)])
-    return begins[rank, at]
+def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
+    """Records the backward loop: the same dimension the other way round, reading what forward kept."""
+    count, total = loop.carries, len(loop.body.inputs)
+    body = dataclasses.replace(loop.body, outputs=loop.body.outputs[: len(cotangents)])
+    floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
+    carried = [i for i in floating if i < count]
+    read = [i for i in floating if count <= i < total]
+    captured = [i for i in floating if i >= total]
+    histories = [loop.keep(tensor) for tensor in body.inputs[:count]]
+    saved = tensors_to_save(loop, body, floating)
+    pairs = zip(cotangents[count:], body.outputs[count:], strict=True)
+    rows = {
+        "history": histories,
+        "x": list(loop.inputs[count:total]),
+        "dy": [dy for dy, y in pairs if y.floating],
+        "saved": [loop.keep(tensor) for tensor in saved],
+    }
+
+    def backward(carry: dict[str, Any], row: dict[str, Any]) -> Any:
+        trace = current("scan")
+        outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
+        values = [*row["history"], *row["x"], *outside]
+        dcarry, dy = iter(carry["carry"]), iter(row["dy"])
+        incoming = [
+            (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
+            for i, y in enumerate(body.outputs)
+        ]
+        known = dict(zip(saved, row["saved"], strict=True))
+        outgoing = body_vjp(body, values, incoming, floating, known)
+        gradients = dict(zip(floating, outgoing, strict=True))
+        sums = [so_far + gradients[i] for i, so_far in zip(captured, carry["sum"], strict=True)]
+        following = {"carry": [gradients[i] for i in carried], "sum": sums}
+        return following, [gradients[i] for i in read]
+
+    start = {
+        "carry": [cotangents[i] for i in carried],
+        "sum": [mark_cotangent(zeros_like(loop.inputs[i]), loop.inputs[i]) for i in captured],
+    }
+    final, ys = scan(backward, start, rows, over=loop.over, reverse=not loop.reverse)
+    everything = [*final["carry"], *final["sum"], *ys]
+    found = dict(zip(carried + captured + read, everything, strict=True))
+    return [
+        transpose(found[i], tensor.shape) if i in found else None
+        for i, tensor in enumerate(loop.inputs)
+    ]
 
 
-def _written(buffer, value, index, begins):
-    """The buffer with one row replaced."""
-    return tf2xla.dynamic_update_slice(
-        buffer, tf.expand_dims(value, 0), _begin(index, value.shape.rank + 1, 0, begins)
-    )
+def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]:
+    """Chooses the tensors of the body that are stored for the backward pass, not computed again."""
+    if loop.remat == "full":
+        return []
+    if loop.remat == "dots":
+        return [op.output for op in body.ops if op.kept_by_dots]
+    needed: set[Tensor] = set()
 
+    def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
+        ours = {new: old for old, new in known.items()}
+        reads = (tensor for op in current("scan").ops[reverse_start:] for tensor in op.inputs)
+        needed.update(ours[tensor] for tensor in reads if tensor in ours)
 
-def _read(x, at: int, index, begins):
-    """One slice along a dimension, that dimension removed."""
-    sizes = x.shape.as_list()
-    piece = tf.slice(
-        x,
-        _begin(index, len(sizes), at, begins),
-        [1 if i == at else size for i, size in enumerate(sizes)],
-    )
-    return tf.squeeze(piece, at)
+    def probe(*values: Tensor) -> list[Tensor]:
+        count = len(loop.inputs)
+        return body_vjp(body, values[:count], values[count:], floating, watch=note)
+
+    tensors = (*body.arguments, *body.outputs)
+    trace_body(probe, [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors])
+    given = {*body.arguments}
+    made = (tensor for op in body.ops for tensor in op.outputs)
+    return [tensor for tensor in made if tensor in needed and tensor not in given]
 
 
 def scan(
@@ -295,16 +206,17 @@ def scan(
     """
     if not isinstance(over, Dimension):
         raise NamedMeshError(
-            f"scan: over={shown(over)} is not a Dimension", fix="name the dimension to loop over"
+            f"scan: over={format_value(over)} is not a Dimension",
+            fix="name the dimension to loop over",
         )
-    callback("scan", function)
+    check_callable("scan", function)
     if remat not in REMAT:
         raise NamedMeshError(
             f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT)
         )
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
-        require("scan", row, over)
+        check_has_dims("scan", row, over)
     for leaf in first:
         _without(over, leaf, "carry")
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
@@ -324,7 +236,9 @@ def scan(
         for y in ys:
             _without(over, y, "result")
         return [
-            *matched("scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"),
+            *match_structure(
+                "scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"
+            ),
             *ys,
         ]
 

@@ -3,38 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterator, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, checked_identifier, did_you_mean
-from namedmesh.dims.source import caller
-from namedmesh.ir.operands import dimension, shaped, shown
-from namedmesh.ir.program import Variable, checked_dtype, whole_names
+from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.dims.source import Source, caller
+from namedmesh.ir.constant import as_tensor, check_number
+from namedmesh.ir.format import describe_type, format_value
+from namedmesh.ir.operands import make_shape
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ir.trace import Trace, current
+from namedmesh.ir.variable import Variable, check_dtype, check_whole
 from namedmesh.ops import random
-from namedmesh.ops.constants import as_tensor, full, number
+from namedmesh.ops.initializers import Initializer, constant_init, fan_in_init
 from namedmesh.ops.shape import transpose
-
-Initializer = Callable[[Tensor, Shape, str], Tensor]
-
-
-def constant_init(value: float) -> Initializer:
-    """Every element the same number."""
-    return lambda key, shape, dtype: full(shape, value, dtype)
-
-
-def normal_init(stddev: float) -> Initializer:
-    """Normally distributed around zero."""
-    return lambda key, shape, dtype: random.normal(key, shape, stddev=stddev, dtype=dtype)
-
-
-def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
-    """Normally distributed with variance scale / (size of the dimensions that are summed over)."""
-    return normal_init(
-        math.sqrt(scale / math.prod(dimension("fan_in_init", dim).size for dim in fan_in))
-    )
 
 
 def param(
@@ -49,8 +31,8 @@ def param(
     init(key, shape, dtype) makes its first value (by default normal, variance one over the first dimension).
     Dimensions in whole stay unsplit under every layout: a small weight that every device keeps.
     """
-    shape = shaped(f"parameter {name}", dims)
-    if checked_dtype(dtype) not in FLOATS:
+    shape = make_shape(f"parameter {name}", dims)
+    if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"parameter {name} is {dtype}",
             f"{name}: {dtype}{shape}",
@@ -58,7 +40,7 @@ def param(
         )
     if init is not None and not callable(init):
         raise NamedMeshError(
-            f"parameter {name}: init={shown(init)} is no initializer",
+            f"parameter {name}: init={format_value(init)} is not an initializer",
             f"{name}: {dtype}{shape}",
             fix="write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)",
         )
@@ -78,9 +60,11 @@ def state(
 
     A slot says which parameter it is of, and rests where that parameter rests.
     """
-    shape, dtype = shaped(f"state {name}", dims), checked_dtype(dtype)
+    shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
-        init = constant_init(number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}"))
+        init = constant_init(
+            check_number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}")
+        )
     if of is not None:
         owner = _of("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
@@ -98,27 +82,59 @@ def _variable(
 ) -> Tensor:
     trace = current("param" if trainable else "state")
     full_name = trace.scope + (
-        name if isinstance(name, str) else checked_identifier(name, "variable")
+        name if isinstance(name, str) else check_identifier(name, "variable")
     )
     for part in full_name.split("/"):
-        checked_identifier(part, "variable")
+        check_identifier(part, "variable")
     stacks = _stacks(trace)
     shape = Shape([*stacks, *shape])
     known = trace.root.variables.get(full_name)
     if known is None:
         tensor = trace.root.placeholder(shape, dtype, full_name)
-        names = whole_names(shape, whole, f"variable {full_name}")
+        names = check_whole(shape, whole, f"variable {full_name}")
         stack = tuple(dim.name for dim in stacks)
-        known = Variable(full_name, shape, dtype, init, trainable, names, at_rest, tensor, stack)
+        known = Variable(
+            full_name,
+            shape,
+            dtype,
+            _from_seed(full_name, shape, dtype, init, tensor.source),
+            trainable,
+            names,
+            at_rest,
+            tensor,
+            stack,
+        )
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
         raise NamedMeshError(
             f"variable {full_name} exists already with another shape, dtype or role",
-            f"before: {known.dtype}{known.shape} at {known.tensor.producer.source}",
+            f"before: {known.dtype}{known.shape} at {known.tensor.source}",
             f"now: {dtype}{shape}",
             fix="give the new one its own name, or put it in its own nm.scope",
         )
     return _seen_from(trace, known)
+
+
+def _from_seed(
+    name: str, shape: Shape, dtype: str, init: Initializer, source: Source
+) -> Callable[[Tensor], Tensor]:
+    """The function that makes a variable's first value from a seed, and checks what init returns."""
+
+    def initialize(seed: Tensor) -> Tensor:
+        key = random.fold_in_name(random.key_from_seed(seed), name)
+        value = init(key, shape, dtype)
+        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
+            result = describe_type(value)
+            if isinstance(value, Tensor):
+                result = f"{value.dtype}{value.shape}"
+            raise NamedMeshError(
+                f"the initializer of {name} made {result}, not {dtype}{shape}",
+                fix="return a tensor of the shape and dtype the initializer is called with",
+                source=source,
+            )
+        return value
+
+    return initialize
 
 
 def _stacks(trace: Trace) -> list[Dimension]:
@@ -147,7 +163,7 @@ def _of(what: str, tensor: Tensor) -> Variable:
     for variable in variables.values():
         if variable.tensor is tensor:
             return variable
-    label = tensor.label if isinstance(tensor, Tensor) else shown(tensor)
+    label = tensor.label if isinstance(tensor, Tensor) else format_value(tensor)
     raise NamedMeshError(
         f"{what}: {label} is not a variable",
         *([str(tensor)] if isinstance(tensor, Tensor) else []),
@@ -195,11 +211,11 @@ def assign(variable: Tensor, value: Operand) -> None:
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """Variables made within carry a prefix: with nm.scope('layer_0'): ..."""
-    checked_identifier(name, "scope")
+    check_identifier(name, "scope")
     return _scoped(name)
 
 
 @contextlib.contextmanager
 def _scoped(name: str) -> Iterator[None]:
-    with current("scope").named(name):
+    with current("scope").in_scope(name):
         yield

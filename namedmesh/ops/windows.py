@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import builtins
-from dataclasses import dataclass
-
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla as tf2xla
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.context import Context, arrange
+from namedmesh.ir.constant import as_tensor, check_number
+from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import operand, require, whole_number
+from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.constants import as_tensor, number, scalar_of, zeros
+from namedmesh.ops.constants import zeros
 
 
-@dataclass(eq=False)
 class Window(Op):
     """An op that needs one dimension whole and keeps the others."""
 
@@ -28,19 +25,18 @@ class Window(Op):
         """Where the dimension stands in the operand."""
         return self.inputs[0].shape.position(self.dim.name)
 
-    def made(self) -> Dimension:
+    def resized(self) -> Dimension:
         """The dimension in the result."""
         return self.dim
 
     def results(self):
         x = self.inputs[0]
-        return [(x.shape.replaced(self.dim.name, self.made()), x.dtype)]
+        return [(x.shape.replaced(self.dim.name, self.resized()), x.dtype)]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name]))
 
 
-@dataclass(eq=False)
 class Slice(Window):
     """Some elements in a row, or every so many."""
 
@@ -48,10 +44,10 @@ class Slice(Window):
     size: int
     stride: int
 
-    def made(self) -> Dimension:
+    def resized(self) -> Dimension:
         return self.dim.resized(self.size)
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
         index = [builtins.slice(None)] * self.at + [
             builtins.slice(self.start, self.start + (self.size - 1) * self.stride + 1, self.stride)
         ]
@@ -59,10 +55,9 @@ class Slice(Window):
 
     def vjp(self, dy: Tensor):
         after = self.dim.size - self.start - (self.size - 1) * self.stride - 1
-        return [Pad((dy,), self.made(), self.start, after, self.stride - 1, 0.0).output]
+        return [Pad((dy,), self.resized(), self.start, after, self.stride - 1, 0.0).output]
 
 
-@dataclass(eq=False)
 class Pad(Window):
     """A value put before, after, and (interior) between the elements."""
 
@@ -71,14 +66,15 @@ class Pad(Window):
     interior: int
     value: float
 
-    def made(self) -> Dimension:
+    def resized(self) -> Dimension:
         return self.dim.resized(
             self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior
         )
 
-    def lower(self, context: Context, x):
+    def lower(self, context: Context, x: Any) -> Any:
+        tf = context.tf
         shape = self.inputs[0].shape
-        value = scalar_of(self.value, x.dtype)
+        value = context.scalar(self.value, x.dtype)
         if self.interior:
             spread = tf.expand_dims(x, self.at + 1)
             spread = tf.pad(
@@ -98,28 +94,26 @@ class Pad(Window):
         return tf.pad(x, _paddings(len(shape), self.at, self.low, self.high), constant_values=value)
 
     def vjp(self, dy: Tensor):
-        return [Slice((dy,), self.made(), self.low, self.dim.size, self.interior + 1).output]
+        return [Slice((dy,), self.resized(), self.low, self.dim.size, self.interior + 1).output]
 
 
-@dataclass(eq=False)
 class Reverse(Window):
     """The elements from last to first."""
 
-    def lower(self, context: Context, x):
-        return tf.reverse(x, [self.at])
+    def lower(self, context: Context, x: Any) -> Any:
+        return context.tf.reverse(x, [self.at])
 
     def vjp(self, dy: Tensor):
         return [reverse(dy, self.dim)]
 
 
-@dataclass(eq=False)
 class Roll(Window):
     """The elements moved on, those that fall off the end coming in at the start."""
 
     by: int
 
-    def lower(self, context: Context, x):
-        return tf.concat(
+    def lower(self, context: Context, x: Any) -> Any:
+        return context.tf.concat(
             [
                 x[self._part(self.dim.size - self.by, None)],
                 x[self._part(0, self.dim.size - self.by)],
@@ -134,16 +128,16 @@ class Roll(Window):
         return [roll(dy, self.dim, -self.by)]
 
 
-@dataclass(eq=False)
 class DynamicSlice(Window):
     """A window whose start is known only at run time; kept inside the dimension."""
 
     size: int
 
-    def made(self) -> Dimension:
+    def resized(self) -> Dimension:
         return self.dim.resized(self.size)
 
-    def lower(self, context: Context, x, start):
+    def lower(self, context: Context, x: Any, start: Any) -> Any:
+        tf = context.tf
         start = tf.clip_by_value(start, 0, self.dim.size - self.size)
         begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
         sizes = context.sizes(self.inputs[0].shape)
@@ -155,18 +149,18 @@ class DynamicSlice(Window):
         return [dynamic_update(zeros(x.shape, x.dtype), dy, start, self.dim), None]
 
 
-@dataclass(eq=False)
 class DynamicUpdate(Window):
     """A tensor with a window of it, at a start known only at run time, replaced."""
 
-    def lower(self, context: Context, x, update, start):
+    def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
+        tf = context.tf
         shape, patch = self.inputs[0].shape, self.inputs[1].shape
         size = patch.named(self.dim.name).size  # type: ignore[union-attr]
         start = tf.clip_by_value(start, 0, self.dim.size - size)
-        update = arrange(update, patch, shape.names)
+        update = context.arrange(update, patch, shape.names)
         if context.compiled:
             begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
-            return tf2xla.dynamic_update_slice(x, update, tf.stack(begin))
+            return context.xla.dynamic_update_slice(x, update, tf.stack(begin))
         before = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(0, start)])]
         after = x[tuple([builtins.slice(None)] * self.at + [builtins.slice(start + size, None)])]
         return tf.concat([before, update, after], self.at)
@@ -188,9 +182,9 @@ def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
     """size elements from start on along a dimension, every stride-th; the dimension keeps its name."""
-    require("slice", x, dim)
+    check_has_dims("slice", x, dim)
     given = {"start": start, "size": size, "stride": stride}
-    start, size, stride = (whole_number("slice", name, value, x) for name, value in given.items())
+    start, size, stride = (check_int("slice", name, value, x) for name, value in given.items())
     if start < 0 or size < 1 or stride < 1 or start + (size - 1) * stride >= dim.size:
         raise NamedMeshError(
             f"slice: {size} elements from {start} with stride {stride} do not lie in {dim}",
@@ -202,9 +196,9 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
     """The tensor made longer along a dimension, filled with a value; the dimension keeps its name."""
-    require("pad", x, dim)
-    low, high = whole_number("pad", "low", low, x), whole_number("pad", "high", high, x)
-    value = number("pad", value, x.dtype, x)
+    check_has_dims("pad", x, dim)
+    low, high = check_int("pad", "low", low, x), check_int("pad", "high", high, x)
+    value = check_number("pad", value, x.dtype, x)
     if low < 0 or high < 0:
         raise NamedMeshError(
             f"pad: {low} before and {high} after {dim}",
@@ -216,21 +210,21 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
     """The elements along a dimension from last to first."""
-    require("reverse", x, dim)
+    check_has_dims("reverse", x, dim)
     return Reverse((x,), dim).output
 
 
 def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
     """The elements moved on along a dimension, coming in again at the other end."""
-    require("roll", x, dim)
-    by = whole_number("roll", "by", by, x) % dim.size
+    check_has_dims("roll", x, dim)
+    by = check_int("roll", "by", by, x) % dim.size
     return Roll((x,), dim, by).output if by else x
 
 
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     """The elements moved on along a dimension (back, when negative), a value coming in."""
-    require("shift", x, dim)
-    by, value = whole_number("shift", "by", by, x), number("shift", value, x.dtype, x)
+    check_has_dims("shift", x, dim)
+    by, value = check_int("shift", "by", by, x), check_number("shift", value, x.dtype, x)
     if abs(by) >= dim.size:
         raise NamedMeshError(
             f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size"
@@ -243,8 +237,8 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
     """size elements along a dimension from a start known at run time (kept inside the dimension)."""
-    require("dynamic_slice", x, dim)
-    size = whole_number("dynamic_slice", "size", size, x)
+    check_has_dims("dynamic_slice", x, dim)
+    size = check_int("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
         raise NamedMeshError(
             f"dynamic_slice: {size} elements do not lie in {dim}",
@@ -256,8 +250,8 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
     """x with the elements along a dimension, from a start known at run time, replaced by update."""
-    require("dynamic_update", x, dim)
-    patch = operand("dynamic_update", update).shape.named(dim.name)
+    check_has_dims("dynamic_update", x, dim)
+    patch = check_tensor("dynamic_update", update).shape.named(dim.name)
     if (
         patch is None
         or patch.size > dim.size
@@ -280,6 +274,8 @@ def _scalar_index(what: str, start: Tensor | int) -> Tensor:
     index = as_tensor(what, start)
     if len(index.shape) or index.dtype != "int32":
         raise NamedMeshError(
-            f"{what}: the start is no int32 scalar", str(index), fix="use nm.cast(start, 'int32')"
+            f"{what}: the start is not an int32 scalar",
+            str(index),
+            fix="use nm.cast(start, 'int32')",
         )
     return index

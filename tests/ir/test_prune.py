@@ -3,7 +3,7 @@
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.ir.program import every_op
+from namedmesh.ir.op import every_op
 from namedmesh.ops.scan import Scan
 
 L, B = nm.dims("layer=3 batch=4")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.ir.program import every_op
+from namedmesh.ir.op import every_op
 from namedmesh.layers.config import CHOICES, Config, config
 from namedmesh.layers.decoder import Decoder
 from namedmesh.layers.optimizers import Sgd

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.ir.program import every_op
+from namedmesh.ir.op import every_op
 from namedmesh.layers.config import config
 from namedmesh.layers.optimizers import Adam
 from namedmesh.layers.transformer import Transformer, batch_of

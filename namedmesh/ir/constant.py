@@ -1,0 +1,110 @@
+"""Numbers known while tracing, and tensors filled with one of them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.format import describe_type, format_value, to_python_number
+from namedmesh.ir.op import Op
+from namedmesh.ir.operands import AS_INPUT
+from namedmesh.ir.recorder import require_recorder
+from namedmesh.ir.tensor import FLOATS, Tensor
+
+
+class Fill(Op):
+    """Every element the same known number."""
+
+    constant = True
+    shape: Shape
+    value: Any
+    dtype: str
+    called: str
+
+    @property
+    def kind(self) -> str:
+        return self.called
+
+    def results(self):
+        return [(self.shape, self.dtype)]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        scalar = context.scalar(self.value, context.dtype(self.dtype))
+        if not len(self.shape):
+            return scalar
+        return context.tf.broadcast_to(scalar, context.sizes(self.shape))
+
+
+def fill(shape: Shape, value: float | int | bool, dtype: str, called: str = "fill") -> Tensor:
+    """Makes a tensor filled with a number that was checked to fit the dtype."""
+    return Fill((), shape, value, dtype, called).output
+
+
+def plain_number(value: Any) -> float | int | bool | None:
+    """Returns a number of Python's or numpy's as one of Python's; None for anything else."""
+    value = to_python_number(value)
+    return value if isinstance(value, (bool, int, float)) else None
+
+
+def check_number(what: str, value: Any, dtype: str, *details: object) -> float | int | bool:
+    """Returns value as a number that the dtype holds, or raises."""
+    known = plain_number(value)
+    if known is None:
+        advice = "give a number known while tracing"
+        if isinstance(value, Tensor):
+            advice = "use nm.broadcast(x, dims) for a tensor"
+        raise NamedMeshError(
+            f"{what}: {describe_type(value)} is not a number", *map(str, details), fix=advice
+        )
+    floating = dtype in FLOATS
+    if dtype == "bool" or (floating and isinstance(known, float)):
+        return known
+    if isinstance(known, float) and not known.is_integer():
+        raise NamedMeshError(
+            f"{what}: {known} does not fit {dtype}",
+            *map(str, details),
+            fix="give a whole number, or a floating point dtype",
+        )
+    least, most = -sys.float_info.max, sys.float_info.max
+    if not floating:
+        least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
+    if not least <= known <= most:
+        raise NamedMeshError(
+            f"{what}: {format_value(known)} does not fit {dtype}",
+            *map(str, details),
+            fix=f"give a number from {least} to {most}, or another dtype",
+        )
+    return float(known) if floating else int(known)
+
+
+def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """Returns a Tensor as it is, and a plain number as one of the dtype of the tensor beside it."""
+    if isinstance(value, Tensor):
+        return value
+    known, beside = plain_number(value), () if like is None else (like,)
+    if known is None:
+        raise NamedMeshError(
+            f"{what}: {describe_type(value)} is neither a Tensor nor a number",
+            *map(str, beside),
+            fix=AS_INPUT,
+        )
+    if like is None:
+        dtype = (
+            "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
+        )
+    else:
+        dtype = like.dtype
+        if isinstance(known, float) and dtype not in FLOATS:
+            raise NamedMeshError(
+                f"{what}: number {known} beside {like.label}, which is {dtype}",
+                str(like),
+                fix=f"write nm.cast({like.label}, 'float32') or a whole number",
+            )
+    require_recorder(what)
+    number = check_number(what, known, dtype, *beside)
+    return fill(Shape(), number, dtype).describe(name=repr(known))

@@ -1,0 +1,54 @@
+"""Pruning: ops, results and carries that nothing depends on are left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.tensor import Tensor
+
+
+def live_ops(
+    ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = ()
+) -> tuple[Op, ...]:
+    """Returns the ops that some output depends on, in order.
+
+    Args:
+        ops: The ops, each after those it reads.
+        outputs: The tensors that are needed.
+        bound: Tensors whose ops stay whether or not they are needed: those a caller gives values for.
+    """
+    needed = {*outputs, *bound}
+    kept = []
+    for op in reversed(ops):
+        if any(tensor in needed for tensor in op.outputs):
+            kept.append(op)
+            needed.update(op.inputs)
+    return tuple(reversed(kept))
+
+
+def prune_ops(
+    ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
+) -> tuple[Op, ...]:
+    """Returns the ops that some output depends on, pruned themselves inside loops and branches."""
+    needed = {*outputs, *bound}
+    kept = []
+    for op in reversed(ops):
+        if any(tensor in needed for tensor in op.outputs):
+            op = prune_op(op, needed)
+            kept.append(op)
+            needed.update(op.inputs)
+    return tuple(reversed(kept))
+
+
+def prune_op(op: Op, needed: set[Tensor]) -> Op:
+    """Returns an op without the results nobody needs, and its bodies without what those took."""
+    op = op.drop_results(needed)
+    bodies = op.body_fields()
+    return op.rebuild(**{name: prune_body(body) for name, body in bodies.items()}) if bodies else op
+
+
+def prune_body(body: Body) -> Body:
+    """Returns a body without the ops that its outputs do not depend on."""
+    return dataclasses.replace(body, ops=prune_ops(body.ops, body.outputs, body.arguments))

@@ -1,0 +1,60 @@
+"""Recorder: what an op needs of the program under construction in order to record itself."""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.source import Source
+from namedmesh.ir.tensor import Tensor
+
+
+class Recorder(ABC):
+    """Where new ops go, and the facts every one of them is recorded with."""
+
+    source: Source | None  # the line that ops are attributed to; None: the caller's own
+    phase: str  # forward, backward or update
+    scope: str  # the prefix of variables
+    derived: bool  # whether a derivative rule is making the ops
+
+    @abstractmethod
+    def bring(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor, or its stand-in here when it belongs to an enclosing program."""
+
+    @abstractmethod
+    def record(self, op: Any) -> None:
+        """Appends an op and takes its results for known."""
+
+
+# One recorder a context, so that threads can trace side by side.
+_active: ContextVar[Recorder | None] = ContextVar("namedmesh_recorder", default=None)
+
+
+def active_recorder() -> Recorder | None:
+    """Returns the recorder of this thread (or task), or None outside a traced function."""
+    return _active.get()
+
+
+def require_recorder(what: str) -> Recorder:
+    """Returns the active recorder, or raises for an op that is called outside a traced function."""
+    recorder = _active.get()
+    if recorder is None:
+        raise NamedMeshError(
+            f"{what} was called outside a traced function",
+            fix="call it inside the function given to nm.trace or nm.compile",
+        )
+    return recorder
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder | None) -> Iterator[None]:
+    """Makes a recorder the active one."""
+    token = _active.set(recorder)
+    try:
+        yield
+    finally:
+        _active.reset(token)

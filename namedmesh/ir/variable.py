@@ -1,0 +1,91 @@
+"""What a program is given: inputs, as a caller declares them, and variables, which live from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.format import format_value
+from namedmesh.ir.operands import as_tuple
+from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
+
+DTYPES = (*FLOATS, *INTEGERS, "bool")
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """The shape and dtype of a program input; whole lists dimensions that stay unsplit under every layout."""
+
+    shape: Shape
+    dtype: str
+    whole: frozenset[str]
+
+
+Specs = (
+    InputSpec | Mapping[str, InputSpec]
+)  # an argument of the function: one input, or a dict of them
+
+
+@dataclass(frozen=True, eq=False)
+class Variable:
+    """A tensor that lives from step to step: a parameter, or other state."""
+
+    name: str
+    shape: Shape
+    dtype: str
+    initialize: Callable[[Tensor], Tensor]  # from a seed (an int32 scalar) to the first value
+    trainable: bool
+    whole: frozenset[str]
+    at_rest: bool  # lies where the params layout says
+    tensor: Tensor
+    stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
+
+
+def check_dtype(dtype: str) -> str:
+    """Returns the name of a dtype that tensors can have, or raises."""
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise NamedMeshError(
+            f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), DTYPES)
+        )
+    return dtype
+
+
+def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:
+    """Returns the names of dimensions asked to stay whole, or raises for those not in the shape."""
+    dims = as_tuple(whole)
+    for dim in dims:
+        if not isinstance(dim, Dimension) or dim not in shape.dims:
+            raise NamedMeshError(
+                f"{what}: whole={getattr(dim, 'name', dim)!r} is not one of its dimensions",
+                f"{what}: {shape}",
+                fix=did_you_mean(getattr(dim, "name", str(dim)), shape.names),
+            )
+    return frozenset(dim.name for dim in dims)
+
+
+def spec(
+    dims: Sequence[Dimension], dtype: str = "float32", whole: Sequence[Dimension] = ()
+) -> InputSpec:
+    """Describes an input of a program.
+
+    Args:
+        dims: The named dimensions, in the order of the array that will be given.
+        dtype: The element type: float32, bfloat16, int32, bool ...
+        whole: Dimensions that stay unsplit under every layout.
+
+    Returns:
+        The description, for `nm.trace`, `nm.compile` and `nm.call_tf`.
+
+    Raises:
+        NamedMeshError: The dims are not dimensions, the dtype is unknown, or whole names others.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> nm.spec([B, M], "int32").shape
+        [batch=4, model=8]
+    """
+    shape = Shape(dims)
+    return InputSpec(shape, check_dtype(dtype), check_whole(shape, whole, "input"))

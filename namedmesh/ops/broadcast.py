@@ -1,0 +1,109 @@
+"""Broadcasting and summing, each the other's derivative."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import (
+    as_tuple,
+    check_dtype_kind,
+    check_has_dims,
+    check_same_sizes,
+    check_tensor,
+    make_shape,
+)
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.shape import transpose
+
+
+class Broadcast(Op):
+    """Repeats a tensor along new dimensions, and puts all in order."""
+
+    constant = True  # one that is carried by a loop starts wherever the layout has it
+    shape: Shape
+
+    def results(self):
+        return [(self.shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        aligned = context.align(x, self.inputs[0].shape, self.shape)
+        return context.tf.broadcast_to(aligned, context.sizes(self.shape))
+
+    def vjp(self, dy: Tensor):
+        return [fit(dy, self.inputs[0].shape)]
+
+
+class Sum(Op):
+    """The sum over some dimensions."""
+
+    over: tuple[Dimension, ...]
+
+    def results(self):
+        (x,) = self.inputs
+        check_dtype_kind("sum", "number", x, source=self.source)
+        return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
+        return context.tf.reduce_sum(x, at)
+
+    def vjp(self, dy: Tensor):
+        return [broadcast(dy, self.inputs[0].shape)]
+
+    def flops(self) -> int:
+        return self.inputs[0].shape.elements if self.inputs[0].floating else 0
+
+    def placement(self) -> Placement:
+        return Placement(reduced=frozenset(dim.name for dim in self.over))
+
+
+def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
+    """Repeats a tensor along the dimensions it lacks, in the order given."""
+    shape = make_shape("broadcast", dims, check_tensor("broadcast", x))
+    check_same_sizes("broadcast", x, result=shape)
+    lost = [dim.name for dim in x.shape if dim.name not in shape.names]
+    if lost:
+        raise NamedMeshError(
+            f"broadcast: the result lacks dimension {', '.join(lost)} of {x.label}",
+            str(x),
+            f"the result: {shape}",
+            fix=f"add {', '.join(lost)} to the result, or sum over it first",
+        )
+    return x if shape == x.shape else Broadcast((x,), shape).output
+
+
+def check_over(
+    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
+) -> tuple[Dimension, ...]:
+    """Returns the dimensions to reduce over (all of them for None), each checked to be there once."""
+    if over is None:
+        return check_tensor(what, x).shape.dims
+    dims = as_tuple(over)
+    check_has_dims(what, x, *dims)
+    for i, dim in enumerate(dims):
+        if dim in dims[:i]:
+            raise NamedMeshError(
+                f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once"
+            )
+    return dims
+
+
+def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+    """Adds up the elements over some dimensions; over all of them by default."""
+    dims = check_over("sum", x, over)
+    return Sum((x,), dims).output if dims else x
+
+
+def fit(dx: Tensor, shape: Shape) -> Tensor:
+    """Brings a cotangent to its primal's shape: sums extra dimensions, broadcasts missing ones."""
+    extra = [dim for dim in dx.shape if dim.name not in shape.names]
+    if extra:
+        dx = sum(dx, over=extra)
+    if len(dx.shape) < len(shape):
+        return broadcast(dx, shape)
+    return dx if dx.shape == shape else transpose(dx, shape)

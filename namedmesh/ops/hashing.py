@@ -1,0 +1,60 @@
+"""The hash behind random numbers: from a key and a counter to 32 bits, in TensorFlow.
+
+Two rounds of a cheap mixer, a word of the key entering each: a sixth of the operations of Threefry, in
+the program as on the device.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+GOLDEN = 0x9E3779B9
+
+
+@functools.cache
+def _mixer(tf: Any) -> Any:
+    """One TensorFlow function, traced once: random bits are drawn in hundreds of places."""
+
+    @tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)
+    def mixer(x):
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+            x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
+            if factor is not None:
+                x = x * tf.constant(factor, tf.uint32)
+        return x
+
+    return mixer
+
+
+def _mix(tf: Any, x: Any) -> Any:
+    """Permutes 32-bit words so that every bit of the input moves every bit of the output (lowbias32)."""
+    mixed = _mixer(tf)(x)
+    mixed.set_shape(x.shape)
+    return mixed
+
+
+def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> Any:
+    """Hashes a counter of one or two words with a key of two words."""
+    x = _mix(tf, tf.bitwise.bitwise_xor(low, key[0])) + key[1]
+    if high is not None:
+        x = x + _mix(tf, high + tf.constant(GOLDEN, tf.uint32))
+    return _mix(tf, x)
+
+
+@functools.cache
+def _folder(tf: Any) -> Any:
+    signature = [tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)]
+
+    @tf.function(input_signature=signature, autograph=False)
+    def fold(key, number):
+        words = key[0], key[1]
+        second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
+        return tf.stack([hash_counter(tf, words, number), second])
+
+    return fold
+
+
+def fold_number(tf: Any, key: Any, number: Any) -> Any:
+    """Makes a key of two words from another and a number."""
+    return _folder(tf)(key, number)

@@ -1,0 +1,98 @@
+"""Ops that put tensors together along a dimension, and cut them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.format import format_value
+from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.broadcast import broadcast
+from namedmesh.ops.shape import transpose
+from namedmesh.ops.windows import slice
+
+
+class Concat(Op):
+    """Tensors one after the other along a dimension."""
+
+    dim: Dimension  # of the result
+
+    def results(self):
+        first = self.inputs[0].shape
+        return [(first.replaced(self.dim.name, self.dim), self.inputs[0].dtype)]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        order = self.output.shape.names
+        ready = [
+            context.arrange(value, x.shape, order)
+            for value, x in zip(values, self.inputs, strict=True)
+        ]
+        return context.tf.concat(ready, order.index(self.dim.name))
+
+    def vjp(self, dy: Tensor):
+        start, cotangents = 0, []
+        for x in self.inputs:
+            size = x.shape.named(self.dim.name).size  # type: ignore[union-attr]
+            cotangents.append(transpose(slice(dy, self.dim, start, size), x.shape))
+            start += size
+        return cotangents
+
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.dim.name]))
+
+
+def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
+    """Tensors one after the other along the dimension of that name; the sizes along it add up."""
+    tensors = check_tensors("concat", tensors, "nm.concat([a, b], S)")
+    name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
+    for tensor in tensors:
+        if tensor.shape.named(name) is None:
+            check_has_dims("concat", tensor, Dimension(name, 1))
+    first = tensors[0]
+    for tensor in tensors:
+        if {*tensor.shape.without(name)} != {
+            *first.shape.without(name)
+        } or tensor.dtype != first.dtype:
+            raise NamedMeshError(
+                f"concat: tensors differ in more than dimension {name}",
+                *map(str, tensors),
+                fix="make their other dimensions and dtypes equal",
+            )
+    total = sum(tensor.shape.named(name).size for tensor in tensors)  # type: ignore[union-attr]
+    return first if len(tensors) == 1 else Concat(tuple(tensors), Dimension(name, total)).output
+
+
+def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
+    """Tensors of one shape side by side along a new first dimension."""
+    tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
+    if len(tensors) != check_dimension("stack", dim, *tensors).size:
+        raise NamedMeshError(
+            f"stack: {dim} where {len(tensors)} tensors are given",
+            *map(str, tensors),
+            fix=f"give a dimension of size {len(tensors)}",
+        )
+    one = Dimension(dim.name, 1)
+    return concat([broadcast(x, [one, *x.shape]) for x in tensors], dim)
+
+
+def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
+    """The tensor cut into pieces along a dimension: so many equal ones, or pieces of the sizes given."""
+    check_has_dims("chunk", x, dim)
+    if isinstance(parts, (list, tuple)):
+        sizes = [check_int("chunk", "size", size, x) for size in parts]
+    else:
+        count = check_int("chunk", "number of parts", parts, x)
+        sizes = [dim.size // count] * count if count > 0 else []
+    if sum(sizes) != dim.size or any(size < 1 for size in sizes):
+        raise NamedMeshError(
+            f"chunk: {format_value(parts)} does not cut {dim} into whole pieces",
+            str(x),
+            fix="give a divisor of the size, or sizes that add up to it",
+        )
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    return [slice(x, dim, start, size) for start, size in zip(starts, sizes, strict=True)]

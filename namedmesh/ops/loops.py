@@ -1,0 +1,82 @@
+"""How loops over a dimension are lowered: compiled as one while loop, evaluated turn by turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from namedmesh.ir.context import Context
+
+
+def lower_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
+    """Lowers a scan as one while loop over buffers: its size does not depend on the length."""
+    tf = context.tf
+    carries, stacked = loop.carries, loop.stacked
+    first, xs = values[:carries], values[carries : carries + stacked]
+    captured = values[carries + stacked :]
+    positions = row_positions(loop)
+    buffers = [
+        context.place(tf.zeros(context.sizes(tensor.shape), context.dtype(tensor.dtype)), tensor)
+        for tensor in loop.histories
+    ]
+
+    def step(i, carry, buffers):
+        index = loop.over.size - 1 - i if loop.reverse else i
+        rows = [context.hold(x, loop, i) for i, x in enumerate(xs, carries)]
+        begins: dict[tuple[int, int], Any] = {}
+        slices = [read_row(tf, x, at, index, begins) for x, at in zip(rows, positions, strict=True)]
+        results = context.run(loop.body, [*carry, *slices, *captured])
+        written = []
+        for buffer, value, tensor in zip(buffers, results[carries:], loop.histories, strict=True):
+            begin = slice_begin(tf, index, value.shape.rank + 1, 0, begins)
+            row = tf.expand_dims(value, 0)
+            buffer = context.xla.dynamic_update_slice(context.place(buffer, tensor), row, begin)
+            written.append(context.place(buffer, tensor))
+        return i + 1, results[:carries], written
+
+    _, carry, buffers = tf.while_loop(
+        lambda i, *_: i < loop.over.size,
+        step,
+        [tf.constant(0), list(first), buffers],
+        parallel_iterations=1,
+    )
+    return [*carry, *buffers]
+
+
+def unroll_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
+    """Runs a scan turn by turn and stacks what each makes."""
+    tf = context.tf
+    carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
+    captured = values[loop.carries + loop.stacked :]
+    positions = row_positions(loop)
+    turns = []
+    order = range(loop.over.size)
+    for index in reversed(order) if loop.reverse else order:
+        slices = [read_row(tf, x, at, index, {}) for x, at in zip(xs, positions, strict=True)]
+        results = context.run(loop.body, [*carry, *slices, *captured])
+        carry = results[: loop.carries]
+        turns.append(results[loop.carries :])
+    if loop.reverse:
+        turns.reverse()
+    return [*carry, *(tf.stack(column) for column in zip(*turns, strict=True))]
+
+
+def row_positions(loop: Any) -> list[int]:
+    """Returns where the loop's dimension stands in each tensor that is read along it."""
+    rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
+    return [x.shape.position(loop.over.name) for x in rows]
+
+
+def slice_begin(tf: Any, index: Any, rank: int, at: int, begins: dict[tuple[int, int], Any]) -> Any:
+    """Returns the start of a slice; made once for all slices of a turn that start alike."""
+    if (rank, at) not in begins:
+        begins[rank, at] = tf.stack([index if i == at else 0 for i in range(rank)])
+    return begins[rank, at]
+
+
+def read_row(tf: Any, x: Any, at: int, index: Any, begins: dict[tuple[int, int], Any]) -> Any:
+    """Reads one slice along a dimension, that dimension removed."""
+    sizes = x.shape.as_list()
+    begin = slice_begin(tf, index, len(sizes), at, begins)
+    piece = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
+    return tf.squeeze(piece, at)
