@@ -10,14 +10,14 @@ from namedmesh.dims.errors import NamedMeshError as NamedMeshError
 from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
 from namedmesh.ir.differentiate import grad as grad
+from namedmesh.ir.interface import InputSpec as InputSpec
+from namedmesh.ir.interface import spec as spec
 from namedmesh.ir.op import Op as Op
 from namedmesh.ir.op import Placement as Placement
 from namedmesh.ir.program import Program as Program
 from namedmesh.ir.program import evaluate as evaluate
 from namedmesh.ir.program import trace as trace
 from namedmesh.ir.tensor import Tensor as Tensor
-from namedmesh.ir.variable import InputSpec as InputSpec
-from namedmesh.ir.variable import spec as spec
 from namedmesh.lowering.compile import Step as Step
 from namedmesh.lowering.compile import compile as compile
 from namedmesh.lowering.export import export as export

@@ -1,61 +1,176 @@
-"""Imports go one way, as docs/architecture.md says."""
+"""The house: one meaning a room, arrows one way, no circles, no TensorFlow above lowering."""
+
+from __future__ import annotations
 
 import ast
+import itertools
+import json
 import pathlib
+import subprocess
+import sys
+from collections import defaultdict
 
-PACKAGE = pathlib.Path(__file__).parent.parent / "namedmesh"
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / "namedmesh"
+FILES = sorted(PACKAGE.rglob("*.py"))
 ALLOWED = {
     "dims": {"dims"},
-    "ir": {"dims", "ir", "ops"},
+    "ir": {"dims", "ir"},
     "ops": {"dims", "ir", "ops"},
     "lowering": {"dims", "ir", "ops", "lowering", "runtime"},
+    "layers": {"dims", "ir", "ops", "layers"},
     "hlo": {"dims", "hlo"},
     "runtime": {"dims", "hlo", "runtime"},
     "aot": {"dims", "hlo", "runtime", "aot"},
-    "layers": {"dims", "ir", "ops", "layers"},
+    "training": {"dims", "runtime", "training"},
 }
+LONGEST_FILE = 400
 
 
-def imported(path: pathlib.Path) -> set[str]:
-    """The folders of the package that a file imports from."""
-    names = set()
+def module_of(path: pathlib.Path) -> str:
+    """The dotted name of a file."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imports_of(path: pathlib.Path) -> set[str]:
+    """Every module that a file imports, wherever in it: inside functions and for type checking too."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if (
-            isinstance(node, ast.ImportFrom)
-            and node.module
-            and node.module.startswith("namedmesh.")
-        ):
-            names.add(node.module.split(".")[1])
-        elif isinstance(node, ast.Import):
-            names.update(
-                alias.name.split(".")[1]
-                for alias in node.names
-                if alias.name.startswith("namedmesh.")
-            )
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            module = str(node.module)
+            for alias in node.names:
+                inner = f"{module}.{alias.name}"
+                names.add(inner if inner in MODULES else module)
     return names
 
 
-def test_every_folder_imports_only_what_it_may():
-    wrong = {
-        str(path.relative_to(PACKAGE)): sorted(imported(path) - allowed)
-        for folder, allowed in ALLOWED.items()
-        for path in (PACKAGE / folder).rglob("*.py")
-        if imported(path) - allowed
-    }
-    assert wrong == {}
+def imports_at_import(path: pathlib.Path) -> set[str]:
+    """The modules that are imported when a file itself is: outside functions."""
+    names: set[str] = set()
+    pending: list[ast.AST] = [ast.parse(path.read_text())]
+    while pending:
+        node = pending.pop()
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module))
+        pending.extend(ast.iter_child_nodes(node))
+    return names
 
 
-def test_only_one_file_of_the_runtime_uses_private_parts_of_jax_to_run_modules():
-    private = [
-        path.name for path in (PACKAGE / "runtime").glob("*.py") if "jax._src" in path.read_text()
+GRAPH = {
+    name: {one for one in imports_of(path) if one in MODULES} for name, path in MODULES.items()
+}
+
+
+def room_of(module: str) -> str | None:
+    """The folder that a module is in; None for files of the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and (PACKAGE / parts[1]).is_dir() else None
+
+
+def test_every_room_is_known():
+    assert {room for module in MODULES if (room := room_of(module))} == set(ALLOWED)
+
+
+def test_arrows_between_rooms_go_one_way():
+    wrong = [
+        f"{module} imports {other}"
+        for module, others in GRAPH.items()
+        for other in sorted(others)
+        if (room := room_of(module)) and (there := room_of(other)) and there not in ALLOWED[room]
     ]
-    assert sorted(private) == ["bridge.py"]
+    assert wrong == []
+
+
+def test_no_circle_of_files():
+    state: dict[str, str] = {}
+    circles: list[list[str]] = []
+
+    def visit(module: str, path: list[str]) -> None:
+        state[module] = "open"
+        for other in sorted(GRAPH[module]):
+            if state.get(other) == "open":
+                circles.append([*path[path.index(other) :], other])
+            elif other not in state:
+                visit(other, [*path, other])
+        state[module] = "closed"
+
+    for module in sorted(GRAPH):
+        if module not in state:
+            visit(module, [module])
+    assert circles == []
+
+
+def test_nothing_but_lowering_imports_tensorflow_when_it_is_imported():
+    wrong = [
+        module
+        for module, path in MODULES.items()
+        if room_of(module) != "lowering"
+        and any(name.split(".")[0] == "tensorflow" for name in imports_at_import(path))
+    ]
+    assert wrong == []
+
+
+def test_one_file_touches_the_private_parts_of_jax():
+    private = [module for module, path in MODULES.items() if "jax._src" in path.read_text()]
+    assert private == ["namedmesh.runtime.bridge"]
+
+
+def test_planning_imports_neither_tensorflow_nor_jax():
+    code = """
+import json, sys
+import namedmesh as nm
+B, M = nm.dims("batch=8 model=4")
+def step(x):
+    w = nm.param("w", [M])
+    nm.assign(w, w - nm.grad(nm.sum(x * w), w))
+program = nm.trace(step, x=nm.spec([B, M]))
+plan = nm.plan(program, nm.Mesh(data=8), "batch:data")
+text, document = str(plan), json.dumps(plan.to_json())
+print(json.dumps([plan.count("AllReduce"), [name for name in ("tensorflow", "jax", "flatbuffers") if name in sys.modules]]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [1, []]
+
+
+def definitions() -> dict[str, list[str]]:
+    """The public classes and functions at the top of every file, by name, with the files they are in."""
+    places = defaultdict(list)
+    for module, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    return places
+
+
+def test_one_name_has_one_place():
+    twice = {name: places for name, places in definitions().items() if len(places) > 1}
+    assert twice == {}
+
+
+def test_no_two_files_of_one_room_differ_by_a_letter():
+    stems = defaultdict(list)
+    for module in MODULES:
+        stems[module.rpartition(".")[2]].append(module)
+    close = [
+        (one, other)
+        for one, other in itertools.combinations(sorted(stems), 2)
+        if one + "s" == other or other + "s" == one
+    ]
+    assert close == []
 
 
 def test_files_stay_small():
-    long = {
-        path.name: lines
-        for path in PACKAGE.rglob("*.py")
-        if (lines := len(path.read_text().splitlines())) > 400
-    }
-    assert long == {}
+    lengths = {path.name: len(path.read_text().splitlines()) for path in FILES}
+    assert {name: lines for name, lines in lengths.items() if lines > LONGEST_FILE} == {}

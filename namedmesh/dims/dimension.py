@@ -35,11 +35,12 @@ class Shape(Sequence[Dimension]):
     def __init__(self, dims: Iterable[Dimension] = ()):
         if isinstance(dims, Dimension):
             raise NamedMeshError(
-                f"a single dimension {dims} where a list is due", fix=f"write [{dims.name}]"
+                f"expected a list of dimensions, not the single dimension {dims}",
+                fix=f"write [{dims.name}]",
             )
         if isinstance(dims, str) or not isinstance(dims, Iterable):
             raise NamedMeshError(
-                f"{type(dims).__name__} {dims!r} where a list of dimensions is due",
+                f"expected a list of dimensions, not {type(dims).__name__} {dims!r}",
                 fix="make dimensions with nm.dims('batch=8 model=16') and pass a list of them",
             )
         self.dims = tuple(dims)

@@ -84,7 +84,7 @@ class Layout:
         if root is None:
             return cls({})
         if not isinstance(root, yaml.MappingNode):
-            raise NamedMeshError(f"{what} is no mapping of YAML: {rules!r}", fix=fix)
+            raise NamedMeshError(f"{what} is not a YAML mapping: {rules!r}", fix=fix)
         seen: set[str] = set()
         for key, _ in root.value:
             if key.tag != "tag:yaml.org,2002:str":
@@ -158,7 +158,7 @@ def _entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
     listed = list(axes) if isinstance(axes, Iterable) else [axes]
     if not all(isinstance(axis, str) for axis in listed):
         raise NamedMeshError(
-            f"the layout maps dimension {name!r} to {axes!r}, which names no mesh axis",
+            f"the layout maps dimension {name!r} to {axes!r}, which is not the name of a mesh axis",
             fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
     return check_identifier(name, "dimension"), tuple(listed)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.constant import fill
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import fill
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_tensor

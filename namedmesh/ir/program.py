@@ -13,6 +13,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
+from namedmesh.ir.interface import InputSpec, Specs, Variable, spec
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import as_tuple, check_callable
@@ -20,7 +21,6 @@ from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
-from namedmesh.ir.variable import InputSpec, Specs, Variable, spec
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,14 +9,14 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source
-from namedmesh.ir.constant import as_tensor, plain_number
 from namedmesh.ir.format import format_value
+from namedmesh.ir.interface import Variable
+from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.nest import flatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.prune import live_ops
 from namedmesh.ir.recorder import Recorder, recording, require_recorder
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.variable import Variable
 
 
 class Placeholder(Op):

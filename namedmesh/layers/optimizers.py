@@ -15,7 +15,7 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
-from namedmesh.ir.variable import Variable
+from namedmesh.ir.interface import Variable
 from namedmesh.ir.trace import current
 from namedmesh.layers.clipping import clip_by_global_norm
 from namedmesh.layers.schedules import Schedule, as_schedule, inverse_square_root

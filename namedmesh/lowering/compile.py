@@ -8,8 +8,8 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
-from namedmesh.ir.variable import Specs
 from namedmesh.lowering.export import export_planned
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from namedmesh.ir.constant import as_tensor
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.arithmetic import minimum, where
 from namedmesh.ops.elementwise import elementwise

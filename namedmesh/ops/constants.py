@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.constant import check_number, fill
 from namedmesh.ir.context import Context
+from namedmesh.ir.interface import check_dtype
+from namedmesh.ir.literal import check_number, fill
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, make_shape
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.variable import check_dtype
 
 
 class Range(Op):

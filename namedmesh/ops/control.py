@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, zeros_like
 from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, format_nest, match_leaves, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable
@@ -103,9 +103,9 @@ def match_structure(what: str, made: Any, expected: Any, structure: Any) -> list
     if leaves is None:
         label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else format_value(leaf)
         raise NamedMeshError(
-            f"{what} is {format_nest(made, label)} where {format_nest(expected, label)} is due",
-            *(f"made: {format_value(leaf)}" for leaf in flatten(made)),
-            *(f"due: {leaf}" for leaf in wanted),
+            f"{what} is {format_nest(made, label)}, expected {format_nest(expected, label)}",
+            *(f"got: {format_value(leaf)}" for leaf in flatten(made)),
+            *(f"expected: {leaf}" for leaf in wanted),
             fix=f"return the structure of {structure}",
         )
     result = []
@@ -113,7 +113,7 @@ def match_structure(what: str, made: Any, expected: Any, structure: Any) -> list
         leaf = as_tensor(what, given, want)
         if {*leaf.shape} != {*want.shape} or leaf.dtype != want.dtype:
             raise NamedMeshError(
-                f"{what}: {leaf.label} is {leaf.dtype}{leaf.shape} where {want.dtype}{want.shape} is due",
+                f"{what}: {leaf.label} is {leaf.dtype}{leaf.shape}, expected {want.dtype}{want.shape}",
                 fix=f"make it like {want.label}, e.g. with nm.cast, nm.sum or nm.broadcast",
             )
         result.append(transpose(leaf, want.shape))
@@ -142,10 +142,10 @@ def cond(
     _check_condition("cond", condition)
     check_callable("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
-    due = unflatten(structure, iter(first.outputs))
+    expected = unflatten(structure, iter(first.outputs))
     second, _ = trace_body(
         lambda: match_structure(
-            "cond: the second branch's result", no(*operands), due, "the first branch"
+            "cond: the second branch's result", no(*operands), expected, "the first branch"
         ),
         [],
     )
@@ -159,12 +159,12 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
     leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
     arguments = lambda carry: unflatten(list(start), iter(carry))
-    due = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
+    expected = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
     checked, _ = trace_body(
         lambda *carry: _check_condition("while_loop", test(*arguments(carry))), specs
     )
     repeat = lambda *carry: match_structure(
-        "while_loop: the body's carry", body(*arguments(carry)), due, "the carry"
+        "while_loop: the body's carry", body(*arguments(carry)), expected, "the carry"
     )
     repeated, _ = trace_body(repeat, specs)
     outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs

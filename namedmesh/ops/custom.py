@@ -8,14 +8,14 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
-from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, format_value
+from namedmesh.ir.interface import InputSpec
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.variable import InputSpec
 from namedmesh.ops.manual import grouped_by_lack
 from namedmesh.ops.shape import transpose
 
@@ -112,7 +112,7 @@ class TfCall(Op):
 
     manual = True
     function: Callable[..., Any]
-    made: tuple[InputSpec, ...]
+    specs: tuple[InputSpec, ...]
     batch: tuple[Dimension, ...]
 
     @property
@@ -120,18 +120,18 @@ class TfCall(Op):
         return "call_tf"
 
     def results(self):
-        return [(one.shape, one.dtype) for one in self.made]
+        return [(one.shape, one.dtype) for one in self.specs]
 
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
         results = tf.nest.flatten(self.function(*values))
-        if len(results) != len(self.made):
+        if len(results) != len(self.specs):
             raise self.error(
-                f"the function made {count_noun(len(results), 'tensor')} where {len(self.made)} should be",
-                *(f"due: {format_value(one)}" for one in self.made),
+                f"the function returned {count_noun(len(results), 'tensor')}, expected {len(self.specs)}",
+                *(f"expected: {format_value(one)}" for one in self.specs),
                 fix="give one nm.spec in result= for each tensor it makes",
             )
-        for value, one in zip(results, self.made, strict=True):
+        for value, one in zip(results, self.specs, strict=True):
             if value.shape.as_list() != context.sizes(one.shape) or value.dtype != tf.as_dtype(
                 one.dtype
             ):

@@ -10,13 +10,13 @@ from typing import Any, ParamSpec
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, format_value
+from namedmesh.ir.interface import check_dtype
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
 from namedmesh.ir.tensor import OPERATORS, Operand, Tensor
-from namedmesh.ir.variable import check_dtype
 from namedmesh.ops.broadcast import fit
 
 P = ParamSpec("P")

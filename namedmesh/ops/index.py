@@ -8,6 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import (
     as_tuple,
@@ -18,7 +19,6 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.tensor import INTEGERS, Tensor
-from namedmesh.ir.variable import check_dtype
 from namedmesh.ops.shape import rename, transpose
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
+from namedmesh.ir.interface import check_dtype
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, make_shape
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
-from namedmesh.ir.variable import check_dtype
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.hashing import fold_number, hash_counter

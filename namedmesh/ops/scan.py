@@ -8,10 +8,10 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ir.constant import as_tensor
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable, check_has_dims

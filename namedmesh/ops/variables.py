@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
 from namedmesh.dims.source import Source, caller
-from namedmesh.ir.constant import as_tensor, check_number
 from namedmesh.ir.format import describe_type, format_value
+from namedmesh.ir.interface import Variable, check_dtype, check_whole
+from namedmesh.ir.literal import as_tensor, check_number
 from namedmesh.ir.operands import make_shape
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ir.trace import Trace, current
-from namedmesh.ir.variable import Variable, check_dtype, check_whole
 from namedmesh.ops import random
 from namedmesh.ops.initializers import Initializer, constant_init, fan_in_init
 from namedmesh.ops.shape import transpose

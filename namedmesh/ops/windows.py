@@ -7,8 +7,8 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.constant import as_tensor, check_number
 from namedmesh.ir.context import Context
+from namedmesh.ir.literal import as_tensor, check_number
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor

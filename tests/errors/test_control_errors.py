@@ -10,7 +10,7 @@ wrong = Table()
 
 
 @wrong("""
-grad: the loss is no scalar
+grad: the loss is not a scalar
   loss: float32[batch=4, hidden=16]
   at LINE: nm.grad(loss)
   fix: reduce it, e.g. nm.mean(loss), or give cotangent=
@@ -103,7 +103,7 @@ def manual_region_that_moves_a_tensor(x):
 
 
 @wrong("""
-scan: the body's carry: sum is float32[batch=4] where float32[batch=4, model=8] is due
+scan: the body's carry: sum is float32[batch=4], expected float32[batch=4, model=8]
   at LINE: nm.scan(lambda total, row: (nm.sum(row, over=M), None), nm.zeros([B, M]), x, over=S)
   fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -112,7 +112,7 @@ def scan_whose_carry_changes_shape(x):
 
 
 @wrong("""
-scan: the body's carry: cast is bfloat16[batch=4, model=8] where float32[batch=4, model=8] is due
+scan: the body's carry: cast is bfloat16[batch=4, model=8], expected float32[batch=4, model=8]
   at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
   fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -178,7 +178,7 @@ def scan_with_a_remat_that_is_none(x):
 
 
 @wrong("""
-cond: the condition is no bool scalar
+cond: the condition is not a bool scalar
   mask: bool[batch=4, seq=6]
   at LINE: nm.cond(mask, lambda: x, lambda: -x)
   fix: reduce it with nm.any or nm.all
@@ -188,7 +188,7 @@ def cond_on_many_bools(x, mask):
 
 
 @wrong("""
-cond: the second branch's result: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+cond: the second branch's result: sum is float32[batch=4, seq=6], expected float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: x, lambda: nm.sum(x, over=M))
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -197,10 +197,10 @@ def cond_whose_branches_differ(x, flag):
 
 
 @wrong("""
-cond: the second branch's result is x where (x, x) is due
-  made: x: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
+cond: the second branch's result is x, expected (x, x)
+  got: x: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: (x, x), lambda: x)
   fix: return the structure of the first branch
 """)
@@ -209,7 +209,7 @@ def cond_whose_branches_return_other_numbers_of_tensors(x, flag):
 
 
 @wrong("""
-while_loop: the body's carry: sum is float32[batch=4, seq=6] where float32[batch=4, seq=6, model=8] is due
+while_loop: the body's carry: sum is float32[batch=4, seq=6], expected float32[batch=4, seq=6, model=8]
   at LINE: nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: nm.sum(v, over=M), x)
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -218,7 +218,7 @@ def while_loop_whose_carry_changes_shape(x):
 
 
 @wrong("""
-while_loop: the condition is no bool scalar
+while_loop: the condition is not a bool scalar
   greater: bool[batch=4, seq=6, model=8]
   at LINE: nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
   fix: reduce it with nm.any or nm.all
@@ -228,11 +228,11 @@ def while_loop_whose_condition_is_no_scalar(x):
 
 
 @wrong("""
-cond: the second branch's result is {'a': x, 'z': negative} where {'a': x, 'b': x} is due
-  made: x: float32[batch=4, seq=6, model=8]
-  made: negative: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
+cond: the second branch's result is {'a': x, 'z': negative}, expected {'a': x, 'b': x}
+  got: x: float32[batch=4, seq=6, model=8]
+  got: negative: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: {"a": x, "b": x}, lambda: {"a": x, "z": -x})
   fix: return the structure of the first branch
 """)
@@ -241,9 +241,9 @@ def cond_whose_branches_have_other_names(x, flag):
 
 
 @wrong("""
-cond: the second branch's result is [x] where {'a': x} is due
-  made: x: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
+cond: the second branch's result is [x], expected {'a': x}
+  got: x: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
   at LINE: nm.cond(flag, lambda: {"a": x}, lambda: [x])
   fix: return the structure of the first branch
 """)
@@ -252,7 +252,7 @@ def cond_whose_branches_are_a_dict_and_a_list(x, flag):
 
 
 @wrong("""
-cond: the condition True is no Tensor
+cond: the condition True is not a Tensor
   at LINE: nm.cond(True, lambda: x, lambda: -x)
   fix: use Python's own if for what is known while tracing
 """)
@@ -261,7 +261,7 @@ def cond_on_a_known_value(x):
 
 
 @wrong("""
-while_loop: the condition True is no Tensor
+while_loop: the condition True is not a Tensor
   at LINE: nm.while_loop(lambda v: True, lambda v: v * 0.5, x)
   fix: use Python's own if for what is known while tracing
 """)
@@ -270,10 +270,10 @@ def while_loop_on_a_known_value(x):
 
 
 @wrong("""
-while_loop: the body's carry is multiply where [x, 0] is due
-  made: multiply: float32[batch=4, seq=6, model=8]
-  due: x: float32[batch=4, seq=6, model=8]
-  due: 0: int32[]
+while_loop: the body's carry is multiply, expected [x, 0]
+  got: multiply: float32[batch=4, seq=6, model=8]
+  expected: x: float32[batch=4, seq=6, model=8]
+  expected: 0: int32[]
   at LINE: nm.while_loop(lambda v, n: n < 3, lambda v, n: v * 0.5, x, 0)
   fix: return the structure of the carry
 """)
@@ -282,9 +282,9 @@ def while_loop_whose_body_drops_a_value(x):
 
 
 @wrong("""
-scan: the body's carry is {'z': add} where {'a': zeros} is due
-  made: add: float32[batch=4, model=8]
-  due: zeros: float32[batch=4, model=8]
+scan: the body's carry is {'z': add}, expected {'a': zeros}
+  got: add: float32[batch=4, model=8]
+  expected: zeros: float32[batch=4, model=8]
   at LINE: nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, x, over=S)
   fix: return the structure of the carry
 """)

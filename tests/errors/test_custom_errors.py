@@ -14,14 +14,13 @@ wrong = Table()
 custom_vjp: the backward function returned 1 cotangent for 2 arguments
   x: float32[batch=4, seq=6, model=8]
   w: float32[model=8, hidden=16]
-  declared at LINE: product = nm.custom_vjp(lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy)
+  declared at LINE: product = nm.custom_vjp(forward, lambda saved, dy: dy)
   at LINE: y = product(x, w)
   fix: return one cotangent (or None) for each argument of the function, in order
 """)
 def custom_vjp_with_a_cotangent_too_few(x, w):
-    product = nm.custom_vjp(
-        lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w)), lambda saved, dy: dy
-    )
+    forward = lambda x, w: (nm.einsum([x, w], [B, S, H]), (x, w))
+    product = nm.custom_vjp(forward, lambda saved, dy: dy)
     y = product(x, w)
     nm.grad(nm.sum(y), [x, w])
 
@@ -74,7 +73,7 @@ def custom_vjp_with_a_cotangent_that_is_a_number(x):
 
 
 @wrong("""
-call_tf: result=[batch=4, seq=6, model=8] is no spec
+call_tf: result=[batch=4, seq=6, model=8] is not a spec
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.call_tf(lambda v: v, x, result=[B, S, M])
   fix: describe what the function makes, e.g. result=nm.spec([B, M])
@@ -104,16 +103,15 @@ def call_tf_with_a_batch_dimension_nobody_has(x):
 
 
 @wrong("""
-call_tf: the function made 1 tensor where 2 should be
-  due: float32[batch=4, model=8]
-  due: float32[batch=4, model=8]
-  at LINE: program = nm.trace(lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2), x=nm.spec([B, M]))
+call_tf: the function returned 1 tensor, expected 2
+  expected: float32[batch=4, model=8]
+  expected: float32[batch=4, model=8]
+  at LINE: call = lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2)
   fix: give one nm.spec in result= for each tensor it makes
 """)
 def call_tf_of_too_few_tensors():
-    program = nm.trace(
-        lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2), x=nm.spec([B, M])
-    )
+    call = lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2)
+    program = nm.trace(call, x=nm.spec([B, M]))
     program.evaluate({}, x=tf.zeros([4, 8]))
 
 

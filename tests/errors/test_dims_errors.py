@@ -138,7 +138,7 @@ def shape_of_names():
 
 
 @wrong("""
-a single dimension batch=4 where a list is due
+expected a list of dimensions, not the single dimension batch=4
   at LINE: nm.spec(B)
   fix: write [batch]
 """)
@@ -147,7 +147,7 @@ def shape_of_one_dimension_without_a_list():
 
 
 @wrong("""
-int 4 where a list of dimensions is due
+expected a list of dimensions, not int 4
   at LINE: nm.spec(4)
   fix: make dimensions with nm.dims('batch=8 model=16') and pass a list of them
 """)
@@ -156,7 +156,7 @@ def shape_of_a_number():
 
 
 @wrong("""
-str 'batch' where a list of dimensions is due
+expected a list of dimensions, not str 'batch'
   at LINE: nm.spec("batch")
   fix: make dimensions with nm.dims('batch=8 model=16') and pass a list of them
 """)

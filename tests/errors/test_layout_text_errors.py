@@ -93,7 +93,7 @@ def layout_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2, which names no mesh axis
+the layout maps dimension 'batch' to 2, which is not the name of a mesh axis
   at LINE: nm.Layout({"batch": 2})
   fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
@@ -102,7 +102,7 @@ def layout_to_a_number():
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan, which names no mesh axis
+the layout maps dimension 'batch' to nan, which is not the name of a mesh axis
   at LINE: nm.Layout({"batch": math.nan})
   fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
@@ -111,7 +111,7 @@ def layout_to_nan():
 
 
 @wrong("""
-the layout maps dimension 'batch' to ['data', inf], which names no mesh axis
+the layout maps dimension 'batch' to ['data', inf], which is not the name of a mesh axis
   at LINE: nm.Layout({"batch": ["data", math.inf]})
   fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
@@ -147,7 +147,7 @@ def yaml_that_does_not_parse():
 
 
 @wrong("""
-the layout is no mapping of YAML: ['batch', 'data']
+the layout is not a YAML mapping: ['batch', 'data']
   at LINE: nm.Layout.from_yaml("- batch\\n- data")
   fix: write lines such as 'hidden: model'
 """)
@@ -156,7 +156,7 @@ def yaml_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2, which names no mesh axis
+the layout maps dimension 'batch' to 2, which is not the name of a mesh axis
   at LINE: nm.Layout.from_yaml("batch: 2")
   fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)
@@ -165,7 +165,7 @@ def yaml_with_a_number():
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan, which names no mesh axis
+the layout maps dimension 'batch' to nan, which is not the name of a mesh axis
   at LINE: nm.Layout.from_yaml("batch: .nan")
   fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
 """)

@@ -11,7 +11,7 @@ wrong = Table()
 
 
 @wrong("""
-slice: start 0.5 is no whole number
+slice: start 0.5 is not a whole number
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.slice(x, M, 0.5, 2)
   fix: give a whole number
@@ -21,7 +21,7 @@ def slice_from_a_fraction(x):
 
 
 @wrong("""
-slice: size None is no whole number
+slice: size None is not a whole number
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.slice(x, M, 0, None)
   fix: give a whole number
@@ -31,7 +31,7 @@ def slice_of_no_size(x):
 
 
 @wrong("""
-slice: start n: int32[] is no whole number known while tracing
+slice: start n: int32[] is not a whole number known while tracing
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.slice(x, M, n, 2)
   fix: use nm.dynamic_slice or nm.dynamic_update for a start that a tensor holds
@@ -41,7 +41,7 @@ def slice_from_a_tensor(x, n):
 
 
 @wrong("""
-roll: by 1.5 is no whole number
+roll: by 1.5 is not a whole number
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.roll(x, M, 1.5)
   fix: give a whole number
@@ -51,7 +51,7 @@ def roll_by_a_fraction(x):
 
 
 @wrong("""
-pad: low 0.5 is no whole number
+pad: low 0.5 is not a whole number
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.pad(x, M, 0.5)
   fix: give a whole number
@@ -61,7 +61,7 @@ def pad_by_a_fraction(x):
 
 
 @wrong("""
-pad: 0.5 is no int32
+pad: 0.5 does not fit int32
   k: int32[batch=4, seq=6]
   at LINE: nm.pad(k, S, 1, value=0.5)
   fix: give a whole number, or a floating point dtype
@@ -71,7 +71,7 @@ def pad_of_integers_with_a_fraction(k):
 
 
 @wrong("""
-chunk: number of parts 2.5 is no whole number
+chunk: number of parts 2.5 is not a whole number
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.chunk(x, M, 2.5)
   fix: give a whole number
@@ -91,7 +91,7 @@ def chunk_into_none(x):
 
 
 @wrong("""
-full: 'a' of type str is no number
+full: 'a' of type str is not a number
   at LINE: nm.full([M], "a")
   fix: give a number known while tracing
 """)
@@ -100,7 +100,7 @@ def full_of_text(x):
 
 
 @wrong("""
-full: 0.5 is no int32
+full: 0.5 does not fit int32
   at LINE: nm.full([M], 0.5, "int32")
   fix: give a whole number, or a floating point dtype
 """)
@@ -109,7 +109,7 @@ def full_of_a_fraction_in_integers(x):
 
 
 @wrong("""
-full: sum: float32[] is no number
+full: sum: float32[] is not a number
   at LINE: nm.full([M], nm.sum(x))
   fix: use nm.broadcast(x, dims) for a tensor
 """)
@@ -118,7 +118,7 @@ def full_of_a_tensor(x):
 
 
 @wrong("""
-full: inf is no int32
+full: inf does not fit int32
   at LINE: nm.full([M], math.inf, "int32")
   fix: give a whole number, or a floating point dtype
 """)

@@ -72,7 +72,7 @@ def einsum_of_bools(mask):
 
 
 @wrong("""
-einsum: a single tensor where a list is due
+einsum: expected a list of tensors, not a single tensor
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.einsum(x, [B])
   fix: write nm.einsum([x, w], [B, H])
@@ -325,7 +325,7 @@ def one_hot_of_fractions(x):
 
 
 @wrong("""
-scatter_add: w has no dimension batch
+scatter_add: w has no dimension batch; w has no dimension seq
   w: float32[model=8, hidden=16]
   at LINE: nm.scatter_add(w, k, E)
   fix: use one of: hidden, model

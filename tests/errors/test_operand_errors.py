@@ -12,7 +12,7 @@ wrong = Table()
 
 
 @wrong("""
-sum: 3.0 of type float is no Tensor
+sum: 3.0 of type float is not a Tensor
   at LINE: nm.sum(3.0)
   fix: write nm.full(dims, 3.0)
 """)
@@ -21,7 +21,7 @@ def sum_of_a_number(x):
 
 
 @wrong("""
-softmax: float64[3] of type ndarray is no Tensor
+softmax: float64[3] of type ndarray is not a Tensor
   at LINE: nm.softmax(np.ones(3), over=M)
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -30,7 +30,7 @@ def softmax_of_an_array(x):
 
 
 @wrong("""
-broadcast: 2.0 of type float is no Tensor
+broadcast: 2.0 of type float is not a Tensor
   at LINE: nm.broadcast(2.0, [B])
   fix: write nm.full(dims, 2.0)
 """)
@@ -39,7 +39,7 @@ def broadcast_of_a_number(x):
 
 
 @wrong("""
-transpose: [x: float32[batch=4, seq=6, model=8], x: float32[batch=4, seq=6, model=8]] of type list is no Tensor
+transpose: [x: float32[batch=4, seq=6, model=8], x: float32[batch=4, seq=6, model=8]] of type list is not a Tensor
   at LINE: nm.transpose([x, x], [B])
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -48,7 +48,7 @@ def transpose_of_a_list(x):
 
 
 @wrong("""
-reshard: 3.0 of type float is no Tensor
+reshard: 3.0 of type float is not a Tensor
   at LINE: nm.reshard(3.0, B)
   fix: write nm.full(dims, 3.0)
 """)
@@ -57,7 +57,7 @@ def reshard_of_a_number(x):
 
 
 @wrong("""
-gather: float32[4, 6] of type ndarray is no Tensor
+gather: float32[4, 6] of type ndarray is not a Tensor
   at LINE: nm.gather(np.ones((4, 6), np.float32), k, S)
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -66,7 +66,7 @@ def gather_from_an_array(k):
 
 
 @wrong("""
-gather: [0, 1] of type list is no Tensor
+gather: [0, 1] of type list is not a Tensor
   at LINE: nm.gather(x, [0, 1], S)
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -75,7 +75,7 @@ def gather_at_a_list(x):
 
 
 @wrong("""
-one_hot: 3 of type int is no Tensor
+one_hot: 3 of type int is not a Tensor
   at LINE: nm.one_hot(3, E)
   fix: write nm.full(dims, 3)
 """)
@@ -84,7 +84,7 @@ def one_hot_of_a_number(x):
 
 
 @wrong("""
-scatter_add: float64[3] of type ndarray is no Tensor
+scatter_add: float64[3] of type ndarray is not a Tensor
   at LINE: nm.scatter_add(np.ones(3), k, E)
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -93,7 +93,7 @@ def scatter_add_of_an_array(k):
 
 
 @wrong("""
-dynamic_update: 1.0 of type float is no Tensor
+dynamic_update: 1.0 of type float is not a Tensor
   at LINE: nm.dynamic_update(x, 1.0, 0, S)
   fix: write nm.full(dims, 1.0)
 """)
@@ -102,7 +102,7 @@ def dynamic_update_by_a_number(x):
 
 
 @wrong("""
-concat: 1.0 of type float is no Tensor
+concat: 1.0 of type float is not a Tensor
   at LINE: nm.concat([1.0, x], B)
   fix: write nm.full(dims, 1.0)
 """)
@@ -111,7 +111,7 @@ def concat_of_a_number(x):
 
 
 @wrong("""
-concat: a single tensor where a list is due
+concat: expected a list of tensors, not a single tensor
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.concat(x, B)
   fix: write nm.concat([a, b], S)
@@ -139,7 +139,7 @@ def einsum_of_a_number(x):
 
 
 @wrong("""
-einsum: float64[8, 16] of type ndarray is no Tensor
+einsum: float64[8, 16] of type ndarray is not a Tensor
   at LINE: nm.einsum([x, np.ones((8, 16))], [B, H])
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)
@@ -178,7 +178,7 @@ def add_of_text(x):
 
 
 @wrong("""
-grad: 1.0 of type float is no Tensor
+grad: 1.0 of type float is not a Tensor
   at LINE: nm.grad(1.0, x)
   fix: write nm.full(dims, 1.0)
 """)
@@ -196,7 +196,7 @@ def gradient_with_respect_to_a_number(x):
 
 
 @wrong("""
-grad: cotangent: 1.0 of type float is no Tensor
+grad: cotangent: 1.0 of type float is not a Tensor
   at LINE: nm.grad(x, x, cotangent=1.0)
   fix: write nm.full(dims, 1.0)
 """)
@@ -205,7 +205,7 @@ def gradient_with_a_cotangent_that_is_a_number(x):
 
 
 @wrong("""
-manual: 3.0 of type float is no Tensor
+manual: 3.0 of type float is not a Tensor
   at LINE: nm.manual(lambda v: v, 3.0, over=B)
   fix: write nm.full(dims, 3.0)
 """)
@@ -214,7 +214,7 @@ def manual_region_of_a_number(x):
 
 
 @wrong("""
-scan: 5.0 of type float is no Tensor
+scan: 5.0 of type float is not a Tensor
   at LINE: nm.scan(lambda total, row: (total, None), nm.zeros([B]), 5.0, over=S)
   fix: write nm.full(dims, 5.0)
 """)

@@ -130,7 +130,7 @@ def param_name_that_is_a_number(x):
 
 
 @wrong("""
-parameter w: init=1.0 is no initializer
+parameter w: init=1.0 is not an initializer
   w: float32[model=8]
   at LINE: nm.param("w", [M], init=1.0)
   fix: write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)
@@ -140,7 +140,7 @@ def param_that_starts_with_a_number(x):
 
 
 @wrong("""
-state w: init: 'zeros' of type str is no number
+state w: init: 'zeros' of type str is not a number
   w: float32[model=8]
   at LINE: nm.state("w", [M], init="zeros")
   fix: give a number known while tracing
@@ -150,7 +150,7 @@ def state_that_starts_with_text(x):
 
 
 @wrong("""
-state count: init: 0.5 is no int32
+state count: init: 0.5 does not fit int32
   count: int32[]
   at LINE: nm.state("count", [], init=0.5, dtype="int32")
   fix: give a whole number, or a floating point dtype

@@ -156,7 +156,7 @@ def shift_by_more_than_there_is(x):
 
 
 @wrong("""
-dynamic_slice: the start is no int32 scalar
+dynamic_slice: the start is not an int32 scalar
   0.5: float32[]
   at LINE: nm.dynamic_slice(x, 0.5, S, 2)
   fix: use nm.cast(start, 'int32')
@@ -186,7 +186,7 @@ def range_of_a_number():
 
 
 @wrong("""
-random.uniform: the first argument is no random key
+random.uniform: the first argument is not a random key
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.random.uniform(x, [B])
   fix: make one with nm.random.key(seed)
@@ -196,7 +196,7 @@ def random_numbers_without_a_key(x):
 
 
 @wrong("""
-random.key: the seed is no int32 scalar
+random.key: the seed is not an int32 scalar
   0.5: float32[]
   at LINE: nm.random.key(0.5)
   fix: declare it as nm.spec([], 'int32')

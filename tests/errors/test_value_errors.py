@@ -121,7 +121,7 @@ def index_of_a_tensor(n):
 
 
 @wrong("""
-exp: 2 operands where 1 is due
+exp: expected 1 operand, got 2
   x: float32[batch=4, seq=6, model=8]
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.exp(x, x)
@@ -132,7 +132,7 @@ def exponential_of_two(x):
 
 
 @wrong("""
-where: 2 operands where 3 are due
+where: expected 3 operands, got 2
   mask: bool[batch=4, seq=6]
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.where(mask, x)
@@ -143,7 +143,7 @@ def where_without_an_else(x, mask):
 
 
 @wrong("""
-add: 1 operand where 2 are due
+add: expected 2 operands, got 1
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.add(x)
   fix: write nm.add(x, y)
