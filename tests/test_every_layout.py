@@ -31,7 +31,7 @@ def planned(case: Case, program: nm.Program) -> nm.Plan:
 def check(case: Case) -> None:
     program = nm.trace(case.function, **case.specs)
     plan = planned(case, program)
-    step = nm.Step(program, plan, "default", strict=True)
+    step = nm.Step(plan, strict=True)
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)

@@ -77,6 +77,10 @@ class Shape(Sequence[Dimension]):
         """The dimension of that name, if there is one."""
         return next((dim for dim in self.dims if dim.name == name), None)
 
+    def size_of(self, name: str) -> int:
+        """Returns the size of the dimension of that name."""
+        return self.dims[self.position(name)].size
+
     def position(self, name: str) -> int:
         """The position of the dimension of that name."""
         return self.names.index(name)

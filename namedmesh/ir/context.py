@@ -44,7 +44,7 @@ class Context:
         return self.tf.as_dtype(name)
 
     def size(self, dim: Dimension) -> int:
-        """Returns the size of a dimension where this op runs: its own, or one device's piece of it."""
+        """Returns a dimension's size where this op runs: its own, or that of one device's piece."""
         return dim.size
 
     def sizes(self, dims: Sequence[Dimension] | Shape) -> list[int]:
@@ -60,7 +60,7 @@ class Context:
         return value
 
     def hold(self, value: Any, op: Any, i: int) -> Any:
-        """Annotates a value inside a loop as it was outside: with the place of the loop's operand i."""
+        """Annotates a value inside a loop with the place of the loop's operand i, as outside."""
         return value
 
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
@@ -72,7 +72,7 @@ class Context:
         return self.tf.constant(bool(value) if dtype == self.tf.bool else value, dtype)
 
     def align(self, value: Any, shape: Shape, order: Shape) -> Any:
-        """Transposes and expands a value so that it broadcasts, by name, against the dims of order."""
+        """Transposes and expands a value so that it broadcasts against dims in that order."""
         present = [dim.name for dim in order if dim.name in shape.names]
         value = self.arrange(value, shape, present)
         if present == [dim.name for dim in order][len(order) - len(present) :]:

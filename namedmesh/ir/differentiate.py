@@ -1,4 +1,4 @@
-"""Reverse-mode differentiation over named ops: every cotangent is a named tensor that knows its primal."""
+"""Reverse-mode differentiation over named ops: every cotangent knows its primal by name."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class Cotangent(Op):
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     """Differentiates a scalar with respect to tensors.
 
-    Ops traced before count as forward in the plan, those made here as backward, and those after as update.
+    Ops traced before count as forward in the plan, those made here as backward, later ones as
+    update.
 
     Args:
         loss: The scalar; with a cotangent, a tensor of any shape.
@@ -51,7 +52,7 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         The gradients, nested as wrt is. A tensor that the loss does not depend on has zeros.
 
     Raises:
-        NamedMeshError: The loss is not a floating point scalar, or there is nothing to differentiate.
+        NamedMeshError: The loss is not a floating point scalar, or wrt is empty.
 
     Example:
         >>> import namedmesh as nm
@@ -127,7 +128,7 @@ def _or_zeros(cotangents: dict[Tensor, Tensor], target: Tensor) -> Tensor:
 
 
 def mark_cotangent(cotangent: Tensor, primal: Tensor) -> Tensor:
-    """Returns the cotangent of a tensor, marked as such; one that is shared gets a stand-in of its own."""
+    """Marks a tensor as the cotangent of another; one that is shared gets a stand-in."""
     if cotangent.primal is not None or cotangent.kind == "placeholder":
         cotangent = Cotangent((cotangent,)).output
     return cotangent.describe(primal=primal)
@@ -144,7 +145,7 @@ def reverse_ops(
         targets: The tensors whose cotangents are wanted.
 
     Returns:
-        The cotangents of everything on the way, those of the targets among them where there are any.
+        The cotangents of everything on the way, targets that have one included.
     """
     trace = current("grad")
     reached = set(targets)
@@ -180,12 +181,13 @@ def repeat_ops(
     Args:
         body: What to repeat.
         values: Tensors for its inputs and captures.
-        saved: Tensors of the body whose values are there already. What follows reads those; the reverse
-            pass still goes through the op, which is dead unless something else of it is needed.
+        saved: Tensors of the body whose values are there already. What follows reads those; the
+            reverse pass still goes through the op, which is dead unless something else of it is
+            needed.
 
     Returns:
-        The ops as the reverse pass is to see them, binding the saved tensors, and for every tensor of the
-        body the one that stands for it.
+        The ops as the reverse pass is to see them, binding the saved tensors, and for every tensor
+        of the body the one that stands for it.
     """
     known = dict(zip(body.arguments, values, strict=True))
     saved = saved or {}

@@ -12,7 +12,7 @@ LONGEST = 60  # characters of a value's repr in one line
 
 
 def to_python_number(value: Any) -> Any:
-    """Converts a numpy scalar (or 0-d array) to Python's own number; returns anything else as it is."""
+    """Converts a numpy scalar (or 0-d array) to Python's number; returns anything else as is."""
     scalar = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
     return value.item() if scalar else value
 

@@ -1,4 +1,4 @@
-"""What a program is given: inputs, as a caller declares them, and variables, which live from step to step."""
+"""What a program is given: inputs, and variables that live from step to step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape and dtype of a program input; whole lists dimensions that stay unsplit under every layout."""
+    """The shape and dtype of a program input, and the dimensions that no layout splits."""
 
     shape: Shape
     dtype: str

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def flatten(structure: Any) -> list[Any]:
-    """The leaves of nested tuples, lists and dicts, in order; None has no leaves."""
+    """Returns the leaves of nested tuples, lists and dicts, in order; None has no leaves."""
     if structure is None:
         return []
     if isinstance(structure, dict):
@@ -16,7 +16,7 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
-    """The same nesting with other leaves."""
+    """Returns the same nesting with other leaves."""
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -30,11 +30,12 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
-    """The nesting in one line, each leaf as said."""
+    """Formats nested values in one line, each leaf as a function formats it."""
     if structure is None:
         return "None"
     if isinstance(structure, dict):
-        return f"{{{', '.join(f'{key!r}: {format_nest(value, leaf)}' for key, value in structure.items())}}}"
+        entries = (f"{key!r}: {format_nest(value, leaf)}" for key, value in structure.items())
+        return f"{{{', '.join(entries)}}}"
     if isinstance(structure, (tuple, list)):
         opening, closing = "[]" if isinstance(structure, list) else "()"
         return f"{opening}{', '.join(format_nest(item, leaf) for item in structure)}{closing}"
@@ -42,7 +43,10 @@ def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
 
 
 def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
-    """The leaves of a structure in the order of a pattern; None unless the two nest alike (tuples and lists are one kind)."""
+    """Returns a structure's leaves in the order of a pattern, None where the two nest otherwise.
+
+    Tuples and lists are one kind.
+    """
     if pattern is None or structure is None:
         return [] if pattern is structure else None
     if isinstance(pattern, dict):

@@ -1,4 +1,4 @@
-"""Op: a shape rule, a lowering, a derivative and a FLOP count, side by side; and Body, a list of ops."""
+"""Op: a shape rule, a lowering, a derivative and a FLOP count, side by side; and Body."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Placement:
         reduced: Dimensions it sums (or takes the maximum of ...) over: split ones leave partial
             results, which the plan adds up with an AllReduce.
         renames: Operand dimension to the result dimension that takes its place.
-        divisible: Dimensions that may be split only where the devices divide their size evenly, each
-            with another size that must divide too (that of the dimension that takes its place).
+        divisible: Dimensions that may be split only where the devices divide their size evenly,
+            each with another size that must divide too (of the dimension that takes its place).
 
     Example:
         >>> Placement(reduced=frozenset(["model"])).whole
@@ -44,10 +44,11 @@ class Placement:
 class Op:
     """One named operation. Making one records it in the program being traced.
 
-    An op is one class: subclasses are frozen dataclasses (without a decorator) whose fields are the op's
-    options, and define `results`, `lower`, and where it applies `vjp`, `flops` and `placement`. What the
-    passes need to know besides is a trait: a class attribute or property listed below. No pass of
-    namedmesh knows an op by its class, so an op of your own needs no change anywhere else.
+    An op is one class: subclasses are frozen dataclasses (without a decorator) whose fields are the
+    op's options, and define `results`, `lower`, and where it applies `vjp`, `flops` and
+    `placement`. What the passes need to know besides is a trait: a class attribute or property
+    listed below. No pass of namedmesh knows an op by its class, so an op of your own needs no
+    change anywhere else.
 
     Args:
         inputs: The tensors the op reads.
@@ -134,8 +135,8 @@ class Op:
     def closed(self) -> bool:
         """Whether to lower like a manual op where sizes divide.
 
-        For ops that become many XLA ops: XLA merges equal constants before it partitions, and one that
-        is shared with a tensor lying elsewhere would draw the op there and back.
+        For ops that become many XLA ops: XLA merges equal constants before it partitions, and one
+        that is shared with a tensor lying elsewhere would draw the op there and back.
         """
         return False
 
@@ -155,14 +156,14 @@ class Op:
         return ()
 
     def results(self) -> list[tuple[Shape, str]]:
-        """The shape rule: returns shape and dtype of each result, or raises for operands that do not fit."""
+        """The shape rule: returns each result's shape and dtype, or raises for unfit operands."""
         raise NotImplementedError(f"{type(self).__name__} defines no results()")
 
     def lower(self, context: Context, *values: Any) -> Any:
         """Computes the results with TensorFlow (`context.tf`) from values in the order of `inputs`.
 
-        Each value has its tensor's dimensions in order; inside a manual op, one device's piece of them
-        (`context.size(dim)`). Returns one value, or a list of them where there are several results.
+        Each value has its tensor's dimensions in order; inside a manual op, one device's piece of
+        them (`context.size(dim)`). Returns one value, or a list where there are several results.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no lower()")
 
@@ -172,7 +173,8 @@ class Op:
             f"{self.kind} has no derivative",
             *map(str, self.inputs),
             source=self.source,
-            fix="put nm.stop_gradient around its operands, or give it a derivative with nm.custom_vjp",
+            fix="put nm.stop_gradient around its operands, "
+            "or give it a derivative with nm.custom_vjp",
         )
 
     def flops(self) -> int:
@@ -184,7 +186,7 @@ class Op:
         return Placement()
 
     def drop_results(self, needed: set[Tensor]) -> Op:
-        """Returns this op without the results that are not needed, where it can do without them."""
+        """Returns this op without the results that are not needed, where it can."""
         return self
 
     def rebuild(self, **changes: Any) -> Self:
@@ -205,7 +207,7 @@ class Op:
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """The ops of a loop body, a branch or a manual region: a function of its inputs and captures."""
+    """A loop body, a branch or a manual region: a function of its inputs and captures."""
 
     ops: tuple[Op, ...]
     inputs: tuple[Tensor, ...]

@@ -1,4 +1,7 @@
-"""Checks of what a user hands to an op. Labels are looked up only for an error: that reads source files."""
+"""Checks of what a user hands to an op.
+
+Labels are looked up only for an error, since that reads source files.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +82,7 @@ def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
 
 
 def check_has_dims(what: str, x: Any, *dims: Any) -> None:
-    """Raises unless x is a Tensor that has these dimensions; names every one that it does not have."""
+    """Raises unless x is a Tensor with these dimensions; names every one that it lacks."""
     check_tensor(what, x)
     absent, resized = [], []
     for dim in dims:
@@ -113,7 +116,7 @@ def make_shape(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
 def check_same_sizes(
     what: str, *tensors: Tensor, result: Shape | None = None, but: str | None = None
 ) -> None:
-    """Raises unless every name (but one, if said) has one size across the tensors and the result."""
+    """Raises unless every name (except but) has one size across tensors and result."""
     shapes = [tensor.shape for tensor in tensors] + ([] if result is None else [result])
     sizes: dict[str, tuple[int, int]] = {}
     clashes: dict[str, tuple[int, int, int, int]] = {}

@@ -1,4 +1,4 @@
-"""Program: the named ops of one traced function, with its inputs, variables, updates and results."""
+"""Program: the named ops of one traced function, with inputs, variables, updates and results."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     """Runs a function on named tensors and records what it does.
 
     Args:
-        function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and dicts
-            as it likes. It may make parameters, differentiate and assign.
+        function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and
+            dicts as it likes. It may make parameters, differentiate and assign.
         *specs: An `nm.spec`, or a dict of them, for each positional argument.
         **named: The same, by the argument's name.
 
@@ -254,15 +254,14 @@ def evaluate(function: Callable[..., Any], **arguments: tuple[Sequence[Dimension
 
     Args:
         function: Takes tensors by name and returns tensors. Parameters it makes start from seed 0.
-        **arguments: For each tensor its dimensions and its values. float64 values become float32, int64
-            ones int32.
+        **arguments: For each tensor its dimensions and its values. float64 values become float32,
+            int64 ones int32.
 
     Returns:
         What the function returned, with numpy arrays for tensors.
 
     Raises:
-        NamedMeshError: The values do not have the dimensions' sizes, or something in the function is
-            wrong.
+        NamedMeshError: The values do not have the dimensions' sizes, or the function is wrong.
 
     Example:
         >>> import namedmesh as nm

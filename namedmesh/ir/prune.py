@@ -17,7 +17,7 @@ def live_ops(
     Args:
         ops: The ops, each after those it reads.
         outputs: The tensors that are needed.
-        bound: Tensors whose ops stay whether or not they are needed: those a caller gives values for.
+        bound: Tensors whose ops stay in any case: those a caller gives values for.
     """
     needed = {*outputs, *bound}
     kept = []

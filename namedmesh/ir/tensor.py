@@ -29,8 +29,8 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {}
 class Tensor:
     """A value that a named op binds: its dimensions by name, its dtype, and the line that made it.
 
-    Tensors support Python's arithmetic and comparison operators, broadcasting by name; everything else is a
-    function of `nm`. A tensor has no value while tracing.
+    Tensors support Python's arithmetic and comparison operators, broadcasting by name; everything
+    else is a function of `nm`. A tensor has no value while tracing.
 
     Args:
         shape: The named dimensions, in order.
@@ -90,7 +90,7 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """What to call the tensor: its own name, the variable it was assigned to, or the op that made it."""
+        """What to call the tensor: its own name, the variable it was assigned to, or its op."""
         if self.name:
             return self.name
         if self.primal is not None:
@@ -115,7 +115,8 @@ class Tensor:
 
     def __bool__(self) -> bool:
         raise NamedMeshError(
-            f"the value of {self.label} is not known while tracing, so it is neither true nor false",
+            f"the value of {self.label} is not known while tracing, "
+            "so it is neither true nor false",
             str(self),
             fix="use nm.where for a choice per element, nm.cond for a choice of what to run",
         )
@@ -131,7 +132,8 @@ class Tensor:
         raise NamedMeshError(
             f"{self.label} cannot be indexed by position",
             str(self),
-            fix="use nm.slice(x, dim, start, size), nm.gather(x, indices, dim) or nm.chunk(x, dim, parts)",
+            fix="use nm.slice(x, dim, start, size), nm.gather(x, indices, dim) "
+            "or nm.chunk(x, dim, parts)",
         )
 
     def __len__(self) -> int:
@@ -282,8 +284,8 @@ class Tensor:
 
 
 _BY_SIGN = {
-    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and", "logical_or", "logical_xor",
-    "less", "less_equal", "greater", "greater_equal",
+    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and",
+    "logical_or", "logical_xor", "less", "less_equal", "greater", "greater_equal",
 }  # fmt: skip
 
 

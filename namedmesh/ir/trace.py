@@ -1,4 +1,4 @@
-"""Trace: a program under construction, the one place that holds state while a user's function runs."""
+"""Trace: a program under construction, the one place with state while a function is traced."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Trace(Recorder):
         return self.ops[self._positions[op.identity]]
 
     def replace(self, op: Op) -> None:
-        """Puts a rebuilt op, which binds the same tensors and perhaps more, in the place of its record."""
+        """Puts a rebuilt op, which binds the same tensors or more, in the place of its record."""
         self.ops[self._positions[op.identity]] = op
         self.owned.update(op.outputs)
 
@@ -95,7 +95,7 @@ class Trace(Recorder):
     def at(
         self, source: Source | None, phase: str | None = None, derived: bool = False
     ) -> Iterator[None]:
-        """Attributes the ops made within to a line and a phase; derived marks a derivative rule's."""
+        """Attributes the ops made within to a line and a phase; derived: by a derivative rule."""
         saved = self.source, self.phase, self.derived
         self.source, self.phase, self.derived = source, phase or self.phase, derived
         try:
@@ -138,7 +138,7 @@ def trace_body(
 ) -> tuple[Body, Any]:
     """Traces a loop body or a branch, and what it captures, inside the program being traced.
 
-    With stack, variables made inside are stacked along that dimension and sliced for each iteration.
+    With stack, variables made inside are stacked along that dimension, a slice for each turn.
     """
     inner = Trace(current("a loop body"))
     inner.stack = stack

@@ -1,4 +1,7 @@
-"""The one place that says a sharding to XLA: GSPMD annotations today, another dialect by another class."""
+"""The one place that writes shardings for XLA, as GSPMD annotations.
+
+A class with the same methods can write another dialect.
+"""
 
 from __future__ import annotations
 

@@ -17,11 +17,26 @@ from namedmesh.runtime import Executable
 
 
 class Step(Executable):
-    """A compiled step that also knows the program and the plan it came from."""
+    """A compiled step that also knows the program and the plan it came from.
 
-    def __init__(self, program: Program, planned: Plan, precision: str, strict: bool | None):
-        self.program, self.plan = program, planned
-        super().__init__(export_planned(planned, precision), strict=strict)
+    Args:
+        plan: What to lower and compile.
+        precision: The precision of matrix products: default, high or highest.
+        strict: Whether a collective that the plan does not have is an error.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 8)
+        >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
+        >>> step = nm.Step(nm.plan(program, nm.Mesh(data=2), "batch:data"))
+        >>> _, total = step(None, [1.0] * 8)
+        >>> float(total)
+        8.0
+    """
+
+    def __init__(self, plan: Plan, precision: str = "default", strict: bool | None = None):
+        self.program, self.plan = plan.program, plan
+        super().__init__(export_planned(plan, precision), strict=strict)
 
 
 def compile(
@@ -35,11 +50,35 @@ def compile(
     strict: bool | None = None,
     **named: Specs,
 ) -> Step:
-    """Traces, plans, lowers and compiles a function of named tensors, and audits what the compiler did.
+    """Traces, plans, lowers and compiles a function, and audits what the compiler did.
 
-    specs (nm.spec) describe the function's arguments. layout says which dimensions lie on which mesh axes;
-    params, where given, does so for parameters and their slots at rest. precision is that of matrix products
-    ("default", "high", "highest"). strict makes a collective that the plan does not have an error.
+    Args:
+        function: A function of named tensors, or a program that was traced already.
+        *specs: An `nm.spec` for each positional argument of the function.
+        mesh: The devices, along named axes.
+        layout: Which dimensions lie on which mesh axes.
+        params: The same for parameters, their gradients and slots at rest, where it differs.
+        precision: The precision of matrix products: default, high or highest.
+        strict: Makes a collective that the plan does not have an error (True) or a warning (False);
+            by default the environment variable NAMEDMESH_STRICT decides.
+        **named: Specs by argument name.
+
+    Returns:
+        The step, called as `state, results = step(state, *inputs)`.
+
+    Raises:
+        NamedMeshError: The function, the layout or the mesh is wrong, or strict finds a collective
+            that was not planned.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> def mean(x):
+        ...     return nm.mean(x, over=B)
+        >>> step = nm.compile(mean, nm.spec([B, M]), mesh=nm.Mesh(data=4), layout="batch:data")
+        >>> _, result = step(None, [[1.0, 2.0, 3.0, 4.0]] * 8)
+        >>> result
+        Array([1., 2., 3., 4.], dtype=float32)
     """
     if isinstance(function, Program):
         if specs or named:
@@ -54,4 +93,4 @@ def compile(
         raise NamedMeshError(
             f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
         )
-    return Step(program, plan(program, mesh, layout, params), precision, strict)
+    return Step(plan(program, mesh, layout, params), precision, strict)

@@ -1,4 +1,4 @@
-"""Emission: one TensorFlow op or a few for each named op, with a sharding said of every result."""
+"""Emission: one TensorFlow op or a few for each named op, every result annotated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from namedmesh.lowering.plan import Plan
 
 
 class Emitter(Context):
-    """Lowers a planned program; every value it makes is said to lie where the plan has it."""
+    """Lowers a planned program; every value is annotated with its planned sharding."""
 
     compiled = True
 
@@ -27,7 +27,7 @@ class Emitter(Context):
         self.annotator = GspmdAnnotator(plan.mesh)
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """The value, said to lie as a sharding of its shape says; of a scalar there is nothing to say."""
+        """Annotates a value with a sharding of its shape; scalars need no annotation."""
         if not len(shape):
             return value
         return self.annotator.annotate(value, [sharding.axes(dim.name) for dim in shape])
@@ -44,7 +44,7 @@ class Emitter(Context):
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
     def moved(self, value: Any, shape: Shape, steps: Sequence[Transfer]) -> Any:
-        """The value after some moves; each is an annotation that differs from the one before by one collective."""
+        """Moves a value: each annotation differs from the one before by one collective."""
         for step in steps:
             value = self.at(value, shape, step.result)
         return value
@@ -60,7 +60,7 @@ class Emitter(Context):
         values: Sequence[Any],
         outputs: Sequence[Tensor],
     ) -> list[Any]:
-        """Emits ops on values for the given tensors, and brings the outputs to where their owner wants them."""
+        """Emits ops on values for some tensors, and brings outputs where their owner wants them."""
         known = {
             t: self.at(v, t.shape, self.plan.shardings[t])
             for t, v in zip(given, values, strict=True)
@@ -111,7 +111,10 @@ class Emitter(Context):
         return all(place.divides(tensor.shape, self.mesh) for tensor, place in (*given, *made))
 
     def manual(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
-        """Emits an op on each device's own piece; partial sums come out side by side and are added up outside."""
+        """Emits an op on each device's own piece.
+
+        Partial sums come out side by side along a leading dimension and are added up outside.
+        """
         natural = [self.plan.natural[tensor] for tensor in op.outputs]
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes)

@@ -59,7 +59,7 @@ class Plan:
         return size
 
     def value_of(self, tensor: Tensor) -> object:
-        """Returns what equal values have in common, to be moved once: casts of one tensor are equal."""
+        """Returns what equal values (casts of one tensor) have in common, to be moved once."""
         producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:
             return tensor
@@ -99,7 +99,7 @@ class Plan:
         return format_communication({phase: self.of_phase(phase) for phase in (*PHASES, "init")})
 
     def tensor_rows(self) -> Iterator[TensorRow]:
-        """Yields what the table of tensors shows: scalars and a derivative's inner values left out."""
+        """Yields a row for each tensor but scalars and a derivative's inner values."""
         for op in every_op(self.program.ops):
             for tensor in op.outputs:
                 inner = op.derived and tensor.primal is None

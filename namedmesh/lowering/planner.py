@@ -44,17 +44,21 @@ class Planner:
             for tensor in op.inputs:
                 self.consumers.setdefault(tensor, []).append(op)
 
-    def program(self, results: Sequence[Sharding] | None) -> None:
+    def plan_program(self, results: Sequence[Sharding] | None) -> None:
         """Plans inputs, variables, every op, then the program's results and updates."""
         program, shardings = self.plan.program, self.plan.shardings
         for name, tensor in program.inputs.items():
-            shardings[tensor] = self.default(tensor, self.plan.layout, program.specs[name].whole)
+            shardings[tensor] = self.default_sharding(
+                tensor, self.plan.layout, program.specs[name].whole
+            )
         for variable in program.variables.values():
             layout = self.plan.params if variable.at_rest else self.plan.layout
-            shardings[variable.tensor] = self.default(variable.tensor, layout, variable.whole)
+            shardings[variable.tensor] = self.default_sharding(
+                variable.tensor, layout, variable.whole
+            )
             if variable.at_rest and self.separate:
                 self.resting.add(variable.tensor)
-        self.ops(program.ops, 1)
+        self.plan_ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
             sharding = shardings[tensor]
             uneven = [
@@ -65,25 +69,25 @@ class Planner:
                 if results is None
                 else results[i]
             )
-            self.result(program, i, tensor, target, 1)
+            self.bring_result(program, i, tensor, target, 1)
         for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
-            self.result(program, i, tensor, shardings[program.variables[name].tensor], 1)
+            self.bring_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
 
-    def ops(self, ops: Sequence[Op], times: int) -> None:
+    def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plans ops in order; times is how often each runs in one step."""
         for op in ops:
             if not op.given:
                 self.settle_op(self, op, times)
 
-    def axes(self, layout: Layout, name: str) -> tuple[str, ...]:
-        """The axes of more than one device that a layout gives a name."""
+    def layout_axes(self, layout: Layout, name: str) -> tuple[str, ...]:
+        """Returns the axes of more than one device that a layout gives a name."""
         return tuple(axis for axis in layout.axes(name) if self.mesh.axes[axis] > 1)
 
-    def default(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
-        """The layout's own sharding of a tensor; two dimensions that want one axis are an error."""
-        held, contested = self.due(tensor.shape, {}, frozenset(whole), layout)
+    def default_sharding(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
+        """Returns the layout's sharding of a tensor; two dimensions on one axis are an error."""
+        held, contested = self.give_due_axes(tensor.shape, {}, frozenset(whole), layout)
         for axis, names in contested.items():
-            raise self.ambiguous(
+            raise self.ambiguity_error(
                 tensor,
                 axis,
                 names,
@@ -92,18 +96,19 @@ class Planner:
             )
         return Sharding.of(held, whole)
 
-    def due(
+    def give_due_axes(
         self, shape: Shape, held: dict[str, tuple[str, ...]], whole: frozenset[str], layout: Layout
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
-        """Held axes with every idle axis given to the dimension that is due it, and the axes that two are due.
+        """Gives every idle axis to the dimension that the layout maps to it.
 
-        At rest an axis goes to the one that the params layout has first.
+        Returns the axes that each dimension then holds, and the axes that two dimensions want. At
+        rest an axis goes to the dimension that the params layout has first.
         """
         busy = {axis for axes in held.values() for axis in axes}
         wants: dict[str, list[str]] = {}
         for dim in shape:
             if dim.name not in whole:
-                for axis in self.axes(layout, dim.name):
+                for axis in self.layout_axes(layout, dim.name):
                     if axis not in busy:
                         wants.setdefault(axis, []).append(dim.name)
         if self.separate and layout is self.plan.params:
@@ -113,12 +118,14 @@ class Planner:
             }
         full = dict(held)
         for dim in shape:
-            more = [axis for axis in self.axes(layout, dim.name) if wants.get(axis) == [dim.name]]
+            more = [
+                axis for axis in self.layout_axes(layout, dim.name) if wants.get(axis) == [dim.name]
+            ]
             if more:
                 full[dim.name] = (*full.get(dim.name, ()), *more)
         return full, {axis: names for axis, names in wants.items() if len(names) > 1}
 
-    def ambiguous(
+    def ambiguity_error(
         self,
         tensor: Tensor,
         axis: str,
@@ -127,12 +134,12 @@ class Planner:
         layout: Layout | None = None,
         source: Source | None = None,
     ) -> NamedMeshError:
-        """The error for a tensor of which nobody can tell the holder."""
+        """Makes the error for an axis that two dimensions of a tensor want."""
         layout = layout or self.plan.layout
         label = "layout" if layout is self.plan.layout else "params layout"
         return NamedMeshError(
-            f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to mesh axis {axis!r}, "
-            "and nothing says which holds it",
+            f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to "
+            f"mesh axis {axis!r}, and nothing says which holds it",
             str(tensor),
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",
@@ -141,7 +148,7 @@ class Planner:
         )
 
     def layout_of(self, op: Op) -> Layout:
-        """The layout that rules an op's results: the parameters' own for what is computed from them alone."""
+        """Returns the layout of an op's results: params for what comes from parameters alone."""
         return self.plan.params if self.rests(op) else self.plan.layout
 
     def rests(self, op: Op) -> bool:
@@ -149,7 +156,7 @@ class Planner:
         ranked = [tensor for tensor in op.inputs if len(tensor.shape)]
         return bool(ranked) and all(tensor in self.resting for tensor in ranked)
 
-    def operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
+    def bring_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
         """Brings an operand to where the op needs it."""
         tensor = op.inputs[i]
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
@@ -157,16 +164,18 @@ class Planner:
             self.plan.operands[op, i] = steps
             if (self.plan.value_of(tensor), target) not in self.moved:
                 self.moved.add((self.plan.value_of(tensor), target))
-                self.record(op, tensor, steps, times)
+                self.record_transfers(op, tensor, steps, times)
 
-    def result(self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int) -> None:
-        """Brings a result of the program or of a body to where it is due."""
+    def bring_result(
+        self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
+    ) -> None:
+        """Brings a result of the program or of a body to where it is wanted."""
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.results[owner, i] = steps
-            self.record(self.plan.producers[tensor], tensor, steps, times)
+            self.record_transfers(self.plan.producers[tensor], tensor, steps, times)
 
-    def finish(
+    def settle(
         self,
         op: Op,
         tensor: Tensor,
@@ -175,31 +184,42 @@ class Planner:
         times: int,
         partial: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Settles a result: as the op makes it, its partial sums added up group of axes by group, then moved."""
+        """Settles a result.
+
+        Args:
+            op: The op that makes it.
+            tensor: The result.
+            natural: Where the op makes it.
+            final: Where it lies in the end.
+            times: How often the op runs in one step.
+            partial: Groups of axes over which partial sums are to be added up, one by one.
+        """
         steps = conversion(tensor.shape, self.mesh, natural, final)
         self.plan.natural[tensor], self.plan.shardings[tensor] = natural, final
         self.plan.moves[tensor] = steps
         elements = math.prod(natural.local_sizes(tensor.shape, self.mesh))
         for axes in partial:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
-            self.add(
+            self.record_collective(
                 op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times
             )
-        self.record(op, tensor, steps, times)
-        primal = self.planned(tensor.primal)
+        self.record_transfers(op, tensor, steps, times)
+        primal = self.planned_form(tensor.primal)
         if primal in self.resting if primal is not None else self.rests(op) and not op.states_place:
             self.resting.add(tensor)
 
-    def record(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
-        """Notes the collectives among some moves."""
+    def record_transfers(
+        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
+    ) -> None:
+        """Records the collectives among some transfers."""
         for step in steps:
             if step.kind != "Slice":
-                self.add(op, tensor, step.kind, step.axes, step.elements, times)
+                self.record_collective(op, tensor, step.kind, step.axes, step.elements, times)
 
-    def add(
+    def record_collective(
         self, op: Op, tensor: Tensor, kind: str, axes: Sequence[str], elements: int, times: int
     ) -> None:
-        """Notes one collective."""
+        """Records one collective."""
         ordered = tuple(axis for axis in self.mesh.axes if axis in axes)
         self.plan.collectives.append(
             Collective(
@@ -216,31 +236,31 @@ class Planner:
             )
         )
 
-    def in_use(self, op: Op, i: int, rests: bool) -> Sharding:
-        """Where an operand is for the op's purposes: a resting one is brought to the layout's place for it first."""
+    def place_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
+        """Returns where the op uses an operand: a resting one is first laid out."""
         tensor = op.inputs[i]
         sharding = self.plan.shardings[tensor]
         if tensor in self.resting and not rests:
-            return self.default(tensor, self.plan.layout, sharding.whole)
+            return self.default_sharding(tensor, self.plan.layout, sharding.whole)
         return sharding
 
     def target(self, op: Op) -> Sharding | None:
-        """Where the first result must lie because it is the cotangent of a tensor that lies there."""
+        """Returns where the first result must lie as the cotangent of a tensor that lies there."""
         return self.place_of(op.outputs[0].primal)
 
     def place_of(self, tensor: Tensor | None) -> Sharding | None:
-        """Where a tensor lies, if that is planned."""
-        tensor = self.planned(tensor)
+        """Returns where a tensor lies, if that is planned."""
+        tensor = self.planned_form(tensor)
         return None if tensor is None else self.plan.shardings[tensor]
 
-    def planned(self, tensor: Tensor | None) -> Tensor | None:
-        """The tensor, or the one it is computed again in place of: a dead copy is not planned itself."""
+    def planned_form(self, tensor: Tensor | None) -> Tensor | None:
+        """Returns the tensor, or the one it repeats: a dead copy is not planned itself."""
         while tensor is not None and tensor not in self.plan.shardings:
             tensor = tensor.origin
         return tensor
 
     def check_all_used(self) -> None:
-        """Raises for a dimension the layout maps to an axis on which no tensor of the program has it."""
+        """Raises for a dimension that no tensor has on the axis the layout maps it to."""
         held = {
             (name, axis)
             for sharding in self.plan.shardings.values()
@@ -249,12 +269,12 @@ class Planner:
         }
         for label, layout in (("layout", self.plan.layout), ("params layout", self.plan.params)):
             for name in layout.rules:
-                for axis in self.axes(layout, name):
+                for axis in self.layout_axes(layout, name):
                     if (name, axis) not in held:
-                        raise self.unused(name, axis, layout, label)
+                        raise self.unused_error(name, axis, layout, label)
 
-    def unused(self, name: str, axis: str, layout: Layout, label: str) -> NamedMeshError:
-        """The error for a dimension that never gets an axis it is mapped to."""
+    def unused_error(self, name: str, axis: str, layout: Layout, label: str) -> NamedMeshError:
+        """Makes the error for a dimension that never gets an axis it is mapped to."""
         at_rest = layout is not self.plan.layout
         places = {
             t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting
@@ -263,7 +283,8 @@ class Planner:
         first = having[0][0]
         move = f"write nm.reshard({first.label}, {name}) where {name} should take over the axis"
         return NamedMeshError(
-            f"the {label} maps dimension {name} to mesh axis {axis!r}, but every tensor keeps it whole there",
+            f"the {label} maps dimension {name} to mesh axis {axis!r}, "
+            "but every tensor keeps it whole there",
             *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
             f"{label}: {layout.text}",
             f"mesh: {self.mesh}",

@@ -56,8 +56,8 @@ def plan(
         The plan of a step and of the variables' initialisation.
 
     Raises:
-        NamedMeshError: The layout names what is not there, or two dimensions of one tensor would hold one
-            axis and nothing says which does.
+        NamedMeshError: The layout names what is not there, or two dimensions of one tensor would
+            hold one axis and nothing says which does.
 
     Example:
         >>> import namedmesh as nm
@@ -87,7 +87,7 @@ def plan(
         )
     step = Plan(program, mesh, layout, at_rest)
     planner = Planner(step, params is not None, "", settle_op)
-    planner.program(None)
+    planner.plan_program(None)
     planner.check_all_used()
     for name in program.variables:
         step.initializers[name] = _plan_initializer(step, name)
@@ -99,5 +99,5 @@ def _plan_initializer(step: Plan, name: str) -> Plan:
     place = step.shardings[step.program.variables[name].tensor]
     layout = Layout(place.mapping)
     plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
-    Planner(plan, False, f"{name}/", settle_op).program([place])
+    Planner(plan, False, f"{name}/", settle_op).plan_program([place])
     return plan

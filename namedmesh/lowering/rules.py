@@ -1,13 +1,13 @@
-"""The rule for every ordinary op: operands agree on a holder for each axis, results inherit by name."""
+"""The rule of every ordinary op: operands agree on a holder for each axis, results inherit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.planner import Planner
 
@@ -15,34 +15,28 @@ from namedmesh.lowering.planner import Planner
 def settle_generic(planner: Planner, op: Op, times: int) -> None:
     """Operands agree on a holder for every axis; the results inherit by name."""
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
-    given = [planner.in_use(op, i, rests) for i in range(len(op.inputs))]
-    claims = agreed(planner, op, given, asked.whole, target)
-    renamed = passed_on(planner, op, claims, asked.renames, target)
+    given = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
+    claims = agree_on_claims(planner, op, given, asked, target)
+    renamed = pass_renamed(planner, op, claims, asked.renames, target)
     for i, tensor in enumerate(op.inputs):
-        planner.operand(
-            op,
-            i,
-            Sharding.of(
-                {n: a for n, a in claims.items() if n in tensor.shape.names}, given[i].whole
-            ),
-            times,
-        )
+        held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
+        planner.bring_operand(op, i, Sharding.of(held, given[i].whole), times)
     partial = [claims[name] for name in sorted(asked.reduced) if name in claims]
     if op.manual and partial:
         partial = [tuple(axis for axes in partial for axis in axes)]
         planner.plan.partial[op] = partial[0]
     for tensor in op.outputs:
-        settle(planner, op, tensor, claims | renamed, asked.whole, given, partial, times)
+        settle_result(planner, op, tensor, claims | renamed, asked.whole, given, partial, times)
 
 
-def agreed(
+def agree_on_claims(
     planner: Planner,
     op: Op,
     given: Sequence[Sharding],
-    whole: frozenset[str],
+    asked: Placement,
     target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
-    """The axes each dimension of the op holds, agreed between the operands."""
+    """Returns the axes that each dimension of the op holds, agreed between the operands."""
     claims: dict[str, tuple[str, ...]] = {}
     owner: dict[str, tuple[str, int]] = {}
     order = list(range(len(given)))
@@ -50,7 +44,7 @@ def agreed(
         order.sort(key=lambda i: -sum(target.axes(name) == axes for name, axes in given[i].held))
     for i in order:
         for name, axes in given[i].held:
-            if name in whole or not fits(planner, op, i, name, axes):
+            if name in asked.whole or not can_split(planner, op, i, asked, name, axes):
                 continue
             rivals = [axis for axis in axes if axis in owner and owner[axis][0] != name]
             shorter, longer = sorted((claims.get(name, ()), axes), key=len)
@@ -58,7 +52,7 @@ def agreed(
                 claims[name] = longer
                 owner.update({axis: (name, i) for axis in longer if axis not in owner})
             elif not op.derived and op.phase != "backward":
-                raise conflict(
+                raise conflict_error(
                     planner,
                     op,
                     given,
@@ -70,17 +64,18 @@ def agreed(
     return claims
 
 
-def fits(planner: Planner, op: Op, i: int, name: str, axes: Sequence[str]) -> bool:
-    """Whether an op can run split that way: manual regions and reshapes need sizes that divide."""
-    size = op.inputs[i].shape.named(name).size  # type: ignore[union-attr]
+def can_split(
+    planner: Planner, op: Op, i: int, asked: Placement, name: str, axes: Sequence[str]
+) -> bool:
+    """Returns whether an op can run split that way: some need sizes that divide evenly."""
+    size = op.inputs[i].shape.size_of(name)
     ways = planner.mesh.size(axes)
-    divisible = op.placement().divisible
-    if name in divisible:
-        return size % ways == 0 and divisible[name] % ways == 0
+    if name in asked.divisible:
+        return size % ways == 0 and asked.divisible[name] % ways == 0
     return not op.manual or size % ways == 0
 
 
-def conflict(
+def conflict_error(
     planner: Planner,
     op: Op,
     given: Sequence[Sharding],
@@ -90,14 +85,21 @@ def conflict(
     j: int,
     axes: Sequence[str],
 ) -> NamedMeshError:
-    """The error for operands that disagree on the holder of an axis, or on the axes of a dimension."""
+    """Makes the error for operands that disagree on an axis's holder or a dimension's axes."""
     mine, theirs = op.inputs[i], op.inputs[j]
     if other == name:
         on = ["+".join(sharding.axes(name)) for sharding in (given[j], given[i])]
-        problem = f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, mesh axis {on[1]!r} in {mine.label}"
-        fix = f"write nm.replicate({theirs.label}, {name}) or nm.replicate({mine.label}, {name}) before it"
+        problem = (
+            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, "
+            f"mesh axis {on[1]!r} in {mine.label}"
+        )
+        replicates = [f"nm.replicate({tensor.label}, {name})" for tensor in (theirs, mine)]
+        fix = f"write {' or '.join(replicates)} before it"
     else:
-        problem = f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} and by {name} in {mine.label}"
+        problem = (
+            f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} "
+            f"and by {name} in {mine.label}"
+        )
         moves = [
             f"nm.reshard({t.label}, {to})"
             for t, to in ((theirs, name), (mine, other))
@@ -117,18 +119,18 @@ def conflict(
     )
 
 
-def passed_on(
+def pass_renamed(
     planner: Planner,
     op: Op,
     claims: dict[str, tuple[str, ...]],
-    renames: dict[str, str],
+    renames: Mapping[str, str],
     target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
-    """What passes from a dimension to the one that takes its place; drops claims that cannot pass."""
+    """Passes claims on to the dimensions that take others' places; drops those that cannot pass."""
     found = {}
     for old, new in renames.items():
         axes = claims.get(old, ())
-        legal = [planner.axes(planner.layout_of(op), new)] + (
+        legal = [planner.layout_axes(planner.layout_of(op), new)] + (
             [target.axes(new)] if target is not None else []
         )
         if axes and any(candidate[: len(axes)] == axes for candidate in legal):
@@ -138,7 +140,7 @@ def passed_on(
     return found
 
 
-def settle(
+def settle_result(
     planner: Planner,
     op: Op,
     tensor: Tensor,
@@ -168,30 +170,35 @@ def settle(
         }
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
-        planner.finish(
-            op, tensor, dividing(planner, op, tensor, natural, fresh, whole), target, times, partial
+        planner.settle(
+            op,
+            tensor,
+            natural_sharding(planner, op, tensor, natural, fresh, whole),
+            target,
+            times,
+            partial,
         )
         return
     if op.derived:
         plain = Sharding.of(natural, whole)
-        planner.finish(op, tensor, plain, plain, times, partial)
+        planner.settle(op, tensor, plain, plain, times, partial)
         return
-    full, contested = planner.due(tensor.shape, natural, whole, layout)
+    full, contested = planner.give_due_axes(tensor.shape, natural, whole, layout)
     if contested:
-        full = decided(planner, op, tensor, full, contested, layout)
+        full = decide_contested(planner, op, tensor, full, contested, layout)
     if not partial:
         natural |= {name: full[name] for name in fresh if name in full}
-    planner.finish(
+    planner.settle(
         op,
         tensor,
-        dividing(planner, op, tensor, natural, fresh, whole),
+        natural_sharding(planner, op, tensor, natural, fresh, whole),
         Sharding.of(full, whole),
         times,
         partial,
     )
 
 
-def dividing(
+def natural_sharding(
     planner: Planner,
     op: Op,
     tensor: Tensor,
@@ -199,15 +206,15 @@ def dividing(
     fresh: Iterable[str],
     whole: frozenset[str],
 ) -> Sharding:
-    """What an op can make directly: a manual op makes new dimensions split only where they divide."""
+    """Returns what an op can make directly: manual ops split new dims only where they divide."""
     if op.manual:
         for name in fresh:
-            if name in held and tensor.shape.named(name).size % planner.mesh.size(held[name]):  # type: ignore[union-attr]
+            if name in held and tensor.shape.size_of(name) % planner.mesh.size(held[name]):
                 held = {key: axes for key, axes in held.items() if key != name}
     return Sharding.of(held, whole)
 
 
-def decided(
+def decide_contested(
     planner: Planner,
     op: Op,
     tensor: Tensor,
@@ -215,38 +222,42 @@ def decided(
     contested: dict[str, list[str]],
     layout: Layout,
 ) -> dict[str, tuple[str, ...]]:
-    """Axes that two dimensions are due go to the one its first reader wants; else they stay idle or it is an error."""
+    """Gives an axis that two dimensions want to the one a reader expects.
+
+    Where no reader does, a constant leaves the axis idle, and anything else is an error.
+    """
     held = dict(held)
     for axis, names in contested.items():
-        holder = hint(planner, tensor, axis, names)
+        holder = find_expected_holder(planner, tensor, axis, names)
         if holder is not None:
-            order = planner.axes(layout, holder)
+            order = planner.layout_axes(layout, holder)
             held[holder] = tuple(a for a in order if a == axis or a in held.get(holder, ()))
         elif not op.constant and op.phase == "forward":
-            fix = f"write nm.reshard({tensor.label}, {names[0]}) right after it, or nm.replicate({tensor.label})"
-            raise planner.ambiguous(tensor, axis, names, fix, layout)
+            label = tensor.label
+            fix = f"write nm.reshard({label}, {names[0]}) right after it, or nm.replicate({label})"
+            raise planner.ambiguity_error(tensor, axis, names, fix, layout)
     return held
 
 
-def hint(planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]) -> str | None:
-    """Finds the dimension that a reader, directly or through elementwise ops, expects to hold an axis."""
-    seen: set[Tensor] = set()
-
-    def search(tensor: Tensor) -> str | None:
-        seen.add(tensor)
-        for reader in planner.consumers.get(tensor, ()):
-            if reader.rule == "move":
-                taken = [name for name in reader.taken_dims if name in names]
-                if taken:
-                    return taken[0]
-            elif reader.elementwise:
-                places = (planner.plan.shardings.get(other) for other in reader.inputs)
-                for holder in (place.holder(axis) for place in places if place is not None):
-                    if holder in names:
-                        return holder
-                found = None if reader.outputs[0] in seen else search(reader.outputs[0])
-                if found:
-                    return found
-        return None
-
-    return search(tensor)
+def find_expected_holder(
+    planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]
+) -> str | None:
+    """Finds the dimension that a reader, directly or through elementwise ops, wants on an axis."""
+    seen = {tensor}
+    readers = list(reversed(planner.consumers.get(tensor, ())))  # depth first, the next one last
+    while readers:
+        reader = readers.pop()
+        if reader.rule == "move":
+            taken = [name for name in reader.taken_dims if name in names]
+            if taken:
+                return taken[0]
+        elif reader.elementwise:
+            places = (planner.plan.shardings.get(other) for other in reader.inputs)
+            for holder in (place.holder(axis) for place in places if place is not None):
+                if holder in names:
+                    return holder
+            result = reader.outputs[0]
+            if result not in seen:
+                seen.add(result)
+                readers.extend(reversed(planner.consumers.get(result, ())))
+    return None

@@ -17,14 +17,14 @@ from namedmesh.ops.scan import Scan
 def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
     """A cotangent lies where its primal lies."""
     target, current = planner.target(op), planner.plan.shardings[op.inputs[0]]
-    planner.finish(op, op.output, current, current if target is None else target, times)
+    planner.settle(op, op.output, current, current if target is None else target, times)
 
 
 def settle_move(planner: Planner, op: Move, times: int) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
-    current = planner.in_use(op, 0, False)
-    planner.operand(op, 0, current, times)
+    current = planner.place_in_use(op, 0, False)
+    planner.bring_operand(op, 0, current, times)
     for axes in (op.exact or {}).values():
         for axis in axes:
             if axis not in planner.mesh.axes:
@@ -34,11 +34,11 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
                     f"mesh: {planner.mesh}",
                     fix=did_you_mean(axis, planner.mesh.axes),
                 )
-    taken = {name: planner.axes(planner.plan.layout, name) for name in op.take}
+    taken = {name: planner.layout_axes(planner.plan.layout, name) for name in op.take}
     wanted = [axis for axes in taken.values() for axis in axes]
     for axis in wanted:
         if wanted.count(axis) > 1:
-            raise planner.ambiguous(
+            raise planner.ambiguity_error(
                 tensor,
                 axis,
                 [name for name, axes in taken.items() if axis in axes],
@@ -62,99 +62,101 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
         whole = (current.whole - {*op.take}) | {*op.give}
         if op.give:
             whole |= {name for name in tensor.shape.names if not held.get(name)}
-    planner.finish(op, op.output, current, Sharding.of(held, whole), times)
+    planner.settle(op, op.output, current, Sharding.of(held, whole), times)
 
 
 def settle_pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
     """Every result lies where the operand it passes on lies."""
     for x, y in zip(op.inputs, op.outputs, strict=False):
-        planner.finish(op, y, planner.plan.shardings[x], planner.plan.shardings[x], times)
+        planner.settle(op, y, planner.plan.shardings[x], planner.plan.shardings[x], times)
         if x in planner.resting:
             planner.resting.add(y)
 
 
 def settle_scan(planner: Planner, op: Scan, times: int) -> None:
-    """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop, the rest as they lie."""
+    """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop."""
     body, shardings, total = op.body, planner.plan.shardings, len(op.body.inputs)
     for i, tensor in enumerate(op.inputs):
         inner = body.arguments[i]
         if i < op.carries:
-            target = start(planner, op, i)
+            target = place_of_carry(planner, op, i)
         elif i < total:
             target = shardings[tensor].only(set(tensor.shape.names) - {op.over.name})
             if tensor in planner.resting:
                 planner.resting.add(inner)
         else:
-            target = planner.in_use(op, i, False)
-        planner.operand(op, i, target, times)
+            target = planner.place_in_use(op, i, False)
+        planner.bring_operand(op, i, target, times)
         shardings[inner] = target.only(inner.shape.names).kept_whole(
             target.whole & {*inner.shape.names}
         )
     repeats = times * op.over.size
-    planner.ops(body.ops, repeats)
+    planner.plan_ops(body.ops, repeats)
     for i, tensor in enumerate(body.outputs):
         if i < op.carries:
             place = shardings[body.inputs[i]]
-            planner.result(body, i, tensor, place, repeats)
+            planner.bring_result(body, i, tensor, place, repeats)
         else:
             place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
-        outcome(planner, op, op.outputs[i], place, times)
+        settle_outcome(planner, op, op.outputs[i], place, times)
 
 
-def start(planner: Planner, op: Op, i: int) -> Sharding:
+def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
     """Where a loop's carry lies: where it starts, or, for a constant, where the layout says."""
     tensor = op.inputs[i]
-    sharding = planner.in_use(op, i, False)
+    sharding = planner.place_in_use(op, i, False)
     if planner.plan.producers[tensor].constant and tensor.primal is None:
-        full, _ = planner.due(tensor.shape, sharding.mapping, sharding.whole, planner.plan.layout)
+        full, _ = planner.give_due_axes(
+            tensor.shape, sharding.mapping, sharding.whole, planner.plan.layout
+        )
         return Sharding.of(full, sharding.whole)
     return sharding
 
 
-def outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: int) -> None:
+def settle_outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: int) -> None:
     """Settles a result of a loop or branch."""
     target = planner.place_of(tensor.primal)
     if target is None and not op.derived:
-        full, contested = planner.due(
+        full, contested = planner.give_due_axes(
             tensor.shape, natural.mapping, natural.whole, planner.plan.layout
         )
         target = natural if contested else Sharding.of(full, natural.whole)
-    planner.finish(op, tensor, natural, natural if target is None else target, times)
+    planner.settle(op, tensor, natural, natural if target is None else target, times)
 
 
 def settle_while(planner: Planner, op: While, times: int) -> None:
     """As scan, but how often the body runs is not known: its collectives count once."""
     shardings, carries, tests = planner.plan.shardings, len(op.body.inputs), len(op.test.captures)
     for i in range(carries):
-        target = start(planner, op, i)
-        planner.operand(op, i, target, times)
+        target = place_of_carry(planner, op, i)
+        planner.bring_operand(op, i, target, times)
         shardings[op.body.inputs[i]] = shardings[op.test.inputs[i]] = target
-    captured(planner, op, op.test, carries, times)
-    captured(planner, op, op.body, carries + tests, times)
-    planner.ops(op.test.ops, times)
-    planner.result(op.test, 0, op.test.outputs[0], Sharding(), times)
-    planner.ops(op.body.ops, times)
+    bring_captures(planner, op, op.test, carries, times)
+    bring_captures(planner, op, op.body, carries + tests, times)
+    planner.plan_ops(op.test.ops, times)
+    planner.bring_result(op.test, 0, op.test.outputs[0], Sharding(), times)
+    planner.plan_ops(op.body.ops, times)
     for i, tensor in enumerate(op.body.outputs):
-        planner.result(op.body, i, tensor, shardings[op.body.inputs[i]], times)
-        outcome(planner, op, op.outputs[i], shardings[op.body.inputs[i]], times)
+        planner.bring_result(op.body, i, tensor, shardings[op.body.inputs[i]], times)
+        settle_outcome(planner, op, op.outputs[i], shardings[op.body.inputs[i]], times)
 
 
-def captured(planner: Planner, op: Op, body: Body, first: int, times: int) -> None:
+def bring_captures(planner: Planner, op: Op, body: Body, first: int, times: int) -> None:
     """Brings what a body captures to where it is used."""
     for i, inner in enumerate(body.captures, first):
-        target = planner.in_use(op, i, False)
-        planner.operand(op, i, target, times)
+        target = planner.place_in_use(op, i, False)
+        planner.bring_operand(op, i, target, times)
         planner.plan.shardings[inner] = target
 
 
 def settle_cond(planner: Planner, op: Cond, times: int) -> None:
     """Both branches leave their results where the first does."""
-    planner.operand(op, 0, Sharding(), times)
-    captured(planner, op, op.yes, 1, times)
-    captured(planner, op, op.no, 1 + len(op.yes.captures), times)
+    planner.bring_operand(op, 0, Sharding(), times)
+    bring_captures(planner, op, op.yes, 1, times)
+    bring_captures(planner, op, op.no, 1 + len(op.yes.captures), times)
     for body in op.bodies:
-        planner.ops(body.ops, times)
+        planner.plan_ops(body.ops, times)
     for i, (yes, no) in enumerate(zip(op.yes.outputs, op.no.outputs, strict=True)):
         place = planner.plan.shardings[yes]
-        planner.result(op.no, i, no, place, times)
-        outcome(planner, op, op.outputs[i], place, times)
+        planner.bring_result(op.no, i, no, place, times)
+        settle_outcome(planner, op, op.outputs[i], place, times)
