@@ -9,8 +9,7 @@ from absl import app
 
 import namedmesh as nm
 from benchmarks.result import publish
-from namedmesh.layers.config import Config, config
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Config, Transformer, batch_of, config
 from namedmesh.lowering.export import lower
 
 DEPTHS = (12, 60)

@@ -12,8 +12,7 @@ from absl import app
 import namedmesh as nm
 from benchmarks.moe import Sizes
 from benchmarks.result import publish
-from namedmesh.layers.gating import top_k_gating
-from namedmesh.layers.moe import moe
+from namedmesh.layers import moe, top_k_gating
 from namedmesh.runtime import use_cpu_devices
 
 SIZES = Sizes(group=8, seq=512, model=128, hidden=1024, expert=8)  # S/H = 0.5

@@ -6,8 +6,7 @@ from absl import app
 
 import namedmesh as nm
 from benchmarks.result import publish
-from namedmesh.layers.config import CONFIGS, Config
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import CONFIGS, Config, Transformer, batch_of
 
 LENGTH = 1024  # tokens of source and of target in a group
 

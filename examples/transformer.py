@@ -3,11 +3,7 @@
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Adafactor
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Adafactor, Decoder, Transformer, batch_of, beam_search, config
 
 LAYOUT = "group:all, expert:all"
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from namedmesh.layers.config import Config
+from namedmesh.layers import Config
 from tests.layers.algorithm1 import softmax
 
 ACTIVATIONS = {

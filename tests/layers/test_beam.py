@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.sampling import greedy, sample
+from namedmesh.layers import beam_search, greedy, sample
 
 END = 1
 

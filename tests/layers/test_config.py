@@ -7,11 +7,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.ir.program import every_op
-from namedmesh.layers.config import CHOICES, Config, config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Sgd
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import CHOICES, Config, Decoder, Sgd, Transformer, batch_of, config, greedy
 from tests.layers.numpy_transformer import Model
 
 SMALL = config("tiny").but(

@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import Config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.transformer import Batch, Transformer
+from namedmesh.layers import Batch, Config, Decoder, Transformer, beam_search, greedy
 
 # With room for every token, so that the model all at once drops none either.
 CONFIG = Config(

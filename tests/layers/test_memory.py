@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.config import config
-from namedmesh.layers.optimizers import Sgd
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Sgd, Transformer, batch_of, config
 
 
 def train_step(remat: str) -> nm.Program:

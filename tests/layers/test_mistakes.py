@@ -3,17 +3,26 @@
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.attention import Heads, relative_bias
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import Config, config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.dense import dense
-from namedmesh.layers.gating import capacity, top_k_gating
-from namedmesh.layers.loss import cross_entropy
-from namedmesh.layers.moe import moe
-from namedmesh.layers.optimizers import Adafactor, Adam, Sgd
-from namedmesh.layers.sampling import greedy, sample
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import (
+    Adafactor,
+    Adam,
+    Config,
+    Decoder,
+    Heads,
+    Sgd,
+    Transformer,
+    batch_of,
+    beam_search,
+    config,
+    cross_entropy,
+    dense,
+    expert_capacity,
+    greedy,
+    moe,
+    relative_bias,
+    sample,
+    top_k_gating,
+)
 
 G, S, M, H, E = nm.dims("group=2 seq=4 model=8 hidden=16 expert=4")
 TINY = config("tiny")
@@ -54,7 +63,7 @@ MISTAKES = {
     "gating: capacity=4 is no Dimension": lambda: traced(
         lambda x: top_k_gating(x, S, M, 4, second="all")
     ),
-    "capacity: factor=nan": lambda: capacity(S, E, float("nan")),
+    "capacity: factor=nan": lambda: expert_capacity(S, E, float("nan")),
     "cross_entropy: smoothing=1.0": lambda: traced(
         lambda x: cross_entropy(x, nm.argmax(x, M), M, smoothing=1.0)
     ),

@@ -8,9 +8,7 @@ import optax
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.clipping import clip_by_global_norm
-from namedmesh.layers.optimizers import Adafactor, Adam, Sgd
-from namedmesh.layers.schedules import inverse_square_root
+from namedmesh.layers import Adafactor, Adam, Sgd, clip_by_global_norm, inverse_square_root
 
 STEPS = 10
 SHAPES = {

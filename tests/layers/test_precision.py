@@ -5,9 +5,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.ir.program import every_op
-from namedmesh.layers.config import config
-from namedmesh.layers.optimizers import Adam
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Adam, Transformer, batch_of, config
 from namedmesh.ops.einsum import Einsum
 
 LAYOUT = "group:all, expert:all"

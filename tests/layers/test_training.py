@@ -4,12 +4,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.config import Config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Adam
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.schedules import cosine_decay, linear_warmup
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import (
+    Adam,
+    Config,
+    Decoder,
+    Transformer,
+    batch_of,
+    cosine_decay,
+    greedy,
+    linear_warmup,
+)
 
 END, COPY, REVERSE, FIRST, VOCAB = 1, 2, 3, 4, 20
 LONGEST, PACKED, STEPS = 6, 4, 400

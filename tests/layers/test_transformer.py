@@ -5,9 +5,7 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.family import row
-from namedmesh.layers.config import CONFIGS, config
-from namedmesh.layers.optimizers import Adafactor
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import CONFIGS, Adafactor, Transformer, batch_of, config
 
 PAPER = {  # the paper's table
     "moe_2048e_36l": 600e9, "moe_2048e_12l": 200e9, "moe_512e_36l": 150e9, "moe_512e_12l": 50e9,
