@@ -43,7 +43,7 @@ def packed(rng):
 
 def packed_self_attention(x, segments):
     mask = segment_mask(segments, nm.rename(segments, S, MEMORY)) & causal_mask(S, MEMORY)
-    bias = relative_bias(nm.range(MEMORY) - nm.range(S), HEADS, both_ways=False)
+    bias = relative_bias(nm.range(MEMORY) - nm.range(S), N, both_ways=False)
     return self_attention(x, S, HEADS, mask=mask, bias=bias)
 
 

@@ -214,7 +214,7 @@ def test_samples_come_as_often_as_the_model_says(options, possible):
     [
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"top_k": 9}, "top_k=9"),
-        ({"top_p": 1.5}, "top_p=1.5 is no probability"),
+        ({"top_p": 1.5}, "top_p=1.5 is not a probability"),
     ],
 )
 def test_impossible_options_are_errors(options, message):

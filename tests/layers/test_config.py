@@ -170,11 +170,11 @@ def test_a_word_left_out_is_its_position_alone():
 
     def both(tokens, positions):
         with nm.scope("x"):
-            some = model.embedded(tokens, positions, model.V, nm.random.key(5))
+            some = model.embed(tokens, positions, model.V, nm.random.key(5))
             return (
                 some,
-                model.embedded(tokens, positions, model.V),
-                model.embedded(tokens - 1000, positions, model.V),
+                model.embed(tokens, positions, model.V),
+                model.embed(tokens - 1000, positions, model.V),
             )
 
     tokens = np.random.default_rng(0).integers(1, 9, (32, 64)).astype("int32")
@@ -278,14 +278,14 @@ def test_wrong_values_are_named(name):
         ({"k": 5}, "k=5 of 4 experts", "choose at least one and at most all experts"),
         (
             {"dropout": 1.0},
-            "dropout=1.0 is not a number from 0 to below 1",
-            "give a number from 0 to below 1",
+            "dropout=1.0 is not a number in [0, 1)",
+            "pass a number in [0, 1)",
         ),
-        ({"layer": 8}, "a configuration has no 'layer'", "did you mean 'layers'?"),
+        ({"layer": 8}, "Config has no option 'layer'", "did you mean 'layers'?"),
         (
             {"layers": 6},
             "a model of 6 layers cannot be halved into encoder and decoder with experts in every other layer",
-            "give a multiple of 4",
+            "pass a multiple of 4",
         ),
     ],
 )

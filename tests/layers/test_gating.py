@@ -163,10 +163,10 @@ def test_jitter_stays_around_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"second": "randum"}, "gating: 'randum' is not a choice"),
-        ({"normalize": "never"}, "gating: 'never' is not a choice"),
+        ({"second": "randum"}, "gating: second='randum' is not a choice"),
+        ({"normalize": "never"}, "gating: normalize='never' is not a choice"),
         ({"k": 5}, "gating: k=5 of expert=4"),
-        ({}, "needs 1 tensors of draws and got 0"),
+        ({}, "needs 1 draws and got 0"),
     ],
 )
 def test_wrong_options_are_named(options, message):

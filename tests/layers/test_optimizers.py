@@ -427,11 +427,15 @@ MISTAKES = {
     "adafactor: unfactored='b' is not a dimension of any parameter": lambda w, g: Adafactor(
         unfactored=[nm.Dimension("b", 4)]
     ).apply({"w": g}),
-    "Sgd: learning_rate='fast'": lambda w, g: Sgd(learning_rate="fast").apply({"w": g}),
-    "sgd: the schedule gave 3, not a floating point scalar": lambda w, g: Sgd(
+    "Sgd: learning_rate='fast' is not a positive number or a schedule": lambda w, g: Sgd(
+        learning_rate="fast"
+    ).apply({"w": g}),
+    "sgd: the schedule returned 3, not a floating point scalar": lambda w, g: Sgd(
         learning_rate=lambda step: 3
     ).apply({"w": g}),
-    "Sgd: clip_norm=0": lambda w, g: Sgd(learning_rate=1.0, clip_norm=0).apply({"w": g}),
+    "Sgd: clip_norm=0 is not a positive number or None": lambda w, g: Sgd(
+        learning_rate=1.0, clip_norm=0
+    ).apply({"w": g}),
 }
 
 
