@@ -21,7 +21,7 @@ HEADS = Heads(M, N, K)
 MEMORY = HEADS.memory(S)
 
 
-def attention(q_in, kv_in, state, allowed, bias=0.0):
+def attention(q_in, kv_in, state, allowed, bias: np.ndarray | float = 0.0):
     """Attention as a formula."""
     q, k, v = (
         np.einsum("bsm,mnk->bsnk", x, state[name])

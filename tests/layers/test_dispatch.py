@@ -1,4 +1,4 @@
-"""Dispatch by one-hot einsum and by index: equal results, equal gradients, the same communication."""
+"""Dispatch by one-hot einsum and by index: equal results, gradients and communication."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What rematerialization saves, by the compiler's own account of a deep train step on long sequences."""
+"""What rematerialization saves, as the compiler reports it for a deep train step."""
 
 import numpy as np
 import pytest

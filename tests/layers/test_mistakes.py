@@ -1,4 +1,4 @@
-"""Mistakes that users of the layers make, each an error that says what is wrong, on their own line."""
+"""Mistakes that users of the layers make: each is an error that shows the user's own line."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Activations in bfloat16 with float32 weights: what stays float32, how far the losses differ, and what is sent."""
+"""bfloat16 activations with float32 weights: what stays float32, the loss, and what is sent."""
 
 import numpy as np
 import pytest

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from benchmarks.family import row
+from benchmarks.family import describe_model
 from namedmesh.layers import CONFIGS, Adafactor, Transformer, batch_of, config
 
 PAPER = {  # the paper's table
@@ -15,7 +15,7 @@ PAPER = {  # the paper's table
 
 @pytest.fixture(scope="module")
 def family():
-    return {name: row(name, CONFIGS[name]) for name in (*PAPER, "moe_128e_60l")}
+    return {name: describe_model(name, CONFIGS[name]) for name in (*PAPER, "moe_128e_60l")}
 
 
 def test_every_model_has_the_weights_of_the_papers_table(family):
