@@ -17,8 +17,6 @@ from namedmesh.layers.batch import Batch as Batch
 from namedmesh.layers.batch import batch_of as batch_of
 from namedmesh.layers.beam import beam_search as beam_search
 from namedmesh.layers.beam import length_penalty as length_penalty
-from namedmesh.layers.beam_past import FlatPast as FlatPast
-from namedmesh.layers.beam_past import OrdinaryPast as OrdinaryPast
 from namedmesh.layers.cache import Cache as Cache
 from namedmesh.layers.clipping import clip_by_global_norm as clip_by_global_norm
 from namedmesh.layers.clipping import global_norm as global_norm
@@ -82,13 +80,11 @@ __all__ = [
     "Decoder",
     "EinsumDispatch",
     "ExpertRouting",
-    "FlatPast",
     "GatherDispatch",
     "Heads",
     "LayerContext",
     "LayerStack",
     "Optimizer",
-    "OrdinaryPast",
     "ParameterUpdate",
     "RateSchedule",
     "Routing",

@@ -84,7 +84,12 @@ class Adafactor(Optimizer):
                 `Optimizer.apply` does.
 
         Example:
-            See the class.
+            >>> M, E = nm.dims("model=8 expert=4")
+            >>> def step(x):
+            ...     loss = nm.sum(nm.param("w", [E, M]) * x)
+            ...     return Adafactor(unfactored=[E]).apply(nm.grad(loss))
+            >>> list(nm.trace(step, nm.spec([M])).updates)
+            ['w', 'adafactor/step', 'adafactor/w/second']
         """
         known = {name for grad in grads.values() for name in grad.shape.names}
         mistakes: list[Mistake] = []
@@ -108,7 +113,12 @@ class Adafactor(Optimizer):
             A function from a ParameterUpdate to the new value.
 
         Example:
-            See the class.
+            >>> def step(x):
+            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "adafactor/w")
+            ...     rule = Adafactor(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
+            ...     return rule(update)
+            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+            [model=8]
         """
         count = nm.cast(step, "float32") + 1.0
         beta2 = nm.minimum(1.0 - count**-self.beta2_exponent, self.beta2)

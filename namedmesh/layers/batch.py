@@ -20,6 +20,12 @@ class Batch:
         target: Target tokens, GT int32.
         target_segments: The example that each belongs to.
         target_positions: The position of each in its example.
+
+    Example:
+        >>> G, S = nm.dims("group=2 seq=8")
+        >>> real = lambda tokens: nm.not_equal(Batch(*[tokens] * 6).source_segments, 0)
+        >>> nm.trace(real, nm.spec([G, S], "int32")).outputs[0].dtype
+        'bool'
     """
 
     source: nm.Tensor

@@ -1,4 +1,8 @@
-"""What beam search remembers: in the ordinary form, and in the paper's flat form (appendix A.1)."""
+"""What `beam_search` remembers of its hypotheses, in two forms with equal results.
+
+The ordinary form reorders the cache after every step; the paper's flat form (appendix A.1) never
+moves it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +17,6 @@ class OrdinaryPast:
 
     Args:
         decoder: The decoder.
-
-    Example:
-        See `beam_search`, which uses it for a decoder that is not flat.
     """
 
     def __init__(self, decoder: TokenDecoder):
@@ -84,9 +85,6 @@ class FlatPast:
 
     Args:
         decoder: The decoder.
-
-    Example:
-        See `beam_search`, which uses it for a flat decoder.
     """
 
     def __init__(self, decoder: TokenDecoder):

@@ -21,7 +21,23 @@ class TokenDecoder(Protocol):
         T: The dimension of steps.
         W: The dimension of the vocabulary.
         slot: The dimension of hypotheses in the cache: N itself unless flat.
-        flat: Whether the hypotheses of a sentence share one cache; see `FlatPast`.
+        flat: Whether the hypotheses of a sentence share one cache; see `Decoder`.
+
+    Example:
+        A model that prefers higher tokens, whatever came before:
+
+        >>> from namedmesh.layers import greedy
+        >>> class Counter:
+        ...     G, N, T, W = nm.dims("group=1 hypothesis=1 step=3 word=4")
+        ...     slot, flat = N, False
+        ...     def start(self):
+        ...         return {}
+        ...     def __call__(self, tokens, step, cache, mask, ended=None):
+        ...         scores = nm.cast(nm.range(self.W), "float32")
+        ...         return nm.broadcast(scores, [self.G, self.N, self.W]), cache
+        >>> program = nm.trace(lambda: greedy(Counter())["sequences"])
+        >>> program.evaluate({})[1].numpy().tolist()
+        [[[3, 3, 3]]]
     """
 
     G: nm.Dimension
@@ -32,7 +48,11 @@ class TokenDecoder(Protocol):
     flat: bool
 
     def start(self) -> dict[str, Any]:
-        """Return the cache before the first step."""
+        """Return the cache before the first step.
+
+        Returns:
+            Tensors by any names.
+        """
         ...
 
     def __call__(
@@ -43,7 +63,18 @@ class TokenDecoder(Protocol):
         mask: nm.Tensor,
         ended: nm.Tensor | None = None,
     ) -> tuple[nm.Tensor, dict[str, Any]]:
-        """Return the scores of what follows tokens (GNW, float32), and the new cache."""
+        """Score what follows the tokens of one step.
+
+        Args:
+            tokens: The last token of each hypothesis, GN int32.
+            step: The step's number, int32.
+            cache: The cache so far.
+            mask: Which steps (and slots, when flat) count, bool.
+            ended: Which hypotheses have ended, GN bool, or None.
+
+        Returns:
+            Scores, GNW float32, and the new cache.
+        """
         ...
 
 

@@ -19,6 +19,11 @@ class LayerContext:
         per_layer: The layer's slices of `LayerStack.per_layer`.
         cache: The layer's cache while decoding, or None.
         key: A random key, or None for evaluation.
+
+    Example:
+        >>> number = lambda layer: LayerContext("dense", layer, None, None, None).layer
+        >>> nm.trace(number, nm.spec([], "int32")).outputs[0].shape
+        []
     """
 
     name: str
@@ -40,6 +45,11 @@ class LayerStack:
         capacity: The dimension of the experts' buffers, or None for the configuration's.
         per_layer: Tensors with the layer dimension, of which each turn sees a slice.
         cache: The layers' caches by scope while decoding.
+
+    Example:
+        >>> no_attention = LayerStack(nm.Dimension("seq", 8), lambda h, context: (h, None))
+        >>> no_attention.router
+        'top_k'
     """
 
     seq: nm.Dimension

@@ -39,6 +39,13 @@ class ParameterUpdate:
         grad: Its gradient, float32.
         prefix: What its slots' names start with.
         stack: The names of the dimensions along which `nm.scan(stack=True)` stacked it.
+
+    Example:
+        >>> def step(x):
+        ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
+        ...     return update.value - update.grad * 0.1
+        >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+        [model=8]
     """
 
     value: nm.Tensor
@@ -209,7 +216,13 @@ class Optimizer:
             NotImplementedError: Unless a subclass defines it.
 
         Example:
-            See the class.
+            >>> from namedmesh.layers import Sgd
+            >>> def step(x):
+            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
+            ...     rule = Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
+            ...     return rule(update)
+            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+            [model=8]
         """
         raise NotImplementedError
 

@@ -48,10 +48,9 @@ class Sgd(Optimizer):
 
         Example:
             >>> def step(x):
-            ...     w = nm.param("w", x.shape)
-            ...     return Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))(
-            ...         ParameterUpdate(w, x, "sgd/w")
-            ...     )
+            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
+            ...     rule = Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
+            ...     return rule(update)
             >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
             [model=8]
         """
@@ -111,10 +110,9 @@ class Adam(Optimizer):
 
         Example:
             >>> def step(x):
-            ...     w = nm.param("w", x.shape)
-            ...     return Adam(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))(
-            ...         ParameterUpdate(w, x, "adam/w")
-            ...     )
+            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "adam/w")
+            ...     rule = Adam(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
+            ...     return rule(update)
             >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
             [model=8]
         """

@@ -23,6 +23,15 @@ class Routing:
         z_loss: The mean squared logsumexp of the logits; scalar.
         dropped: The share of tokens whose choice is not served, K.
         load: The share of a group's tokens that each expert serves, GE.
+
+    Example:
+        >>> from namedmesh.layers import top_k_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
+        >>> def route(logits):
+        ...     routing = top_k_gating(logits, S, E, C, k=1)
+        ...     return routing.expert, routing.place
+        >>> [tensor.shape for tensor in nm.trace(route, nm.spec([G, S, E])).outputs]
+        [[group=2, seq=8, choice=1], [group=2, seq=8, choice=1]]
     """
 
     expert: nm.Tensor
@@ -49,6 +58,13 @@ class ExpertRouting:
         z_loss: The mean squared logsumexp of the logits; scalar.
         dropped: The share of tokens that no expert takes, K=1.
         load: The share of a group's tokens that each expert serves, GE.
+
+    Example:
+        >>> from namedmesh.layers import expert_choice_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=3")
+        >>> route = lambda logits: expert_choice_gating(logits, S, E, C).weight
+        >>> nm.trace(route, nm.spec([G, S, E])).outputs[0].shape
+        [group=2, expert=4, capacity=3]
     """
 
     token: nm.Tensor
