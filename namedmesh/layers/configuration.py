@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers.linear import ACTIVATIONS
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 
@@ -165,7 +164,7 @@ class Config:
         known = [field.name for field in dataclasses.fields(self)]
         unknown = [name for name in changes if name not in known]
         mistakes = [
-            (f"Config has no option {name!r}", did_you_mean(name, known)) for name in unknown
+            (f"a configuration has no {name!r}", did_you_mean(name, known)) for name in unknown
         ]
         raise_mistakes("Config", mistakes)
         return dataclasses.replace(self, **changes)
@@ -256,7 +255,5 @@ def config(name: str) -> Config:
         2048
     """
     if name not in CONFIGS:
-        raise nm.NamedMeshError(
-            f"there is no configuration {name!r}", fix=did_you_mean(name, CONFIGS)
-        )
+        raise NamedMeshError(f"there is no configuration {name!r}", fix=did_you_mean(name, CONFIGS))
     return CONFIGS[name]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 Mistake = tuple[str, str]  # what is wrong, and how to fix it
 
@@ -26,16 +25,16 @@ def raise_mistakes(owner: str, mistakes: Iterable[Mistake], *details: str) -> No
     Example:
         >>> try:
         ...     raise_mistakes("dense", [("k=0", "pass 1"), ("rate=2", "pass 0.1")])
-        ... except nm.NamedMeshError as error:
+        ... except NamedMeshError as error:
         ...     print(error.problem, error.details)
         dense: 2 arguments are wrong ('k=0; pass 1', 'rate=2; pass 0.1')
     """
     mistakes = list(mistakes)
     if len(mistakes) == 1:
         ((problem, fix),) = mistakes
-        raise nm.NamedMeshError(problem, *details, fix=fix)
+        raise NamedMeshError(problem, *details, fix=fix)
     if mistakes:
-        raise nm.NamedMeshError(
+        raise NamedMeshError(
             f"{owner}: {len(mistakes)} arguments are wrong",
             *(f"{problem}; {fix}" for problem, fix in mistakes),
             *details,

@@ -283,7 +283,7 @@ def test_wrong_values_are_named(name):
             "dropout=1.0 is not a number in [0, 1)",
             "pass a number in [0, 1)",
         ),
-        ({"layer": 8}, "Config has no option 'layer'", "did you mean 'layers'?"),
+        ({"layer": 8}, "a configuration has no 'layer'", "did you mean 'layers'?"),
         (
             {"layers": 6},
             "a model of 6 layers cannot be halved into encoder and decoder "

@@ -112,7 +112,7 @@ ALL_AT_ONCE = {
     ),
     "Config: 2 arguments are wrong": (
         lambda: TINY.but(layer=2, model_size=3),
-        ["no option 'layer'; did you mean 'layers'?", "no option 'model_size'"],
+        ["has no 'layer'; did you mean 'layers'?", "has no 'model_size'"],
     ),
     "a batch without source_positions, target": (
         lambda: batch_of(untyped(dict.fromkeys(FIELDS[:2] + FIELDS[4:]))),
