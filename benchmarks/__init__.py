@@ -2,4 +2,5 @@
 
 import os
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # before jax, which some benchmarks import first
+# Before jax, which some benchmarks import first.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -1,4 +1,7 @@
-"""Trace and lowering of 60 layers against 12, layers being a loop: python -m benchmarks.depth --json OUT."""
+"""The time to trace and lower 60 layers against 12, since layers are a loop.
+
+Run as `python -m benchmarks.depth --json OUT`.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,16 @@ from absl import app
 
 import namedmesh as nm
 from benchmarks.result import publish
-from namedmesh.layers.config import Config, config
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Config, Transformer, batch_of, config
 from namedmesh.lowering.export import lower
 
 DEPTHS = (12, 60)
 
 
-def once(chosen: Config) -> tuple[float, int]:
-    """Seconds to trace, plan and lower a train step, and the bytes of its StableHLO."""
+def lower_train_step(config: Config) -> tuple[float, int]:
+    """Return the seconds to trace, plan and lower a train step, and the bytes of its StableHLO."""
     start = time.perf_counter()
-    model = Transformer(chosen, group=8, source=16, target=16)
+    model = Transformer(config, group=8, source=16, target=16)
 
     def step(batch, seed):
         loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
@@ -34,12 +36,13 @@ def once(chosen: Config) -> tuple[float, int]:
 
 
 def measure(rounds: int = 3) -> dict[str, object]:
-    """Medians over interleaved rounds after a warm-up."""
+    """Return medians over interleaved rounds after a warm-up."""
     times: dict[int, list[float]] = {depth: [] for depth in DEPTHS}
     sizes = {}
     for i in range(rounds + 1):
         for depth in DEPTHS if i % 2 else reversed(DEPTHS):
-            seconds, sizes[depth] = once(config("tiny").but(layers=depth, remat="full"))
+            deep = config("tiny").but(layers=depth, remat="full")
+            seconds, sizes[depth] = lower_train_step(deep)
             if i:
                 times[depth].append(seconds)
     medians = {depth: statistics.median(values) for depth, values in times.items()}
@@ -53,7 +56,7 @@ def measure(rounds: int = 3) -> dict[str, object]:
 
 
 def main(_: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     publish(measure())
 
 

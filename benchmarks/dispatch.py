@@ -1,4 +1,7 @@
-"""The MoE layer's step with dispatch by index against dispatch by one-hot einsum: python -m benchmarks.dispatch --json OUT."""
+"""The MoE layer with dispatch by index against dispatch by one-hot einsum.
+
+Run as `python -m benchmarks.dispatch --json OUT`.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,17 @@ from absl import app
 import namedmesh as nm
 from benchmarks.moe import Sizes
 from benchmarks.result import publish
-from namedmesh.layers.gating import top_k_gating
-from namedmesh.layers.moe import moe
+from namedmesh.layers import moe, top_k_gating
 from namedmesh.runtime import use_cpu_devices
 
 SIZES = Sizes(group=8, seq=512, model=128, hidden=1024, expert=8)  # S/H = 0.5
 
 
 def program(sizes: Sizes, form: str) -> nm.Program:
-    """Forward and backward of the layer with Algorithm 1's gating: y and the gradients of the input and every weight."""
+    """Trace the layer with Algorithm 1's gating, forward and backward.
+
+    The results are y and the gradients of the input and of every weight.
+    """
     G, S, E, C, M, H = nm.dims(
         f"group={sizes.group} seq={sizes.seq} expert={sizes.expert} capacity={sizes.capacity} "
         f"model={sizes.model} hidden={sizes.hidden}"
@@ -40,7 +45,7 @@ def program(sizes: Sizes, form: str) -> nm.Program:
 
 
 def measure(sizes: Sizes = SIZES, steps: int = 50) -> dict[str, object]:
-    """Median step times of both forms, interleaved, after checking that they return the same."""
+    """Return median step times of both forms, interleaved, after checking equal results."""
     use_cpu_devices(8)
     rng = np.random.default_rng(0)
     x, dy = rng.normal(size=(2, sizes.group, sizes.seq, sizes.model)).astype(np.float32)
@@ -74,7 +79,7 @@ def measure(sizes: Sizes = SIZES, steps: int = 50) -> dict[str, object]:
 
 
 def main(_: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     publish(measure())
 
 

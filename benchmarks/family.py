@@ -1,4 +1,7 @@
-"""Weights and FLOPs per token of the paper's models, without allocating any: python -m benchmarks.family --json OUT."""
+"""Weights and FLOPs per token of the paper's models, without allocating any.
+
+Run as `python -m benchmarks.family --json OUT`.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ from absl import app
 
 import namedmesh as nm
 from benchmarks.result import publish
-from namedmesh.layers.config import CONFIGS, Config
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import CONFIGS, Config, Transformer, batch_of
 
 LENGTH = 1024  # tokens of source and of target in a group
 
 
-def row(name: str, config: Config) -> dict[str, object]:
-    """One model: its weights, and the FLOPs of a forward and backward pass per target token."""
+def describe_model(name: str, config: Config) -> dict[str, object]:
+    """Count a model's weights, and the FLOPs of forward and backward pass per target token."""
     model = Transformer(config, group=2, source=LENGTH, target=LENGTH)
 
     def step(batch, seed):
@@ -26,8 +28,8 @@ def row(name: str, config: Config) -> dict[str, object]:
 
 
 def main(_: list[str]) -> None:
-    """Counts and publishes."""
-    publish([row(name, config) for name, config in CONFIGS.items()])
+    """Count and publish."""
+    publish([describe_model(name, config) for name, config in CONFIGS.items()])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""Time of one MoE layer step, forward and backward, on 8 virtual CPU devices.
+"""The time of one MoE layer step, forward and backward, on 8 virtual CPU devices.
 
-namedmesh against the same written by hand in JAX and, where mesh_tensorflow can be imported, in that.
+Compares namedmesh with the same layer written by hand in JAX and, if it can be imported, in Mesh
+TensorFlow.
 """
 
 from __future__ import annotations
@@ -29,32 +30,36 @@ _STEPS = flags.DEFINE_integer(
 )
 
 
-def counted(text: str) -> dict[str, int]:
-    """How many collectives of each kind a compiled module has."""
-    return dict(Counter(found.kind for found in collectives(text, MESH)))
+def count_collectives(text: str) -> dict[str, int]:
+    """Count the collectives of each kind in a compiled module."""
+    return dict(Counter(collective.kind for collective in collectives(text, MESH)))
 
 
-def interleaved(
+def time_interleaved(
     programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5
 ) -> dict[str, np.ndarray]:
-    """Milliseconds on the clock and on the processors of each program's steps, taken in turns of alternating order."""
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    """Time each program's steps in turns of alternating order.
+
+    Returns milliseconds on the clock and on the processors, by program.
+    """
+    pairs: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for i in range(warm + steps):
         for name in list(programs) if i % 2 else reversed(programs):
             clock, processors = time.perf_counter(), time.process_time()
             jax.block_until_ready(programs[name]())
-            taken[name].append((time.perf_counter() - clock, time.process_time() - processors))
-    return {name: 1e3 * np.array(pairs[warm:]).T for name, pairs in taken.items()}
+            pairs[name].append((time.perf_counter() - clock, time.process_time() - processors))
+    return {name: 1e3 * np.array(timed[warm:]).T for name, timed in pairs.items()}
 
 
-def compared(
+def compare(
     name: str, ours: Callable[[], Any], theirs: Callable[[], Any], steps: int
 ) -> dict[str, float]:
-    """Median times of our program and another, and their ratios: above 1 we are slower.
+    """Return median times of our program and another, and their ratios: above 1 ours is slower.
 
-    On a shared machine the ratios of each turn's pair and of processor time are steadier than that of the medians.
+    On a shared machine the ratio within each turn and that of processor times vary less than the
+    ratio of the medians.
     """
-    times = interleaved({"namedmesh": ours, name: theirs}, steps)
+    times = time_interleaved({"namedmesh": ours, name: theirs}, steps)
     (clock, processors), (their_clock, their_processors) = times["namedmesh"], times[name]
     numbers = {
         f"ratio_to_{name}": np.median(clock) / np.median(their_clock),
@@ -68,49 +73,49 @@ def compared(
     return {key: float(number) for key, number in numbers.items()}
 
 
-def check(made: dict[str, Any], wanted: Sequence[Any]) -> None:
-    """Raises an AssertionError unless our results are another program's."""
-    for name, values in zip(RESULTS, wanted, strict=True):
+def check(results: dict[str, Any], expected: Sequence[Any]) -> None:
+    """Raise an AssertionError unless our results equal another program's."""
+    for name, values in zip(RESULTS, expected, strict=True):
         np.testing.assert_allclose(
-            made[name], values, rtol=1e-3, atol=1e-5 * np.abs(values).max(), err_msg=name
+            results[name], values, rtol=1e-3, atol=1e-5 * np.abs(values).max(), err_msg=name
         )
 
 
 def measure(steps: int) -> dict[str, Any]:
-    """Checks that the programs return the same, then times them, inputs on the devices already."""
+    """Check that the programs return the same, then time them with inputs on the devices."""
     step = nm.compile(moe.program(SIZES), mesh=MESH, layout="group:all, expert:all")
     random = np.random.default_rng(0)
     shape = (SIZES.group, SIZES.seq, SIZES.model)
     inputs = step.put(**{name: random.standard_normal(shape, np.float32) for name in ("x", "dy")})
     state = step.init(0)
-    given = {name: {**inputs, **state}[name] for name in ("x", "dy", "wg", "wi", "wo")}
+    operands = {name: {**inputs, **state}[name] for name in ("x", "dy", "wg", "wi", "wo")}
     by_hand = moe_jax.step(SIZES, step.mesh)
 
     def ours() -> dict[str, Any]:
         return step(state, **inputs)[1]
 
     def theirs() -> Any:
-        return by_hand(*given.values())
+        return by_hand(*operands.values())
 
     check(ours(), theirs())
     result = {
-        **compared("jax", ours, theirs, steps),
+        **compare("jax", ours, theirs, steps),
         "steps": steps,
         "collectives": {
-            "namedmesh": counted(step._step.as_text()),
-            "jax": counted(by_hand.as_text()),
+            "namedmesh": count_collectives(step._step.as_text()),
+            "jax": count_collectives(by_hand.as_text()),
         },
         "sizes": {**vars(SIZES), "capacity": SIZES.capacity},
         "versions": {"tensorflow": tf.__version__, "jax": jax.__version__},
     }
     try:
         run, results = moe_mtf.step(
-            SIZES, MESH.devices, {name: np.asarray(value) for name, value in given.items()}
+            SIZES, MESH.devices, {name: np.asarray(value) for name, value in operands.items()}
         )
     except ImportError:
         return result
     check(ours(), results())
-    beside = compared("mesh_tensorflow", ours, run, steps)
+    beside = compare("mesh_tensorflow", ours, run, steps)
     return {
         **result,
         "ratio_to_mesh_tensorflow": beside["ratio_to_mesh_tensorflow"],
@@ -119,7 +124,7 @@ def measure(steps: int) -> dict[str, Any]:
 
 
 def main(_arguments: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     publish(measure(_STEPS.value))
 
 

@@ -1,4 +1,4 @@
-"""Time and size of lowering one MoE layer, forward and backward, for 8, 128 and 2,048 devices."""
+"""The time and size of lowering one MoE layer, with gradients, for 8, 128 and 2,048 devices."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _ROUNDS = flags.DEFINE_integer(
 )
 
 
-def lowered(devices: int) -> tuple[float, int]:
-    """Seconds to trace, plan and lower the layer, and the bytes of its StableHLO."""
+def lower_layer(devices: int) -> tuple[float, int]:
+    """Return the seconds to trace, plan and lower the layer, and the bytes of its StableHLO."""
     start = time.perf_counter()
     plan = nm.plan(moe.program(SIZES), nm.Mesh(all=devices), "group:all, expert:all")
     module = lower([plan])
@@ -32,13 +32,13 @@ def lowered(devices: int) -> tuple[float, int]:
 
 
 def measure(rounds: int) -> dict[str, Any]:
-    """The medians of several rounds, and how the most devices compare with the fewest."""
+    """Return medians of several rounds, and the most devices compared with the fewest."""
     measured: dict[int, list[tuple[float, int]]] = {devices: [] for devices in DEVICES}
     for devices in DEVICES:
-        lowered(devices)
+        lower_layer(devices)
     for _ in range(rounds):
         for devices in DEVICES:
-            measured[devices].append(lowered(devices))
+            measured[devices].append(lower_layer(devices))
     rows = []
     for devices, pairs in measured.items():
         seconds, sizes = zip(*pairs, strict=True)
@@ -56,7 +56,7 @@ def measure(rounds: int) -> dict[str, Any]:
 
 
 def main(_arguments: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     publish(measure(_ROUNDS.value))
 
 

@@ -1,7 +1,8 @@
-"""The MoE layer of the paper (Algorithm 2) in its one-hot form, with the top-2 gating of Algorithm 1."""
+"""The paper's MoE layer (Algorithm 2) in its one-hot form, with top-2 gating (Algorithm 1)."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import namedmesh as nm
@@ -24,9 +25,12 @@ class Sizes:
 
 
 def top2_gating(
-    gates: nm.Tensor, G, S, E, C
-) -> tuple[nm.Tensor, nm.Tensor, nm.Tensor]:  # gates: GSE
-    """Combine weights and dispatch mask (GSEC), and the auxiliary loss of each group (G)."""
+    gates: nm.Tensor, S: nm.Dimension, E: nm.Dimension, C: nm.Dimension
+) -> tuple[nm.Tensor, nm.Tensor, nm.Tensor]:
+    """Return combine weights and dispatch mask (GSEC), and each group's auxiliary loss (G).
+
+    gates are GSE.
+    """
     first = nm.one_hot(nm.argmax(gates, E), E)  # GSE
     density, proxy = nm.mean(first, over=S), nm.mean(gates, over=S)  # GE
     aux = nm.mean(density * proxy, over=E)  # G
@@ -35,43 +39,46 @@ def top2_gating(
     total = gate1 + gate2 + 1e-9
     place1 = nm.cumsum(first, S, exclusive=True)  # GSE: how many came before
     place2 = nm.cumsum(second, S, exclusive=True) + nm.sum(first, over=S)
-    combine = _placed(first, place1, gate1 / total, E, C) + _placed(
-        second, place2, gate2 / total, E, C
-    )
+    combine1 = _place(first, place1, gate1 / total, E, C)
+    combine = combine1 + _place(second, place2, gate2 / total, E, C)
     return combine, nm.cast(combine > 0, "float32"), aux
 
 
-def _placed(mask, place, gate, E, C) -> nm.Tensor:
-    """The gate of every token at its place in its expert's buffer; tokens beyond the capacity have none."""
+def _place(
+    mask: nm.Tensor, place: nm.Tensor, gate: nm.Tensor, E: nm.Dimension, C: nm.Dimension
+) -> nm.Tensor:
+    """Put every token's gate at its place in its expert's buffer, unless beyond the capacity."""
     kept = mask * nm.cast(place < C.size, "float32")  # GSE
     position = nm.cast(nm.sum(place * kept, over=E), "int32")  # GS
     return nm.einsum([gate, kept, nm.one_hot(position, C)], [*kept.shape, C])  # GSEC
 
 
-def layer(sizes: Sizes):
-    """The function of one layer and the dimensions it is written in."""
+def layer(
+    sizes: Sizes,
+) -> tuple[Callable[[nm.Tensor], tuple[nm.Tensor, nm.Tensor]], list[nm.Dimension]]:
+    """Return the function of one layer and the dimensions it is written in."""
     G, S, E, C, M, H = nm.dims(
         f"group={sizes.group} seq={sizes.seq} expert={sizes.expert} capacity={sizes.capacity} "
         f"model={sizes.model} hidden={sizes.hidden}"
     )
 
-    def moe(x):  # x: GSM
+    def moe(x: nm.Tensor) -> tuple[nm.Tensor, nm.Tensor]:  # x: GSM
         wg = nm.param("wg", [M, E], whole=[E])
         wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
         wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))
         gates = nm.softmax(nm.einsum([x, wg], [G, S, E]), over=E)
-        combine, dispatch, aux = top2_gating(gates, G, S, E, C)
+        combine, dispatch, aux = top2_gating(gates, S, E, C)
         xe = nm.einsum([dispatch, x], [E, G, C, M])
         xe = nm.reshard(xe, E)  # group -> expert: one AllToAll
         h = nm.relu(nm.einsum([xe, wi], [E, G, C, H]))
         ye = nm.reshard(nm.einsum([h, wo], [E, G, C, M]), G)  # and one back
         return nm.einsum([combine, ye], [G, S, M]), aux
 
-    return moe, (G, S, E, C, M, H)
+    return moe, [G, S, E, C, M, H]
 
 
 def program(sizes: Sizes = Sizes()) -> nm.Program:
-    """Forward and backward of the layer: results are y and the gradients of the input and of every weight."""
+    """Trace the layer forward and backward: y and the gradients of input and weights."""
     moe, (G, S, _E, _C, M, _H) = layer(sizes)
 
     def step(x, dy):

@@ -1,4 +1,4 @@
-"""The layer of benchmarks.moe written by hand in JAX: the same mathematics, sharded at the same places."""
+"""The layer of benchmarks.moe by hand in JAX: the same mathematics, sharded in the same places."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from benchmarks.moe import Sizes
 
 
-def top2_gating(
-    gates: jax.Array, capacity: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:  # gates: GSE
-    """Combine weights and dispatch mask (GSEC), and the auxiliary loss of each group (G)."""
+def top2_gating(gates: jax.Array, capacity: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Return combine weights and dispatch mask (GSEC), and each group's auxiliary loss (G).
+
+    gates are GSE.
+    """
     experts = gates.shape[-1]
     first = jax.nn.one_hot(jnp.argmax(gates, -1), experts)  # GSE
     aux = jnp.mean(jnp.mean(first, 1) * jnp.mean(gates, 1), -1)  # G
@@ -23,34 +24,36 @@ def top2_gating(
     total = gate1 + gate2 + 1e-9
     place1 = jnp.cumsum(first, 1) - first  # GSE: how many came before
     place2 = jnp.cumsum(second, 1) - second + jnp.sum(first, 1, keepdims=True)
-    combine = _placed(first, place1, gate1 / total, capacity) + _placed(
-        second, place2, gate2 / total, capacity
-    )
+    combine1 = _place(first, place1, gate1 / total, capacity)
+    combine = combine1 + _place(second, place2, gate2 / total, capacity)
     return combine, (combine > 0).astype(jnp.float32), aux
 
 
-def _placed(mask: jax.Array, place: jax.Array, gate: jax.Array, capacity: int) -> jax.Array:
-    """The gate of every token at its place in its expert's buffer; tokens beyond the capacity have none."""
+def _place(mask: jax.Array, place: jax.Array, gate: jax.Array, capacity: int) -> jax.Array:
+    """Put every token's gate at its place in its expert's buffer, unless beyond the capacity."""
     kept = mask * (place < capacity)  # GSE
     position = jnp.sum(place * kept, -1).astype(jnp.int32)  # GS
     return jnp.einsum("gs,gse,gsc->gsec", gate, kept, jax.nn.one_hot(position, capacity))
 
 
 def step(sizes: Sizes, mesh: Mesh) -> Any:
-    """The compiled step (x, dy, wg, wi, wo) -> (y and the gradients of x, wg, wi, wo), over the one axis of a mesh."""
+    """Compile the step over the one axis of a mesh.
+
+    It maps x, dy, wg, wi and wo to y and the gradients of x, wg, wi and wo.
+    """
     first = NamedSharding(mesh, PartitionSpec(*mesh.axis_names))
     second = NamedSharding(mesh, PartitionSpec(None, *mesh.axis_names))
     whole = NamedSharding(mesh, PartitionSpec())
-    held = jax.lax.with_sharding_constraint
+    constrain = jax.lax.with_sharding_constraint
 
     def moe(x, wg, wi, wo):  # x: GSM
         gates = jax.nn.softmax(jnp.einsum("gsm,me->gse", x, wg))
         combine, dispatch, aux = top2_gating(gates, sizes.capacity)
-        xe = held(jnp.einsum("gsec,gsm->egcm", dispatch, x), second)
-        xe = held(xe, first)  # group -> expert: one AllToAll
+        xe = constrain(jnp.einsum("gsec,gsm->egcm", dispatch, x), second)
+        xe = constrain(xe, first)  # group -> expert: one AllToAll
         h = jax.nn.relu(jnp.einsum("egcm,emh->egch", xe, wi))
-        ye = held(jnp.einsum("egch,ehm->egcm", h, wo), first)
-        ye = held(ye, second)  # and one back
+        ye = constrain(jnp.einsum("egch,ehm->egcm", h, wo), first)
+        ye = constrain(ye, second)  # and one back
         return jnp.einsum("gsec,egcm->gsm", combine, ye), aux
 
     def forward_and_backward(x, dy, wg, wi, wo):

@@ -1,4 +1,4 @@
-"""What every benchmark does with its numbers: print them as JSON and write them where --json says."""
+"""What every benchmark does with its numbers: print them as JSON and write them to --json."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _JSON = flags.DEFINE_string("json", None, "The file the result is written to.")
 
 
 def publish(result: Any) -> None:
-    """Prints a result and writes it to the file of --json, if there is one."""
+    """Print a result, and write it to the file of --json if there is one."""
     text = json.dumps(result, indent=2)
     print(text)
     if _JSON.value:

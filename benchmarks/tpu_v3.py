@@ -23,7 +23,7 @@ import numpy as np
 
 from namedmesh.command import short
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.layers.config import config
+from namedmesh.layers import Adafactor, Transformer, batch_of, config
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
 TARGETS = {8: "tpu-v3:2x2", 128: "tpu-v3:8x8", 512: "tpu-v3:16x16", 2048: "tpu-v3:32x32"}
@@ -81,8 +81,6 @@ CASES = {case.name: case for case in (*FAMILY, *SCALING)}
 def export(case: Case, folder: pathlib.Path) -> None:
     """Traces, plans and lowers a case into an Artifact."""
     import namedmesh as nm
-    from namedmesh.layers.optimizers import Adafactor
-    from namedmesh.layers.transformer import Transformer, batch_of
 
     shape = config(f"moe_{case.experts}e_12l").but(
         layers=case.layers, dtype=case.dtype, remat=case.remat

@@ -1,13 +1,12 @@
-"""The paper's Transformer: the plan of the 600-billion-weight model, then a tiny one of the same text trained and decoded."""
+"""The paper's Transformer: a plan of the 600-billion-weight model, then a tiny one trained.
+
+The tiny model of the same text learns to copy its input, and beam search decodes it.
+"""
 
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Adafactor
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Adafactor, Decoder, Transformer, batch_of, beam_search, config
 
 LAYOUT = "group:all, expert:all"
 
@@ -32,17 +31,16 @@ def translate_program(model):
 large = Transformer(config("moe_2048e_36l"), group=2048, source=1024, target=1024)
 plan = nm.plan(train_program(large), nm.Mesh(all=2048), LAYOUT)
 weights = sum(variable.shape.elements for variable in plan.program.parameters.values())
-print(
-    f"{weights / 1e9:.0f} billion weights, {plan.count('AllToAll')} AllToAlls a step, planned in seconds"
-)
+exchanges = plan.count("AllToAll")
+print(f"{weights / 1e9:.0f} billion weights, {exchanges} AllToAlls a step, planned in seconds")
 
 small = config("tiny").but(dropout=0.0, capacity_factor=8.0)
 model = Transformer(small, group=8, source=8, target=8)
 tokens = np.random.default_rng(0).integers(2, 64, size=(8, 8)).astype(np.int32)
 tokens[:, -1] = 1  # the end of a sentence
-one, place = np.ones_like(tokens), np.tile(np.arange(8, dtype=np.int32), (8, 1))
-batch = {f"{side}{what}": array for side in ("source", "target") for what, array in
-         (("", tokens), ("_segments", one), ("_positions", place))}  # fmt: skip
+segments, positions = np.ones_like(tokens), np.tile(np.arange(8, dtype=np.int32), (8, 1))
+arrays = {"": tokens, "_segments": segments, "_positions": positions}
+batch = {f"{side}{name}": arrays[name] for side in ("source", "target") for name in arrays}
 step = nm.compile(train_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
 state = step.init(seed=0)
 for i in range(200):
@@ -52,6 +50,6 @@ for i in range(200):
 
 decode = nm.compile(translate_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
 learned = decode.place({name: state[name] for name in decode.variables})
-_, found = decode(learned, source=tokens, segments=one)
-copied = (np.asarray(found["sequences"])[:, 0] == tokens).mean()
-print(f"copied {copied:.0%} of the tokens in {found['steps']} steps of flat beam search")
+_, best = decode(learned, source=tokens, segments=segments)
+copied = (np.asarray(best["sequences"])[:, 0] == tokens).mean()
+print(f"copied {copied:.0%} of the tokens in {best['steps']} steps of flat beam search")

@@ -11,7 +11,7 @@ from absl import app, flags, logging
 
 from examples.m4.settings import PRESETS, Settings, preset
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.layers.config import CHOICES, Config
+from namedmesh.layers import CHOICES, Config
 
 COMMANDS = ("train", "evaluate", "translate", "export")
 

@@ -6,11 +6,17 @@ from typing import Any
 
 import namedmesh as nm
 from examples.m4.settings import Settings
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Adafactor, Adam, Optimizer
-from namedmesh.layers.schedules import inverse_square_root, linear_warmup
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import (
+    Adafactor,
+    Adam,
+    Decoder,
+    Optimizer,
+    Transformer,
+    batch_of,
+    beam_search,
+    inverse_square_root,
+    linear_warmup,
+)
 
 
 def optimizer(settings: Settings, model: Transformer) -> Optimizer:

@@ -225,6 +225,8 @@ class Run:
         path = self.folder / "artifacts" / f"{name}-{digest}.nmesh"
         if not path.exists():
             try:
+                import tensorflow  # noqa: F401  (what lowering needs; tracing does not)
+
                 from examples.m4.programs import artifact
             except ImportError as error:
                 raise NamedMeshError(

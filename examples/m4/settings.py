@@ -10,7 +10,7 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
-from namedmesh.layers.config import CONFIGS, Config
+from namedmesh.layers import CONFIGS, Config
 from namedmesh.runtime.artifact import PRECISIONS
 
 OPTIMIZERS = ("adafactor", "adam")

@@ -1,4 +1,4 @@
-"""Multi-head attention in names: self, causal and cross, with packing masks, relative positions and a cache."""
+"""Multi-head attention in names: within a sequence, to another sequence, and over a cache."""
 
 from __future__ import annotations
 
@@ -7,112 +7,201 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import namedmesh as nm
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.tensor import Tensor
-from namedmesh.layers.dense import dense
-from namedmesh.layers.dropout import dropout
+from namedmesh.layers.linear import dense
+from namedmesh.layers.regularization import dropout
 
 
 @dataclass(frozen=True)
 class Heads:
-    """The dimensions of attention: model, heads and what each head works in; memory names the keys' positions."""
+    """The dimensions of multi-head attention.
 
-    model: Dimension
-    heads: Dimension
-    key: Dimension
+    Attributes:
+        model: The dimension of the layer's input and output.
+        heads: One element for each head.
+        key: The dimension of a head's queries, keys and values.
 
-    def memory(self, seq: Dimension) -> Dimension:
-        """The dimension of keys and values for a sequence: a tensor has each name once."""
-        return Dimension(f"{seq.name}_memory", seq.size)
+    Example:
+        >>> Heads(*nm.dims("model=8 heads=2 key=4")).heads
+        Dimension(name='heads', size=2)
+    """
+
+    model: nm.Dimension
+    heads: nm.Dimension
+    key: nm.Dimension
+
+    def memory(self, seq: nm.Dimension) -> nm.Dimension:
+        """Return the dimension of keys and values, since a tensor has each name only once.
+
+        Args:
+            seq: The dimension of the queries' positions.
+
+        Returns:
+            A dimension of the same size, called `<name>_memory`.
+
+        Example:
+            >>> Heads(*nm.dims("model=8 heads=2 key=4")).memory(nm.Dimension("seq", 6))
+            Dimension(name='seq_memory', size=6)
+        """
+        return nm.Dimension(f"{seq.name}_memory", seq.size)
 
 
 def self_attention(
-    x: Tensor,
-    seq: Dimension,
+    x: nm.Tensor,
+    seq: nm.Dimension,
     heads: Heads,
     *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    mask: nm.Tensor | None = None,
+    bias: nm.Tensor | None = None,
     rate: float = 0.0,
-    dropout_key: Tensor | None = None,
-) -> Tensor:
-    """Every position attends to the positions of the same sequence that the mask (.. seq, memory) allows."""
-    q = queries(x, heads)
-    k, v = (nm.rename(one, seq, heads.memory(seq)) for one in keys_and_values(x, heads))
-    return mixed(
-        q,
-        k,
-        v,
-        seq,
-        heads.memory(seq),
-        heads,
-        mask=mask,
-        bias=bias,
-        rate=rate,
-        dropout_key=dropout_key,
+    dropout_key: nm.Tensor | None = None,
+) -> nm.Tensor:
+    """Let every position attend to the positions of its own sequence.
+
+    Args:
+        x: The input, with the sequence and model dimensions.
+        seq: The sequence's dimension.
+        heads: The dimensions of attention.
+        mask: Which memory positions (`heads.memory(seq)`) a position may attend to, bool.
+        bias: A tensor to add to the scores, e.g. `relative_bias`.
+        rate: The dropout rate of the attention weights.
+        dropout_key: A random key for dropout, or None for evaluation.
+
+    Returns:
+        A tensor with the dimensions of x, the model dimension last.
+
+    Example:
+        >>> B, S, M, N, K = nm.dims("batch=2 seq=6 model=8 heads=2 key=4")
+        >>> layer = lambda x: self_attention(x, S, Heads(M, N, K))
+        >>> nm.trace(layer, x=nm.spec([B, S, M])).outputs[0].shape
+        [batch=2, seq=6, model=8]
+    """
+    memory = heads.memory(seq)
+    q = project_queries(x, heads)
+    k, v = (nm.rename(tensor, seq, memory) for tensor in project_keys_and_values(x, heads))
+    return attend(
+        q, k, v, seq, memory, heads, mask=mask, bias=bias, rate=rate, dropout_key=dropout_key
     )
 
 
 def cross_attention(
-    x: Tensor,
-    memory: Tensor,
-    memory_seq: Dimension,
-    seq: Dimension,
+    x: nm.Tensor,
+    memory: nm.Tensor,
+    memory_seq: nm.Dimension,
+    seq: nm.Dimension,
     heads: Heads,
     *,
-    mask: Tensor | None = None,
+    mask: nm.Tensor | None = None,
     rate: float = 0.0,
-    dropout_key: Tensor | None = None,
-) -> Tensor:
-    """Every position attends to the positions of another sequence."""
-    k, v = keys_and_values(memory, heads)
-    return mixed(
-        queries(x, heads),
-        k,
-        v,
-        seq,
-        memory_seq,
-        heads,
-        mask=mask,
-        rate=rate,
-        dropout_key=dropout_key,
-    )
+    dropout_key: nm.Tensor | None = None,
+) -> nm.Tensor:
+    """Let every position attend to the positions of another sequence.
+
+    Args:
+        x: The input, with the sequence and model dimensions.
+        memory: The other sequence, with the memory and model dimensions.
+        memory_seq: The other sequence's dimension.
+        seq: The dimension of x along which its positions lie.
+        heads: The dimensions of attention.
+        mask: Which memory positions a position may attend to, bool.
+        rate: The dropout rate of the attention weights.
+        dropout_key: A random key for dropout, or None for evaluation.
+
+    Returns:
+        A tensor with the dimensions of x, the model dimension last.
+
+    Example:
+        >>> B, S, T, M, N, K = nm.dims("batch=2 source=6 target=5 model=8 heads=2 key=4")
+        >>> layer = lambda x, memory: cross_attention(x, memory, S, T, Heads(M, N, K))
+        >>> nm.trace(layer, x=nm.spec([B, T, M]), memory=nm.spec([B, S, M])).outputs[0].shape
+        [batch=2, target=5, model=8]
+    """
+    k, v = project_keys_and_values(memory, heads)
+    q = project_queries(x, heads)
+    return attend(q, k, v, seq, memory_seq, heads, mask=mask, rate=rate, dropout_key=dropout_key)
 
 
-def queries(x: Tensor, heads: Heads) -> Tensor:
-    """What each position asks, head by head."""
+def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
+    """Compute the queries of every position and head.
+
+    Args:
+        x: The input, with the model dimension.
+        heads: The dimensions of attention.
+
+    Returns:
+        A tensor with the other dimensions of x, then heads and key.
+
+    Example:
+        >>> S, M, N, K = nm.dims("seq=6 model=8 heads=2 key=4")
+        >>> project = lambda x: project_queries(x, Heads(M, N, K))
+        >>> nm.trace(project, x=nm.spec([S, M])).outputs[0].shape
+        [seq=6, heads=2, key=4]
+    """
     return dense(x, [heads.model], [heads.heads, heads.key], name="wq")
 
 
-def keys_and_values(x: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
-    """What each position answers to, and what it answers, head by head."""
+def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.Tensor]:
+    """Compute the keys and the values of every position and head.
+
+    Args:
+        x: The input, with the model dimension.
+        heads: The dimensions of attention.
+
+    Returns:
+        Two tensors with the other dimensions of x, then heads and key.
+
+    Example:
+        >>> S, M, N, K = nm.dims("seq=6 model=8 heads=2 key=4")
+        >>> project = lambda x: project_keys_and_values(x, Heads(M, N, K))
+        >>> list(nm.trace(project, x=nm.spec([S, M])).parameters)
+        ['wk', 'wv']
+    """
     over, to = [heads.model], [heads.heads, heads.key]
     return dense(x, over, to, name="wk"), dense(x, over, to, name="wv")
 
 
-def mixed(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seq: Dimension,
-    memory: Dimension | Sequence[Dimension],
+def attend(
+    q: nm.Tensor,
+    k: nm.Tensor,
+    v: nm.Tensor,
+    seq: nm.Dimension,
+    memory: nm.Dimension | Sequence[nm.Dimension],
     heads: Heads,
     *,
-    mask: Tensor | None = None,
-    bias: Tensor | None = None,
+    mask: nm.Tensor | None = None,
+    bias: nm.Tensor | None = None,
     rate: float = 0.0,
-    dropout_key: Tensor | None = None,
-) -> Tensor:
-    """Values averaged by how well keys fit queries, and brought back to the model dimension; softmax in float32.
+    dropout_key: nm.Tensor | None = None,
+) -> nm.Tensor:
+    """Average values by how well keys match queries, then project to the model dimension.
 
-    memory is the dimension of the keys' positions; of several, every position of all of them together is one.
+    The softmax is computed in float32.
+
+    Args:
+        q: Queries, with seq, heads and key.
+        k: Keys, with the memory dimensions, heads and key.
+        v: Values, of the shape of the keys.
+        seq: The dimension of the queries' positions.
+        memory: The dimension of the keys' positions, or several that are attended to as one.
+        heads: The dimensions of attention.
+        mask: Which memory positions a query may attend to, bool.
+        bias: A tensor to add to the scores.
+        rate: The dropout rate of the attention weights.
+        dropout_key: A random key for dropout, or None for evaluation.
+
+    Returns:
+        A tensor with the batch dimensions of the queries, then seq and the model dimension.
+
+    Example:
+        >>> S, T, M, N, K = nm.dims("seq=6 memory=5 model=8 heads=2 key=4")
+        >>> attention = lambda q, k, v: attend(q, k, v, S, T, Heads(M, N, K))
+        >>> keys = nm.spec([T, N, K])
+        >>> nm.trace(attention, q=nm.spec([S, N, K]), k=keys, v=keys).outputs[0].shape
+        [seq=6, model=8]
     """
     batch = [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
-    memory = [memory] if isinstance(memory, Dimension) else [*memory]
-    scores = nm.einsum(
-        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory]
-    )
+    memory = [memory] if isinstance(memory, nm.Dimension) else [*memory]
+    score_dims = [*batch, heads.heads, seq, *memory]
+    scores = nm.einsum([q * (1.0 / math.sqrt(heads.key.size)), k], score_dims)
     scores = nm.cast(scores, "float32")
     if bias is not None:
         scores = scores + bias
@@ -123,50 +212,39 @@ def mixed(
     return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
 
 
-def same_segment(segments: Tensor, memory_segments: Tensor) -> Tensor:
-    """Whether a position and a memory position belong to one packed example; segment 0 is padding."""
+def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
+    """Allow attention within a packed example only.
+
+    Args:
+        segments: The example that each position belongs to, int32.
+        memory_segments: The same for each memory position; 0 is padding.
+
+    Returns:
+        A bool tensor: both positions belong to one example, and the second is not padding.
+
+    Example:
+        >>> S, T = nm.dims("seq=2 memory=3")
+        >>> mask = nm.trace(segment_mask, nm.spec([S], "int32"), nm.spec([T], "int32"))
+        >>> mask.evaluate({}, segments=[1, 2], memory_segments=[1, 2, 0])[1].numpy().tolist()
+        [[True, False, False], [False, True, False]]
+    """
     return nm.equal(segments, memory_segments) & nm.not_equal(memory_segments, 0)
 
 
-def causal(seq: Dimension, memory: Dimension) -> Tensor:
-    """Whether a memory position is not later than a position."""
+def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
+    """Allow attention to a position itself and to earlier ones.
+
+    Args:
+        seq: The dimension of the queries' positions.
+        memory: The dimension of the keys' positions.
+
+    Returns:
+        A bool tensor over both: the memory position is not later.
+
+    Example:
+        >>> S, T = nm.dims("seq=2 memory=2")
+        >>> mask = nm.trace(lambda: nm.transpose(causal_mask(S, T), [S, T]))
+        >>> mask.evaluate({})[1].numpy().tolist()
+        [[True, False], [True, True]]
+    """
     return nm.range(memory) <= nm.range(seq)
-
-
-def relative_bias(
-    distance: Tensor,
-    heads: Heads,
-    *,
-    buckets: int = 32,
-    farthest: int = 128,
-    both_ways: bool = True,
-) -> Tensor:
-    """A learned score for each head and distance (memory position less position), grouped logarithmically when far."""
-    exact = buckets // 4 if both_ways else buckets // 2
-    if not 0 < exact < farthest:
-        raise NamedMeshError(
-            f"relative_bias: {buckets} buckets for distances to {farthest}",
-            fix="give 4 or more, and farther distances",
-        )
-    B = Dimension("distance_bucket", buckets)
-    table = nm.param("relative_bias", [B, heads.heads], nm.normal_init(0.02))
-    return nm.gather(table, bucket(distance, buckets, farthest, both_ways), B)
-
-
-def bucket(distance: Tensor, buckets: int, farthest: int, both_ways: bool) -> Tensor:
-    """The bucket of a distance: exact for near ones, logarithmic for far ones."""
-    side = nm.zeros([], "int32")
-    if both_ways:
-        buckets //= 2
-        side = nm.cast(distance > 0, "int32") * buckets
-        distance = nm.absolute(distance)
-    else:
-        distance = nm.maximum(-distance, 0)
-    exact = buckets // 2
-    far = (
-        nm.log(nm.cast(nm.maximum(distance, 1), "float32") / float(exact))
-        / math.log(farthest / exact)
-        * (buckets - exact)
-    )
-    far = nm.minimum(nm.cast(far, "int32") + exact, buckets - 1)
-    return side + nm.where(distance < exact, distance, far)

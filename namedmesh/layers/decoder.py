@@ -5,132 +5,173 @@ from __future__ import annotations
 from typing import Any
 
 import namedmesh as nm
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.tensor import Tensor
-from namedmesh.layers.attention import keys_and_values, mixed, queries
+from namedmesh.layers.attention import attend, project_keys_and_values, project_queries
 from namedmesh.layers.cache import Cache
-from namedmesh.layers.gating import capacity
-from namedmesh.layers.transformer import Stack, Transformer, Turn
-
-IMPOSSIBLE = -1e9  # the score of what cannot be chosen
+from namedmesh.layers.layer_stack import LayerContext, LayerStack
+from namedmesh.layers.mistakes import Mistake, raise_mistakes
+from namedmesh.layers.routing import expert_capacity
+from namedmesh.layers.transformer import Transformer
 
 
 class Decoder:
-    """Scores of the next token of several hypotheses (N) of each source sentence (G), one step after another.
+    """Scores the next token of several hypotheses (N) of each source sentence (G), step by step.
 
-    With flat, the tokens of all hypotheses of a sentence are one sequence of attention (TN), and a mask says which of them
-    a hypothesis follows; otherwise every hypothesis has a cache of its own. Rows of the source hold one sentence each.
+    Args:
+        model: The model.
+        source: Source tokens, GS int32, one sentence in each row.
+        segments: 1 for the tokens of the sentence, 0 for padding, GS int32.
+        hypotheses: How many hypotheses each sentence has.
+        flat: Whether the tokens of all hypotheses of a sentence are one sequence for attention
+            (T and N together), where a mask tells which of them a hypothesis follows. Otherwise
+            every hypothesis has a cache of its own.
+
+    Raises:
+        NamedMeshError: If source or segments have another shape or dtype, or sequences are longer
+            than the learned positions; all mistakes are listed.
+
+    Example:
+        >>> from namedmesh.layers import config, greedy
+        >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+        >>> translate = lambda source, segments: greedy(Decoder(model, source, segments))
+        >>> tokens = nm.spec([model.G, model.S], "int32")
+        >>> for tensor in nm.trace(translate, tokens, tokens).outputs:
+        ...     print(tensor.shape)
+        [group=2, hypothesis=1, step=6]
+        [group=2, hypothesis=1]
+        []
     """
 
     def __init__(
         self,
         model: Transformer,
-        source: Tensor,
-        segments: Tensor,
+        source: nm.Tensor,
+        segments: nm.Tensor,
         *,
         hypotheses: int = 1,
         flat: bool = False,
     ):
         self.model, self.flat = model, bool(flat)
-        for name, tensor in (("source", source), ("segments", segments)):
-            if {*tensor.shape} != {model.G, model.S} or tensor.dtype != "int32":
-                raise NamedMeshError(
-                    f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not int32[{model.G}, {model.S}]",
-                    fix="declare it as nm.spec([model.G, model.S], 'int32')",
-                )
-        longest = max(model.S.size, model.T.size)
-        if model.config.positions == "learned" and longest > model.config.longest:
-            raise NamedMeshError(
-                f"Decoder: {model.config.longest} learned positions for sequences of {longest} tokens",
-                fix=f"give the configuration longest={longest}, or decode shorter sequences",
-            )
+        _check_inputs(model, source, segments)
         self.G, self.W = model.G, model.W
-        self.N, self.T = Dimension("hypothesis", hypotheses), Dimension("step", model.T.size)
-        self.slot = Dimension("hypothesis_slot", hypotheses) if flat else self.N  # N in the cache
+        self.N = nm.Dimension("hypothesis", hypotheses)
+        self.T = nm.Dimension("step", model.T.size)
+        self.slot = nm.Dimension("hypothesis_slot", hypotheses) if flat else self.N
         self.cache = Cache(model.L, self.T, model.heads)
-        encoded, _ = model.encode(source, segments, nm.broadcast(nm.range(model.S), segments.shape))
-        self.memory, self.across = (
-            self._memory(encoded),
-            nm.not_equal(segments, 0),
-        )  # of cross attention
+        positions = nm.broadcast(nm.range(model.S), segments.shape)
+        encoded, _ = model.encode(source, segments, positions)
+        self.memory = self._project_memory(encoded)
+        self.across = nm.not_equal(segments, 0)  # what cross attention may attend to
 
-    def _memory(self, encoded: Tensor) -> dict[str, dict[str, Tensor]]:
-        """The keys and values of every layer's cross attention, made once."""
-        model = self.model
+    def start(self) -> dict[str, dict[str, nm.Tensor]]:
+        """Return the cache before the first step.
 
-        def turn(carry: Tensor, _: Tensor) -> tuple[Tensor, dict[str, dict[str, Tensor]]]:
-            made = {}
-            for name in model.scopes:
-                with nm.scope(name), nm.scope("cross"):
-                    made[name] = dict(
-                        zip(("keys", "values"), keys_and_values(encoded, model.heads), strict=True)
-                    )
-            return carry, made
+        Returns:
+            An empty cache for each of the layers of one turn.
 
-        with nm.scope("decoder"):
-            return nm.scan(turn, nm.zeros([]), nm.range(model.L), over=model.L, stack=True)[1]
-
-    def start(self) -> dict[str, dict[str, Tensor]]:
-        """The empty cache."""
-        dims = [self.G, self.slot]
-        return {name: self.cache.empty(dims, self.model.config.dtype) for name in self.model.scopes}
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+            >>> start = lambda source, segments: Decoder(model, source, segments).start()
+            >>> tokens = nm.spec([model.G, model.S], "int32")
+            >>> nm.trace(start, tokens, tokens).outputs[0].shape
+            [cache_row=6, group=2, hypothesis=1, heads=4, key=8]
+        """
+        dims, dtype = [self.G, self.slot], self.model.config.dtype
+        return {name: self.cache.empty(dims, dtype) for name in self.model.scopes}
 
     def __call__(
         self,
-        tokens: Tensor,
-        step: Tensor,
+        tokens: nm.Tensor,
+        step: nm.Tensor,
         cache: dict[str, Any],
-        mask: Tensor,
-        ended: Tensor | None = None,
-    ) -> tuple[Tensor, dict[str, Any]]:
-        """Scores (GNW, float32) of what follows tokens (GN), and the cache with them; mask says which steps (and slots) count."""
+        mask: nm.Tensor,
+        ended: nm.Tensor | None = None,
+    ) -> tuple[nm.Tensor, dict[str, Any]]:
+        """Score what follows the tokens of one step.
+
+        Args:
+            tokens: The last token of each hypothesis, GN int32.
+            step: The step's number, int32.
+            cache: The cache so far.
+            mask: Which steps (and slots, when flat) attention sees, bool.
+            ended: Which hypotheses have ended, GN bool; experts do not serve them.
+
+        Returns:
+            Scores, GNW float32, and the new cache.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+            >>> def first_scores(source, segments):
+            ...     decoder = Decoder(model, source, segments)
+            ...     tokens = nm.zeros([decoder.G, decoder.N], "int32")
+            ...     step = nm.zeros([], "int32")
+            ...     return decoder(tokens, step, decoder.start(), nm.range(decoder.T) <= step)[0]
+            >>> tokens = nm.spec([model.G, model.S], "int32")
+            >>> nm.trace(first_scores, tokens, tokens).outputs[0].shape
+            [group=2, hypothesis=1, target_vocab=64]
+        """
         model, N, heads = self.model, self.N, self.model.heads
         with nm.scope("decoder"):
-            x = model.embedded(tokens, nm.broadcast(step, tokens.shape), self.W)
-            bias = model.bias(nm.range(self.T) - step, both_ways=False)
+            x = model.embed(tokens, nm.broadcast(step, tokens.shape), self.W)
+            bias = model.position_bias(nm.range(self.T) - step, both_ways=False)
 
-            def attend(h: Tensor, turn: Turn) -> Tensor:
-                def own(x: Tensor) -> Tensor:
-                    y, kept = self.cache.attention(
-                        x, N, turn.kept[turn.name], turn.layer, step, mask=mask, bias=bias
-                    )
-                    turn.kept[turn.name] = kept
-                    return y
+            def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, Any]:
+                def own(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
+                    past = context.cache or {}
+                    return self.cache.attend(x, N, past, context.layer, step, mask=mask, bias=bias)
 
-                def other(x: Tensor) -> Tensor:
-                    past = turn.rows[turn.name]
-                    return mixed(
-                        queries(x, heads),
-                        past["keys"],
-                        past["values"],
-                        N,
-                        model.S,
-                        heads,
-                        mask=self.across,
-                    )
+                def other(x: nm.Tensor) -> tuple[nm.Tensor, None]:
+                    k, v = (context.per_layer[context.name][name] for name in ("keys", "values"))
+                    q = project_queries(x, heads)
+                    return attend(q, k, v, N, model.S, heads, mask=self.across), None
 
-                return model.residual(model.residual(h, "attention", own), "cross", other)
+                h, new_cache = model.residual(h, "attention", own)
+                h, _ = model.residual(h, "cross", other)
+                return h, new_cache
 
-            stack = Stack(N, attend, ended, capacity=self._capacity(), rows=self.memory, kept=cache)
-            decoded, _, cache = model.run(x, stack)
+            stack = LayerStack(
+                N, attention, ended, capacity=self._capacity(), per_layer=self.memory, cache=cache
+            )
+            decoded, _, cache = model.run_layers(x, stack)
         return nm.cast(model.scores(decoded), "float32"), cache
 
-    def _capacity(self) -> Dimension:
-        """The places of each expert: as the configuration says, or one for every hypothesis."""
+    def _project_memory(self, encoded: nm.Tensor) -> dict[str, dict[str, nm.Tensor]]:
+        """Compute the keys and values of every layer's cross attention, once for all steps."""
+        model = self.model
+
+        def project(
+            carry: nm.Tensor, _: nm.Tensor
+        ) -> tuple[nm.Tensor, dict[str, dict[str, nm.Tensor]]]:
+            memory = {}
+            for name in model.scopes:
+                with nm.scope(name), nm.scope("cross"):
+                    k, v = project_keys_and_values(encoded, model.heads)
+                    memory[name] = {"keys": k, "values": v}
+            return carry, memory
+
+        with nm.scope("decoder"):
+            return nm.scan(project, nm.zeros([]), nm.range(model.L), over=model.L, stack=True)[1]
+
+    def _capacity(self) -> nm.Dimension:
+        """Return the experts' capacity: the configuration's, or room for every hypothesis."""
         factor = self.model.config.decoding_capacity_factor
-        return (
-            Dimension("capacity", self.N.size)
-            if factor is None
-            else capacity(self.N, self.model.E, factor)
-        )
+        if factor is None:
+            return nm.Dimension("capacity", self.N.size)
+        return expert_capacity(self.N, self.model.E, factor)
 
 
-def checked_tokens(what: str, vocab: Dimension, **tokens: int) -> None:
-    """Raises unless every token is one of the vocabulary, which has at least two."""
-    for name, token in tokens.items():
-        if not isinstance(token, int) or not 0 <= token < vocab.size or vocab.size < 2:
-            raise NamedMeshError(
-                f"{what}: {name}={token!r} is no token of {vocab}",
-                fix=f"give 0 to {vocab.size - 1}",
-            )
+def _check_inputs(model: Transformer, source: nm.Tensor, segments: nm.Tensor) -> None:
+    """Raise unless a decoder's inputs fit its model, and the model's positions suffice."""
+    mistakes: list[Mistake] = []
+    for name, tensor in (("source", source), ("segments", segments)):
+        if {*tensor.shape} != {model.G, model.S} or tensor.dtype != "int32":
+            wanted = f"int32[{model.G}, {model.S}]"
+            problem = f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not {wanted}"
+            mistakes.append((problem, "declare it as nm.spec([model.G, model.S], 'int32')"))
+    longest, learned = max(model.S.size, model.T.size), model.config.longest
+    if model.config.positions == "learned" and longest > learned:
+        problem = f"Decoder: {learned} learned positions for sequences of {longest} tokens"
+        fix = f"use a configuration with longest={longest}, or decode shorter sequences"
+        mistakes.append((problem, fix))
+    raise_mistakes("Decoder", mistakes)

@@ -1,123 +1,235 @@
-"""Dispatch: tokens to the experts' buffers and back, in the paper's one-hot form or by index, with equal results."""
+"""Dispatch: tokens to the experts' buffers and back, as one-hot products or by index."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import namedmesh as nm
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ir.tensor import Tensor
-from namedmesh.layers.gating import ExpertRouting, Routing
+from namedmesh.dims.errors import did_you_mean
+from namedmesh.layers.routing import ExpertRouting, Routing
 
 
 class EinsumDispatch:
-    """The paper's form: one-hot masks of shape GSEC. Readable; costs S/H of the experts' own FLOPs."""
+    """The paper's form: products with one-hot masks of shape GSEC.
+
+    Readable, and costs S/H of the experts' own FLOPs.
+
+    Args:
+        routing: What a gating function decided.
+
+    Attributes:
+        combine_weights: The weight of each token at each place of each expert, GSEC.
+        dispatch_mask: One where that weight is not zero, GSEC.
+
+    Example:
+        >>> from namedmesh.layers import top_k_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
+        >>> def combine_weights(logits):
+        ...     return EinsumDispatch(top_k_gating(logits, S, E, C, second="all")).combine_weights
+        >>> nm.trace(combine_weights, nm.spec([G, S, E])).outputs[0].shape
+        [group=2, seq=8, expert=4, capacity=4]
+    """
 
     def __init__(self, routing: Routing | ExpertRouting):
         if isinstance(routing, ExpertRouting):
             taken = nm.one_hot(routing.token, routing.seq, routing.weight.dtype)  # GECS
             self.combine_weights = taken * routing.weight
-            self.mask = taken
+            self.dispatch_mask = taken
             return
         dtype, E, C = routing.weight.dtype, routing.experts, routing.capacity
-        dims = [dim for dim in routing.weight.shape if dim.name != "choice"]
-        expert, place = (
-            nm.one_hot(routing.expert, E, dtype),
-            nm.one_hot(routing.place, C, dtype),
-        )  # GSKE, GSKC
-        self.combine_weights = nm.einsum([routing.weight, expert, place], [*dims, E, C])  # GSEC
-        self.mask = nm.cast(self.combine_weights > 0, dtype)
+        tokens = [dim for dim in routing.weight.shape if dim.name != "choice"]  # GS
+        expert = nm.one_hot(routing.expert, E, dtype)  # GSKE
+        place = nm.one_hot(routing.place, C, dtype)  # GSKC
+        self.combine_weights = nm.einsum([routing.weight, expert, place], [*tokens, E, C])
+        self.dispatch_mask = nm.cast(self.combine_weights > 0, dtype)
 
-    def expert_inputs(self, x: Tensor, dims: list[Dimension]) -> Tensor:
-        """Tokens (GSM) in the experts' buffers (dims: EGCM)."""
-        return nm.einsum([nm.cast(self.mask, x.dtype), x], dims)
+    def to_experts(self, x: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
+        """Copy tokens into the experts' buffers.
 
-    def outputs(self, y: Tensor, dims: list[Dimension]) -> Tensor:
-        """The experts' results (EGCM) back at their tokens (dims: GSM), weighted."""
+        Args:
+            x: Tokens, GSM.
+            dims: The dimensions of the result: E, G, C, M.
+
+        Returns:
+            The experts' inputs, zero at empty places.
+
+        Example:
+            >>> from namedmesh.layers import top_k_gating
+            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+            >>> def expert_inputs(logits, x):
+            ...     routing = top_k_gating(logits, S, E, C, second="all")
+            ...     return EinsumDispatch(routing).to_experts(x, [E, G, C, M])
+            >>> nm.trace(expert_inputs, nm.spec([G, S, E]), nm.spec([G, S, M])).outputs[0].shape
+            [expert=4, group=2, capacity=4, model=6]
+        """
+        return nm.einsum([nm.cast(self.dispatch_mask, x.dtype), x], dims)
+
+    def to_tokens(self, y: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
+        """Add up the experts' outputs for each token, by weight.
+
+        Args:
+            y: The experts' outputs, EGCM.
+            dims: The dimensions of the result: G, S, M.
+
+        Returns:
+            A tensor of those dimensions; zero for tokens that no expert serves.
+
+        Example:
+            >>> from namedmesh.layers import top_k_gating
+            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+            >>> def outputs(logits, y):
+            ...     routing = top_k_gating(logits, S, E, C, second="all")
+            ...     return EinsumDispatch(routing).to_tokens(y, [G, S, M])
+            >>> nm.trace(outputs, nm.spec([G, S, E]), nm.spec([E, G, C, M])).outputs[0].shape
+            [group=2, seq=8, model=6]
+        """
         return nm.einsum([nm.cast(self.combine_weights, y.dtype), y], dims)
 
 
 class GatherDispatch:
-    """By index: no tensor of size SEC is made, and both directions, and their derivatives, are gathers."""
+    """The same by index: no tensor of size SEC is made.
+
+    Both directions, and their derivatives, are gathers, which stay on the group's devices.
+
+    Args:
+        routing: What a gating function decided.
+
+    Example:
+        >>> from namedmesh.layers import top_k_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
+        >>> def slots(logits):
+        ...     return GatherDispatch(top_k_gating(logits, S, E, C, second="all")).slot
+        >>> nm.trace(slots, nm.spec([G, S, E])).outputs[0].shape
+        [group=2, seq=8, choice=2]
+    """
 
     def __init__(self, routing: Routing | ExpertRouting):
         self.routing = routing
         if isinstance(routing, ExpertRouting):
             return
-        E, C = routing.experts, routing.capacity
-        self.slots = Dimension("slot", E.size * C.size)
-        self.groups = [
-            dim for dim in routing.weight.shape if dim.name not in ("choice", routing.seq.name)
-        ]
+        E, C, S = routing.experts, routing.capacity, routing.seq
+        self.slots = nm.Dimension("slot", E.size * C.size)
+        self.groups = [dim for dim in routing.weight.shape if dim.name not in ("choice", S.name)]
         slot = routing.expert * C.size + routing.place
-        self.slot = nm.where(
-            nm.stop_gradient(routing.weight) > 0, slot, self.slots.size
-        )  # GSK; outside where not served
-        numbers = nm.broadcast(nm.range(routing.seq) + 1, slot.shape)
-        self.token = (
-            nm.scatter_add(numbers, self.slot, self.slots, batch=self.groups) - 1
-        )  # G slot; -1 where empty
+        # A choice that is not served has a slot beyond the last, which gathers read as zero.
+        served = nm.stop_gradient(routing.weight) > 0
+        self.slot = nm.where(served, slot, self.slots.size)  # GSK
+        # Tokens are numbered from one, so that empty slots become -1, which reads as zero too.
+        numbers = nm.broadcast(nm.range(S) + 1, slot.shape)
+        self.token = nm.scatter_add(numbers, self.slot, self.slots, batch=self.groups) - 1  # G slot
 
-    def expert_inputs(self, x: Tensor, dims: list[Dimension]) -> Tensor:
-        """Tokens (GSM) in the experts' buffers (dims: EGCM)."""
+    def to_experts(self, x: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
+        """Copy tokens into the experts' buffers.
+
+        Args:
+            x: Tokens, GSM.
+            dims: The dimensions of the result: E, G, C, M.
+
+        Returns:
+            The experts' inputs, zero at empty places.
+
+        Example:
+            >>> from namedmesh.layers import top_k_gating
+            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+            >>> def expert_inputs(logits, x):
+            ...     routing = top_k_gating(logits, S, E, C, second="all")
+            ...     return GatherDispatch(routing).to_experts(x, [E, G, C, M])
+            >>> nm.trace(expert_inputs, nm.spec([G, S, E]), nm.spec([G, S, M])).outputs[0].shape
+            [expert=4, group=2, capacity=4, model=6]
+        """
         if isinstance(self.routing, ExpertRouting):
             return nm.transpose(nm.gather(x, self.routing.token, self.routing.seq), dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
 
-        def forward(x: Tensor):
+        def forward(x: nm.Tensor) -> tuple[nm.Tensor, tuple[nm.Tensor, nm.Tensor]]:
             return nm.gather(x, self.token, S), (self.slot, x)
 
-        def backward(saved, dy: Tensor):
+        def backward(saved: tuple[nm.Tensor, nm.Tensor], dy: nm.Tensor) -> list[nm.Tensor]:
+            # The inverse gather: a token's gradient is the sum over the slots it was copied to.
             slot, x = saved
             return [nm.transpose(nm.sum(nm.gather(dy, slot, self.slots), over=K), x.shape)]
 
         taken = nm.custom_vjp(forward, backward)(x)  # G slot M
-        return nm.transpose(
-            nm.reshape(taken, self.slots, [self.routing.experts, self.routing.capacity]), dims
-        )
+        places = [self.routing.experts, self.routing.capacity]
+        return nm.transpose(nm.reshape(taken, self.slots, places), dims)
 
-    def outputs(self, y: Tensor, dims: list[Dimension]) -> Tensor:
-        """The experts' results (EGCM) back at their tokens (dims: GSM), weighted."""
+    def to_tokens(self, y: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
+        """Add up the experts' outputs for each token, by weight.
+
+        Args:
+            y: The experts' outputs, EGCM.
+            dims: The dimensions of the result: G, S, M.
+
+        Returns:
+            A tensor of those dimensions; zero for tokens that no expert serves.
+
+        Example:
+            >>> from namedmesh.layers import top_k_gating
+            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+            >>> def outputs(logits, y):
+            ...     routing = top_k_gating(logits, S, E, C, second="all")
+            ...     return GatherDispatch(routing).to_tokens(y, [G, S, M])
+            >>> nm.trace(outputs, nm.spec([G, S, E]), nm.spec([E, G, C, M])).outputs[0].shape
+            [group=2, seq=8, model=6]
+        """
         if isinstance(self.routing, ExpertRouting):
-            groups = [dim for dim in self.routing.token.shape if dim in dims]
-            rest = [dim for dim in y.shape if dim not in self.routing.token.shape.dims]
-            weighted = nm.transpose(
-                y * nm.cast(self.routing.weight, y.dtype), [*self.routing.token.shape, *rest]
-            )
-            return nm.transpose(
-                nm.scatter_add(weighted, self.routing.token, self.routing.seq, batch=groups), dims
-            )
+            return _scatter_to_tokens(self.routing, y, dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
+        places = [self.routing.experts, self.routing.capacity]
         rest = [dim for dim in dims if dim not in self.routing.weight.shape.dims]
-        y = nm.reshape(
-            nm.transpose(y, [*self.groups, self.routing.experts, self.routing.capacity, *rest]),
-            [self.routing.experts, self.routing.capacity],
-            self.slots,
-        )  # G slot M
+        y = nm.transpose(y, [*self.groups, *places, *rest])
+        y = nm.reshape(y, places, self.slots)  # G slot M
 
-        def forward(y: Tensor, weight: Tensor):
+        def forward(y: nm.Tensor, weight: nm.Tensor) -> tuple[nm.Tensor, tuple[nm.Tensor, ...]]:
             picked = nm.gather(y, self.slot, self.slots)  # GSKM
             return nm.einsum([picked, weight], dims), (picked, weight, self.token, self.slot)
 
-        def backward(saved, dy: Tensor):
+        def backward(saved: tuple[nm.Tensor, ...], dy: nm.Tensor) -> list[nm.Tensor]:
             picked, weight, token, slot = saved
             at_slot = nm.scatter_add(weight, slot, self.slots, batch=self.groups)  # G slot
-            return [
-                nm.gather(dy, token, S) * at_slot,
-                nm.einsum([picked, dy], [*weight.shape.without(K.name), K]),
-            ]
+            dy_at_slot = nm.gather(dy, token, S) * at_slot
+            return [dy_at_slot, nm.einsum([picked, dy], [*weight.shape.without(K.name), K])]
 
         return nm.custom_vjp(forward, backward)(y, nm.cast(self.routing.weight, y.dtype))
 
 
-FORMS = {"einsum": EinsumDispatch, "gather": GatherDispatch}
+DISPATCHES = {"einsum": EinsumDispatch, "gather": GatherDispatch}
 
 
-def dispatcher(
+def make_dispatch(
     routing: Routing | ExpertRouting, form: str = "gather"
 ) -> EinsumDispatch | GatherDispatch:
-    """The dispatch of a routing in one of its two forms."""
-    if form not in FORMS:
-        raise NamedMeshError(
-            f"dispatch: {form!r} is not a form", fix=did_you_mean(str(form), FORMS)
+    """Return the dispatch of a routing in one of its two forms, which have equal results.
+
+    Args:
+        routing: What a gating function decided.
+        form: `"gather"` or `"einsum"`.
+
+    Returns:
+        The dispatch.
+
+    Raises:
+        NamedMeshError: If the form is unknown.
+
+    Example:
+        >>> make_dispatch(None, "gathr")
+        Traceback (most recent call last):
+        namedmesh.dims.errors.NamedMeshError: dispatch: 'gathr' is not a form
+        ...
+    """
+    if form not in DISPATCHES:
+        raise nm.NamedMeshError(
+            f"dispatch: {form!r} is not a form", fix=did_you_mean(str(form), DISPATCHES)
         )
-    return FORMS[form](routing)
+    return DISPATCHES[form](routing)
+
+
+def _scatter_to_tokens(
+    routing: ExpertRouting, y: nm.Tensor, dims: Sequence[nm.Dimension]
+) -> nm.Tensor:
+    """Add the weighted outputs of every place to the token that the expert took."""
+    places = routing.token.shape  # GEC
+    groups = [dim for dim in places if dim in dims]
+    rest = [dim for dim in y.shape if dim not in places.dims]
+    weighted = nm.transpose(y * nm.cast(routing.weight, y.dtype), [*places, *rest])
+    return nm.transpose(nm.scatter_add(weighted, routing.token, routing.seq, batch=groups), dims)

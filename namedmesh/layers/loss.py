@@ -5,28 +5,42 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.tensor import Tensor
 
 
 def cross_entropy(
-    logits: Tensor,
-    targets: Tensor,
-    vocab: Dimension,
+    logits: nm.Tensor,
+    targets: nm.Tensor,
+    vocab: nm.Dimension,
     *,
     smoothing: float = 0.0,
     z_loss: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """The loss and the z-loss of every target.
+) -> tuple[nm.Tensor, nm.Tensor]:
+    """Compute the cross-entropy and the z-loss of every target, in float32.
 
-    smoothing spreads that share of the probability over all other tokens; the entropy of the smoothed target is
-    subtracted, so that a perfect prediction has loss zero. z_loss weighs the squared log of the normaliser.
+    Args:
+        logits: Scores, with the vocabulary's dimension.
+        targets: The right tokens, int32, with the other dimensions of logits.
+        vocab: The vocabulary's dimension.
+        smoothing: The share of the probability to spread over all other tokens. The entropy of
+            the smoothed target is subtracted, so that a perfect prediction has loss zero.
+        z_loss: The weight of the squared logarithm of the softmax's normaliser.
+
+    Returns:
+        The loss and the z-loss of each target.
+
+    Raises:
+        NamedMeshError: If smoothing is outside [0, 1), or there is no other token.
+
+    Example:
+        >>> B, V = nm.dims("batch=4 vocab=10")
+        >>> loss = lambda x, y: cross_entropy(x, y, V, smoothing=0.1)[0]
+        >>> nm.trace(loss, x=nm.spec([B, V]), y=nm.spec([B], "int32")).outputs[0].shape
+        [batch=4]
     """
     if not 0 <= smoothing < 1 or (smoothing and vocab.size < 2):
-        raise NamedMeshError(
+        raise nm.NamedMeshError(
             f"cross_entropy: smoothing={smoothing} over {vocab}",
-            fix="give a share from 0 to below 1",
+            fix="pass a share in [0, 1), and 0 for a vocabulary of one token",
         )
     scores = nm.cast(logits, "float32")
     normaliser = nm.logsumexp(scores, over=vocab)
@@ -42,6 +56,20 @@ def cross_entropy(
     return loss, nm.square(normaliser) * z_loss
 
 
-def weighted_mean(values: Tensor, weights: Tensor) -> Tensor:
-    """The mean of values where weights say how much each counts."""
+def weighted_mean(values: nm.Tensor, weights: nm.Tensor) -> nm.Tensor:
+    """Average values by weight.
+
+    Args:
+        values: The values, of any shape.
+        weights: How much each counts; zero for padding.
+
+    Returns:
+        A scalar: the weighted sum over the sum of the weights, which counts as at least one.
+
+    Example:
+        >>> (B,) = nm.dims("batch=3")
+        >>> program = nm.trace(weighted_mean, nm.spec([B]), nm.spec([B]))
+        >>> float(program.evaluate({}, values=[1.0, 3.0, 9.0], weights=[1.0, 1.0, 0.0])[1])
+        2.0
+    """
     return nm.sum(values * weights) / nm.maximum(nm.sum(weights), 1.0)

@@ -3,12 +3,27 @@
 from __future__ import annotations
 
 import namedmesh as nm
-from namedmesh.dims.dimension import Dimension
-from namedmesh.ir.tensor import Tensor
 
 
-def layer_norm(x: Tensor, over: Dimension, *, name: str = "norm", epsilon: float = 1e-6) -> Tensor:
-    """Zero mean and unit variance over a dimension, then a learned scale and bias."""
+def layer_norm(
+    x: nm.Tensor, over: nm.Dimension, *, name: str = "norm", epsilon: float = 1e-6
+) -> nm.Tensor:
+    """Normalise to zero mean and unit variance, then apply a learned scale and bias.
+
+    Args:
+        x: The input.
+        over: The dimension to normalise over.
+        name: The prefix of the parameters `<name>_scale` and `<name>_bias`.
+        epsilon: Added to the variance.
+
+    Returns:
+        A tensor of the shape and dtype of x.
+
+    Example:
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> list(nm.trace(lambda x: layer_norm(x, M), x=nm.spec([B, M])).parameters)
+        ['norm_scale', 'norm_bias']
+    """
     wide = nm.cast(x, "float32")
     centred = wide - nm.mean(wide, over=over)
     unit = centred * nm.rsqrt(nm.mean(nm.square(centred), over=over) + epsilon)
@@ -17,8 +32,25 @@ def layer_norm(x: Tensor, over: Dimension, *, name: str = "norm", epsilon: float
     return nm.cast(unit * scale + bias, x.dtype)
 
 
-def rms_norm(x: Tensor, over: Dimension, *, name: str = "norm", epsilon: float = 1e-6) -> Tensor:
-    """Unit mean square over a dimension, then a learned scale."""
+def rms_norm(
+    x: nm.Tensor, over: nm.Dimension, *, name: str = "norm", epsilon: float = 1e-6
+) -> nm.Tensor:
+    """Normalise to unit mean square, then apply a learned scale.
+
+    Args:
+        x: The input.
+        over: The dimension to normalise over.
+        name: The prefix of the parameter `<name>_scale`.
+        epsilon: Added to the mean square.
+
+    Returns:
+        A tensor of the shape and dtype of x.
+
+    Example:
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> list(nm.trace(lambda x: rms_norm(x, M), x=nm.spec([B, M])).parameters)
+        ['norm_scale']
+    """
     wide = nm.cast(x, "float32")
     unit = wide * nm.rsqrt(nm.mean(nm.square(wide), over=over) + epsilon)
     return nm.cast(unit * nm.param(f"{name}_scale", [over], nm.constant_init(1.0)), x.dtype)

@@ -7,7 +7,7 @@ import pytest
 from benchmarks import tpu_v3
 from namedmesh.aot.topology import Target
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.layers.config import config
+from namedmesh.layers import config
 
 
 def row(case: tpu_v3.Case, fits: bool = True) -> dict:

@@ -11,7 +11,7 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 def top2_gating(
     logits: np.ndarray, capacity: int, draws: np.ndarray, padding: np.ndarray | None = None
 ):
-    """One group: combine weights (S, E, C), the auxiliary loss, and which first and second choices were served."""
+    """Route one group: combine weights (SEC), the auxiliary loss, and which choices were served."""
     gates = softmax(logits.astype(np.float64))
     tokens, experts = gates.shape
     real = np.ones(tokens, bool) if padding is None else ~padding

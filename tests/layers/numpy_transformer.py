@@ -1,10 +1,11 @@
-"""The model written out in NumPy, row by row and token by token, for evaluation (nothing random)."""
+"""The model in plain NumPy, row by row and token by token, for evaluation (nothing random)."""
 
 import math
+from typing import Any
 
 import numpy as np
 
-from namedmesh.layers.config import Config
+from namedmesh.layers import Config
 from tests.layers.algorithm1 import softmax
 
 ACTIVATIONS = {
@@ -45,18 +46,17 @@ class Model:
             real = one["target_segments"] > 0
             each += self.cross_entropy(scores[real], one["target"][real]).tolist()
             right += (scores[real].argmax(-1) == one["target"][real]).tolist()
-        made = {"cross_entropy": np.mean(each), "accuracy": np.mean(right)}
+        metrics = {"cross_entropy": float(np.mean(each)), "accuracy": float(np.mean(right))}
         if not self.config.experts:
-            return {"loss": made["cross_entropy"], **made}
+            return {"loss": metrics["cross_entropy"], **metrics}
         balance = sum(
-            np.mean([one[place] for one in aux if place in one]) for place in {*aux[0]}.union(*aux)
+            float(np.mean([one[place] for one in aux if place in one]))
+            for place in {*aux[0]}.union(*aux)
         )
         balance *= self.config.experts**2  # one for each layer whose load is even
-        peak = sum(np.mean(np.concatenate([one[place] for one in z])) for place in z[0])
-        total = (
-            made["cross_entropy"] + self.config.aux_weight * balance + self.config.z_weight * peak
-        )
-        return {"loss": total, "aux_loss": balance, **made}
+        peak = sum(float(np.mean(np.concatenate([one[place] for one in z]))) for place in z[0])
+        experts = self.config.aux_weight * balance + self.config.z_weight * peak
+        return {"loss": metrics["cross_entropy"] + experts, "aux_loss": balance, **metrics}
 
     def cross_entropy(self, scores: np.ndarray, targets: np.ndarray) -> np.ndarray:
         words, share = scores.shape[-1], self.config.smoothing
@@ -66,7 +66,7 @@ class Model:
         return -(wanted * np.log(softmax(scores))).sum(-1) - entropy
 
     def row(self, one: dict[str, np.ndarray]):
-        """The scores of one row's target tokens, and for each layer of experts its balance and the logits' peaks."""
+        """Score one row's target tokens; also each mixture's balance and its logits' peaks."""
         self.balance, self.peaks = {}, {}
         source, target = one["source_segments"], one["target_segments"]
         encoded = self.side("encoder", one["source"], one["source_positions"], source)
@@ -156,7 +156,7 @@ class Model:
                 made[:, i, j] = table[near + (half if both_ways and j > i else 0)]
         return made
 
-    def network(self, weights, x, expert=...):
+    def network(self, weights, x, expert: Any = ...):
         h = ACTIVATIONS[self.config.activation](x @ weights["wi"][expert])
         return (h * (x @ weights["wi_gate"][expert]) if self.config.gated else h) @ weights["wo"][
             expert

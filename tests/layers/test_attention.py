@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.attention import (
+from namedmesh.layers import (
     Heads,
-    bucket,
-    causal,
+    causal_mask,
     cross_attention,
+    distance_bucket,
     relative_bias,
-    same_segment,
+    segment_mask,
     self_attention,
 )
 
@@ -21,7 +21,7 @@ HEADS = Heads(M, N, K)
 MEMORY = HEADS.memory(S)
 
 
-def attention(q_in, kv_in, state, allowed, bias=0.0):
+def attention(q_in, kv_in, state, allowed, bias: np.ndarray | float = 0.0):
     """Attention as a formula."""
     q, k, v = (
         np.einsum("bsm,mnk->bsnk", x, state[name])
@@ -42,8 +42,8 @@ def packed(rng):
 
 
 def packed_self_attention(x, segments):
-    mask = same_segment(segments, nm.rename(segments, S, MEMORY)) & causal(S, MEMORY)
-    bias = relative_bias(nm.range(MEMORY) - nm.range(S), HEADS, both_ways=False)
+    mask = segment_mask(segments, nm.rename(segments, S, MEMORY)) & causal_mask(S, MEMORY)
+    bias = relative_bias(nm.range(MEMORY) - nm.range(S), N, both_ways=False)
     return self_attention(x, S, HEADS, mask=mask, bias=bias)
 
 
@@ -124,7 +124,7 @@ def test_heads_on_an_axis_cost_one_all_reduce_forward():
 @pytest.mark.parametrize("both_ways", [True, False])
 def test_buckets_are_exact_near_and_logarithmic_far(both_ways):
     (D,) = nm.dims("distance=401")
-    program = nm.trace(lambda: bucket(nm.range(D) - 200, 32, 128, both_ways))
+    program = nm.trace(lambda: distance_bucket(nm.range(D) - 200, 32, 128, both_ways))
     got = program.evaluate({})[1].numpy()
     half = 16 if both_ways else 32
     for distance, value in zip(range(-200, 201), got, strict=True):

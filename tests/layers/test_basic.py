@@ -6,11 +6,19 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.dense import dense, feed_forward
-from namedmesh.layers.dropout import dropout
-from namedmesh.layers.embedding import embedding, learned_positions, logits, sinusoids
-from namedmesh.layers.loss import cross_entropy, weighted_mean
-from namedmesh.layers.norm import layer_norm, rms_norm
+from namedmesh.layers import (
+    cross_entropy,
+    dense,
+    dropout,
+    embedding,
+    feed_forward,
+    layer_norm,
+    learned_positions,
+    rms_norm,
+    sinusoids,
+    vocabulary_logits,
+    weighted_mean,
+)
 
 B, S, M, H, V, N, K = nm.dims("batch=4 seq=6 model=8 hidden=16 vocab=12 heads=2 key=4")
 
@@ -67,7 +75,11 @@ def test_embeddings_tied_and_not():
 
     def model(tokens):
         x = embedding(tokens, V, M)
-        return {"x": x, "tied": logits(x, V, M), "own": logits(x, V, M, name="softmax")}
+        return {
+            "x": x,
+            "tied": vocabulary_logits(x, V, M),
+            "own": vocabulary_logits(x, V, M, name="softmax"),
+        }
 
     got, state = run(model, tokens=([B, S], tokens))
     assert sorted(state) == ["embedding", "softmax"]

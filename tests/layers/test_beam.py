@@ -1,4 +1,4 @@
-"""Beam search against every sequence there is, and against a beam search written out in Python; the stop; sampling."""
+"""Beam search against an exhaustive search and one in plain Python; when it stops; sampling."""
 
 import itertools
 
@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.sampling import greedy, sample
+from namedmesh.layers import beam_search, greedy, sample
 
 END = 1
 
 
 class Chain:
-    """A decoder whose next token depends on the last one and the step only; it keeps what it was given, as a real one does."""
+    """A decoder whose next token depends on the last one and the step only.
+
+    It stores the tokens it was called with in its cache, as a real one stores keys and values.
+    """
 
     def __init__(self, tables, hypotheses: int, flat: bool):
         self.tables, self.flat = tables, flat  # G T V W
@@ -87,10 +89,13 @@ def literal_beam(
     return finished
 
 
+def dims_of(tables: np.ndarray) -> list[nm.Dimension]:
+    names = ("group", "step", "token", "word")
+    return [nm.Dimension(name, size) for name, size in zip(names, tables.shape, strict=True)]
+
+
 def searched(tables: np.ndarray, width: int, flat: bool, alpha: float, layout: str = "group:all"):
-    G, T, V, W = nm.dims(
-        f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}"
-    )
+    G, T, V, W = dims_of(tables)
     program = nm.trace(
         lambda t: beam_search(Chain(t, width, flat), alpha=alpha), nm.spec([G, T, V, W])
     )
@@ -153,9 +158,7 @@ def test_scores_and_sequences_are_the_same_under_another_layout():
 
 
 def decoded(tables: np.ndarray, width: int, method):
-    G, T, V, W = nm.dims(
-        f"group={tables.shape[0]} step={tables.shape[1]} token={tables.shape[2]} word={tables.shape[3]}"
-    )
+    G, T, V, W = dims_of(tables)
     program = nm.trace(lambda t: method(Chain(t, width, False)), nm.spec([G, T, V, W]))
     step = nm.compile(program, mesh=nm.Mesh(all=2), layout="group:all", strict=True)
     found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
@@ -215,7 +218,7 @@ def test_samples_come_as_often_as_the_model_says(options, possible):
     [
         ({"temperature": 0.0}, "temperature=0.0"),
         ({"top_k": 9}, "top_k=9"),
-        ({"top_p": 1.5}, "top_p=1.5 is no probability"),
+        ({"top_p": 1.5}, "top_p=1.5 is not a probability"),
     ],
 )
 def test_impossible_options_are_errors(options, message):

@@ -1,4 +1,4 @@
-"""Every option of a configuration: wrong values are named, each changes the model, and the model is the one NumPy writes out."""
+"""Every option of a configuration: wrong values are named, each changes the model as in NumPy."""
 
 import dataclasses
 
@@ -7,11 +7,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.ir.op import every_op
-from namedmesh.layers.config import CHOICES, Config, config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Sgd
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import CHOICES, Config, Decoder, Sgd, Transformer, batch_of, config, greedy
 from tests.layers.numpy_transformer import Model
 
 SMALL = config("tiny").but(
@@ -114,7 +110,7 @@ def test_the_model_is_the_one_numpy_writes_out(variant):
 @pytest.mark.parametrize("router", ["top_k", "expert_choice"])
 @pytest.mark.parametrize("dispatch", ["gather", "einsum"])
 def test_padding_takes_no_place_and_counts_nowhere(router, dispatch):
-    """Rows of padding and padding before every token; the places are as many, and fewer than the tokens that want them."""
+    """Rows of padding, padding before every token, and fewer places than tokens that want them."""
     chosen = SHORT.but(router=router, dispatch=dispatch, z_weight=0.5, positions="learned")
     batch = examples()
     more = {name: np.pad(array, [(0, 2), (array.shape[1], 0)]) for name, array in batch.items()}
@@ -174,11 +170,11 @@ def test_a_word_left_out_is_its_position_alone():
 
     def both(tokens, positions):
         with nm.scope("x"):
-            some = model.embedded(tokens, positions, model.V, nm.random.key(5))
+            some = model.embed(tokens, positions, model.V, nm.random.key(5))
             return (
                 some,
-                model.embedded(tokens, positions, model.V),
-                model.embedded(tokens - 1000, positions, model.V),
+                model.embed(tokens, positions, model.V),
+                model.embed(tokens - 1000, positions, model.V),
             )
 
     tokens = np.random.default_rng(0).integers(1, 9, (32, 64)).astype("int32")
@@ -209,11 +205,13 @@ def test_capacity_while_decoding():
 
 
 CHANGES = {
-    "layers": 8, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6, "source_vocab": 13, "target_vocab": 11,
-    "tied": False, "positions": "relative", "longest": 17, "norm": "post", "normalizer": "rms", "activation": "gelu",
-    "gated": True, "router": "expert_choice", "k": 1, "second": "all", "normalize": "none", "jitter": 0.1,
-    "capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum", "remat": "full", "dropout": 0.2,
-    "word_dropout": 0.2, "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
+    "layers": 8, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6,
+    "source_vocab": 13, "target_vocab": 11, "tied": False, "positions": "relative", "longest": 17,
+    "norm": "post", "normalizer": "rms", "activation": "gelu", "gated": True,
+    "router": "expert_choice", "k": 1, "second": "all", "normalize": "none", "jitter": 0.1,
+    "capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
+    "remat": "full", "dropout": 0.2, "word_dropout": 0.2,
+    "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
 TRAINING = (
     "second",
@@ -257,10 +255,10 @@ def test_every_option_changes_the_program():
 
 
 WRONG = {
-    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0, "word_dropout": -0.5, "smoothing": -0.1,
-    "jitter": 1.5,
-    "model": 0, "hidden": -1, "heads": 2.5, "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4,
-    "tied": "yes", "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
+    **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0,
+    "word_dropout": -0.5, "smoothing": -0.1, "jitter": 1.5, "model": 0, "hidden": -1, "heads": 2.5,
+    "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4, "tied": "yes",
+    "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
     "z_weight": float("nan"),
 }  # fmt: skip
 
@@ -282,14 +280,15 @@ def test_wrong_values_are_named(name):
         ({"k": 5}, "k=5 of 4 experts", "choose at least one and at most all experts"),
         (
             {"dropout": 1.0},
-            "dropout=1.0 is not a number from 0 to below 1",
-            "give a number from 0 to below 1",
+            "dropout=1.0 is not a number in [0, 1)",
+            "pass a number in [0, 1)",
         ),
         ({"layer": 8}, "a configuration has no 'layer'", "did you mean 'layers'?"),
         (
             {"layers": 6},
-            "a model of 6 layers cannot be halved into encoder and decoder with experts in every other layer",
-            "give a multiple of 4",
+            "a model of 6 layers cannot be halved into encoder and decoder "
+            "with experts in every other layer",
+            "pass a multiple of 4",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""The model one token at a time is the model all at once; flat and ordinary beam search on it agree, and the cache stays put."""
+"""Decoding token by token equals decoding at once; both beam searches agree; nothing is copied."""
 
 import re
 
@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import Config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.transformer import Batch, Transformer
+from namedmesh.layers import Batch, Config, Decoder, Transformer, beam_search, greedy
 
 # With room for every token, so that the model all at once drops none either.
 CONFIG = Config(
@@ -93,7 +89,7 @@ def test_one_token_at_a_time_is_all_at_once(variant):
 
 
 def cache_lines(text: str, shape: str) -> dict[str, set[str]]:
-    """The kinds of instruction that make a tensor of a shape, in the entry computation and elsewhere."""
+    """Find the kinds of instruction that make a tensor of a shape, in the entry and elsewhere."""
     kinds: dict[str, set[str]] = {"entry": set(), "elsewhere": set()}
     where = "elsewhere"
     for line in text.splitlines():
@@ -128,7 +124,8 @@ def test_flat_and_ordinary_search_find_the_same(searches):
 
 
 def test_the_step_of_flat_search_appends_to_the_cache_and_never_copies_it(searches):
-    shape = "f32[10,2,3,2,8]"  # a row for each of 2 x 5 layers and steps, 2 sentences a device, 3 hypotheses, heads, key
+    # A row for each of 2 x 5 layers and steps, 2 sentences a device, 3 hypotheses, heads, key.
+    shape = "f32[10,2,3,2,8]"
     flat, ordinary = cache_lines(searches[True][1], shape), cache_lines(searches[False][1], shape)
     quiet = {
         "parameter",

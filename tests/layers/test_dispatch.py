@@ -1,11 +1,10 @@
-"""Dispatch by one-hot einsum and by index: equal results, equal gradients, the same communication."""
+"""Dispatch by one-hot einsum and by index: equal results, gradients and communication."""
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.gating import expert_choice_gating, top_k_gating
-from namedmesh.layers.moe import moe
+from namedmesh.layers import expert_choice_gating, moe, top_k_gating
 
 G, S, E, C, M, H = nm.dims("group=8 seq=16 expert=4 capacity=6 model=8 hidden=16")
 GATES = {

@@ -4,8 +4,13 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.dispatch import EinsumDispatch
-from namedmesh.layers.gating import capacity, expert_choice_gating, jitter, top_k_gating
+from namedmesh.layers import (
+    EinsumDispatch,
+    expert_capacity,
+    expert_choice_gating,
+    jitter,
+    top_k_gating,
+)
 from tests.layers.algorithm1 import softmax, top2_gating
 
 SHAPES = [(3, 8, 4, 4), (2, 16, 4, 2), (1, 12, 8, 3), (4, 5, 2, 1), (2, 32, 16, 8)]
@@ -142,9 +147,9 @@ def test_experts_choose_their_best_tokens():
 
 def test_capacity_is_twice_the_even_share_by_default():
     S, E = nm.dims("seq=2048 expert=128")
-    assert capacity(S, E).size == 32
-    assert capacity(S, E, 1.25).size == 20
-    assert capacity(nm.Dimension("seq", 4), E).size == 1
+    assert expert_capacity(S, E).size == 32
+    assert expert_capacity(S, E, 1.25).size == 20
+    assert expert_capacity(nm.Dimension("seq", 4), E).size == 1
 
 
 def test_jitter_stays_around_one():
@@ -158,10 +163,10 @@ def test_jitter_stays_around_one():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"second": "randum"}, "gating: 'randum' is not a choice"),
-        ({"normalize": "never"}, "gating: 'never' is not a choice"),
+        ({"second": "randum"}, "gating: second='randum' is not a choice"),
+        ({"normalize": "never"}, "gating: normalize='never' is not a choice"),
         ({"k": 5}, "gating: k=5 of expert=4"),
-        ({}, "needs 1 tensors of draws and got 0"),
+        ({}, "needs 1 draws and got 0"),
     ],
 )
 def test_wrong_options_are_named(options, message):

@@ -1,12 +1,10 @@
-"""What rematerialization saves, by the compiler's own account of a deep train step on long sequences."""
+"""What rematerialization saves, as the compiler reports it for a deep train step."""
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.config import config
-from namedmesh.layers.optimizers import Sgd
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Sgd, Transformer, batch_of, config
 
 
 def train_step(remat: str) -> nm.Program:

@@ -1,22 +1,40 @@
-"""Mistakes that users of the layers make, each an error that says what is wrong, on their own line."""
+"""Mistakes that users of the layers make: each is an error that shows the user's own line."""
+
+import dataclasses
+from typing import Any
 
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.attention import Heads, relative_bias
-from namedmesh.layers.beam import beam_search
-from namedmesh.layers.config import Config, config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.dense import dense
-from namedmesh.layers.gating import capacity, top_k_gating
-from namedmesh.layers.loss import cross_entropy
-from namedmesh.layers.moe import moe
-from namedmesh.layers.optimizers import Adafactor, Adam, Sgd
-from namedmesh.layers.sampling import greedy, sample
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import (
+    Adafactor,
+    Adam,
+    Batch,
+    Config,
+    Decoder,
+    Sgd,
+    Transformer,
+    batch_of,
+    beam_search,
+    config,
+    cross_entropy,
+    dense,
+    expert_capacity,
+    greedy,
+    moe,
+    relative_bias,
+    sample,
+    top_k_gating,
+)
 
 G, S, M, H, E = nm.dims("group=2 seq=4 model=8 hidden=16 expert=4")
 TINY = config("tiny")
+FIELDS = [field.name for field in dataclasses.fields(Batch)]
+
+
+def untyped(value: Any) -> Any:
+    """Hides a wrong value from the type checker."""
+    return value
 
 
 def decoded(method, config=TINY, flat=False, source=None, **options):
@@ -39,31 +57,33 @@ MISTAKES = {
     "Adam: learning_rate=nan": lambda: Adam(float("nan")),
     "Adam: weight_decay=-1": lambda: Adam(0.1, weight_decay=-1),
     "Adafactor: clipping_threshold=0": lambda: Adafactor(clipping_threshold=0),
-    "Transformer: 'tiny' is no Config": lambda: Transformer("tiny", group=2, source=4, target=4),
+    "Transformer: 'tiny' is not a Config": lambda: Transformer(
+        untyped("tiny"), group=2, source=4, target=4
+    ),
     "2 learned positions for sequences of 4 tokens": lambda: decoded(
         greedy, TINY.but(positions="learned", longest=2)
     ),
-    "a dict is no Batch": lambda: traced(lambda x: Transformer(TINY, 2, 4, 4).loss({})[0]),
-    "a batch without source": lambda: batch_of({}),
-    "dense: over=model=8 is one dimension": lambda: traced(lambda x: dense(x, M, [H])),
+    "a dict is not a Batch": lambda: traced(
+        lambda x: Transformer(TINY, 2, 4, 4).loss(untyped({}))[0]
+    ),
+    "a batch without source, source_segments, source_positions, target": lambda: batch_of({}),
+    "dense: over=model=8 is one dimension": lambda: traced(lambda x: dense(x, untyped(M), [H])),
     "dense: x has no dimension hidden": lambda: traced(lambda x: dense(x, [H], [M])),
-    "moe: 5 dims": lambda: traced(lambda x: moe(x, None, (G, S, E, M, H))),
+    "moe: 5 dimensions": lambda: traced(lambda x: moe(x, untyped(None), (G, S, E, M, H))),
     "gating: k=1.5": lambda: traced(
-        lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=1.5)
+        lambda x: top_k_gating(nm.rename(x, M, E.resized(8)), S, E.resized(8), S, k=untyped(1.5))
     ),
-    "gating: capacity=4 is no Dimension": lambda: traced(
-        lambda x: top_k_gating(x, S, M, 4, second="all")
+    "gating: capacity=4 is not a Dimension": lambda: traced(
+        lambda x: top_k_gating(x, S, M, untyped(4), second="all")
     ),
-    "capacity: factor=nan": lambda: capacity(S, E, float("nan")),
+    "expert_capacity: factor=nan": lambda: expert_capacity(S, E, float("nan")),
     "cross_entropy: smoothing=1.0": lambda: traced(
         lambda x: cross_entropy(x, nm.argmax(x, M), M, smoothing=1.0)
     ),
-    "relative_bias: 1 buckets": lambda: traced(
-        lambda x: relative_bias(nm.range(S), Heads(M, H, E), buckets=1)
-    ),
+    "relative_bias: 1 buckets": lambda: traced(lambda x: relative_bias(nm.range(S), H, buckets=1)),
     "beam_search: alpha=nan": lambda: decoded(beam_search, alpha=float("nan")),
-    "beam_search: end=64 is no token of target_vocab=64": lambda: decoded(beam_search, end=64),
-    "decoding: start=-1 is no token": lambda: decoded(greedy, start=-1),
+    "beam_search: end=64 is not a token of target_vocab=64": lambda: decoded(beam_search, end=64),
+    "decoding: start=-1 is not a token": lambda: decoded(greedy, start=-1),
     "sequences that do not share a past": lambda: decoded(greedy, flat=True),
     "sample: temperature=1e-38": lambda: decoded(
         lambda d: sample(d, nm.random.key(0), temperature=1e-38)
@@ -83,3 +103,53 @@ def test_mistakes_are_named(message):
         MISTAKES[message]()
     assert message in str(error.value)
     assert "test_mistakes.py" in str(error.value), "the user's own line is shown"
+
+
+ALL_AT_ONCE = {
+    "Config: 3 arguments are wrong": (
+        lambda: TINY.but(router="topk", dropout=1.0, tied="yes"),
+        ["tied='yes' is not a bool", "did you mean 'top_k'?", "dropout=1.0 is not a number in"],
+    ),
+    "Config: 2 arguments are wrong": (
+        lambda: TINY.but(layer=2, model_size=3),
+        ["has no 'layer'; did you mean 'layers'?", "has no 'model_size'"],
+    ),
+    "a batch without source_positions, target": (
+        lambda: batch_of(untyped(dict.fromkeys(FIELDS[:2] + FIELDS[4:]))),
+        ["inputs: source, source_segments, target_segments, target_positions"],
+    ),
+    "dense: 2 arguments are wrong": (
+        lambda: traced(lambda x: dense(x, [H, E], [M])),
+        ["x has no dimension hidden", "x has no dimension expert"],
+    ),
+    "gating: 3 arguments are wrong": (
+        lambda: traced(lambda x: top_k_gating(x, S, M, S, k=9, second="al", normalize="n")),
+        ["second='al' is not a choice; did you mean 'all'?", "normalize='n'", "k=9 of model=8"],
+    ),
+    "Adam: 2 arguments are wrong": (
+        lambda: Adam(-1.0, beta2=1.0),
+        ["learning_rate=-1.0 is not a positive number or a schedule", "beta2=1.0 is not a number"],
+    ),
+    "sgd: 2 arguments are wrong": (
+        lambda: traced(lambda x: Sgd(0.1).apply({"v": x, "w": x})),
+        ["v is not a parameter", "w is not a parameter"],
+    ),
+    "sample: 2 arguments are wrong": (
+        lambda: decoded(lambda d: sample(d, nm.random.key(0), top_k=0, top_p=2.0)),
+        ["top_k=0 of target_vocab=64", "top_p=2.0 is not a probability"],
+    ),
+    "beam_search: 2 arguments are wrong": (
+        lambda: decoded(beam_search, end=64, start=-1),
+        ["end=64 is not a token", "start=-1 is not a token"],
+    ),
+}
+
+
+@pytest.mark.parametrize("problem", ALL_AT_ONCE)
+def test_every_mistake_is_listed(problem):
+    function, details = ALL_AT_ONCE[problem]
+    with pytest.raises(nm.NamedMeshError) as caught:
+        function()
+    assert caught.value.problem == problem
+    for detail in details:
+        assert any(detail in line for line in caught.value.details), detail

@@ -1,13 +1,11 @@
-"""Activations in bfloat16 with float32 weights: what stays float32, how far the losses differ, and what is sent."""
+"""bfloat16 activations with float32 weights: what stays float32, the loss, and what is sent."""
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.ir.op import every_op
-from namedmesh.layers.config import config
-from namedmesh.layers.optimizers import Adam
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import Adam, Transformer, batch_of, config
 from namedmesh.ops.einsum import Einsum
 
 LAYOUT = "group:all, expert:all"

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.schedules import constant, cosine_decay, inverse_square_root, linear_warmup
+from namedmesh.layers import constant_rate, cosine_decay, inverse_square_root, linear_warmup
 
 STEPS = np.array([0, 1, 7, 8, 99, 100, 101, 9_999, 10_000, 40_000])
 CASES = {
-    "constant": (constant(0.3), lambda step: np.full(step.shape, 0.3)),
+    "constant": (constant_rate(0.3), lambda step: np.full(step.shape, 0.3)),
     "the paper's": (inverse_square_root(), lambda step: 1.0 / np.sqrt(np.maximum(step, 10_000))),
     "inverse square root": (
         inverse_square_root(2.0, after=8),

@@ -1,21 +1,26 @@
-"""The model learns to copy and to reverse: what it decodes afterwards is checked against the task itself."""
+"""The model learns to copy and to reverse: what it then decodes is checked against the task."""
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers.config import Config
-from namedmesh.layers.decoder import Decoder
-from namedmesh.layers.optimizers import Adam
-from namedmesh.layers.sampling import greedy
-from namedmesh.layers.schedules import cosine_decay, linear_warmup
-from namedmesh.layers.transformer import Transformer, batch_of
+from namedmesh.layers import (
+    Adam,
+    Config,
+    Decoder,
+    Transformer,
+    batch_of,
+    cosine_decay,
+    greedy,
+    linear_warmup,
+)
 
 END, COPY, REVERSE, FIRST, VOCAB = 1, 2, 3, 4, 20
 LONGEST, PACKED, STEPS = 6, 4, 400
 MODELS = {
     "experts": Config(
-        layers=4, experts=4, model=64, hidden=128, heads=4, key=16, source_vocab=VOCAB, target_vocab=VOCAB, dropout=0.01,
+        layers=4, experts=4, model=64, hidden=128, heads=4, key=16, source_vocab=VOCAB,
+        target_vocab=VOCAB, dropout=0.01,
         smoothing=0.0, remat="none",
     ),
 }  # fmt: skip
@@ -27,7 +32,7 @@ LAYOUTS = {
 
 
 def model_of(config: Config, rows: int, packed: int) -> Transformer:
-    """Rows of so many examples each: the source is an instruction, tokens and an end, the target tokens and an end."""
+    """Pack examples: an instruction, tokens and an end as source; tokens and an end as target."""
     return Transformer(
         config, group=rows, source=packed * (LONGEST + 2), target=packed * (LONGEST + 1)
     )
@@ -130,7 +135,8 @@ def test_copying_and_reversing_are_learned(kind, layout):
     free = float((decoded(single, mesh, text, state, batch) == batch["target"])[real].mean())
 
     print(
-        f"{kind}, {layout}: loss {losses[0]:.2f} to {losses[-1]:.4f}, teacher-forced {forced:.4f}, decoded {free:.4f}"
+        f"{kind}, {layout}: loss {losses[0]:.2f} to {losses[-1]:.4f}, "
+        f"teacher-forced {forced:.4f}, decoded {free:.4f}"
     )
     assert forced > 0.99, losses[::25]
     assert free > 0.99, losses[::25]

@@ -4,10 +4,8 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from benchmarks.family import row
-from namedmesh.layers.config import CONFIGS, config
-from namedmesh.layers.optimizers import Adafactor
-from namedmesh.layers.transformer import Transformer, batch_of
+from benchmarks.family import describe_model
+from namedmesh.layers import CONFIGS, Adafactor, Transformer, batch_of, config
 
 PAPER = {  # the paper's table
     "moe_2048e_36l": 600e9, "moe_2048e_12l": 200e9, "moe_512e_36l": 150e9, "moe_512e_12l": 50e9,
@@ -17,7 +15,7 @@ PAPER = {  # the paper's table
 
 @pytest.fixture(scope="module")
 def family():
-    return {name: row(name, CONFIGS[name]) for name in (*PAPER, "moe_128e_60l")}
+    return {name: describe_model(name, CONFIGS[name]) for name in (*PAPER, "moe_128e_60l")}
 
 
 def test_every_model_has_the_weights_of_the_papers_table(family):

@@ -1,0 +1,303 @@
+"""What the encoder and the decoder share: dimensions, embeddings, and the loop over layers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import namedmesh as nm
+from namedmesh.layers.attention import Heads
+from namedmesh.layers.configuration import Config
+from namedmesh.layers.gating import expert_choice_gating, top_k_gating
+from namedmesh.layers.layer_stack import LayerContext, LayerStack
+from namedmesh.layers.linear import feed_forward
+from namedmesh.layers.mixture import moe
+from namedmesh.layers.norm import layer_norm, rms_norm
+from namedmesh.layers.positions import learned_positions, relative_bias, sinusoids
+from namedmesh.layers.regularization import derive_key, dropout, jitter
+from namedmesh.layers.routing import ExpertRouting, Routing, expert_capacity
+from namedmesh.layers.vocabulary import embedding
+
+
+class Backbone:
+    """A model's dimensions for one batch shape, and the parts of its layers.
+
+    Methods are called while tracing, and make parameters as they go.
+
+    Args:
+        config: The configuration.
+        group: The number of groups: rows of a batch.
+        source: The tokens of a row of the source.
+        target: The tokens of a row of the target.
+
+    Attributes:
+        G, S, T: The dimensions group, source and target.
+        M, H, E, L: The dimensions model, hidden, expert and layer (turns of the loop over layers).
+        V, W: The dimensions source_vocab and target_vocab.
+        heads: The dimensions of attention.
+        scopes: The names of the layers of one turn.
+
+    Raises:
+        NamedMeshError: If config is not a Config.
+
+    Example:
+        >>> from namedmesh.layers import config
+        >>> Backbone(config("tiny"), group=2, source=8, target=8).E
+        Dimension(name='expert', size=8)
+    """
+
+    def __init__(self, config: Config, group: int, source: int, target: int):
+        if not isinstance(config, Config):
+            raise nm.NamedMeshError(
+                f"{type(self).__name__}: {config!r} is not a Config",
+                fix="pass e.g. config('tiny') of namedmesh.layers",
+            )
+        self.config = config
+        self.G, self.S, self.T = nm.dims(f"group={group} source={source} target={target}")
+        self.M, self.H = nm.dims(f"model={config.model} hidden={config.hidden}")
+        self.V = nm.Dimension("source_vocab", config.source_vocab)
+        self.W = nm.Dimension("target_vocab", config.target_vocab)
+        self.heads = Heads(self.M, *nm.dims(f"heads={config.heads} key={config.key}"))
+        self.E = nm.Dimension("expert", max(config.experts, 1))
+        self.L = nm.Dimension("layer", config.layers // (4 if config.experts else 2))
+        self.scopes = ("dense", "experts") if config.experts else ("dense",)
+
+    def embed(
+        self,
+        tokens: nm.Tensor,
+        positions: nm.Tensor,
+        vocab: nm.Dimension,
+        key: nm.Tensor | None = None,
+    ) -> nm.Tensor:
+        """Embed tokens and their positions in the model dimension.
+
+        Args:
+            tokens: Tokens, int32.
+            positions: Their positions, int32.
+            vocab: The vocabulary's dimension.
+            key: A random key for dropout, or None for evaluation. Of a token that word dropout
+                leaves out, only the position remains.
+
+        Returns:
+            A tensor with the dimensions of tokens, then M.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+            >>> tokens = nm.spec([model.G, model.S], "int32")
+            >>> embed = lambda tokens, positions: model.embed(tokens, positions, model.V)
+            >>> nm.trace(embed, tokens, tokens).outputs[0].shape
+            [group=2, source=8, model=32]
+        """
+        config = self.config
+        x = embedding(tokens, vocab, self.M, dtype=config.dtype)
+        if config.word_dropout and key is not None:
+            word_key = nm.random.fold_in(key, 1)
+            keep = nm.random.bernoulli(word_key, tokens.shape, 1.0 - config.word_dropout)
+            x = nm.where(keep, x, 0.0)
+        if config.positions == "sinusoids":
+            x = x + sinusoids(positions, self.M, config.dtype)
+        elif config.positions == "learned":
+            rows = nm.Dimension("position", config.longest)
+            x = x + nm.cast(learned_positions(positions, rows, self.M), config.dtype)
+        return dropout(x, config.dropout, key)
+
+    def position_bias(self, distance: nm.Tensor, both_ways: bool) -> nm.Tensor | None:
+        """Return what attention adds to its scores for a distance.
+
+        Args:
+            distance: The memory position minus the query's position, int32.
+            both_ways: Whether later positions are told apart.
+
+        Returns:
+            The bias, or None unless the configuration has relative positions.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+            >>> nm.trace(lambda: model.position_bias(nm.range(model.S), True)).outputs
+            ()
+        """
+        if self.config.positions != "relative":
+            return None
+        return relative_bias(distance, self.heads.heads, both_ways=both_ways)
+
+    def normalize(self, h: nm.Tensor, name: str = "norm") -> nm.Tensor:
+        """Apply the configuration's norm over the model dimension.
+
+        Args:
+            h: The input.
+            name: The prefix of the norm's parameters.
+
+        Returns:
+            A tensor of the shape and dtype of h.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny").but(normalizer="rms"), group=2, source=8, target=8)
+            >>> list(nm.trace(model.normalize, nm.spec([model.G, model.M])).parameters)
+            ['norm_scale']
+        """
+        norm = layer_norm if self.config.normalizer == "layer" else rms_norm
+        return norm(h, self.M, name=name)
+
+    def residual(
+        self,
+        h: nm.Tensor,
+        name: str,
+        sublayer: Callable[[nm.Tensor], tuple[nm.Tensor, Any]],
+        key: nm.Tensor | None = None,
+    ) -> tuple[nm.Tensor, Any]:
+        """Apply a sublayer inside its residual connection, with the norm before or after.
+
+        Args:
+            h: The input.
+            name: The scope of the sublayer's parameters.
+            sublayer: Returns its output and whatever else it computes.
+            key: A random key for dropout, or None for evaluation.
+
+        Returns:
+            A tensor of the shape of h, and whatever else the sublayer computed.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+            >>> layer = lambda h: model.residual(h, "double", lambda x: (x * 2.0, None))[0]
+            >>> list(nm.trace(layer, nm.spec([model.G, model.M])).parameters)
+            ['double/norm_scale', 'double/norm_bias']
+        """
+        rate = self.config.dropout
+        with nm.scope(name):
+            if self.config.norm == "pre":
+                y, extra = sublayer(self.normalize(h))
+                return h + dropout(y, rate, key), extra
+            y, extra = sublayer(h)
+            return self.normalize(h + dropout(y, rate, key)), extra
+
+    def run_layers(
+        self, x: nm.Tensor, stack: LayerStack, key: nm.Tensor | None = None
+    ) -> tuple[nm.Tensor, dict[str, nm.Tensor], dict[str, Any]]:
+        """Run the layers of one side as one loop: in each turn a dense layer, then one of experts.
+
+        Args:
+            x: Embedded tokens.
+            stack: The layers.
+            key: A random key, or None for evaluation.
+
+        Returns:
+            The last layer's output, the experts' losses and statistics, and the new cache.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+            >>> no_attention = LayerStack(model.S, lambda h, context: (h, None))
+            >>> layers = lambda x: model.run_layers(x, no_attention)[0]
+            >>> nm.trace(layers, nm.spec([model.G, model.S, model.M])).outputs[0].shape
+            [group=2, source=8, model=32]
+        """
+        config, zero = self.config, nm.zeros([])
+
+        def attend(h: nm.Tensor, context: LayerContext, cache: dict[str, Any]) -> nm.Tensor:
+            h, new_cache = stack.attention(h, context)
+            if context.name in cache:
+                cache[context.name] = new_cache
+            return h
+
+        def turn(
+            carry: dict[str, Any], row: dict[str, Any]
+        ) -> tuple[dict[str, Any], dict[str, nm.Tensor] | None]:
+            cache = dict(carry["cache"])
+            layer, per_layer = row["layer"], row["per_layer"]
+            own_key = None if key is None else nm.random.fold_in(key, layer)
+            context = LayerContext("dense", layer, per_layer, cache.get("dense"), own_key)
+            with nm.scope("dense"):
+                h = attend(carry["h"], context, cache)
+                h, _ = self.residual(h, "ffn", self._feed_forward, derive_key(own_key, 11))
+            if not config.experts:
+                return {"h": h, "cache": cache}, None
+            with nm.scope("experts"):
+                attention_key = derive_key(own_key, 12)
+                context = LayerContext(
+                    "experts", layer, per_layer, cache.get("experts"), attention_key
+                )
+                h = attend(h, context, cache)
+                mixture = lambda x: self.mix_experts(x, stack, derive_key(own_key, 13))
+                h, routing = self.residual(h, "moe", mixture, derive_key(own_key, 14))
+            aux, z = carry["aux"] + routing.aux_loss, carry["z"] + routing.z_loss
+            load = nm.mean(routing.load, over=self.G)
+            following = {"h": h, "cache": cache, "aux": aux, "z": z}
+            return following, {"dropped": routing.dropped, "load": load}
+
+        first: dict[str, Any] = {"h": x, "cache": stack.cache}
+        if config.experts:
+            first |= {"aux": zero, "z": zero}
+        rows = {"layer": nm.range(self.L), "per_layer": stack.per_layer}
+        last, statistics = nm.scan(turn, first, rows, over=self.L, stack=True, remat=config.remat)
+        h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
+        if not config.experts:
+            return h, {}, last["cache"]
+        losses = {"aux_loss": last["aux"], "z_loss": last["z"]}
+        return h, {**losses, **(statistics or {})}, last["cache"]
+
+    def mix_experts(
+        self, x: nm.Tensor, stack: LayerStack, key: nm.Tensor | None
+    ) -> tuple[nm.Tensor, Routing | ExpertRouting]:
+        """Apply the mixture of experts.
+
+        Args:
+            x: Tokens, GSM.
+            stack: The layers it is part of.
+            key: A random key; without one (evaluation) nothing is random, and every later choice
+                that has a place is served.
+
+        Returns:
+            The output, GSM, and the routing.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+            >>> stack = LayerStack(model.S, lambda h, context: (h, None))
+            >>> layer = lambda x: model.mix_experts(x, stack, None)[1].load
+            >>> nm.trace(layer, nm.spec([model.G, model.S, model.M])).outputs[0].shape
+            [group=2, expert=8]
+        """
+        config, S, E = self.config, stack.seq, self.E
+        C = stack.capacity or expert_capacity(S, E, config.capacity_factor)
+        second = config.second if key is not None else "all"
+
+        def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
+            if stack.router == "expert_choice":
+                return expert_choice_gating(logits, S, E, C, stack.padding)
+            draws = []
+            if second == "random" and key is not None:
+                for i in range(1, config.k):
+                    draws.append(nm.random.uniform(nm.random.fold_in(key, i), [self.G, S]))
+            return top_k_gating(
+                logits,
+                S,
+                E,
+                C,
+                k=config.k,
+                second=second,
+                normalize=config.normalize,
+                draws=draws,
+                padding=stack.padding,
+            )
+
+        routed = x
+        if config.jitter and key is not None:
+            routed = jitter(x, nm.random.fold_in(key, 0), config.jitter)
+        return moe(
+            x,
+            gate,
+            (self.G, S, E, C, self.M, self.H),
+            form=config.dispatch,
+            activation=config.activation,
+            gated=config.gated,
+            routed=routed,
+        )
+
+    def _feed_forward(self, x: nm.Tensor) -> tuple[nm.Tensor, None]:
+        """Apply the configuration's feed-forward network, as a sublayer."""
+        activation, gated = self.config.activation, self.config.gated
+        return feed_forward(x, self.M, self.H, activation=activation, gated=gated), None

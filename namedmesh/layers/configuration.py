@@ -1,0 +1,259 @@
+"""Names for every configuration of the paper's table, and for small ones of the same shape."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from numbers import Integral, Real
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.layers.linear import ACTIVATIONS
+from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
+
+CHOICES: dict[str, tuple[str, ...]] = {
+    "norm": ("pre", "post"),
+    "normalizer": ("layer", "rms"),
+    "positions": ("sinusoids", "learned", "relative"),
+    "activation": ACTIVATIONS,
+    "router": ("top_k", "expert_choice"),
+    "second": ("random", "all"),
+    "normalize": ("before_capacity", "after_capacity", "none"),
+    "dispatch": ("gather", "einsum"),
+    "remat": ("none", "full", "dots"),
+    "dtype": ("float32", "bfloat16"),
+}
+
+
+@dataclass(frozen=True)
+class ValueRange:
+    """The values a number may have: its type, a condition, and both in words."""
+
+    kind: type
+    allows: Callable[[Any], bool]
+    text: str
+
+
+COUNT = ValueRange(Integral, lambda value: value >= 1, "a positive integer")
+SHARE = ValueRange(Real, lambda value: 0 <= value < 1, "a number in [0, 1)")
+FACTOR = ValueRange(Real, lambda value: 0 < value < math.inf, "a positive number")
+WEIGHT = ValueRange(Real, lambda value: 0 <= value < math.inf, "a non-negative number")
+RANGES: dict[str, ValueRange] = {
+    "layers": COUNT,
+    "experts": ValueRange(Integral, lambda value: value >= 0, "a non-negative integer"),
+    "model": COUNT,
+    "hidden": COUNT,
+    "heads": COUNT,
+    "key": COUNT,
+    "source_vocab": COUNT,
+    "target_vocab": COUNT,
+    "longest": COUNT,
+    "k": COUNT,
+    "jitter": SHARE,
+    "capacity_factor": FACTOR,
+    "decoding_capacity_factor": FACTOR,
+    "dropout": SHARE,
+    "word_dropout": SHARE,
+    "smoothing": SHARE,
+    "aux_weight": WEIGHT,
+    "z_weight": WEIGHT,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """An encoder-decoder Transformer with a mixture of experts in every other layer.
+
+    Weights are float32.
+
+    Attributes:
+        layers: The layers of encoder and decoder together, half each, as in the paper's table.
+        experts: The experts of each mixture; 0 makes a dense model.
+        model: The size of the model dimension.
+        hidden: The size of the feed-forward networks' hidden dimension.
+        heads: The number of attention heads.
+        key: The size of a head's queries, keys and values.
+        source_vocab: The size of the source vocabulary.
+        target_vocab: The size of the target vocabulary.
+        tied: Whether the target embedding is also the output projection.
+        positions: `"sinusoids"`, `"learned"`, or `"relative"`: a bias on attention scores that
+            the layers of one side share.
+        longest: The number of learned positions.
+        norm: Whether norms come before (`"pre"`) or after (`"post"`) each sublayer.
+        normalizer: `"layer"` or `"rms"`.
+        activation: `"relu"`, `"gelu"` or `"swish"`.
+        gated: Whether feed-forward networks are gated (GLU and variants).
+        router: `"top_k"`, or `"expert_choice"`, which looks ahead and is therefore used in the
+            encoder only.
+        k: How many experts a token chooses.
+        second: Whether later choices are served at `"random"` or `"all"`.
+        normalize: When the chosen gates are scaled to sum to one; see `top_k_gating`.
+        jitter: The noise on the router's input.
+        capacity_factor: The experts' buffers as a multiple of the even share.
+        decoding_capacity_factor: The same while decoding; None drops no token.
+        dispatch: How tokens reach experts: `"gather"` or `"einsum"`.
+        remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
+        dropout: The dropout rate.
+        word_dropout: The share of source tokens and target inputs left out in training.
+        smoothing: The label smoothing.
+        aux_weight: The weight of the auxiliary loss times E squared, which is one for each layer
+            whose load is even.
+        z_weight: The weight of the router's z-loss.
+        dtype: The dtype of activations.
+
+    Raises:
+        NamedMeshError: If any value is wrong; every wrong value is listed.
+
+    Example:
+        >>> Config(layers=8, experts=16, model=512).capacity_factor
+        2.0
+    """
+
+    layers: int
+    experts: int = 0
+    model: int = 1024
+    hidden: int = 8192
+    heads: int = 16
+    key: int = 128
+    source_vocab: int = 64_000
+    target_vocab: int = 32_000
+    tied: bool = True
+    positions: str = "sinusoids"
+    longest: int = 1024
+    norm: str = "pre"
+    normalizer: str = "layer"
+    activation: str = "relu"
+    gated: bool = False
+    router: str = "top_k"
+    k: int = 2
+    second: str = "random"
+    normalize: str = "before_capacity"
+    jitter: float = 0.0
+    capacity_factor: float = 2.0
+    decoding_capacity_factor: float | None = None
+    dispatch: str = "gather"
+    remat: str = "full"
+    dropout: float = 0.1
+    word_dropout: float = 0.0
+    smoothing: float = 0.1
+    aux_weight: float = 0.01
+    z_weight: float = 0.0
+    dtype: str = "float32"
+
+    def __post_init__(self) -> None:
+        raise_mistakes("Config", _find_mistakes(self))
+
+    def but(self, **changes: Any) -> Config:
+        """Return the configuration with some values changed.
+
+        Args:
+            changes: The new values by name.
+
+        Returns:
+            Another configuration.
+
+        Raises:
+            NamedMeshError: If a name is unknown or a value is wrong; all are listed.
+
+        Example:
+            >>> config("tiny").but(experts=4, dtype="bfloat16").experts
+            4
+        """
+        known = [field.name for field in dataclasses.fields(self)]
+        unknown = [name for name in changes if name not in known]
+        mistakes = [
+            (f"a configuration has no {name!r}", did_you_mean(name, known)) for name in unknown
+        ]
+        raise_mistakes("Config", mistakes)
+        return dataclasses.replace(self, **changes)
+
+
+def _find_mistakes(config: Config) -> list[Mistake]:
+    """Return what is wrong with each value, or else with several values together."""
+    mistakes: list[Mistake] = []
+    for field in dataclasses.fields(config):
+        name, value = field.name, getattr(config, field.name)
+        if name in CHOICES:
+            mistakes += check_choice("", name, value, CHOICES[name])
+        elif name in RANGES:
+            mistakes += _check_range(name, value, RANGES[name])
+        elif not isinstance(value, bool):
+            mistakes.append((f"{name}={value!r} is not a bool", "pass True or False"))
+    if mistakes:
+        return mistakes
+    step = 4 if config.experts else 2
+    if config.layers % step:
+        condition = " with experts in every other layer" if config.experts else ""
+        problem = f"a model of {config.layers} layers cannot be halved into encoder and decoder"
+        mistakes.append((problem + condition, f"pass a multiple of {step}"))
+    if config.experts and config.k > config.experts:
+        problem = f"k={config.k} of {config.experts} experts"
+        mistakes.append((problem, "choose at least one and at most all experts"))
+    return mistakes
+
+
+def _check_range(name: str, value: Any, allowed: ValueRange) -> list[Mistake]:
+    """Return the mistake in a list when a number is out of range."""
+    if name == "decoding_capacity_factor" and value is None:
+        return []
+    if not isinstance(value, bool) and isinstance(value, allowed.kind) and allowed.allows(value):
+        return []
+    return [(f"{name}={value!r} is not {allowed.text}", f"pass {allowed.text}")]
+
+
+_BASE = Config(
+    layers=8,
+    experts=16,
+    model=512,
+    hidden=2048,
+    heads=8,
+    key=64,
+    source_vocab=16_000,
+    target_vocab=8_000,
+)
+_TINY = Config(
+    layers=4,
+    experts=8,
+    model=32,
+    hidden=64,
+    heads=4,
+    key=8,
+    source_vocab=64,
+    target_vocab=64,
+    remat="none",
+)
+CONFIGS: dict[str, Config] = {
+    **{
+        f"moe_{experts}e_{layers}l": Config(layers=layers, experts=experts)
+        for experts in (128, 512, 2048)
+        for layers in (12, 36, 60)
+    },
+    # The paper gives 2.3B weights for T(96L) but not its shape; this hidden size gives them.
+    "t_96l": Config(layers=96, hidden=5120),
+    "base": _BASE,
+    "tiny": _TINY,
+}
+
+
+def config(name: str) -> Config:
+    """Return a configuration by name.
+
+    Args:
+        name: A model of the paper's table, such as `"moe_2048e_36l"` or `"t_96l"`, or one of the
+            small `"base"` and `"tiny"`.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        NamedMeshError: If there is no configuration of that name.
+
+    Example:
+        >>> config("moe_2048e_36l").experts
+        2048
+    """
+    if name not in CONFIGS:
+        raise NamedMeshError(f"there is no configuration {name!r}", fix=did_you_mean(name, CONFIGS))
+    return CONFIGS[name]

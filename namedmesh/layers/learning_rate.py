@@ -1,0 +1,145 @@
+"""Learning-rate schedules: functions from the number of steps taken so far to a scalar.
+
+The number of steps is an int32 scalar that is zero at the first step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import namedmesh as nm
+
+RateSchedule: TypeAlias = "Callable[[nm.Tensor], nm.Tensor]"
+
+
+def constant_rate(value: float) -> RateSchedule:
+    """Return a schedule with the same rate at every step.
+
+    Args:
+        value: The rate.
+
+    Returns:
+        The schedule.
+
+    Example:
+        >>> rate = constant_rate(0.1)
+        >>> nm.trace(rate, step=nm.spec([], "int32")).outputs[0].shape
+        []
+    """
+    return lambda step: nm.full([], float(value))
+
+
+def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSchedule:
+    """Return the paper's schedule: scale / sqrt(max(step, after)).
+
+    Args:
+        scale: The factor.
+        after: The number of steps during which the rate stays at its first value, which is 0.01
+            by default.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        NamedMeshError: If `after` is below one.
+
+    Example:
+        >>> rate = nm.trace(inverse_square_root(2.0, after=4), step=nm.spec([], "int32"))
+        >>> [float(rate.evaluate({}, step=step)[1]) for step in (0, 4, 16)]
+        [1.0, 1.0, 0.5]
+    """
+    _check_steps("inverse_square_root", "after", after)
+    return lambda step: nm.rsqrt(nm.maximum(nm.cast(step, "float32"), float(after))) * scale
+
+
+def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
+    """Return a schedule that falls from start to end along half a cosine.
+
+    Args:
+        start: The first rate.
+        steps: The number of steps after which the rate stays at `end`.
+        end: The last rate.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        NamedMeshError: If `steps` is below one.
+
+    Example:
+        >>> rate = nm.trace(cosine_decay(1.0, steps=10), step=nm.spec([], "int32"))
+        >>> [round(float(rate.evaluate({}, step=step)[1]), 3) for step in (0, 5, 10, 20)]
+        [1.0, 0.5, 0.0, 0.0]
+    """
+    _check_steps("cosine_decay", "steps", steps)
+
+    def rate(step: nm.Tensor) -> nm.Tensor:
+        done = nm.minimum(nm.cast(step, "float32") * (1.0 / steps), 1.0)
+        return (nm.cos(done * math.pi) + 1.0) * (0.5 * (start - end)) + end
+
+    return rate
+
+
+def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
+    """Return a schedule multiplied by min((step + 1) / steps, 1).
+
+    The other schedule sees the same step, so its own clock runs during the warm-up.
+
+    Args:
+        then: The schedule, or a number for a constant rate.
+        steps: The number of steps until the full rate.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        NamedMeshError: If `steps` is below one, or `then` is neither a number nor a function.
+
+    Example:
+        >>> rate = nm.trace(linear_warmup(1.0, steps=4), step=nm.spec([], "int32"))
+        >>> [float(rate.evaluate({}, step=step)[1]) for step in (0, 1, 3, 9)]
+        [0.25, 0.5, 1.0, 1.0]
+    """
+    _check_steps("linear_warmup", "steps", steps)
+    after = as_schedule(then)
+    return lambda step: (
+        after(step) * nm.minimum((nm.cast(step, "float32") + 1.0) * (1.0 / steps), 1.0)
+    )
+
+
+def as_schedule(rate: float | RateSchedule) -> RateSchedule:
+    """Return a schedule as it is, or a constant one for a number.
+
+    Args:
+        rate: A number or a schedule.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        NamedMeshError: If rate is neither.
+
+    Example:
+        >>> schedule = cosine_decay(1.0, steps=10)
+        >>> as_schedule(schedule) is schedule
+        True
+    """
+    if callable(rate):
+        return rate
+    if isinstance(rate, bool) or not isinstance(rate, (int, float)):
+        raise nm.NamedMeshError(
+            f"{rate!r} is neither a number nor a schedule",
+            fix="pass e.g. 0.01 or inverse_square_root(1.0, after=10_000)",
+        )
+    return constant_rate(rate)
+
+
+def _check_steps(owner: str, option: str, value: int) -> None:
+    """Raise unless a number of steps is one or more."""
+    if value < 1:
+        raise nm.NamedMeshError(
+            f"{owner}: {option}={value} is not a positive number of steps",
+            fix=f"pass {option}=1 or more",
+        )

@@ -1,0 +1,285 @@
+"""What every optimizer shares: apply(grads) after nm.grad assigns parameters, slots and the step.
+
+Parameters are float32 (cast them to bfloat16 where they are used); gradients of another dtype are
+cast. Slots are float32, are named optimizer/parameter/slot, and are sharded at rest like their
+parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, fields, replace
+from typing import Any, TypeAlias
+
+import namedmesh as nm
+from namedmesh.dims.errors import did_you_mean
+from namedmesh.ir.trace import Trace, current
+from namedmesh.layers.clipping import clip_by_global_norm
+from namedmesh.layers.learning_rate import RateSchedule, as_schedule
+from namedmesh.layers.mistakes import Mistake, is_number, raise_mistakes
+
+SHARES = ("momentum", "beta1", "beta2")  # options in [0, 1)
+POSITIVE = (
+    "clip_norm",
+    "epsilon",
+    "clipping_threshold",
+    "beta2_exponent",
+    "epsilon_scale",
+    "min_dim_size_to_factor",
+)
+OPTIONAL = ("clip_norm", "clipping_threshold")  # options that may be None
+
+
+@dataclass(frozen=True)
+class ParameterUpdate:
+    """One parameter in an update.
+
+    Attributes:
+        value: The parameter before the update.
+        grad: Its gradient, float32.
+        prefix: What its slots' names start with.
+        stack: The names of the dimensions along which `nm.scan(stack=True)` stacked it.
+
+    Example:
+        >>> def step(x):
+        ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
+        ...     return update.value - update.grad * 0.1
+        >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+        [model=8]
+    """
+
+    value: nm.Tensor
+    grad: nm.Tensor
+    prefix: str
+    stack: tuple[str, ...] = ()
+
+    def slot(self, name: str, dims: Sequence[nm.Dimension] | None = None) -> nm.Tensor:
+        """Return a slot of the parameter: state that the optimizer keeps for it, zero at first.
+
+        Args:
+            name: The slot's name.
+            dims: The slot's dimensions; by default those of the parameter.
+
+        Returns:
+            The slot's value before the update.
+
+        Example:
+            >>> def step(x):
+            ...     w = nm.param("w", x.shape)
+            ...     return ParameterUpdate(w, x, "sgd/w").slot("momentum")
+            >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).variables)
+            ['w', 'sgd/w/momentum']
+        """
+        shape = self.value.shape if dims is None else dims
+        return nm.state(f"{self.prefix}/{name}", shape, of=self.value)
+
+    def average(self, name: str, value: nm.Tensor, beta: nm.Tensor | float) -> nm.Tensor:
+        """Update a slot that holds a moving average.
+
+        Args:
+            name: The slot's name.
+            value: The new value to average in.
+            beta: The share of the average so far.
+
+        Returns:
+            slot * beta + value * (1 - beta), which is also assigned to the slot.
+
+        Example:
+            >>> def step(x):
+            ...     w = nm.param("w", x.shape)
+            ...     return ParameterUpdate(w, x, "adam/w").average("first", x, 0.9)
+            >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).updates)
+            ['adam/w/first']
+        """
+        slot = self.slot(name, value.shape)
+        average = slot * beta + value * (1.0 - beta)
+        nm.assign(slot, average)
+        return average
+
+    def mean(self, name: str, x: nm.Tensor, over: Sequence[nm.Dimension]) -> nm.Tensor:
+        """Compute a mean under a name that the plan shows.
+
+        Args:
+            name: The name, after the parameter's own.
+            x: The tensor.
+            over: The dimensions to average over; with none, x is returned.
+
+        Returns:
+            The mean.
+
+        Example:
+            >>> def step(x):
+            ...     w = nm.param("w", x.shape)
+            ...     return ParameterUpdate(w, x, "adafactor/w").mean("row", x, x.shape)
+            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+            []
+        """
+        if not over:
+            return x
+        total = nm.sum(x, over=over)
+        total.describe(name=f"{self.prefix}/{name}")
+        return total * (1.0 / nm.Shape(over).elements)
+
+
+UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The base of optimizers; a subclass defines `rule`.
+
+    Attributes:
+        learning_rate: A number or a schedule.
+        clip_norm: The largest norm of all gradients together, or None.
+        name: The prefix of the optimizer's state. Two optimizers in one step, for different
+            parameters, need different names.
+
+    Raises:
+        NamedMeshError: If any option has a wrong value; all are listed.
+
+    Example:
+        >>> class SignDescent(Optimizer):
+        ...     def rule(self, step, rate):
+        ...         return lambda update: update.value - nm.sign(update.grad) * rate
+        >>> (M,) = nm.dims("model=8")
+        >>> def step(x):
+        ...     loss = nm.sum(nm.param("w", [M]) * x)
+        ...     return SignDescent(0.1, name="sign").apply(nm.grad(loss))
+        >>> list(nm.trace(step, nm.spec([M])).updates)
+        ['w', 'sign/step']
+    """
+
+    learning_rate: float | RateSchedule
+    _: KW_ONLY
+    clip_norm: float | None = None
+    name: str = "optimizer"
+
+    def __post_init__(self) -> None:
+        owner = type(self).__name__
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        mistakes = [_check_option(owner, name, value) for name, value in values.items()]
+        raise_mistakes(owner, [mistake for mistake in mistakes if mistake])
+
+    def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
+        """Assign every parameter that has a gradient, its slots, and the step counter.
+
+        Args:
+            grads: Gradients by parameter name, as `nm.grad` returns them.
+
+        Returns:
+            Scalars to watch: `learning_rate`, and with `clip_norm` the `grad_norm` before clipping.
+
+        Raises:
+            NamedMeshError: If a gradient does not fit a float32 parameter (every one is listed),
+                the schedule does not return a scalar, or the optimizer was applied before.
+
+        Example:
+            >>> from namedmesh.layers import Sgd
+            >>> (M,) = nm.dims("model=8")
+            >>> def step(x):
+            ...     loss = nm.sum(nm.param("w", [M]) * x)
+            ...     return Sgd(0.1, clip_norm=1.0).apply(nm.grad(loss))
+            >>> program = nm.trace(step, nm.spec([M]))
+            >>> list(program.updates), len(program.outputs)
+            (['w', 'sgd/step'], 2)
+        """
+        trace = current("apply")
+        updates = self._find_updates(trace, grads)
+        step = self._count_step(trace)
+        rate = as_schedule(self.learning_rate)(step)
+        if not isinstance(rate, nm.Tensor) or len(rate.shape) or not rate.floating:
+            raise nm.NamedMeshError(
+                f"{self.name}: the schedule returned {rate}, not a floating point scalar",
+                fix="compute it from the step alone, e.g. nm.rsqrt(nm.cast(step, 'float32') + 1.0)",
+            )
+        rate = nm.cast(rate, "float32")
+        metrics = {"learning_rate": rate}
+        clipped = {name: update.grad for name, update in updates.items()}
+        if self.clip_norm is not None:
+            clipped, metrics["grad_norm"] = clip_by_global_norm(clipped, self.clip_norm)
+        rule = self.rule(step, rate)
+        for name, update in updates.items():
+            nm.assign(update.value, rule(replace(update, grad=clipped[name])))
+        return metrics
+
+    def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
+        """Return the function that computes a parameter's new value and assigns its slots.
+
+        Args:
+            step: The number of steps taken so far, int32.
+            rate: The learning rate of this step, float32.
+
+        Returns:
+            A function from a ParameterUpdate to the new value.
+
+        Raises:
+            NotImplementedError: Unless a subclass defines it.
+
+        Example:
+            >>> from namedmesh.layers import Sgd
+            >>> def step(x):
+            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
+            ...     rule = Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
+            ...     return rule(update)
+            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
+            [model=8]
+        """
+        raise NotImplementedError
+
+    def _count_step(self, trace: Trace) -> nm.Tensor:
+        """Return the number of steps taken so far, and assign one more."""
+        if f"{trace.scope}{self.name}/step" in trace.updates:
+            raise nm.NamedMeshError(
+                f"two optimizers named {self.name} are applied in one step",
+                fix="apply once, or give one of them another name=",
+            )
+        step = nm.state(f"{self.name}/step", [], dtype="int32")
+        nm.assign(step, step + 1)
+        return step
+
+    def _find_updates(
+        self, trace: Trace, grads: Mapping[str, nm.Tensor]
+    ) -> dict[str, ParameterUpdate]:
+        """Pair gradients with parameters, each checked to be float32 and of the same shape."""
+        parameters = {
+            name: variable for name, variable in trace.root.variables.items() if variable.trainable
+        }
+        mistakes: list[Mistake] = []
+        for name, grad in grads.items():
+            variable = parameters.get(name)
+            if variable is None:
+                problem = f"{self.name}: {name} is not a parameter"
+                mistakes.append((problem, did_you_mean(name, parameters)))
+                continue
+            if variable.dtype != "float32":
+                problem = f"parameter {name} is {variable.dtype}, in which small updates are lost"
+                fix = f"make it float32 and use nm.cast({name}, '{variable.dtype}')"
+                mistakes.append((f"{self.name}: {problem}", fix))
+            if {*grad.shape} != {*variable.shape}:
+                problem = f"parameter {name} is {variable.shape}, its gradient {grad.shape}"
+                fix = "pass gradients as nm.grad returns them"
+                mistakes.append((f"{self.name}: {problem}", fix))
+        raise_mistakes(self.name, mistakes)
+        updates = {}
+        for name, grad in grads.items():
+            value, stack = parameters[name].tensor, parameters[name].stack
+            grad = nm.cast(grad, "float32")
+            updates[name] = ParameterUpdate(value, grad, f"{self.name}/{name}", stack)
+        return updates
+
+
+def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
+    """Return what is wrong with an option, if anything is."""
+    allowed, text = True, ""
+    if name in SHARES:
+        allowed, text = is_number(value) and 0 <= value < 1, "a number in [0, 1)"
+    elif name == "weight_decay":
+        allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"
+    elif name == "learning_rate":
+        positive = is_number(value) and 0 < value < float("inf")
+        allowed, text = callable(value) or positive, "a positive number or a schedule"
+    elif name in POSITIVE:
+        positive = is_number(value) and 0 < value < float("inf")
+        absent = value is None and name in OPTIONAL
+        allowed, text = absent or positive, "a positive number" + " or None" * (name in OPTIONAL)
+    return None if allowed else (f"{owner}: {name}={value!r} is not {text}", f"pass {text}")

@@ -1,0 +1,130 @@
+"""What a model knows about positions: sinusoids, learned rows, and biases on attention scores."""
+
+from __future__ import annotations
+
+import math
+
+import namedmesh as nm
+
+
+def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32") -> nm.Tensor:
+    """Encode positions as sines and cosines of geometrically spaced wavelengths.
+
+    Args:
+        positions: Integer positions.
+        model: The dimension to encode in: sines in its first half, cosines in the second.
+        dtype: The dtype of the result; angles are computed in float32.
+
+    Returns:
+        A tensor with the dimensions of positions, then the model dimension.
+
+    Example:
+        >>> S, M = nm.dims("seq=4 model=8")
+        >>> nm.trace(lambda: sinusoids(nm.range(S), M)).outputs[0].shape
+        [seq=4, model=8]
+    """
+    channel = nm.cast(nm.range(model), "float32")
+    half = model.size // 2
+    first = channel < float(half)
+    step = nm.where(first, channel, channel - float(half))
+    angle = nm.cast(positions, "float32") * nm.exp(step * (-math.log(10_000.0) / max(half - 1, 1)))
+    return nm.cast(nm.where(first, nm.sin(angle), nm.cos(angle)), dtype)
+
+
+def learned_positions(
+    positions: nm.Tensor, length: nm.Dimension, model: nm.Dimension, *, name: str = "positions"
+) -> nm.Tensor:
+    """Look up the rows of a learned table of positions.
+
+    Args:
+        positions: Integer positions, below the length's size.
+        length: The dimension of the table's rows.
+        model: The dimension of a row.
+        name: The name of the table.
+
+    Returns:
+        A float32 tensor with the dimensions of positions, then the model dimension.
+
+    Example:
+        >>> S, L, M = nm.dims("seq=4 position=16 model=8")
+        >>> nm.trace(lambda: learned_positions(nm.range(S), L, M)).outputs[0].shape
+        [seq=4, model=8]
+    """
+    table = nm.param(name, [length, model], nm.normal_init(0.02))
+    return nm.gather(table, positions, length)
+
+
+def relative_bias(
+    distance: nm.Tensor,
+    heads: nm.Dimension,
+    *,
+    buckets: int = 32,
+    farthest: int = 128,
+    both_ways: bool = True,
+) -> nm.Tensor:
+    """Learn a bias on attention scores for each head and distance, as T5 does.
+
+    Args:
+        distance: The memory position minus the query's position, int32.
+        heads: The dimension of attention heads.
+        buckets: How many distances are told apart.
+        farthest: The distance from which on all share the last bucket.
+        both_ways: Whether positive distances (later positions) have buckets of their own.
+
+    Returns:
+        A float32 tensor with the dimensions of distance, then heads.
+
+    Raises:
+        NamedMeshError: If there are too few buckets for the distances.
+
+    Example:
+        >>> S, T, N = nm.dims("seq=4 memory=4 heads=2")
+        >>> bias = lambda: relative_bias(nm.range(T) - nm.range(S), N)
+        >>> nm.trace(bias).outputs[0].shape
+        [memory=4, seq=4, heads=2]
+    """
+    exact = buckets // 4 if both_ways else buckets // 2
+    if not 0 < exact < farthest:
+        raise nm.NamedMeshError(
+            f"relative_bias: {buckets} buckets for distances up to {farthest}",
+            fix="pass at least 4 buckets, or a larger farthest distance",
+        )
+    B = nm.Dimension("distance_bucket", buckets)
+    table = nm.param("relative_bias", [B, heads], nm.normal_init(0.02))
+    return nm.gather(table, distance_bucket(distance, buckets, farthest, both_ways), B)
+
+
+def distance_bucket(distance: nm.Tensor, buckets: int, farthest: int, both_ways: bool) -> nm.Tensor:
+    """Assign distances to buckets: one for each near distance, logarithmic ranges for far ones.
+
+    Args:
+        distance: The memory position minus the query's position, int32.
+        buckets: How many buckets there are.
+        farthest: The distance from which on all share the last bucket.
+        both_ways: Whether positive distances have the upper half of the buckets; otherwise they
+            count as zero.
+
+    Returns:
+        The buckets' numbers, int32, of the shape of distance.
+
+    Example:
+        >>> (D,) = nm.dims("distance=6")
+        >>> program = nm.trace(lambda: distance_bucket(nm.range(D) - 5, 4, 8, False))
+        >>> program.evaluate({})[1].numpy().tolist()
+        [3, 3, 2, 2, 1, 0]
+    """
+    side = nm.zeros([], "int32")
+    if both_ways:
+        buckets //= 2
+        side = nm.cast(distance > 0, "int32") * buckets
+        distance = nm.absolute(distance)
+    else:
+        distance = nm.maximum(-distance, 0)
+    exact = buckets // 2
+    far = (
+        nm.log(nm.cast(nm.maximum(distance, 1), "float32") / float(exact))
+        / math.log(farthest / exact)
+        * (buckets - exact)
+    )
+    far = nm.minimum(nm.cast(far, "int32") + exact, buckets - 1)
+    return side + nm.where(distance < exact, distance, far)

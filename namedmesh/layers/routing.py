@@ -1,0 +1,107 @@
+"""What a gating function decides: which tokens each expert serves, and with what weight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import namedmesh as nm
+from namedmesh.layers.mistakes import is_number
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where each choice (K) of each token (GS) goes when tokens choose experts.
+
+    Attributes:
+        expert: The expert of each choice, GSK int32.
+        place: The place in the expert's buffer, GSK int32.
+        weight: The combine weight, GSK; zero means that the choice is not served.
+        seq: The dimension S of a group's tokens.
+        capacity: The dimension C of an expert's buffer.
+        experts: The dimension E.
+        aux_loss: The paper's auxiliary loss, averaged over the groups that have tokens; scalar.
+        z_loss: The mean squared logsumexp of the logits; scalar.
+        dropped: The share of tokens whose choice is not served, K.
+        load: The share of a group's tokens that each expert serves, GE.
+
+    Example:
+        >>> from namedmesh.layers import top_k_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
+        >>> def route(logits):
+        ...     routing = top_k_gating(logits, S, E, C, k=1)
+        ...     return routing.expert, routing.place
+        >>> [tensor.shape for tensor in nm.trace(route, nm.spec([G, S, E])).outputs]
+        [[group=2, seq=8, choice=1], [group=2, seq=8, choice=1]]
+    """
+
+    expert: nm.Tensor
+    place: nm.Tensor
+    weight: nm.Tensor
+    seq: nm.Dimension
+    capacity: nm.Dimension
+    experts: nm.Dimension
+    aux_loss: nm.Tensor
+    z_loss: nm.Tensor
+    dropped: nm.Tensor
+    load: nm.Tensor
+
+
+@dataclass(frozen=True)
+class ExpertRouting:
+    """Which token each place (C) of each expert (E) takes when experts choose tokens.
+
+    Attributes:
+        token: The token's index along S, GEC int32.
+        weight: The combine weight, GEC.
+        seq: The dimension S of a group's tokens.
+        aux_loss: Zero: the load is even by construction; scalar.
+        z_loss: The mean squared logsumexp of the logits; scalar.
+        dropped: The share of tokens that no expert takes, K=1.
+        load: The share of a group's tokens that each expert serves, GE.
+
+    Example:
+        >>> from namedmesh.layers import expert_choice_gating
+        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=3")
+        >>> route = lambda logits: expert_choice_gating(logits, S, E, C).weight
+        >>> nm.trace(route, nm.spec([G, S, E])).outputs[0].shape
+        [group=2, expert=4, capacity=3]
+    """
+
+    token: nm.Tensor
+    weight: nm.Tensor
+    seq: nm.Dimension
+    aux_loss: nm.Tensor
+    z_loss: nm.Tensor
+    dropped: nm.Tensor
+    load: nm.Tensor
+
+
+def expert_capacity(
+    seq: nm.Dimension, experts: nm.Dimension, factor: float = 2.0, name: str = "capacity"
+) -> nm.Dimension:
+    """Return the dimension of an expert's buffer for one group.
+
+    Args:
+        seq: The dimension of a group's tokens.
+        experts: The dimension of experts.
+        factor: The size as a multiple of the even share; two is the paper's.
+        name: The dimension's name.
+
+    Returns:
+        A dimension of at least one place, and of no more than a group has tokens.
+
+    Raises:
+        NamedMeshError: If the factor is not a positive number.
+
+    Example:
+        >>> S, E = nm.dims("seq=2048 expert=128")
+        >>> expert_capacity(S, E)
+        Dimension(name='capacity', size=32)
+    """
+    if not is_number(factor) or not 0 < factor < float("inf"):
+        raise nm.NamedMeshError(
+            f"expert_capacity: factor={factor!r} is not a positive number",
+            f"{seq} tokens over {experts}",
+            fix="pass a positive number; two is the paper's",
+        )
+    return nm.Dimension(name, min(max(1, int(factor * seq.size / experts.size)), seq.size))
