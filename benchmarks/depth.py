@@ -11,7 +11,7 @@ import namedmesh as nm
 from benchmarks.result import publish
 from namedmesh.layers.config import Config, config
 from namedmesh.layers.transformer import Transformer, batch_of
-from namedmesh.lowering.export import lower
+from namedmesh.lowering.export import lower_plan
 
 DEPTHS = (12, 60)
 
@@ -29,7 +29,7 @@ def once(chosen: Config) -> tuple[float, int]:
         return metrics
 
     program = nm.trace(step, batch=model.specs(), seed=nm.spec([], "int32"))
-    module = lower([nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")])
+    module = lower_plan(nm.plan(program, nm.Mesh(all=8), "group:all, expert:all"))
     return time.perf_counter() - start, len(module)
 
 

@@ -18,7 +18,7 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks import moe, moe_jax, moe_mtf
 from benchmarks.result import publish
-from namedmesh.hlo.collectives import collectives
+from namedmesh.hlo import find_collectives, parse_module
 
 SIZES = moe.Sizes()
 MESH = nm.Mesh(all=8)
@@ -31,7 +31,7 @@ _STEPS = flags.DEFINE_integer(
 
 def counted(text: str) -> dict[str, int]:
     """How many collectives of each kind a compiled module has."""
-    return dict(Counter(found.kind for found in collectives(text, MESH)))
+    return dict(Counter(one.kind for one in find_collectives(parse_module(text), MESH)))
 
 
 def interleaved(

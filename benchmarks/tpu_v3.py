@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from namedmesh.command import short
+from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers.config import config
 
@@ -109,9 +109,10 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
     """Compiles Artifacts for their targets, and writes a row for each beside those that are there."""
     import jax
 
-    from namedmesh.aot.compile import compile_for, devices_of
-    from namedmesh.aot.report import failed
-    from namedmesh.aot.topology import Target
+    from namedmesh.aot.absent_devices import devices_of
+    from namedmesh.aot.compilation import compile_for
+    from namedmesh.aot.report import failed_row
+    from namedmesh.aot.target import Target
     from namedmesh.runtime.artifact import Artifact
 
     host = {
@@ -135,7 +136,7 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
             row = found.row()
         except NamedMeshError as error:
             print(error, file=sys.stderr, flush=True)
-            row = failed(artifact, target, case.name, error.problem)
+            row = failed_row(artifact, target, case.name, error.problem)
         stated = {
             "experts": case.experts,
             "layers": case.layers,
@@ -300,4 +301,4 @@ if __name__ == "__main__":
     try:
         main()
     except NamedMeshError as error:
-        sys.exit(short(error))
+        sys.exit(format_error(error))

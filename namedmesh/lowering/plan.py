@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from namedmesh.dims.collective import Collective as Collective
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Step
-from namedmesh.dims.source import Source
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
@@ -16,27 +16,6 @@ from namedmesh.ops.elementwise import Cast
 from namedmesh.ops.scan import Scan
 
 PHASES = ("forward", "backward", "update")
-
-
-@dataclass(frozen=True)
-class Collective:
-    """One communication: bytes is what one device sends or receives each time, whichever side is larger."""
-
-    kind: str
-    axes: tuple[str, ...]
-    elements: int
-    dtype: str
-    bytes: int
-    times: int
-    tensor: str
-    op: str
-    phase: str
-    source: Source
-
-    @property
-    def total_bytes(self) -> int:
-        """Bytes per device over all its executions in one step."""
-        return self.bytes * self.times
 
 
 def value_of(tensor: Tensor) -> object:

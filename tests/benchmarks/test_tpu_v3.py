@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks import tpu_v3
-from namedmesh.aot.topology import Target
+from namedmesh.aot.target import Target
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers.config import config
 
@@ -100,7 +100,7 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
     def absent(target):
         raise NamedMeshError("no libtpu", fix="install it")
 
-    monkeypatch.setattr("namedmesh.aot.compile.devices_of", absent)
+    monkeypatch.setattr("namedmesh.aot.absent_devices.devices_of", absent)
     monkeypatch.setattr("namedmesh.runtime.artifact.Artifact.load", lambda path: None)
     (tmp_path / "moe_128e_12l.nmesh").touch()
     with pytest.raises(NamedMeshError, match="no libtpu"):

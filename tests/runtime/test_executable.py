@@ -68,7 +68,7 @@ def test_the_old_state_is_donated_and_says_so(step, batch):
     old = step.init(0)
     new, _ = step(old, **batch)
     assert old.arrays["w"].is_deleted()
-    with pytest.raises(nm.NamedMeshError, match="was used up by an earlier step"):
+    with pytest.raises(nm.NamedMeshError, match="were used up by an earlier step"):
         step(old, **batch)
     step(new, **batch)
 
