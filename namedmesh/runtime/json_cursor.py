@@ -24,13 +24,13 @@ class JsonCursor:
         >>> document = JsonCursor({"name": 3})
         >>> document.member("name").text(), document.member("size").number()
         ('', 0)
-        >>> document.problems
+        >>> list(document.problems)
         ['name is 3, expected text', 'size is missing']
     """
 
     value: Any
     path: str = ""
-    problems: list[str] = field(default_factory=list)
+    problems: dict[str, None] = field(default_factory=dict)  # in order, each once
 
     def member(self, key: str) -> JsonCursor:
         """The value of an object's key, which must be there."""
@@ -39,7 +39,7 @@ class JsonCursor:
             self.wrong("an object")
             return JsonCursor(_MISSING, path, self.problems)
         if key not in self.value:
-            self.problems.append(f"{path} is missing")
+            self.note(f"{path} is missing")
         return JsonCursor(self.value.get(key, _MISSING), path, self.problems)
 
     def items(self) -> list[JsonCursor]:
@@ -85,7 +85,7 @@ class JsonCursor:
         try:
             return function()
         except NamedMeshError as error:
-            self.problems.append(f"{self.path}: {error.problem}")
+            self.note(f"{self.path}: {error.problem}")
             return default
 
     def wrong(self, expected: str) -> None:
@@ -93,4 +93,8 @@ class JsonCursor:
         if self.value is not _MISSING:
             text = json.dumps(self.value)
             shown = text if len(text) <= 60 else text[:57] + "..."
-            self.problems.append(f"{self.path or 'it'} is {shown}, expected {expected}")
+            self.note(f"{self.path or 'it'} is {shown}, expected {expected}")
+
+    def note(self, problem: str) -> None:
+        """Notes a problem, once."""
+        self.problems[problem] = None

@@ -124,7 +124,7 @@ def read_manifest(document: JsonCursor) -> Manifest:
     outputs = _read_specs(document.member("outputs"), mesh)
     return Manifest(
         **{name: document.member(name).text() for name in _TEXTS},
-        mesh=mesh,
+        mesh=mesh or Mesh(missing=1),
         precision=document.member("precision").text(PRECISIONS),
         inputs=_read_specs(document.member("inputs"), mesh),
         variables=tuple(
@@ -158,12 +158,12 @@ def _list(numbers: tuple[int, ...] | None) -> list[int] | None:
     return None if numbers is None else list(numbers)
 
 
-def _read_mesh(cursor: JsonCursor) -> Mesh:
-    """The mesh; a stand-in of one device if it is wrong."""
+def _read_mesh(cursor: JsonCursor) -> Mesh | None:
+    """The mesh; None if it is wrong."""
     axes = {name: size.number() for name, size in cursor.member("axes").members().items()}
     assignment = cursor.member("device_assignment")
     numbers = None if assignment.value is None else [one.number() for one in assignment.items()]
-    return cursor.build(lambda: Mesh(device_assignment=numbers, **axes), Mesh(missing=1))
+    return cursor.build(lambda: Mesh(device_assignment=numbers, **axes), None)
 
 
 def _write_spec(spec: TensorSpec) -> dict[str, Any]:
@@ -176,12 +176,12 @@ def _write_spec(spec: TensorSpec) -> dict[str, Any]:
     }
 
 
-def _read_specs(cursor: JsonCursor, mesh: Mesh) -> tuple[TensorSpec, ...]:
+def _read_specs(cursor: JsonCursor, mesh: Mesh | None) -> tuple[TensorSpec, ...]:
     """A list of tensors."""
     return tuple(_read_spec(one, mesh) for one in cursor.items())
 
 
-def _read_spec(cursor: JsonCursor, mesh: Mesh) -> TensorSpec:
+def _read_spec(cursor: JsonCursor, mesh: Mesh | None) -> TensorSpec:
     """One tensor."""
     dims = cursor.member("dims")
     shape = dims.build(lambda: Shape(filter(None, map(_read_dim, dims.items()))), Shape())
@@ -189,7 +189,7 @@ def _read_spec(cursor: JsonCursor, mesh: Mesh) -> TensorSpec:
     axes = {name: _read_axes(one, mesh) for name, one in held.members().items()}
     for name in axes:
         if name not in shape.names:
-            held.problems.append(f"{held.path}: {name!r} is not one of the dimensions {shape}")
+            held.note(f"{held.path}: {name!r} is not one of the dimensions {shape}")
     dtype = _read_dtype(cursor.member("dtype"))
     return TensorSpec(cursor.member("name").text(), shape, dtype, Sharding.of(axes))
 
@@ -214,13 +214,13 @@ def _read_dim(cursor: JsonCursor) -> Dimension | None:
     return Dimension(name.text(), size.number())
 
 
-def _read_axes(cursor: JsonCursor, mesh: Mesh) -> tuple[str, ...]:
+def _read_axes(cursor: JsonCursor, mesh: Mesh | None) -> tuple[str, ...]:
     """Mesh axes, which the mesh must have."""
     axes = tuple(one.text() for one in cursor.items())
-    unknown = [axis for axis in axes if axis not in mesh.axes]
+    unknown = [axis for axis in axes if mesh and axis not in mesh.axes]
     if unknown:
-        cursor.problems.append(f"{cursor.path}: {mesh} has no axis {', '.join(map(repr, unknown))}")
-    return tuple(axis for axis in axes if axis in mesh.axes)
+        cursor.note(f"{cursor.path}: {mesh} has no axis {', '.join(map(repr, unknown))}")
+    return axes
 
 
 def _write_collective(collective: Collective) -> dict[str, Any]:
@@ -232,7 +232,7 @@ def _write_collective(collective: Collective) -> dict[str, Any]:
     }
 
 
-def _read_collectives(cursor: JsonCursor, mesh: Mesh) -> tuple[Collective, ...]:
+def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective, ...]:
     """A list of collectives."""
     return tuple(
         Collective(

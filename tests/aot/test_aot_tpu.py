@@ -28,7 +28,7 @@ def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
     command = [
         sys.executable,
         "-m",
-        "namedmesh.aot.compile",
+        "namedmesh.aot",
         *paths,
         "--target",
         "tpu-v3:2x2",

@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot.topology import Target, Torus, mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.assignment import mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.target import Target
+from namedmesh.aot.torus import Torus
+from namedmesh.dims.collective import Collective
+from namedmesh.dims.source import Source
 
 
 def torus(text: str) -> Torus:
@@ -138,9 +142,15 @@ def test_a_mesh_and_torus_of_different_sizes_are_an_error():
 
 
 def test_traffic_is_what_the_plan_sends_along_each_set_of_axes():
-    planned = [
-        {"axes": ["data"], "bytes": 10, "times": 3},
-        {"axes": ["data", "expert"], "bytes": 5, "times": 1},
-        {"axes": ["data"], "bytes": 1, "times": 1},
+    def planned(axes: tuple[str, ...], bytes: int, times: int) -> Collective:
+        source = Source("model.py", 1)
+        return Collective(
+            "AllReduce", axes, bytes // 4, "float32", bytes, times, "x", "sum.1", "forward", source
+        )
+
+    collectives = [
+        planned(("data",), 40, 3),
+        planned(("data", "expert"), 20, 1),
+        planned(("data",), 4, 1),
     ]
-    assert traffic_of(planned) == {("data",): 31, ("data", "expert"): 5}
+    assert traffic_of(collectives) == {("data",): 124, ("data", "expert"): 20}

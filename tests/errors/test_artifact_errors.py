@@ -167,8 +167,7 @@ def artifact_with_inputs_that_are_none(contents, artifact):
   variables[0].updated is "yes", expected true or false
   structure is 7, expected the number of one of 0 outputs
   collectives[0] is "AllReduce", expected an object
-  collectives[0].source is "somewhere", expected file:line
-  ops is [], expected an object
+  ops.sum.1.source is "somewhere", expected file:line
   flops is -1, expected a non-negative whole number
   at LINE: load("typed.nmesh")
   fix: export it again with nm.export
@@ -184,7 +183,7 @@ def artifact_with_wrong_types_everywhere(contents, artifact):
         "structure": 7,
         "collectives": ["AllReduce"],
         "initial_collectives": [],
-        "ops": [],
+        "ops": {"sum.1": {"source": "somewhere", "results": []}},
         "flops": -1,
     }
     write("typed.nmesh", rezipped(contents, manifest_json=manifest(artifact, **changes)))

@@ -8,6 +8,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.source import Source
+from namedmesh.hlo import parse_module
 from namedmesh.runtime import Audit
 from namedmesh.runtime.audit import audit
 from tests.hlo.text import module_of
@@ -67,7 +68,8 @@ def test_a_backend_may_reduce_and_slice_or_change_the_precision():
     assert scatter.exact and scatter.notes == [
         "planned ReduceScatter made as AllReduce followed by a slice"
     ]
-    halved = audit_of(LINE.replace("f32", "bf16"), planned())
+    half = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
+    halved = audit_of(half, planned())
     assert halved.exact and halved.notes == ["planned AllReduce of float32 sent as bfloat16"]
 
 
@@ -129,8 +131,6 @@ def test_a_gather_may_be_made_as_a_sum_of_pieces():
 
 
 def test_an_unplanned_collective_in_a_loop_is_told_with_how_often_it_runs():
-    from namedmesh.hlo import parse_module
-
     text = """HloModule m
 
 %body (t: f32[4,8]) -> f32[4,8] {
