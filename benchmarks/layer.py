@@ -97,7 +97,7 @@ def measure(steps: int) -> dict[str, Any]:
         **compared("jax", ours, theirs, steps),
         "steps": steps,
         "collectives": {
-            "namedmesh": counted(step._step.as_text()),
+            "namedmesh": counted(step.text),
             "jax": counted(by_hand.as_text()),
         },
         "sizes": {**vars(SIZES), "capacity": SIZES.capacity},

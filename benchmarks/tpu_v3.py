@@ -111,8 +111,8 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
 
     from namedmesh.aot.absent_devices import devices_of
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.aot.report import failed_row
     from namedmesh.aot.target import Target
+    from namedmesh.aot.target_report import failed_row
     from namedmesh.runtime.artifact import Artifact
 
     host = {

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from namedmesh.dims.text import human
 from namedmesh.runtime.audit import Audit
-from namedmesh.runtime.specs import dtype_of
+from namedmesh.runtime.description import dtype_of
 
 
 @dataclass

@@ -13,8 +13,8 @@ from typing import Any
 
 from namedmesh.aot.absent_devices import prepare_target
 from namedmesh.aot.compilation import compile_for
-from namedmesh.aot.report import TargetReport, failed_row
 from namedmesh.aot.target import Target
+from namedmesh.aot.target_report import TargetReport, failed_row
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
 

@@ -13,16 +13,16 @@ import jax
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
 from namedmesh.aot.advice import find_levers
 from namedmesh.aot.assignment import Assignment, assign_devices, traffic_of
-from namedmesh.aot.buffers import known_buffers, largest_buffers
+from namedmesh.aot.attribution import known_buffers, largest_buffers
 from namedmesh.aot.exhaustion import Exhausted, read_exhaustion
 from namedmesh.aot.memory import attribute_memory, estimate_memory
-from namedmesh.aot.report import TargetReport, count_weights
 from namedmesh.aot.target import GENERATIONS, Target
+from namedmesh.aot.target_report import TargetReport, count_weights
 from namedmesh.aot.torus import Torus
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.hlo.loops import find_loops
 from namedmesh.hlo.module import Module
 from namedmesh.hlo.parse import parse_module
+from namedmesh.hlo.trip_counts import find_loops
 from namedmesh.hlo.values import count_cycles
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import audit

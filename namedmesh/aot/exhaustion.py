@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from namedmesh.aot.buffers import Buffer, find_origin
+from namedmesh.aot.attribution import Buffer, find_origin
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.hlo.types import ArrayType, parse_type
+from namedmesh.hlo.array_types import ArrayType, parse_type
 from namedmesh.runtime.artifact import Artifact
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}

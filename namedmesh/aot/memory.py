@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.aot.buffers import entry_bytes
+from namedmesh.aot.attribution import entry_bytes
 from namedmesh.hlo.module import Module
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.specs import TensorSpec, VariableSpec
+from namedmesh.runtime.description import TensorSpec, VariableSpec
 from namedmesh.runtime.usage import Report
 
 

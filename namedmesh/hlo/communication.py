@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from namedmesh.dims.mesh import Mesh
+from namedmesh.hlo.array_types import ArrayType
 from namedmesh.hlo.groups import Groups
-from namedmesh.hlo.loops import count_runs
 from namedmesh.hlo.module import Computation, Instruction, Module
-from namedmesh.hlo.types import ArrayType
+from namedmesh.hlo.trip_counts import count_runs
 
 COLLECTIVE_KINDS = {
     "all-to-all": "AllToAll",

@@ -8,7 +8,7 @@ import re
 
 import numpy as np
 
-from namedmesh.hlo.types import UnreadableHlo
+from namedmesh.hlo.array_types import UnreadableHlo
 
 Groups = tuple[tuple[int, ...], ...]
 

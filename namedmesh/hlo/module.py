@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from namedmesh.hlo.array_types import HloType
 from namedmesh.hlo.groups import Groups
-from namedmesh.hlo.types import HloType
 
 Role = Literal["body", "condition", "branches", "to_apply", "calls"]
 

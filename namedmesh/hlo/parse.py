@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from namedmesh.hlo.array_types import HloType, TupleType, UnreadableHlo, read_type
 from namedmesh.hlo.groups import Groups, parse_groups, parse_pairs
 from namedmesh.hlo.module import Computation, Instruction, Module, Role
-from namedmesh.hlo.types import HloType, TupleType, UnreadableHlo, read_type
 
 _NAME = r"[^\s(),={}%]+"
 _HEADER = re.compile(rf"(ENTRY )?%?({_NAME}) (?:\(.*\) -> .* )?\{{\s*$")

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from namedmesh.hlo.loops import scheduled_runs
+from namedmesh.hlo.array_types import ArrayType
 from namedmesh.hlo.module import Instruction, Module
-from namedmesh.hlo.types import ArrayType
+from namedmesh.hlo.trip_counts import scheduled_runs
 
 # These pass on memory that others allocate.
 _ALIASES = {

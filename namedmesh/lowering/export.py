@@ -20,10 +20,10 @@ from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import plan as make_plan
 from namedmesh.lowering.portable import make_portable
-from namedmesh.lowering.signature import Signature, sign_plan, tensor_spec
+from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
 from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.description import OpRecord, TensorSpec
 from namedmesh.runtime.manifest import PRECISIONS, without_folder
-from namedmesh.runtime.specs import OpRecord, TensorSpec
 from namedmesh.runtime.structure import number_leaves
 
 
@@ -226,7 +226,7 @@ def _record_op(plan: Plan, op: Op) -> OpRecord:
     return OpRecord(
         without_folder(op.source),
         tuple(
-            tensor_spec(tensor.label, tensor, plan.shardings.get(tensor, Sharding()))
+            describe_tensor(tensor.label, tensor, plan.shardings.get(tensor, Sharding()))
             for tensor in op.outputs
         ),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
-from namedmesh.runtime.specs import TensorSpec, VariableSpec
+from namedmesh.runtime.description import TensorSpec, VariableSpec
 
 
 @dataclass(frozen=True)
@@ -49,17 +49,17 @@ def sign_plan(plan: Plan) -> Signature:
     program = plan.program
     outputs = [(tensor.label, tensor) for tensor in program.outputs]
     results = [
-        tensor_spec(name, tensor, _result_sharding(plan, i, tensor))
+        describe_tensor(name, tensor, _result_sharding(plan, i, tensor))
         for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
     ]
     return Signature(
         inputs=tuple(
-            tensor_spec(name, tensor, plan.shardings[tensor])
+            describe_tensor(name, tensor, plan.shardings[tensor])
             for name, tensor in program.inputs.items()
         ),
         variables=tuple(
             VariableSpec(
-                **vars(tensor_spec(name, variable.tensor, plan.shardings[variable.tensor])),
+                **vars(describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])),
                 trainable=variable.trainable,
                 updated=name in program.updates,
             )
@@ -70,7 +70,7 @@ def sign_plan(plan: Plan) -> Signature:
     )
 
 
-def tensor_spec(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
+def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
     """A tensor as a manifest describes it.
 
     Args:

@@ -11,7 +11,7 @@ from jax.sharding import NamedSharding
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.mesh import Mesh
-from namedmesh.runtime.specs import TensorSpec, dtype_of
+from namedmesh.runtime.description import TensorSpec, dtype_of
 
 
 class _Mismatch(Exception):

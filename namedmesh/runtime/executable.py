@@ -16,8 +16,8 @@ from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.arrays import put_arrays
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit, audit
+from namedmesh.runtime.description import TensorSpec
 from namedmesh.runtime.devices import device_mesh
-from namedmesh.runtime.specs import TensorSpec
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state

@@ -12,8 +12,8 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
+from namedmesh.runtime.description import OpRecord, TensorSpec, VariableSpec, dtype_of
 from namedmesh.runtime.json_cursor import JsonCursor
-from namedmesh.runtime.specs import OpRecord, TensorSpec, VariableSpec, dtype_of
 from namedmesh.runtime.structure import ResultStructure
 
 PRECISIONS = ("default", "high", "highest")
@@ -160,10 +160,13 @@ def _list(numbers: tuple[int, ...] | None) -> list[int] | None:
 
 def _read_mesh(cursor: JsonCursor) -> Mesh | None:
     """The mesh; None if it is wrong."""
+    known = len(cursor.problems)
     axes = {name: size.number() for name, size in cursor.member("axes").members().items()}
     assignment = cursor.member("device_assignment")
-    numbers = None if assignment.value is None else [one.number() for one in assignment.items()]
-    return cursor.build(lambda: Mesh(device_assignment=numbers, **axes), None)
+    order = None if assignment.value is None else [one.number() for one in assignment.items()]
+    if len(cursor.problems) > known:
+        return None
+    return cursor.build(lambda: Mesh(device_assignment=order, **axes), None)
 
 
 def _write_spec(spec: TensorSpec) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.bridge import module_function, partition_with_gspmd
-from namedmesh.runtime.specs import TensorSpec, dtype_of
+from namedmesh.runtime.description import TensorSpec, dtype_of
 
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 

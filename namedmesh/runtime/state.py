@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.runtime.specs import TensorSpec
+from namedmesh.runtime.description import TensorSpec
 
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:

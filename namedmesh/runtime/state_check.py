@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.specs import TensorSpec, dtype_of
+from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.state import State, describe_variables
 
 _START = "start from step.init(seed), or step.place({name: array}) for arrays of your own"

@@ -22,7 +22,7 @@ from namedmesh.aot import (
     compile_for,
 )
 from namedmesh.aot.assignment import assign_devices, traffic_of
-from namedmesh.aot.buffers import find_origin, largest_buffers
+from namedmesh.aot.attribution import find_origin, largest_buffers
 from namedmesh.aot.exhaustion import read_exhaustion
 from namedmesh.command import main
 from namedmesh.hlo import parse_module, parse_type

@@ -7,11 +7,11 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.aot.advice import find_levers
-from namedmesh.aot.buffers import largest_buffers
+from namedmesh.aot.attribution import largest_buffers
 from namedmesh.aot.exhaustion import read_exhaustion
 from namedmesh.aot.memory import Memory, attribute_memory
 from namedmesh.hlo import count_cycles, parse_module, parse_type
-from namedmesh.hlo.loops import scheduled_runs
+from namedmesh.hlo.trip_counts import scheduled_runs
 from namedmesh.runtime import Report
 
 B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")

@@ -159,7 +159,6 @@ def artifact_with_inputs_that_are_none(contents, artifact):
 @wrong("""
 'typed.nmesh' has a manifest that is incomplete or wrong
   mesh.axes.data is "4", expected a non-negative whole number
-  mesh: mesh axis data has size 0
   name is 3, expected text
   precision is "exact", expected one of default, high, highest
   inputs is {}, expected a list

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from namedmesh.hlo.array_types import UnreadableHlo
 from namedmesh.hlo.groups import parse_groups, parse_pairs
-from namedmesh.hlo.types import UnreadableHlo
 
 GRID = np.arange(24).reshape(2, 3, 4)
 

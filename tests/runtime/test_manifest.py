@@ -10,9 +10,9 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 from namedmesh.runtime import TensorSpec, VariableSpec
+from namedmesh.runtime.description import OpRecord
 from namedmesh.runtime.json_cursor import JsonCursor
 from namedmesh.runtime.manifest import Manifest, read_manifest, write_manifest
-from namedmesh.runtime.specs import OpRecord
 
 B, M = nm.dims("batch=10 model=4")
 X = TensorSpec("x", Shape([B, M]), "bfloat16", Sharding.of({"batch": ["data", "model"]}))
@@ -67,7 +67,10 @@ def spec(**changes) -> dict:
         ({"flops": 1.5}, ["flops is 1.5, expected a non-negative whole number"]),
         ({"flops": True}, ["flops is true, expected a non-negative whole number"]),
         ({"layout": None, "params": 3}, ["layout is null, expected text", "params is 3, expected text"]),
-        ({"mesh": []}, ["mesh is [], expected an object", "mesh: a mesh needs at least one axis"]),
+        ({"mesh": {"axes": {"data": 2, "model": 4}, "device_assignment": [0, 1]}}, [
+            "mesh: device_assignment does not place 8 devices once each: [0, 1]",
+        ]),
+        ({"mesh": []}, ["mesh is [], expected an object"]),
         (
             {"inputs": [spec(dtype="float33"), spec(dims=[["batch", 4], ["batch", 4]])]},
             [

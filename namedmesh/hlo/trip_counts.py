@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from namedmesh.hlo.array_types import ArrayType
 from namedmesh.hlo.module import Instruction, Module, Role
-from namedmesh.hlo.types import ArrayType
 
 # What an instruction runs by itself. Functions applied to elements (of a reduce, a sort) are not
 # counted: they run as often as there are elements.

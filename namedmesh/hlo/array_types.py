@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.hlo.dtypes import ELEMENT_TYPES, ElementType
+from namedmesh.hlo.element_types import ELEMENT_TYPES, ElementType
 
 _COMMENT = re.compile(r"\s*(?:/\*.*?\*/\s*)*")  # HLO numbers the parts of long tuples: /*index=5*/
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\](?:\{((?:[^{}]|\{[^{}]*\})*)\})?")

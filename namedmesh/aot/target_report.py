@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.aot.assignment import Assignment
-from namedmesh.aot.buffers import Buffer
+from namedmesh.aot.attribution import Buffer
 from namedmesh.aot.collective_rows import CollectiveRow, tabulate_collectives
 from namedmesh.aot.exhaustion import Exhausted
 from namedmesh.aot.memory import Memory

@@ -3,7 +3,7 @@
 import pytest
 
 from namedmesh.hlo import count_cycles, count_runs, find_allocations, find_loops, parse_module
-from namedmesh.hlo.loops import scheduled_runs
+from namedmesh.hlo.trip_counts import scheduled_runs
 
 NESTED = """HloModule nested, is_scheduled=true
 

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from namedmesh.hlo.array_types import ArrayType
 from namedmesh.hlo.communication import COLLECTIVE_KINDS
 from namedmesh.hlo.module import Module
-from namedmesh.hlo.types import ArrayType
 from namedmesh.hlo.values import find_allocations
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.specs import TensorSpec
+from namedmesh.runtime.description import TensorSpec
 
 _ENTRY = re.compile(r"arguments\[(\d+)\]$")  # what jax calls an argument of a step
 _OP = re.compile(r"nm\.(\w+\.\d+)")  # what namedmesh calls the scope of an op
