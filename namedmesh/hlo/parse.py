@@ -10,7 +10,7 @@ from namedmesh.hlo.groups import Groups, parse_groups, parse_pairs
 from namedmesh.hlo.module import Computation, Instruction, Module, Role
 
 _NAME = r"[^\s(),={}%]+"
-_HEADER = re.compile(rf"(ENTRY )?%?({_NAME}) (?:\(.*\) -> .* )?\{{\s*$")
+_HEADER = re.compile(rf"(ENTRY )?%?({_NAME}) ?(?:\(.*\) -> .* )?\{{\s*$")
 _INSTRUCTION = re.compile(rf"\s*(ROOT )?%?({_NAME}) = ")
 _OPCODE = re.compile(r" ([\w\-]+)\(")
 _PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
@@ -73,10 +73,12 @@ class _Reader:
         name, entry, attributes = "", "", {}
         computations: dict[str, Computation] = {}
         current: dict[str, Instruction] | None = None
-        line = ""
+        line, in_header = "", False
         try:
             for line in text.split("\n"):
-                if current is None:
+                if in_header:
+                    in_header = not line.startswith("}")
+                elif current is None:
                     header = _HEADER.match(line) if line.endswith("{") else None
                     if header:
                         current = {}
@@ -85,6 +87,8 @@ class _Reader:
                     elif line.startswith("HloModule "):
                         name, *parts = _split(line, len("HloModule "))[0]
                         attributes = _attributes(parts)
+                        # A table of how to recover values goes on, indented, up to its bracket.
+                        in_header = line.endswith("{")
                     elif _INSTRUCTION.match(line):
                         raise UnreadableHlo("an instruction stands outside every computation")
                 elif line.startswith("}"):

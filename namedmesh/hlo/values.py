@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from namedmesh.hlo.array_types import ArrayType
+from namedmesh.hlo.array_types import ArrayType, TupleType
 from namedmesh.hlo.module import Instruction, Module
 from namedmesh.hlo.trip_counts import scheduled_runs
 
@@ -51,10 +51,21 @@ def find_allocations(module: Module) -> Iterator[Allocation]:
         for instruction in module.computations.get(name, ()):
             if instruction.opcode in _ALIASES or instruction.opcode.endswith("-done"):
                 continue
-            arrays = instruction.type.arrays
-            if instruction.opcode.endswith("-start"):
-                arrays = arrays[-1:]
-            yield Allocation(instruction, arrays, times)
+            yield Allocation(instruction, _new_arrays(instruction), times)
+
+
+def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
+    """What an instruction makes; the type of one that starts another has its operands too."""
+    type = instruction.type
+    if (
+        not instruction.opcode.endswith("-start")
+        or instruction.opcode == "all-reduce-start"  # has results alone
+        or not isinstance(type, TupleType)
+        or len(type.parts) < 2
+    ):
+        return type.arrays
+    # A copy has its result first; whatever else is started has operands, then results.
+    return type.parts[0 if instruction.opcode == "copy-start" else 1].arrays
 
 
 def count_cycles(module: Module) -> int:

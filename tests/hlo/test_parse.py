@@ -117,6 +117,22 @@ def test_names_need_no_percent_sign():
     assert module.computations["main"].instructions["x"].root
 
 
+def test_a_table_in_the_header_is_not_taken_for_the_module():
+    header = """HloModule outer, num_partitions=2, origin_recovery_table={
+  {"constant"} : {"constant__ovp0"},
+  "
+    HloModule recovery_module
+
+    ENTRY %recovery (q: s32[2]) -> s32[2] {
+      ROOT %q = s32[2]{0} parameter(0)
+    }
+
+  "
+}"""
+    module = module_of("  ROOT %x = f32[4,8]{1,0} negate(%p)", header)
+    assert (module.name, module.entry, list(module.computations)) == ("outer", "main", ["main"])
+
+
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
