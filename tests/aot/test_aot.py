@@ -1,5 +1,8 @@
 """Compiling ahead of time: the same path for CPU devices as for a TPU that is not here, and what goes wrong around it."""
 
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+# pyright: reportOptionalOperand=false, reportOptionalIterable=false
+
 import dataclasses
 import json
 import os
@@ -227,6 +230,7 @@ def test_a_mesh_is_laid_over_the_torus_of_its_target(artifact):
     torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
     traffic = traffic_of(artifact.collectives)
     chosen = assign_devices(artifact.mesh, torus, traffic)
+    assert chosen.hops is not None and chosen.listed_hops is not None
     assert chosen.hops <= chosen.listed_hops
     fixed = artifact.with_device_assignment(range(7, -1, -1)).mesh
     assert assign_devices(fixed, torus, traffic).order == fixed.device_assignment
@@ -341,6 +345,7 @@ def test_the_assignment_for_the_torus_is_saved_and_used_by_a_run(
     saved = nm.Artifact.load(out)
     chosen = assign_devices(artifact.mesh, mixed, traffic_of(artifact.collectives))
     assert saved.mesh.device_assignment == chosen.order != tuple(range(8))
+    assert chosen.hops is not None and chosen.listed_hops is not None
     assert chosen.hops < chosen.listed_hops
     assert saved == artifact.with_device_assignment(chosen.order)
 

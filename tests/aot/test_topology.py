@@ -1,6 +1,7 @@
 """Targets, the torus they lie on, and meshes laid over it."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -114,7 +115,8 @@ def test_no_assignment_is_worse_than_the_listed_order(target, weights):
     where = torus(target)
     rest = len(where.places) // 4
     for sizes in ((2, 2, rest), (rest, 2, 2), (1, 4, rest)):
-        mesh = nm.Mesh(**dict(zip("abc", sizes, strict=True)))
+        axes: dict[str, Any] = dict(zip("abc", sizes, strict=True))
+        mesh = nm.Mesh(**axes)
         traffic = dict(zip("abc", weights, strict=True))
         chosen = torus_assignment(mesh, where, traffic)
         assert sorted(chosen) == list(range(mesh.devices))

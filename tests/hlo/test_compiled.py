@@ -1,6 +1,7 @@
 """Modules that jax compiles here, against what the program and jax's own counts say."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import namedmesh as nm
 from namedmesh.hlo import (
     ArrayType,
+    Module,
     count_runs,
     find_allocations,
     find_collectives,
@@ -46,21 +48,39 @@ def compiled() -> jax.stages.Compiled:
     return jax.jit(function).lower(argument).compile()
 
 
+def text_of(program: jax.stages.Compiled) -> str:
+    """What jax prints of a compiled program."""
+    text = program.as_text()
+    assert text is not None
+    return text
+
+
+def result_arrays(module: Module) -> tuple[ArrayType, ...]:
+    """The arrays that a module returns."""
+    assert module.results is not None
+    return module.results.arrays
+
+
 @pytest.fixture(scope="module")
-def module():
-    return parse_module(compiled().as_text())
+def module() -> Module:
+    return parse_module(text_of(compiled()))
 
 
-def test_parameters_and_results_are_a_devices_pieces(module):
+@pytest.fixture(scope="module")
+def memory() -> Any:
+    """jax's own count of the program's memory."""
+    return compiled().memory_analysis()
+
+
+def test_parameters_and_results_are_a_devices_pieces(module, memory):
     assert [str(type) for type in module.parameters] == ["f32[8,6]"]
-    assert [str(array) for array in module.results.arrays] == ["f32[2,24]"]
-    memory = compiled().memory_analysis()
+    assert [str(array) for array in result_arrays(module)] == ["f32[2,24]"]
     assert sum(type.bytes for type in module.parameters) == memory.argument_size_in_bytes
     assert module.results.bytes == memory.output_size_in_bytes
 
 
 def test_loops_turn_as_often_as_the_program_says(module):
-    assert sorted(loop.trip_count for loop in find_loops(module)) == [INNER, OUTER]
+    assert {loop.trip_count for loop in find_loops(module)} == {INNER, OUTER}
     bodies = [name for loop in find_loops(module) for name in loop.instruction.called["body"]]
     assert sorted(count_runs(module)[name] for name in bodies) == [OUTER, OUTER * INNER]
 
@@ -79,7 +99,7 @@ def test_collectives_are_those_of_the_program(module):
 
 def test_instructions_are_those_that_jax_counts(module):
     """Every line that jax's text has is an instruction, with operands that are defined before."""
-    text = compiled().as_text()
+    text = text_of(compiled())
     assert sum(1 for _ in module.instructions()) == sum(
         line.startswith("  ") and " = " in line for line in text.splitlines()
     )
@@ -97,9 +117,8 @@ def test_called_computations_are_all_there(module):
             assert set(names) <= set(module.computations), instruction
 
 
-def test_temporaries_are_among_the_allocations(module):
+def test_temporaries_are_among_the_allocations(module, memory):
     """No value is larger than what jax says all values take together."""
-    memory = compiled().memory_analysis()
     largest = max(array.bytes for value in find_allocations(module) for array in value.arrays)
     assert largest <= memory.temp_size_in_bytes + memory.output_size_in_bytes
 
@@ -121,9 +140,8 @@ def test_temporaries_are_among_the_allocations(module):
 )
 def test_whatever_jax_compiles_is_read(function):
     program = jax.jit(function).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32)).compile()
-    module = parse_module(program.as_text())
+    module = parse_module(text_of(program))
     shapes = jax.tree.leaves(jax.eval_shape(function, jax.ShapeDtypeStruct((4, 4), jnp.float32)))
-    assert all(isinstance(array, ArrayType) for array in module.results.arrays)
-    assert [(array.sizes, array.element.dtype) for array in module.results.arrays] == [
+    assert [(array.sizes, array.element.dtype) for array in result_arrays(module)] == [
         (leaf.shape, str(leaf.dtype)) for leaf in shapes
     ]

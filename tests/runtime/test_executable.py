@@ -1,5 +1,7 @@
 """Running: state is created sharded, donated, and survives bad input; compile times and memory are reported."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ def train(x, y):
     return {"loss": loss}
 
 
-SPECS = {"x": nm.spec([B, M]), "y": nm.spec([B, H])}
+SPECS: dict[str, Any] = {"x": nm.spec([B, M]), "y": nm.spec([B, H])}
 
 
 @pytest.fixture(scope="module")

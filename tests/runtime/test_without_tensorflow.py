@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -59,7 +60,7 @@ def test_an_artifact_runs_in_another_process(tmp_path, layout):
     step = nm.compile(traced, mesh=nm.Mesh(all=8), layout=layout)
     step.artifact.save(tmp_path / "layer.nmesh")
     rng = np.random.default_rng(1)
-    inputs = {
+    inputs: dict[str, Any] = {
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)
         for name, spec in traced.specs.items()
     }
