@@ -7,11 +7,11 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from namedmesh.version import __version__ as __version__
+
 os.environ.setdefault(
     "TF_CPP_MIN_LOG_LEVEL", "2"
 )  # what XLA and TensorFlow log as warnings is not the user's doing
-
-__version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from namedmesh.api import *  # noqa: F403

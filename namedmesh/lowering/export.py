@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-import namedmesh
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
@@ -25,6 +24,7 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import OpRecord, TensorSpec
 from namedmesh.runtime.manifest import PRECISIONS, without_folder
 from namedmesh.runtime.structure import number_leaves
+from namedmesh.version import __version__
 
 
 def export(
@@ -91,7 +91,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         ops={plan.names[op]: _record_op(plan, op) for op in every_op(program.ops)},
         activation_bytes=plan.activation_bytes,
         flops=program.flops(),
-        made_with={"namedmesh": namedmesh.__version__, "tensorflow": tf.__version__},
+        made_with={"namedmesh": __version__, "tensorflow": tf.__version__},
         step_module=lower([(plan, signature)], precision),
         init_module=lower([(one, sign_plan(one)) for one in initializers], precision)
         if initializers

@@ -1,4 +1,4 @@
-"""Compiling ahead of time: the same path for CPU devices as for a TPU that is not here, and what goes wrong around it."""
+"""Compiling ahead of time, for CPU devices by the path that a TPU takes, and what goes wrong."""
 
 # pyright: reportArgumentType=false, reportOptionalMemberAccess=false
 # pyright: reportOptionalOperand=false, reportOptionalIterable=false
@@ -74,9 +74,16 @@ def test_memory_is_that_of_the_pieces(artifact, found):
 
 def test_a_row_has_everything(found):
     row = json.loads(json.dumps(found.row()))
-    assert {key: row[key] for key in ("model", "target", "cores", "weights", "fits", "error", "hbm_bytes")} == {
-        "model": "stack", "target": "cpu:8", "cores": 8, "weights": 2048, "fits": True, "error": None, "hbm_bytes": None,
-    }  # fmt: skip
+    expected = {
+        "model": "stack",
+        "target": "cpu:8",
+        "cores": 8,
+        "weights": 2048,
+        "fits": True,
+        "error": None,
+        "hbm_bytes": None,
+    }
+    assert {key: row[key] for key in expected} == expected
     assert row["collectives_match_plan"] is True
     assert row["compile_seconds"] > 0 and row["peak_bytes"] == sum(row["memory"].values())
 
@@ -243,10 +250,14 @@ def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     code = BLOCK + "from namedmesh.command import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
+    options = ["--target", "cpu:8", "--json", str(tmp_path / "out.json")]
     done = subprocess.run(
-        [sys.executable, "-c", code, "aot", *files, "--target", "cpu:8", "--json", str(tmp_path / "out.json")],
-        capture_output=True, text=True, env=environment, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "aot", *files, *options],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "one on cpu:8, 8 cores" in done.stdout and "two on cpu:8" in done.stdout
     assert [row["model"] for row in json.loads((tmp_path / "out.json").read_text())] == [
@@ -457,7 +468,8 @@ def test_values_of_a_combined_collective_are_told_apart(artifact):
 HloModule m, is_scheduled=true, entry_computation_layout={()->f32[]}
 
 ENTRY %main () -> f32[] {
-  %r = (f32[64,32]{1,0}, f32[4096]{0}) all-reduce(%a, %b), metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+  %r = (f32[64,32]{1,0}, f32[4096]{0}) all-reduce(%a, %b), \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
 }
 """
     bare = dataclasses.replace(artifact, inputs=(), variables=())

@@ -14,7 +14,8 @@ from benchmarks.moe import Sizes, program
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None,
-    reason=f"the TPU compiler (libtpu) is not here ({platform.system()} {platform.machine()}); it runs on x86-64 Linux",
+    reason=f"the TPU compiler (libtpu) is not here ({platform.system()} {platform.machine()}); "
+    "it runs on x86-64 Linux",
 )
 
 

@@ -49,7 +49,8 @@ def test_bytes_of_a_shape_have_its_tiles_padding(text, size):
     assert parse_type(text).bytes == size
 
 
-MODULE = """HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)}, \
+MODULE = """HloModule jit_step, is_scheduled=true, \
+entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)}, \
 f32[8,8]{1,0:T(8,128)})->(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)})}
 
 %fused (p: f32[64,1024]) -> f32[64,1024] {
@@ -65,7 +66,8 @@ f32[8,8]{1,0:T(8,128)})->(f32[8,8]{1,0:T(8,128)}, f32[8,8]{1,0:T(8,128)})}
 
 %body (t: (s32[], f32[64,128])) -> (s32[], f32[64,128]) {
   %t = (s32[], f32[64,128]) parameter(0)
-  %h = f32[64,128]{1,0:T(8,128)} fusion(%g), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/namedmesh/nm.tanh.7/Tanh"}, \
+  %h = f32[64,128]{1,0:T(8,128)} fusion(%g), kind=kLoop, calls=%fused, \
+metadata={op_name="jit(f)/namedmesh/nm.tanh.7/Tanh"}, \
 backend_config={"window_config":{"estimated_cycles":"100"}}
   ROOT %r = (s32[], f32[64,128]) tuple(%i, %h)
 }
@@ -73,9 +75,11 @@ backend_config={"window_config":{"estimated_cycles":"100"}}
 ENTRY %main (x: f32[8,8], w: f32[8,8], slot: f32[8,8]) -> (f32[8,8], f32[8,8]) {
   %x = f32[8,8]{1,0:T(8,128)} parameter(0)
   %loop = (s32[], f32[64,128]) while(%t), condition=%cond, body=%body
-  %big = f32[64,128]{1,0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused, metadata={op_name="jit(f)/namedmesh/nm.einsum.3/Dot"}, \
+  %big = f32[64,128]{1,0:T(8,128)} fusion(%x), kind=kLoop, calls=%fused, \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/Dot"}, \
 backend_config={"window_config":{"estimated_cycles":"50"}}
-  %other = f32[64,128]{1,0:T(8,128)} copy(%x), metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+  %other = f32[64,128]{1,0:T(8,128)} copy(%x), \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
   %same = f32[16,128]{1,0:T(8,128)} copy(%x), metadata={op_name="arguments[2]"}
   ROOT %out = (f32[8,8], f32[8,8]) tuple(%big, %big)
 }
@@ -122,15 +126,23 @@ def test_memory_adds_up_to_what_the_compiler_says(artifact):
     )
     memory = attribute_memory(artifact, report, parse_module(MODULE))
     assert dataclasses.asdict(memory) == {
-        "weights": 4096, "state": 4096, "inputs": 4096, "results": 8, "activations": 0, "temporaries": 5000, "code": 7,
-    }  # fmt: skip
+        "weights": 4096,
+        "state": 4096,
+        "inputs": 4096,
+        "results": 8,
+        "activations": 0,
+        "temporaries": 5000,
+        "code": 7,
+    }
     assert memory.total == report.peak_bytes + 7
 
 
-BRIEF = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, the total memory required for HLO temporaries \
+BRIEF = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM, \
+the total memory required for HLO temporaries \
 (22.30G) exceeds available HBM (15.48G). HLO module: jit__lambda.
 See https://openxla.org/xla/errors/error_1000 for more details."""
-FULL = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. Ran out of memory in memory space hbm. \
+FULL = """RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: XLA:TPU compile permanent error. \
+Ran out of memory in memory space hbm. \
 Used 20.00G of 15.48G hbm. Exceeded hbm capacity by 4.52G.
 
 Total hbm usage >= 20.52G:
@@ -155,10 +167,9 @@ Total hbm usage >= 20.52G:
      Allocation type: HLO argument
      ==========================
 """
-EARLY = (
-    "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early because it's unlikely to have enough device memory. \
+EARLY = "RESOURCE_EXHAUSTED: Compilation failure: Aborting compilation early \
+because it's unlikely to have enough device memory. \
 Requires 40.00G, has 15.48G available."
-)
 
 
 def test_messages_of_missing_memory_are_read(artifact):

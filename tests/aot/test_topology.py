@@ -57,7 +57,8 @@ def test_devices_are_listed_host_by_host():
     """As the TPU compiler lists them: the first twelve of v3:4x4."""
     found = torus("tpu-v3:4x4")
     assert list(zip(found.places, found.cores, strict=True))[:12] == [
-        ((0, 0), 0), ((0, 0), 1), ((1, 0), 0), ((1, 0), 1), ((0, 1), 0), ((0, 1), 1), ((1, 1), 0), ((1, 1), 1),
+        ((0, 0), 0), ((0, 0), 1), ((1, 0), 0), ((1, 0), 1),
+        ((0, 1), 0), ((0, 1), 1), ((1, 1), 0), ((1, 1), 1),
         ((2, 0), 0), ((2, 0), 1), ((3, 0), 0), ((3, 0), 1),
     ]  # fmt: skip
     assert len({*zip(found.places, found.cores, strict=True)}) == 32
@@ -96,7 +97,7 @@ def test_mean_hops_are_those_counted_pair_by_pair(target):
 
 
 def test_the_heavy_axis_gets_neighbours():
-    """Four devices that talk most: two chips side by side, whatever the axis's place in the mesh."""
+    """Four devices that talk most: two chips side by side, wherever the axis is in the mesh."""
     where, traffic = torus("tpu-v3:4x4"), {"expert": 100.0, "data": 1.0}
     mesh = nm.Mesh(expert=4, data=8)
     chosen = torus_assignment(mesh, where, traffic)

@@ -1,4 +1,4 @@
-"""The benchmark of the paper's models on TPU v3: its cases, its files, its table and its plots, without the compiler."""
+"""The benchmark of the paper's models on TPU v3: cases, files, table and plots, no compiler."""
 
 import json
 
@@ -109,8 +109,8 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
 
 
 def test_recorded_results_have_every_key():
-    keys = {"model", "cores", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds",
-            "collectives_match_plan", "error"}  # fmt: skip
+    keys = {"model", "cores", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core",
+            "compile_seconds", "collectives_match_plan", "error"}  # fmt: skip
     for name, cases in (("family.json", tpu_v3.FAMILY), ("scaling.json", tpu_v3.SCALING)):
         rows = tpu_v3.read(tpu_v3.RESULTS / name)
         assert [one["model"] for one in rows] == [case.name for case in cases]

@@ -88,7 +88,8 @@ def artifact_of_random_bytes():
 
 
 @wrong("""
-'other.nmesh' is not a namedmesh artifact, or is damaged: There is no item named 'manifest.json' in the archive
+'other.nmesh' is not a namedmesh artifact, or is damaged: \
+There is no item named 'manifest.json' in the archive
   at LINE: load("other.nmesh")
   fix: export it again with nm.export
 """)
@@ -223,7 +224,7 @@ def test_message_and_nothing_has_changed(function, message, tmp_path, monkeypatc
 
 
 def test_every_flipped_byte_is_noticed():
-    """Whatever byte of a file is damaged, loading it either raises our error or gives the same artifact."""
+    """Whatever byte of a file is damaged, loading it raises our error or gives the artifact."""
     artifact = compiled()["step"].artifact
     contents = artifact.to_bytes()
     for at in range(0, len(contents), max(1, len(contents) // 300)):

@@ -1,4 +1,4 @@
-"""Wrong inputs, states and meshes, found when a program is run; nothing has changed after any of them."""
+"""Wrong inputs, states and meshes, found when a program is run; nothing changes after any."""
 
 # pyright: reportArgumentType=false
 
@@ -227,7 +227,8 @@ def state_read_after_it_was_used_up(step):
 
 
 @wrong("""
-variable count of this state was used up by an earlier step; variable w of this state lies elsewhere than in train
+variable count of this state was used up by an earlier step; \
+variable w of this state lies elsewhere than in train
   count: int32[]
   w: float32[model=6, hidden=4/model]
   mesh: Mesh(data=4, model=2)
@@ -333,7 +334,8 @@ def seed_that_is_too_large(step):
 the mesh needs 128 devices, and this process has 8 (cpu)
   mesh: Mesh(data=64, model=2)
   at LINE: Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))
-  fix: use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices(128) before anything else uses jax
+  fix: use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices(128) \
+before anything else uses jax
 """)
 def mesh_larger_than_the_devices(artifact):
     Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))

@@ -23,7 +23,8 @@ def test_widths_are_those_of_numpy_and_ml_dtypes(name):
 
 @pytest.mark.parametrize(
     "dtype",
-    ["bool", "int2", "int4", "int8", "int16", "int32", "uint2", "uint4", "uint8", "uint16", "uint32",
+    ["bool", "int2", "int4", "int8", "int16", "int32",
+     "uint2", "uint4", "uint8", "uint16", "uint32",
      "float4_e2m1fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz", "float8_e4m3fn",
      "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "bfloat16", "float16",
      "float32", "complex64"],

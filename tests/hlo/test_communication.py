@@ -44,8 +44,10 @@ def test_every_kind_counts_its_larger_side():
     lines = """
   %g = f32[16,8]{1,0} all-gather(%p), replica_groups=[2,4]<=[8], dimensions={0}
   %s = f32[4,2]{1,0} reduce-scatter(%p), replica_groups=[2,4]<=[8], dimensions={1}, to_apply=%add
-  %t = (f32[2,2]{1,0}, f32[2,2]{1,0}, f32[2,2]{1,0}, /*index=3*/f32[2,2]{1,0}) all-to-all(%a, %b), replica_groups=[2,4]<=[8]
-  %c = f32[4,8]{1,0} collective-permute(%p), source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}
+  %t = (f32[2,2]{1,0}, f32[2,2]{1,0}, f32[2,2]{1,0}, /*index=3*/f32[2,2]{1,0}) all-to-all(%a, %b), \
+replica_groups=[2,4]<=[8]
+  %c = f32[4,8]{1,0} collective-permute(%p), \
+source_target_pairs={{0,4},{4,0},{1,5},{5,1},{2,6},{6,2},{3,7},{7,3}}
   %r = (f32[4,8]{1,0}, bf16[4]{0}) all-reduce(%p, %q), replica_groups=[2,4]<=[8], to_apply=%add
   %x = f32[4,8]{1,0} add(%p, %c), metadata={op_name="all-reduce(%p)"}
 """
@@ -61,11 +63,13 @@ def test_every_kind_counts_its_larger_side():
 
 def test_what_starts_a_collective_counts_and_what_ends_it_does_not():
     lines = """
-  %g = (f32[4,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%p), replica_groups=[2,4]<=[8], dimensions={0}
+  %g = (f32[4,8]{1,0}, f32[16,8]{1,0}) all-gather-start(%p), \
+replica_groups=[2,4]<=[8], dimensions={0}
   %h = f32[16,8]{1,0} all-gather-done(%g)
   %r = f32[4,8]{1,0} all-reduce-start(%p), replica_groups=[1,8]<=[8], to_apply=%add
   %s = f32[4,8]{1,0} all-reduce-done(%r)
-  %c = (bf16[4]{0}, bf16[4]{0}, u32[], u32[]) collective-permute-start(%q), source_target_pairs={{0,1},{1,0}}
+  %c = (bf16[4]{0}, bf16[4]{0}, u32[], u32[]) collective-permute-start(%q), \
+source_target_pairs={{0,1},{1,0}}
   %d = bf16[4]{0} collective-permute-done(%c)
 """
     assert facts(lines) == [

@@ -8,7 +8,8 @@ import namedmesh as nm
 from namedmesh.hlo import parse_module, parse_type
 from tests.hlo.text import module_of
 
-MODULE = r"""HloModule jit_step, is_scheduled=true, entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, \
+MODULE = r"""HloModule jit_step, is_scheduled=true, \
+entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, \
 /*index=1*/s32[]{:T(256)})->(f32[8,8]{1,0:T(8,128)}, s32[])}, num_partitions=8
 
 FileNames
@@ -167,7 +168,8 @@ def test_a_module_that_is_not_whole_is_refused(text, reason):
 def test_time_is_linear_in_the_text():
     """Four times the text takes about four times as long, at a megabyte a second or better."""
     line = (
-        '  %x{} = f32[16,128]{{1,0:T(8,128)}} add(%p, %p), metadata={{op_name="jit(f)/nm.add.3/Add" '
+        "  %x{} = f32[16,128]{{1,0:T(8,128)}} add(%p, %p), "
+        'metadata={{op_name="jit(f)/nm.add.3/Add" '
         'source_file="/home/me/project/model.py" source_line=1221}}\n'
     )
 

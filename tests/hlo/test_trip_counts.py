@@ -127,6 +127,7 @@ def test_a_chain_of_calls_takes_no_more_time_than_its_length():
     ],
 )
 def test_what_takes_memory_of_its_own(line, arrays):
-    text = f"HloModule m\nENTRY %main (p: f32[4]) -> f32[4] {{\n  %p = f32[4] parameter(0)\n  {line}\n}}"
+    header = "HloModule m\nENTRY %main (p: f32[4]) -> f32[4] {"
+    text = f"{header}\n  %p = f32[4] parameter(0)\n  {line}\n}}"
     values = [list(map(str, value.arrays)) for value in find_allocations(parse_module(text))]
     assert values == ([] if arrays is None else [arrays])

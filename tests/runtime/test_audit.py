@@ -91,7 +91,7 @@ def test_sums_one_after_the_other_may_be_made_as_one():
 
 
 def test_parts_of_one_gradient_may_be_added_up_before_they_are_summed_over_devices():
-    """As the TPU compiler does where a weight is used twice; parts of different gradients may not be."""
+    """As the TPU compiler does if a weight is used twice; parts of other gradients may not be."""
     part = planned(tensor="d_w", phase="backward")
     other = dataclasses.replace(part, op="take.7")
     result = audit_of(LINE, part, other)

@@ -1,4 +1,4 @@
-"""Running: state is created sharded, donated, and survives bad input; compile times and memory are reported."""
+"""Running: state is created sharded, donated, and survives bad input; memory is reported."""
 
 from typing import Any
 

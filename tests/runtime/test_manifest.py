@@ -66,7 +66,9 @@ def spec(**changes) -> dict:
         ({"flops": ...}, ["flops is missing"]),
         ({"flops": 1.5}, ["flops is 1.5, expected a non-negative whole number"]),
         ({"flops": True}, ["flops is true, expected a non-negative whole number"]),
-        ({"layout": None, "params": 3}, ["layout is null, expected text", "params is 3, expected text"]),
+        ({"layout": None, "params": 3}, [
+            "layout is null, expected text", "params is 3, expected text",
+        ]),
         ({"mesh": {"axes": {"data": 2, "model": 4}, "device_assignment": [0, 1]}}, [
             "mesh: device_assignment does not place 8 devices once each: [0, 1]",
         ]),
@@ -85,17 +87,25 @@ def spec(**changes) -> dict:
                 "inputs[0].held: 'seq' is not one of the dimensions [batch=4]",
             ],
         ),
-        ({"structure": {"tuple": [0, 3]}}, ["structure.tuple[1] is 3, expected the number of one of 3 outputs"]),
+        ({"structure": {"tuple": [0, 3]}}, [
+            "structure.tuple[1] is 3, expected the number of one of 3 outputs",
+        ]),
         (
             {"structure": {"set": []}},
-            ['structure is {"set": []}, expected a number, null, or an object with one of dict, tuple, list'],
+            [
+                'structure is {"set": []}, expected a number, null, '
+                "or an object with one of dict, tuple, list",
+            ],
         ),
-        ({"structure": {"dict": [["a"]]}}, ['structure.dict[0] is ["a"], expected [key, structure]']),
+        ({"structure": {"dict": [["a"]]}}, [
+            'structure.dict[0] is ["a"], expected [key, structure]',
+        ]),
         ({"ops": {"sum.2": {"source": "here"}}}, [
             'ops.sum.2.source is "here", expected file:line', "ops.sum.2.results is missing",
         ]),
         ({"collectives": [{}]}, [f"collectives[0].{name} is missing" for name in (
-            "kind", "axes", "elements", "dtype", "bytes", "times", "tensor", "op", "phase", "source",
+            "kind", "axes", "elements", "dtype", "bytes", "times",
+            "tensor", "op", "phase", "source",
         )]),
     ],
 )  # fmt: skip
