@@ -7,7 +7,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
-from namedmesh.version import __version__ as __version__
+from namedmesh.dims.version import __version__ as __version__
 
 os.environ.setdefault(
     "TF_CPP_MIN_LOG_LEVEL", "2"

@@ -13,6 +13,7 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.version import __version__
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program, every_op
 from namedmesh.lowering.emit import Emitter
@@ -24,7 +25,6 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import OpRecord, TensorSpec
 from namedmesh.runtime.manifest import PRECISIONS, without_folder
 from namedmesh.runtime.structure import number_leaves
-from namedmesh.version import __version__
 
 
 def export(
