@@ -47,6 +47,12 @@ class Target:
         platform: `tpu` or `cpu`.
         generation: The TPU generation, such as `v3`; empty for CPUs.
         shape: The chips along each dimension of the slice, or the number of CPU devices.
+
+    Example:
+        >>> Target("tpu", "v5p", (4, 4, 4)).cores
+        64
+        >>> print(Target("cpu", "", (8,)))
+        cpu:8
     """
 
     platform: str

@@ -38,6 +38,23 @@ def find_loops(module: Module) -> tuple[Loop, ...]:
 
     Returns:
         The loops in the order of the text.
+
+    Example:
+        >>> from namedmesh.hlo import parse_module
+        >>> module = parse_module('''HloModule loop
+        ... %body (x: f32[4]) -> f32[4] {
+        ...   %x = f32[4]{0} parameter(0)
+        ...   ROOT %y = f32[4]{0} negate(%x)
+        ... }
+        ... ENTRY %main (p: f32[4]) -> f32[4] {
+        ...   %p = f32[4]{0} parameter(0)
+        ...   ROOT %w = f32[4] while(%p), body=%body, backend_config={"known_trip_count":{"n":"9"}}
+        ... }
+        ... ''')
+        >>> find_loops(module)[0].trip_count
+        9
+        >>> count_runs(module)["body"]
+        9
     """
     return tuple(
         Loop(computation.name, instruction, _trip_count(module, instruction))

@@ -98,7 +98,10 @@ class Artifact(Manifest):
             Bytes that are equal for equal artifacts.
         """
         buffer = io.BytesIO()
-        members = [("manifest.json", json.dumps(self.manifest(), indent=1).encode())]
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self.manifest().items()
+        ]
+        members = [("manifest.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())]
         members += [(f"{name}.mlir", module) for name, module in self._modules()]
         with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
             for name, data in members:

@@ -35,6 +35,12 @@ class Audit:
         unplanned: Collectives that the compiler made and the plan does not have.
         missing: Planned collectives that the compiler did not make.
         notes: What the compiler did differently, in sentences.
+
+    Example:
+        >>> unplanned = CompiledCollective("AllReduce", ("data",), 8, "float32", "nm.sum.1", "r")
+        >>> print(Audit(unplanned=[unplanned]))
+        audit: 0 as planned, 1 unplanned, 0 not made
+          unplanned AllReduce ('data',) 8 float32 nm.sum.1
     """
 
     matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)

@@ -30,6 +30,9 @@ def use_cpu_devices(count: int) -> None:
 
     Raises:
         NamedMeshError: If jax has started already, with fewer CPU devices.
+
+    Example:
+        >>> use_cpu_devices(1)
     """
     if devices_are_fixed():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:

@@ -226,6 +226,18 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
 
     Raises:
         NamedMeshError: If the file cannot be read, or the program cannot run here.
+
+    Example:
+        >>> import tempfile
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> program = nm.trace(lambda x: nm.square(x), x=nm.spec([B]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nm.export(program, nm.Mesh(data=1), "").save(f"{folder}/square.nmesh")
+        ...     step = load(f"{folder}/square.nmesh")
+        >>> _, squares = step(None, np.arange(4, dtype=np.float32))
+        >>> squares.tolist()
+        [0.0, 1.0, 4.0, 9.0]
     """
     return Executable(Artifact.load(path), strict=strict)
 

@@ -34,6 +34,16 @@ class State(Mapping[str, Any]):
     Args:
         arrays: The variables as they are on the devices, padding included.
         specs: What they are.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> program = nm.trace(lambda: nm.state("count", [], dtype="int32") + 1)
+        >>> step = nm.runtime.Executable(nm.export(program, nm.Mesh(data=1), ""))
+        >>> state = step.init()
+        >>> state
+        State(count: int32[])
+        >>> int(state["count"])
+        0
     """
 
     def __init__(self, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]):
