@@ -13,7 +13,7 @@ from absl import app
 import namedmesh as nm
 from benchmarks.result import publish
 from namedmesh.layers import Config, Transformer, batch_of, config
-from namedmesh.lowering.export import lower
+from namedmesh.lowering.export import lower_plan
 
 DEPTHS = (12, 60)
 
@@ -31,7 +31,7 @@ def lower_train_step(config: Config) -> tuple[float, int]:
         return metrics
 
     program = nm.trace(step, batch=model.specs(), seed=nm.spec([], "int32"))
-    module = lower([nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")])
+    module = lower_plan(nm.plan(program, nm.Mesh(all=8), "group:all, expert:all"))
     return time.perf_counter() - start, len(module)
 
 

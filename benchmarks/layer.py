@@ -19,7 +19,7 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks import moe, moe_jax, moe_mtf
 from benchmarks.result import publish
-from namedmesh.hlo.collectives import collectives
+from namedmesh.hlo import find_collectives, parse_module
 
 SIZES = moe.Sizes()
 MESH = nm.Mesh(all=8)
@@ -32,7 +32,7 @@ _STEPS = flags.DEFINE_integer(
 
 def count_collectives(text: str) -> dict[str, int]:
     """Count the collectives of each kind in a compiled module."""
-    return dict(Counter(collective.kind for collective in collectives(text, MESH)))
+    return dict(Counter(one.kind for one in find_collectives(parse_module(text), MESH)))
 
 
 def time_interleaved(
@@ -102,7 +102,7 @@ def measure(steps: int) -> dict[str, Any]:
         **compare("jax", ours, theirs, steps),
         "steps": steps,
         "collectives": {
-            "namedmesh": count_collectives(step._step.as_text()),
+            "namedmesh": count_collectives(step.text),
             "jax": count_collectives(by_hand.as_text()),
         },
         "sizes": {**vars(SIZES), "capacity": SIZES.capacity},

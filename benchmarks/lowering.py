@@ -13,7 +13,7 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks import moe
 from benchmarks.result import publish
-from namedmesh.lowering.export import lower
+from namedmesh.lowering.export import lower_plan
 
 SIZES = moe.Sizes(group=2048, seq=2048, model=1024, hidden=8192, expert=2048)
 DEVICES = (8, 128, 2048)
@@ -27,7 +27,7 @@ def lower_layer(devices: int) -> tuple[float, int]:
     """Return the seconds to trace, plan and lower the layer, and the bytes of its StableHLO."""
     start = time.perf_counter()
     plan = nm.plan(moe.program(SIZES), nm.Mesh(all=devices), "group:all, expert:all")
-    module = lower([plan])
+    module = lower_plan(plan)
     return time.perf_counter() - start, len(module)
 
 

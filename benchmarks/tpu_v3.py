@@ -1,8 +1,10 @@
-"""The paper's models compiled for TPU v3 without one: memory, FLOPs, compile time and collectives by model.
+"""The paper's models compiled for TPU v3 without one: memory, FLOPs and collectives by model.
 
-python -m benchmarks.tpu_v3 export FOLDER [NAME ...]     lowers the train steps (TensorFlow; minutes)
-python -m benchmarks.tpu_v3 compile FOLDER [NAME ...]    compiles them (libtpu on x86-64 Linux, no TensorFlow) into results
+python -m benchmarks.tpu_v3 export FOLDER [NAME ...]     lowers the train steps (minutes)
+python -m benchmarks.tpu_v3 compile FOLDER [NAME ...]    compiles them into the results
 python -m benchmarks.tpu_v3 draw                         the tables and plots of the results
+
+Exporting needs TensorFlow; compiling needs libtpu on x86-64 Linux, and no TensorFlow.
 
 Results are benchmarks/results/tpu_v3/family.json and scaling.json, a row for each model.
 """
@@ -21,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from namedmesh.command import short
+from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
 
@@ -38,7 +40,7 @@ LENGTH = 1024  # tokens of source and of target in a group
 
 @dataclass(frozen=True)
 class Case:
-    """A train step to be compiled: a model on as many cores as it has experts, and how many groups each core has."""
+    """A train step to be compiled: a model on as many cores as it has experts."""
 
     experts: int
     layers: int
@@ -66,7 +68,7 @@ FAMILY = [
     for experts, groups in ((128, 4), (512, 1), (2048, 1))
     for layers in (12, 24, 36, 60)
 ]
-# What the largest needs to fit: activations in half the bytes, weights and slots of all layers in pieces at rest.
+# What the largest needs to fit: activations in half the bytes, weights and slots in pieces at rest.
 PIECES: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
 FAMILY += [
     Case(2048, 60, dtype="bfloat16", suffix="_bf16"),
@@ -104,12 +106,13 @@ def export(case: Case, folder: pathlib.Path) -> None:
 
 
 def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
-    """Compiles Artifacts for their targets, and writes a row for each beside those that are there."""
+    """Compiles Artifacts for their targets, and adds a row for each to the results."""
     import jax
 
-    from namedmesh.aot.compile import compile_for, devices_of
-    from namedmesh.aot.report import failed
-    from namedmesh.aot.topology import Target
+    from namedmesh.aot.absent_devices import devices_of
+    from namedmesh.aot.compilation import compile_for
+    from namedmesh.aot.target import Target
+    from namedmesh.aot.target_report import failed_row
     from namedmesh.runtime.artifact import Artifact
 
     host = {
@@ -133,7 +136,7 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
             row = found.row()
         except NamedMeshError as error:
             print(error, file=sys.stderr, flush=True)
-            row = failed(artifact, target, case.name, error.problem)
+            row = failed_row(artifact, target, case.name, error.problem)
         stated = {
             "experts": case.experts,
             "layers": case.layers,
@@ -154,7 +157,7 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
 
 
 def record(row: dict[str, Any], case: Case) -> None:
-    """Puts a row into its file, in the order of the cases; several processes may compile at once."""
+    """Puts a row into its file, in the order of the cases; several processes may do so at once."""
     path = RESULTS / ("scaling.json" if case in SCALING else "family.json")
     RESULTS.mkdir(parents=True, exist_ok=True)
     with open(pathlib.Path(tempfile.gettempdir()) / "tpu_v3.lock", "w") as lock:
@@ -172,7 +175,8 @@ def read(path: pathlib.Path) -> list[dict[str, Any]]:
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a table for people."""
     lines = [
-        "| model | cores | weights | peak of HBM, GiB | fits | TFLOPs per core | compile s | collectives as planned |",
+        "| model | cores | weights | peak of HBM, GiB | fits | TFLOPs per core | compile s "
+        "| collectives as planned |",
         "|---" * 8 + "|",
     ]
     for row in rows:
@@ -201,7 +205,7 @@ def _yes(value: bool | None) -> str:
 
 
 def draw() -> None:
-    """Prints the tables, and draws memory by model, compile time against cores and FLOPs per core against experts."""
+    """Prints the tables, and draws memory by model, and how a step scales with the cores."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -298,4 +302,4 @@ if __name__ == "__main__":
     try:
         main()
     except NamedMeshError as error:
-        sys.exit(short(error))
+        sys.exit(format_error(error))

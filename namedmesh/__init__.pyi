@@ -9,6 +9,7 @@ from namedmesh.dims.dimension import dims as dims
 from namedmesh.dims.errors import NamedMeshError as NamedMeshError
 from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
+from namedmesh.dims.version import __version__ as __version__
 from namedmesh.ir.differentiate import grad as grad
 from namedmesh.ir.interface import InputSpec as InputSpec
 from namedmesh.ir.interface import spec as spec
@@ -129,4 +130,3 @@ from namedmesh.ops.windows import roll as roll
 from namedmesh.ops.windows import shift as shift
 from namedmesh.ops.windows import slice as slice
 from namedmesh.runtime.artifact import Artifact as Artifact
-from namedmesh.version import __version__ as __version__

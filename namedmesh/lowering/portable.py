@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from jax._src.interpreters.mlir import make_ir_context
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
 from namedmesh.lowering.regions import blocks, close_regions
+from namedmesh.runtime.bridge import module_context
 
 
-def portable(module: bytes) -> bytes:
-    """TensorFlow's StableHLO, its manual regions closed, as a versioned artifact readable for at least twelve weeks back."""
-    with make_ir_context():
+def make_portable(module: bytes) -> bytes:
+    """Turns TensorFlow's StableHLO into a versioned artifact, its manual regions closed.
+
+    Args:
+        module: StableHLO bytecode as TensorFlow writes it.
+
+    Returns:
+        A module that compilers of at least the last twelve weeks read.
+    """
+    with module_context():
         parsed = ir.Module.parse(module)
         _keep_sizes(parsed.operation)
         close_regions(parsed)
@@ -21,7 +28,10 @@ def portable(module: bytes) -> bytes:
 
 
 def _keep_sizes(module: ir.Operation) -> None:
-    """Takes out ops that set a size to what it is: TensorFlow's top_k has them, and the TPU compiler takes them for dynamic."""
+    """Takes out ops that set a size to the value it has.
+
+    TensorFlow's top_k has them, and the TPU compiler takes them for dynamic sizes.
+    """
     for block in blocks(module):
         for view in list(block.operations):
             op = view.operation

@@ -1,7 +1,8 @@
 """Manual regions in StableHLO, closed so that XLA cannot mistake their edges.
 
-XLA merges equal constants before it partitions, and a constant shared by a manual region and the code around it
-has two shardings at once. So whatever an op of a region reads from outside enters it explicitly, constants too.
+XLA merges equal constants before it partitions, and a constant shared by a manual region and the
+code around it has two shardings at once. So whatever an op of a region reads from outside enters
+the region explicitly, constants too.
 """
 
 from __future__ import annotations
@@ -14,14 +15,25 @@ _ENTER, _LEAVE, _PLACE = "SPMDFullToShardShape", "SPMDShardToFullShape", "Shardi
 
 
 def close_regions(module: ir.Module) -> None:
-    """Marks every op of a manual region, and makes every value it reads enter the region."""
+    """Marks every op of a manual region, and makes every value it reads enter the region.
+
+    Args:
+        module: The module, which is changed in place.
+    """
     with ir.Location.unknown(module.context):
         for block in blocks(module.operation):
             _close(block)
 
 
 def blocks(op: ir.Operation) -> Iterator[ir.Block]:
-    """Every block inside an op."""
+    """Every block inside an op.
+
+    Args:
+        op: The op, such as a module's.
+
+    Yields:
+        The blocks, each before those inside it.
+    """
     for region in op.regions:
         for block in region.blocks:
             yield block
@@ -29,43 +41,42 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
                 yield from blocks(inner.operation)
 
 
-def _target(op: ir.Operation) -> str:
-    return (
-        ir.StringAttr(op.attributes["call_target_name"]).value
-        if "call_target_name" in op.attributes
-        else ""
-    )
-
-
 def _close(block: ir.Block) -> None:
-    """Closes the regions of one block: what reads a device's piece, up to where the whole is put together."""
+    """Closes the regions of one block, from a device's piece to where the whole is put together."""
     inside: set[ir.Value] = set()
     entered: dict[ir.Value, ir.Value] = {}
     for view in list(block.operations):
         op = view.operation
-        given = list(op.operands)
-        if _target(op) == _ENTER:
+        operands = list(op.operands)
+        if _call_target(op) == _ENTER:
             inside.update(op.results)
-        elif _target(op) != _LEAVE and any(value in inside for value in given):
+        elif _call_target(op) != _LEAVE and any(value in inside for value in operands):
             inside.update(op.results)
-            if _target(op) != _PLACE:
+            if _call_target(op) != _PLACE:
                 op.attributes["mhlo.sharding"] = ir.StringAttr.get("{manual}")
-            for i, value in enumerate(given):
+            for i, value in enumerate(operands):
                 if value not in inside:
                     if value not in entered:
                         with ir.InsertionPoint(op):
-                            entered[value] = _call(
-                                _ENTER, _call(_PLACE, value, "{replicated}"), "{manual}"
-                            )
+                            replicated = _custom_call(_PLACE, value, "{replicated}")
+                            entered[value] = _custom_call(_ENTER, replicated, "{manual}")
                     op.operands[i] = entered[value]
 
 
-def _call(target: str, value: ir.Value, sharding: str) -> ir.Value:
+def _call_target(op: ir.Operation) -> str:
+    """What a custom call calls; empty for other ops."""
+    if "call_target_name" not in op.attributes:
+        return ""
+    return ir.StringAttr(op.attributes["call_target_name"]).value
+
+
+def _custom_call(target: str, value: ir.Value, sharding: str) -> ir.Value:
+    """A custom call that passes a value on under a sharding."""
     attributes = {"call_target_name": target, "backend_config": "", "mhlo.sharding": sharding}
-    made = ir.Operation.create(
+    call = ir.Operation.create(
         "stablehlo.custom_call",
         results=[value.type],
         operands=[value],
         attributes={name: ir.StringAttr.get(text) for name, text in attributes.items()},
     )
-    return made.result
+    return call.result

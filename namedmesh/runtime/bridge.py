@@ -1,28 +1,36 @@
-"""All that touches jax's semi-private parts: a StableHLO module called from a jitted function. jax 0.10 and 0.11."""
+"""The one file that uses jax's private parts: StableHLO modules run inside a jitted function.
+
+Works with jax 0.10 and 0.11.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
 from jax._src import config, distributed, xla_bridge
-from jax._src.interpreters.mlir import merge_mlir_modules
+from jax._src.interpreters.mlir import make_ir_context, merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
+
+ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
 
 _call = Primitive("namedmesh")
 _call.multiple_results = True
 
 
 @_call.def_abstract_eval
-def _(*arguments, module, results):
+def _(*arguments: Any, module: bytes, results: ResultTypes) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
-def _inline(context, *arguments, module, results):
+def _inline(context: Any, *arguments: Any, module: bytes, results: ResultTypes) -> Sequence[Any]:
+    """Copies a module into the one that jax is making, and calls it."""
     parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
     types = list(ir.SymbolTable(parsed.operation)["main"].type.results)
     target = context.module_context
@@ -35,26 +43,34 @@ def _inline(context, *arguments, module, results):
 mlir.register_lowering(_call, _inline)
 
 
-def caller(module: bytes, results: tuple[tuple[tuple[int, ...], Any], ...]) -> Any:
-    """A traceable function that runs a module."""
+def module_function(module: bytes, results: ResultTypes) -> Callable[..., list[Any]]:
+    """A function that jax can trace and that runs a module.
+
+    Args:
+        module: Portable StableHLO with a function `main`.
+        results: Shape and dtype of each of its results.
+
+    Returns:
+        A function of the module's arguments that returns the list of its results.
+    """
     return lambda *arguments: _call.bind(*arguments, module=module, results=results)
 
 
-def gspmd() -> Any:
-    """A context in which modules are partitioned by GSPMD, whose annotations ours are."""
+def module_context() -> ir.Context:
+    """A context in which StableHLO modules can be read and written."""
+    return make_ir_context()
+
+
+def partition_with_gspmd() -> AbstractContextManager[Any]:
+    """A context in which jax lets GSPMD partition modules, whose annotations ours are."""
     return config.use_shardy_partitioner(False)
 
 
-def started() -> bool:
+def devices_are_fixed() -> bool:
     """Whether jax has looked at its devices already, after which their number is fixed."""
     return xla_bridge.backends_are_initialized()
 
 
-def one_of_several() -> bool:
+def is_one_of_several() -> bool:
     """Whether this process is one of several that share their devices (jax.distributed)."""
     return distributed.global_state.client is not None
-
-
-def dtype_of(name: str) -> np.dtype:
-    """The numpy dtype of a name, bfloat16 included."""
-    return np.dtype(jax.numpy.bfloat16) if name == "bfloat16" else np.dtype(name)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
-# XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a collective waits for
-# devices that never get a thread. The pool's size is read once, when jax starts its CPU client.
+# XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
+# collective waits for devices that never get a thread. The pool's size is read once, when jax
+# starts its CPU client, so it is set before jax is imported.
 os.environ.setdefault("NPROC", "64")
 
 import jax
@@ -14,12 +17,24 @@ from jax.sharding import Mesh as JaxMesh
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
-from namedmesh.runtime.bridge import one_of_several, started
+from namedmesh.runtime.bridge import devices_are_fixed, is_one_of_several
 
 
 def use_cpu_devices(count: int) -> None:
-    """Makes jax show at least this many virtual CPU devices; must come before anything else uses jax's devices."""
-    if started():
+    """Makes jax show at least this many virtual CPU devices.
+
+    Call it before anything else uses jax's devices. It has no effect on GPUs and TPUs.
+
+    Args:
+        count: How many devices are needed.
+
+    Raises:
+        NamedMeshError: If jax has started already, with fewer CPU devices.
+
+    Example:
+        >>> use_cpu_devices(1)
+    """
+    if devices_are_fixed():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:
             raise _too_few(count, "the program")
         return
@@ -28,26 +43,51 @@ def use_cpu_devices(count: int) -> None:
         jax.config.update("jax_num_cpu_devices", count)
 
 
-def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
-    found = jax.devices()
-    return NamedMeshError(
-        f"{what} needs {count} devices, and this process has {len(found)} ({found[0].platform})",
-        *details,
-        fix=f"use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax",
-    )
-
-
 def device_mesh(mesh: Mesh) -> JaxMesh:
-    """jax's devices arranged as a mesh; on a CPU that has not started yet, as many as it needs are made."""
-    if (
-        not started()
-        and not one_of_several()
-        and os.environ.get("JAX_PLATFORMS", "").split(",")[0] in ("", "cpu")
-    ):
+    """jax's devices arranged as a mesh says, in the order of its device assignment if it has one.
+
+    On a CPU that has not started yet, as many virtual devices as the mesh needs are made.
+
+    Args:
+        mesh: The mesh.
+
+    Returns:
+        The devices in a mesh of the same axes.
+
+    Raises:
+        NamedMeshError: If there are fewer devices than the mesh has.
+    """
+    platforms = os.environ.get("JAX_PLATFORMS", "").split(",")
+    if not devices_are_fixed() and not is_one_of_several() and platforms[0] in ("", "cpu"):
         use_cpu_devices(mesh.devices)
-    found = jax.devices()
-    if len(found) < mesh.devices:
+    devices = jax.devices()
+    if len(devices) < mesh.devices:
         raise _too_few(mesh.devices, "the mesh", f"mesh: {mesh}")
+    return arrange_devices(devices, mesh)
+
+
+def arrange_devices(devices: Sequence[Any], mesh: Mesh) -> JaxMesh:
+    """Devices in the places that a mesh gives them.
+
+    Args:
+        devices: At least as many of jax's devices as the mesh has, in the order jax lists them.
+        mesh: The mesh.
+
+    Returns:
+        The devices in a mesh of the same axes.
+    """
     order = mesh.device_assignment or range(mesh.devices)
-    grid = np.array([found[i] for i in order]).reshape(tuple(mesh.axes.values()))
+    grid = np.array([devices[i] for i in order]).reshape(tuple(mesh.axes.values()))
     return JaxMesh(grid, tuple(mesh.axes))
+
+
+def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
+    """The error for a process with too few devices."""
+    devices = jax.devices()
+    platform = devices[0].platform
+    return NamedMeshError(
+        f"{what} needs {count} devices, and this process has {len(devices)} ({platform})",
+        *details,
+        fix=f"use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices({count}) "
+        "before anything else uses jax",
+    )

@@ -9,19 +9,41 @@ import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.runtime.artifact import TensorSpec
+from namedmesh.runtime.description import TensorSpec
 
 
-def described(specs: Mapping[str, TensorSpec]) -> str:
-    """A state's variables on one line, the first eight of them."""
-    shown = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
-    return f"State({', '.join(shown + [f'and {len(specs) - 8} more'] * (len(specs) > 8))})"
+def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
+    """A state's variables on one line, the first eight of them.
+
+    Args:
+        specs: The variables by name.
+
+    Returns:
+        The line.
+    """
+    first = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
+    more = [f"and {len(specs) - 8} more"] if len(specs) > 8 else []
+    return f"State({', '.join(first + more)})"
 
 
 class State(Mapping[str, Any]):
-    """Variables by name, sharded as the program wants them. A step takes one and gives a new one.
+    """Variables by name, sharded as the program wants them. A step takes one and returns a new one.
 
-    state["w"] is a jax array, or a numpy array where padding at rest had to be cut off.
+    `state["w"]` is a jax array, or a numpy array if padding at rest had to be cut off.
+
+    Args:
+        arrays: The variables as they are on the devices, padding included.
+        specs: What they are.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> program = nm.trace(lambda: nm.state("count", [], dtype="int32") + 1)
+        >>> step = nm.runtime.Executable(nm.export(program, nm.Mesh(data=1), ""))
+        >>> state = step.init()
+        >>> state
+        State(count: int32[])
+        >>> int(state["count"])
+        0
     """
 
     def __init__(self, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]):
@@ -46,7 +68,15 @@ class State(Mapping[str, Any]):
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The variable, or the default when there is none of that name."""
+        """The variable of a name, or a default if there is none.
+
+        Args:
+            name: The name.
+            default: What to return if the state has no such variable.
+
+        Returns:
+            The array or the default.
+        """
         return self[name] if name in self.arrays else default
 
     def __contains__(self, name: object) -> bool:
@@ -59,4 +89,4 @@ class State(Mapping[str, Any]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        return described({name: self.specs[name] for name in self.arrays})
+        return describe_variables({name: self.specs[name] for name in self.arrays})

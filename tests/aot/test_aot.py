@@ -1,4 +1,7 @@
-"""Compiling ahead of time: the same path for CPU devices as for a TPU that is not here, and what goes wrong around it."""
+"""Compiling ahead of time, for CPU devices by the path that a TPU takes, and what goes wrong."""
+
+# pyright: reportArgumentType=false, reportOptionalMemberAccess=false
+# pyright: reportOptionalOperand=false, reportOptionalIterable=false
 
 import dataclasses
 import json
@@ -12,11 +15,21 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot import compile as aot
-from namedmesh.aot.compile import compile_for
-from namedmesh.aot.memory import exhausted, largest, origin
+from namedmesh.aot import (
+    Target,
+    TargetReport,
+    Torus,
+    absent_devices,
+    command_line,
+    compilation,
+    compile_for,
+)
+from namedmesh.aot.assignment import assign_devices, traffic_of
+from namedmesh.aot.attribution import find_origin, largest_buffers
+from namedmesh.aot.exhaustion import read_exhaustion
 from namedmesh.command import main
-from namedmesh.hlo.schedule import Schedule
+from namedmesh.hlo import parse_module, parse_type
+from namedmesh.runtime.stages import compile_lowered, lower_step
 from tests.aot.test_memory import BRIEF, FULL
 from tests.runtime.test_without_tensorflow import BLOCK
 
@@ -61,9 +74,16 @@ def test_memory_is_that_of_the_pieces(artifact, found):
 
 def test_a_row_has_everything(found):
     row = json.loads(json.dumps(found.row()))
-    assert {key: row[key] for key in ("model", "target", "cores", "weights", "fits", "error", "hbm_bytes")} == {
-        "model": "stack", "target": "cpu:8", "cores": 8, "weights": 2048, "fits": True, "error": None, "hbm_bytes": None,
-    }  # fmt: skip
+    expected = {
+        "model": "stack",
+        "target": "cpu:8",
+        "cores": 8,
+        "weights": 2048,
+        "fits": True,
+        "error": None,
+        "hbm_bytes": None,
+    }
+    assert {key: row[key] for key in expected} == expected
     assert row["collectives_match_plan"] is True
     assert row["compile_seconds"] > 0 and row["peak_bytes"] == sum(row["memory"].values())
 
@@ -82,28 +102,34 @@ def test_flops_without_loops_are_the_compilers():
 
 
 def test_collectives_are_counted_with_their_turns(artifact, found):
-    planned = sum(one["times"] for one in artifact.collectives)
-    assert (
-        sum(one["planned"] for one in found.collectives())
-        == sum(one["made"] for one in found.collectives())
-        == planned
-    )
-    assert sum(one["planned_bytes"] for one in found.collectives()) == sum(
-        o["bytes"] * o["times"] for o in artifact.collectives
-    )
+    rows = found.collectives()
+    times = sum(one.times for one in artifact.collectives)
+    assert sum(row.planned for row in rows) == sum(row.made for row in rows) == times
+    planned_bytes = sum(one.total_bytes for one in artifact.collectives)
+    assert sum(row.planned_bytes for row in rows) == planned_bytes
+    assert found.row()["collectives"][0]["axes"] == list(rows[0].axes)
+
+
+def test_compiled_collectives_run_as_often_as_planned_ones(found):
+    """The compiler's own trip counts against the lengths of the program's loops."""
+    assert [one.times for _, one in found.audit.matched] == [
+        plan.times for plan, _ in found.audit.matched
+    ]
+    assert {plan.times for plan, _ in found.audit.matched} == {1, L.size}
 
 
 def test_a_collective_in_another_precision_says_so(artifact, found):
     groups = {"model": "[2,4]<=[8]", "data": "[4,2]<=[2,4]T(1,0)"}
-    text = "\n".join(
-        f"  %r{i} = bf16[{one['elements']}] all-reduce(%p), replica_groups={groups[one['axes'][0]]}"
+    lines = [
+        f"  %r{i} = bf16[{one.elements}] all-reduce(%x), replica_groups={groups[one.axes[0]]}"
         for i, one in enumerate(artifact.collectives)
-        if one["axes"] in (["model"], ["data"])
-    )
-    halved = nm.runtime.audit.audit(text, artifact.mesh, artifact.collectives)
-    changed = aot.Aot(**{**vars(found), "audit": halved})
-    rows = [one for one in changed.collectives() if one["made"]]
-    assert all(one["made_bytes"] * 2 == one["planned_bytes"] for one in rows)
+        if one.axes in (("model",), ("data",))
+    ]
+    text = "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", *lines, "}"])
+    halved = nm.runtime.audit.audit(parse_module(text), artifact.mesh, artifact.collectives)
+    changed = TargetReport(**{**vars(found), "audit": halved})
+    rows = [row for row in changed.collectives() if row.made]
+    assert rows and all(row.made_bytes * 2 == row.planned_bytes for row in rows)
     assert "bfloat16 for float32" in str(changed)
 
 
@@ -119,16 +145,16 @@ def test_the_table_says_what_a_core_holds(found):
 @pytest.mark.parametrize("message", [BRIEF, FULL])
 def test_too_little_memory_is_an_answer(artifact, monkeypatch, message):
     """The compiler gives up, but not before it has written down what it had."""
-    text = aot.compiled(aot.lowered_step(artifact, nm.runtime.Executable(artifact).mesh)).as_text()
+    text = compile_lowered(lower_step(artifact, nm.runtime.Executable(artifact).mesh)).as_text()
 
-    def refuse(lowering, options=None):
+    def refuse(lowered, options=None):
         if options:
             (pathlib.Path(options["xla_dump_to"]) / "module.after_optimizations.txt").write_text(
                 text
             )
         raise jax.errors.JaxRuntimeError(message)
 
-    monkeypatch.setattr(aot, "compiled", refuse)
+    monkeypatch.setattr(compilation, "compile_lowered", refuse)
     found = compile_for(artifact, "cpu:8")
     assert not found.fits and found.hbm_bytes == int(15.48 * 2**30)
     assert found.row()["collectives_match_plan"] is None, "there is no program that could match"
@@ -146,10 +172,10 @@ def test_too_little_memory_is_an_answer(artifact, monkeypatch, message):
 
 
 def test_too_little_memory_is_an_answer_even_without_details(artifact, monkeypatch):
-    def refuse(lowering, options=None):
+    def refuse(lowered, options=None):
         raise jax.errors.JaxRuntimeError(BRIEF)
 
-    monkeypatch.setattr(aot, "compiled", refuse)
+    monkeypatch.setattr(compilation, "compile_lowered", refuse)
     found = compile_for(artifact, "cpu:8")
     assert found.error == "out of memory by 6.8 GiB (22.3 GiB of 15.5 GiB)"
     assert found.memory.weights == found.memory.state == 2048
@@ -161,10 +187,10 @@ def test_too_little_memory_is_an_answer_even_without_details(artifact, monkeypat
 
 
 def test_what_the_compiler_does_not_know_is_an_error(artifact, monkeypatch):
-    def refuse(lowering, options=None):
+    def refuse(lowered, options=None):
         raise jax.errors.JaxRuntimeError("UNIMPLEMENTED: custom call to foo")
 
-    monkeypatch.setattr(aot, "compiled", refuse)
+    monkeypatch.setattr(compilation, "compile_lowered", refuse)
     with pytest.raises(
         nm.NamedMeshError,
         match=r"the compiler of cpu:8 refuses train\n  UNIMPLEMENTED: custom call to foo",
@@ -182,9 +208,9 @@ def test_a_target_of_another_size_is_refused_with_one_that_fits(artifact):
 
 def test_without_the_tpu_compiler_the_fix_is_told(artifact, monkeypatch):
     monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    for name in aot.ENVIRONMENT:
-        monkeypatch.setenv(name, os.environ.get(name, aot.ENVIRONMENT[name]))
-    monkeypatch.setattr(aot.importlib.util, "find_spec", lambda name: None)
+    for name in absent_devices.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, absent_devices.ENVIRONMENT[name]))
+    monkeypatch.setattr(absent_devices.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(
         nm.NamedMeshError, match="needs the TPU compiler, and Python finds no libtpu here"
     ) as caught:
@@ -193,14 +219,14 @@ def test_without_the_tpu_compiler_the_fix_is_told(artifact, monkeypatch):
 
 
 def test_a_compiler_that_does_not_load_is_an_error(artifact, monkeypatch, tmp_path):
-    for name in aot.ENVIRONMENT:
-        monkeypatch.setenv(name, os.environ.get(name, aot.ENVIRONMENT[name]))
+    for name in absent_devices.ENVIRONMENT:
+        monkeypatch.setenv(name, os.environ.get(name, absent_devices.ENVIRONMENT[name]))
 
     def fail(**_):
         raise RuntimeError("cannot open shared object file")
 
     monkeypatch.setenv("TPU_LIBRARY_PATH", str(tmp_path / "libtpu.so"))
-    monkeypatch.setattr(aot.topologies, "get_topology_desc", fail)
+    monkeypatch.setattr(absent_devices.topologies, "get_topology_desc", fail)
     with pytest.raises(
         nm.NamedMeshError, match="the TPU compiler does not start for target tpu-v3:2x2"
     ):
@@ -208,12 +234,14 @@ def test_a_compiler_that_does_not_load_is_an_error(artifact, monkeypatch, tmp_pa
 
 
 def test_a_mesh_is_laid_over_the_torus_of_its_target(artifact):
-    torus = aot.Torus.of_target(aot.Target.parse("tpu-v3:2x2"))
-    chosen = aot.laid_out(artifact, torus)
+    torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
+    traffic = traffic_of(artifact.collectives)
+    chosen = assign_devices(artifact.mesh, torus, traffic)
+    assert chosen.hops is not None and chosen.listed_hops is not None
     assert chosen.hops <= chosen.listed_hops
-    fixed = nm.Mesh(device_assignment=range(7, -1, -1), **artifact.mesh.axes)
-    kept = aot.laid_out(dataclasses.replace(artifact, mesh=fixed), torus)
-    assert kept.assignment == fixed.device_assignment
+    fixed = artifact.with_device_assignment(range(7, -1, -1)).mesh
+    assert assign_devices(fixed, torus, traffic).order == fixed.device_assignment
+    assert assign_devices(artifact.mesh, None, traffic).order is None
 
 
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):
@@ -222,10 +250,14 @@ def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     code = BLOCK + "from namedmesh.command import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
+    options = ["--target", "cpu:8", "--json", str(tmp_path / "out.json")]
     done = subprocess.run(
-        [sys.executable, "-c", code, "aot", *files, "--target", "cpu:8", "--json", str(tmp_path / "out.json")],
-        capture_output=True, text=True, env=environment, timeout=300,
-    )  # fmt: skip
+        [sys.executable, "-c", code, "aot", *files, *options],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "one on cpu:8, 8 cores" in done.stdout and "two on cpu:8" in done.stdout
     assert [row["model"] for row in json.loads((tmp_path / "out.json").read_text())] == [
@@ -261,12 +293,124 @@ def test_the_command_goes_on_after_an_artifact_that_does_not_compile(artifact, t
     )
 
 
+def test_the_command_goes_on_after_an_artifact_that_cannot_be_read(artifact, tmp_path, capsys):
+    good, bad, gone = (str(tmp_path / f"{name}.nmesh") for name in ("good", "bad", "gone"))
+    artifact.save(good)
+    pathlib.Path(bad).write_bytes(b"not an artifact")
+    out = tmp_path / "out.json"
+    assert main(["aot", bad, gone, good, "--target", "cpu:8", "--json", str(out)]) == 2
+    rows = json.loads(out.read_text())
+    assert [(row["model"], row["artifact"], row["fits"]) for row in rows] == [
+        ("bad", bad, None),
+        ("gone", gone, None),
+        ("good", good, True),
+    ]
+    assert "is not a namedmesh artifact" in rows[0]["error"]
+    assert "cannot read artifact" in rows[1]["error"] and rows[1]["weights"] is None
+    assert capsys.readouterr().out.startswith("good on cpu:8, 8 cores")
+
+
+def test_a_fault_of_the_compiler_loses_no_other_report(artifact, tmp_path, capsys, monkeypatch):
+    paths = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
+    for path in paths:
+        artifact.save(path)
+    out = tmp_path / "out.json"
+
+    def fail_once(artifact, target, name):
+        rows = json.loads(out.read_text())
+        assert len(rows) == 2 and rows[1]["error"] == "not compiled yet", "never left empty"
+        if name == "one":
+            raise KeyError("a fault")
+        return compile_for(artifact, target, name=name)
+
+    monkeypatch.setattr(command_line, "compile_for", fail_once)
+    assert main(["aot", *paths, "--target", "cpu:8", "--json", str(out)]) == 2
+    rows = json.loads(out.read_text())
+    assert [(row["model"], row["error"]) for row in rows] == [
+        ("one", "KeyError: 'a fault'"),
+        ("two", None),
+    ]
+    assert "KeyError" in capsys.readouterr().err
+
+
+def test_the_assignment_for_the_torus_is_saved_and_used_by_a_run(
+    artifact, tmp_path, capsys, monkeypatch
+):
+    """CPU devices stand for a TPU: they lie where its cores would."""
+    source, out = str(tmp_path / "a.nmesh"), str(tmp_path / "b.nmesh")
+    artifact.save(source)
+    target = Target.parse("tpu-v3:2x2")
+    torus = Torus.of_target(target)
+    # A torus listed in another order, so that the listed order is not the best one.
+    order = [0, 7, 2, 5, 4, 3, 6, 1]
+    mixed = dataclasses.replace(
+        torus,
+        places=tuple(torus.places[i] for i in order),
+        cores=tuple(torus.cores[i] for i in order),
+    )
+    monkeypatch.setattr(compilation, "devices_of", lambda target: jax.devices())
+    monkeypatch.setattr(Torus, "of_devices", lambda devices, target: mixed)
+    monkeypatch.setattr(command_line, "prepare_target", lambda target: None)
+    assert main(["aot", source, "--target", str(target), "--save", out]) == 0
+    assert f"saved with this device assignment as {out}" in capsys.readouterr().out
+    saved = nm.Artifact.load(out)
+    chosen = assign_devices(artifact.mesh, mixed, traffic_of(artifact.collectives))
+    assert saved.mesh.device_assignment == chosen.order != tuple(range(8))
+    assert chosen.hops is not None and chosen.listed_hops is not None
+    assert chosen.hops < chosen.listed_hops
+    assert saved == artifact.with_device_assignment(chosen.order)
+
+    plain, moved = nm.runtime.Executable(artifact), nm.runtime.load(out)
+    assert [device.id for device in moved.mesh.devices.flat] == [
+        jax.devices()[i].id for i in chosen.order
+    ]
+    x = np.random.default_rng(0).normal(size=(B.size, M.size)).astype(np.float32)
+    one, loss = plain(plain.init(3), x)
+    other, same_loss = moved(moved.init(3), x)
+    assert float(loss) == float(same_loss)
+    for name in one:
+        np.testing.assert_array_equal(np.asarray(one[name]), np.asarray(other[name]))
+        assert other.arrays[name].sharding.is_equivalent_to(
+            moved.sharding(moved.variables[name]), other.arrays[name].ndim
+        )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "cpu:8", "--save", "{0}/out.nmesh"], "target cpu:8 has no torus"),
+        (["{0}/a.nmesh", "--target", "tpu-v3:2x2", "--save", "{0}/o.nmesh"], "writes one artifact"),
+        (["--target", "tpu-v3:2x2", "--save", "{0}/a.nmesh"], "is one of the artifacts"),
+        (["--target", "tpu-v3:2x2", "--save", "{0}/no/o.nmesh"], "its folder is not there"),
+    ],
+)
+def test_a_save_that_makes_no_sense_is_refused(arguments, message, artifact, tmp_path, capsys):
+    artifact.save(tmp_path / "a.nmesh")
+    given = [text.format(tmp_path) for text in ("{0}/a.nmesh", *arguments)]
+    assert main(["aot", *given]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_is_a_module_too(artifact, tmp_path):
+    artifact.save(tmp_path / "one.nmesh")
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "namedmesh.aot", str(tmp_path / "one.nmesh"), "--target", "cpu:8"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.startswith("one on cpu:8, 8 cores, Mesh(data=2, model=4): compiles")
+
+
 def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(
     artifact, tmp_path, capsys, monkeypatch
 ):
     path = str(tmp_path / "good.nmesh")
     artifact.save(path)
-    monkeypatch.setattr(aot, "compile_for", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(command_line, "compile_for", lambda *_, **__: pytest.fail("compiled"))
     refused = {
         "/nowhere/x.json": "cannot write --json",
         str(tmp_path): "cannot write",
@@ -292,15 +436,14 @@ def test_the_command_refuses_what_it_cannot_read(arguments, message, capsys):
 
 
 def test_out_of_memory_numbers_are_exact(artifact):
-    lack = exhausted(FULL, artifact)
+    lack = read_exhaustion(FULL, artifact)
     assert lack is not None and np.isclose(lack.needed - lack.available, 4.52 * 2**30)
 
 
 def test_of_all_that_a_loop_makes_the_buffer_holds_what_has_its_shape(artifact):
     loop = next(name for name in artifact.ops if name.startswith("scan."))
-    name = lambda shape: origin(
-        f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice", shape, artifact
-    )
+    op_name = f"jit(f)/namedmesh/nm.{loop}/while/XlaDynamicUpdateSlice"
+    name = lambda shape: find_origin(op_name, parse_type(shape), artifact)
     assert name("f32[4,8,8]").startswith(
         "x_history float32[layer=4, batch=16/data, model=8] at test_aot.py:"
     )
@@ -315,7 +458,8 @@ def test_a_weight_that_is_gathered_is_not_named_after_what_reads_it():
         nm.trace(step, nm.spec([B, X])), nm.Mesh(all=8), "batch:all", params="x:all"
     )
     (gather,) = resting.collectives
-    name = origin(f"jit(f)/namedmesh/nm.{gather['op']}/XlaSharding", "f32[8,24]", resting)
+    op_name = f"jit(f)/namedmesh/nm.{gather.op}/XlaSharding"
+    name = find_origin(op_name, parse_type("f32[8,24]"), resting)
     assert name.startswith("w, moved for step float32[batch=16/all, y=24] at ")
 
 
@@ -324,11 +468,14 @@ def test_values_of_a_combined_collective_are_told_apart(artifact):
 HloModule m, is_scheduled=true, entry_computation_layout={()->f32[]}
 
 ENTRY %main () -> f32[] {
-  %r = (f32[64,32]{1,0}, f32[4096]{0}) all-reduce(%a, %b), metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+  %r = (f32[64,32]{1,0}, f32[4096]{0}) all-reduce(%a, %b), \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
 }
 """
     bare = dataclasses.replace(artifact, inputs=(), variables=())
-    found = [(one.bytes, one.shape, one.origin) for one in largest(bare, Schedule(text))]
+    found = [
+        (one.bytes, one.shape, one.origin) for one in largest_buffers(bare, parse_module(text))
+    ]
     assert found == [
         (16384, "f32[4096]", "one of 2 in an all-reduce"),
         (8192, "f32[64,32]", "one of 2 in an all-reduce"),

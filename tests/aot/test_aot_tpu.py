@@ -14,7 +14,8 @@ from benchmarks.moe import Sizes, program
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None,
-    reason=f"the TPU compiler (libtpu) is not here ({platform.system()} {platform.machine()}); it runs on x86-64 Linux",
+    reason=f"the TPU compiler (libtpu) is not here ({platform.system()} {platform.machine()}); "
+    "it runs on x86-64 Linux",
 )
 
 
@@ -28,7 +29,7 @@ def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
     command = [
         sys.executable,
         "-m",
-        "namedmesh.aot.compile",
+        "namedmesh.aot",
         *paths,
         "--target",
         "tpu-v3:2x2",

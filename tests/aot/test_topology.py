@@ -1,12 +1,17 @@
 """Targets, the torus they lie on, and meshes laid over it."""
 
 import itertools
+from typing import Any
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot.topology import Target, Torus, mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.assignment import mean_hops, torus_assignment, traffic_of
+from namedmesh.aot.target import Target
+from namedmesh.aot.torus import Torus
+from namedmesh.dims.collective import Collective
+from namedmesh.dims.source import Source
 
 
 def torus(text: str) -> Torus:
@@ -52,7 +57,8 @@ def test_devices_are_listed_host_by_host():
     """As the TPU compiler lists them: the first twelve of v3:4x4."""
     found = torus("tpu-v3:4x4")
     assert list(zip(found.places, found.cores, strict=True))[:12] == [
-        ((0, 0), 0), ((0, 0), 1), ((1, 0), 0), ((1, 0), 1), ((0, 1), 0), ((0, 1), 1), ((1, 1), 0), ((1, 1), 1),
+        ((0, 0), 0), ((0, 0), 1), ((1, 0), 0), ((1, 0), 1),
+        ((0, 1), 0), ((0, 1), 1), ((1, 1), 0), ((1, 1), 1),
         ((2, 0), 0), ((2, 0), 1), ((3, 0), 0), ((3, 0), 1),
     ]  # fmt: skip
     assert len({*zip(found.places, found.cores, strict=True)}) == 32
@@ -91,7 +97,7 @@ def test_mean_hops_are_those_counted_pair_by_pair(target):
 
 
 def test_the_heavy_axis_gets_neighbours():
-    """Four devices that talk most: two chips side by side, whatever the axis's place in the mesh."""
+    """Four devices that talk most: two chips side by side, wherever the axis is in the mesh."""
     where, traffic = torus("tpu-v3:4x4"), {"expert": 100.0, "data": 1.0}
     mesh = nm.Mesh(expert=4, data=8)
     chosen = torus_assignment(mesh, where, traffic)
@@ -110,7 +116,8 @@ def test_no_assignment_is_worse_than_the_listed_order(target, weights):
     where = torus(target)
     rest = len(where.places) // 4
     for sizes in ((2, 2, rest), (rest, 2, 2), (1, 4, rest)):
-        mesh = nm.Mesh(**dict(zip("abc", sizes, strict=True)))
+        axes: dict[str, Any] = dict(zip("abc", sizes, strict=True))
+        mesh = nm.Mesh(**axes)
         traffic = dict(zip("abc", weights, strict=True))
         chosen = torus_assignment(mesh, where, traffic)
         assert sorted(chosen) == list(range(mesh.devices))
@@ -138,9 +145,15 @@ def test_a_mesh_and_torus_of_different_sizes_are_an_error():
 
 
 def test_traffic_is_what_the_plan_sends_along_each_set_of_axes():
-    planned = [
-        {"axes": ["data"], "bytes": 10, "times": 3},
-        {"axes": ["data", "expert"], "bytes": 5, "times": 1},
-        {"axes": ["data"], "bytes": 1, "times": 1},
+    def planned(axes: tuple[str, ...], bytes: int, times: int) -> Collective:
+        source = Source("model.py", 1)
+        return Collective(
+            "AllReduce", axes, bytes // 4, "float32", bytes, times, "x", "sum.1", "forward", source
+        )
+
+    collectives = [
+        planned(("data",), 40, 3),
+        planned(("data", "expert"), 20, 1),
+        planned(("data",), 4, 1),
     ]
-    assert traffic_of(planned) == {("data",): 31, ("data", "expert"): 5}
+    assert traffic_of(collectives) == {("data",): 124, ("data", "expert"): 20}

@@ -11,7 +11,7 @@ from examples.m4.settings import preset
 
 
 def batch(source: int, target: int) -> dict[str, np.ndarray]:
-    """Two rows of eight places, some of them filled; a token may be 0, a place without a segment has none."""
+    """Two rows of eight places, some of them filled; what counts is the segment, not the token."""
     made = {}
     for side, count in (("source", source), ("target", target)):
         made[side] = np.zeros((2, 8), np.int32)

@@ -1,11 +1,11 @@
-"""The benchmark of the paper's models on TPU v3: its cases, its files, its table and its plots, without the compiler."""
+"""The benchmark of the paper's models on TPU v3: cases, files, table and plots, no compiler."""
 
 import json
 
 import pytest
 
 from benchmarks import tpu_v3
-from namedmesh.aot.topology import Target
+from namedmesh.aot.target import Target
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.layers import config
 
@@ -100,7 +100,7 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
     def absent(target):
         raise NamedMeshError("no libtpu", fix="install it")
 
-    monkeypatch.setattr("namedmesh.aot.compile.devices_of", absent)
+    monkeypatch.setattr("namedmesh.aot.absent_devices.devices_of", absent)
     monkeypatch.setattr("namedmesh.runtime.artifact.Artifact.load", lambda path: None)
     (tmp_path / "moe_128e_12l.nmesh").touch()
     with pytest.raises(NamedMeshError, match="no libtpu"):
@@ -109,8 +109,8 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
 
 
 def test_recorded_results_have_every_key():
-    keys = {"model", "cores", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds",
-            "collectives_match_plan", "error"}  # fmt: skip
+    keys = {"model", "cores", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core",
+            "compile_seconds", "collectives_match_plan", "error"}  # fmt: skip
     for name, cases in (("family.json", tpu_v3.FAMILY), ("scaling.json", tpu_v3.SCALING)):
         rows = tpu_v3.read(tpu_v3.RESULTS / name)
         assert [one["model"] for one in rows] == [case.name for case in cases]

@@ -88,7 +88,8 @@ def artifact_of_random_bytes():
 
 
 @wrong("""
-'other.nmesh' is not a namedmesh artifact, or is damaged: There is no item named 'manifest.json' in the archive
+'other.nmesh' is not a namedmesh artifact, or is damaged: \
+There is no item named 'manifest.json' in the archive
   at LINE: load("other.nmesh")
   fix: export it again with nm.export
 """)
@@ -119,7 +120,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has artifact version 99; this namedmesh reads 2
+'future.nmesh' has artifact version 99; this namedmesh reads 3
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)
@@ -129,7 +130,8 @@ def artifact_of_an_unknown_version(contents, artifact):
 
 
 @wrong("""
-'less.nmesh' has an incomplete manifest: 'NoneType' object is not subscriptable
+'less.nmesh' has a manifest that is incomplete or wrong
+  sha256 is null, expected an object
   at LINE: load("less.nmesh")
   fix: export it again with nm.export
 """)
@@ -139,7 +141,11 @@ def artifact_with_an_incomplete_manifest(contents, artifact):
 
 
 @wrong("""
-'odd.nmesh' has an incomplete manifest: not enough values to unpack (expected 2, got 1)
+'odd.nmesh' has a manifest that is incomplete or wrong
+  inputs[0].dims[0] is ["batch"], expected [name, size]
+  inputs[0].held is missing
+  inputs[0].dtype is missing
+  inputs[0].name is missing
   at LINE: load("odd.nmesh")
   fix: export it again with nm.export
 """)
@@ -149,6 +155,39 @@ def artifact_with_inputs_that_are_none(contents, artifact):
         rezipped(contents, manifest_json=manifest(artifact, inputs=[{"dims": [["batch"]]}])),
     )
     load("odd.nmesh")
+
+
+@wrong("""
+'typed.nmesh' has a manifest that is incomplete or wrong
+  mesh.axes.data is "4", expected a non-negative whole number
+  name is 3, expected text
+  precision is "exact", expected one of default, high, highest
+  inputs is {}, expected a list
+  variables[0].trainable is missing
+  variables[0].updated is "yes", expected true or false
+  structure is 7, expected the number of one of 0 outputs
+  collectives[0] is "AllReduce", expected an object
+  ops.sum.1.source is "somewhere", expected file:line
+  flops is -1, expected a non-negative whole number
+  at LINE: load("typed.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_wrong_types_everywhere(contents, artifact):
+    changes = {
+        "mesh": {"axes": {"data": "4"}, "device_assignment": None},
+        "name": 3,
+        "precision": "exact",
+        "inputs": {},
+        "variables": [{"name": "w", "dims": [], "dtype": "float32", "held": {}, "updated": "yes"}],
+        "outputs": [],
+        "structure": 7,
+        "collectives": ["AllReduce"],
+        "initial_collectives": [],
+        "ops": {"sum.1": {"source": "somewhere", "results": []}},
+        "flops": -1,
+    }
+    write("typed.nmesh", rezipped(contents, manifest_json=manifest(artifact, **changes)))
+    load("typed.nmesh")
 
 
 @wrong("""
@@ -185,7 +224,7 @@ def test_message_and_nothing_has_changed(function, message, tmp_path, monkeypatc
 
 
 def test_every_flipped_byte_is_noticed():
-    """Whatever byte of a file is damaged, loading it either raises our error or gives the same artifact."""
+    """Whatever byte of a file is damaged, loading it raises our error or gives the artifact."""
     artifact = compiled()["step"].artifact
     contents = artifact.to_bytes()
     for at in range(0, len(contents), max(1, len(contents) // 300)):

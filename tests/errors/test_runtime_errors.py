@@ -1,14 +1,15 @@
-"""Wrong inputs, states and meshes, found when a program is run; nothing has changed after any of them."""
+"""Wrong inputs, states and meshes, found when a program is run; nothing changes after any."""
 
 # pyright: reportArgumentType=false
 
 import dataclasses
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.runtime import Executable
+from namedmesh.runtime import Executable, State
 from tests.errors.running import X, assert_nothing_has_changed, compiled, given
 from tests.errors.wrong import Table, message_of
 
@@ -43,7 +44,7 @@ def input_of_other_dimensions_in_order(step, state):
 
 
 @wrong("""
-input x is a list of no one shape, not float32[batch=8, model=6]
+input x is a ragged list, not float32[batch=8, model=6]
   at LINE: step(state, [[1.0], [1.0, 2.0]], 0.1)
   fix: give an array of shape (8, 6) and dtype float32
 """)
@@ -81,7 +82,7 @@ def input_that_is_missing(step, state):
 
 
 @wrong("""
-train has no input 'rat'
+train has no input 'rat', and input 'rate' is missing
   x: float32[batch=8, model=6]
   rate: float32[]
   at LINE: step(state, x=X, rat=0.1)
@@ -89,6 +90,28 @@ train has no input 'rat'
 """)
 def input_that_is_unknown(step, state):
     step(state, x=X, rat=0.1)
+
+
+@wrong("""
+train has no input 'X', 'rates', and input 'x', 'rate' are missing
+  x: float32[batch=8, model=6]
+  rate: float32[]
+  at LINE: step(state, X=X, rates=0.1)
+  fix: did you mean 'rate'?
+""")
+def inputs_that_are_all_unknown(step, state):
+    step(state, X=X, rates=0.1)
+
+
+@wrong("""
+2 inputs of train do not fit
+  input x was given as float32[4, 6], not float32[batch=8, model=6]
+  input rate was given as bool[], not float32[]
+  at LINE: step(state, X[:4], True)
+  fix: give arrays of these shapes and dtypes
+""")
+def inputs_that_are_all_wrong(step, state):
+    step(state, X[:4], True)
 
 
 @wrong("""
@@ -105,7 +128,7 @@ def inputs_that_are_too_many(step, state):
 @wrong("""
 input x was given twice
   at LINE: step(state, X, 0.1, x=X)
-  fix: give it by position or by name
+  fix: give each input by position or by name
 """)
 def input_given_twice(step, state):
     step(state, X, 0.1, x=X)
@@ -113,7 +136,7 @@ def input_given_twice(step, state):
 
 @wrong("""
 variable count is an array that an earlier step used up
-  due: int32[]
+  expected int32[]
   at LINE: step.place({"w": np.zeros([6, 4], np.float32), "count": old})
   fix: give an array of shape () and dtype int32
 """)
@@ -126,7 +149,7 @@ def input_that_was_used_up(step, state):
 
 @wrong("""
 the state given to train is a ndarray
-  due: State(w: float32[model=6, hidden=4], count: int32[])
+  expected: State(w: float32[model=6, hidden=4], count: int32[])
   at LINE: step(X, 0.1)
   fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
 """)
@@ -136,7 +159,7 @@ def state_left_out(step):
 
 @wrong("""
 the state given to train is a dict
-  due: State(w: float32[model=6, hidden=4], count: int32[])
+  expected: State(w: float32[model=6, hidden=4], count: int32[])
   at LINE: step(dict(state), X, 0.1)
   fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
 """)
@@ -146,7 +169,7 @@ def state_that_is_a_plain_dict(step, state):
 
 @wrong("""
 the state given to train is a NoneType
-  due: State(w: float32[model=6, hidden=4], count: int32[])
+  expected: State(w: float32[model=6, hidden=4], count: int32[])
   at LINE: step(None, X, 0.1)
   fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
 """)
@@ -157,7 +180,9 @@ def state_that_is_none(step):
 @wrong("""
 the state given to train is that of another program
   given: State(v: float32[model=6, hidden=4])
-  due: State(w: float32[model=6, hidden=4], count: int32[])
+  expected: State(w: float32[model=6, hidden=4], count: int32[])
+  missing: w, count
+  unknown: v
   at LINE: step(other.init(0), X, 0.1)
   fix: start from step.init(seed), or step.place({name: array}) for arrays of your own
 """)
@@ -166,7 +191,7 @@ def state_of_another_program(step, other):
 
 
 @wrong("""
-variable w of this state lies elsewhere than train has it
+variable w of this state lies elsewhere than in train
   w: float32[model=6, hidden=4/model]
   mesh: Mesh(data=4, model=2)
   at LINE: step(elsewhere.init(0), X, 0.1)
@@ -177,8 +202,9 @@ def state_of_the_same_program_elsewhere(step, elsewhere):
 
 
 @wrong("""
-variable w of this state was used up by an earlier step
+variables w, count of this state were used up by an earlier step
   w: float32[model=6, hidden=4]
+  count: int32[]
   at LINE: step(old, X, 0.1)
   fix: use the state that step returned
 """)
@@ -198,6 +224,33 @@ def state_read_after_it_was_used_up(step):
     old = step.init(0)
     step(old, X, 0.1)
     print(old["w"])
+
+
+@wrong("""
+variable count of this state was used up by an earlier step; \
+variable w of this state lies elsewhere than in train
+  count: int32[]
+  w: float32[model=6, hidden=4/model]
+  mesh: Mesh(data=4, model=2)
+  at LINE: step(State({"w": there["w"], "count": old.arrays["count"]}, old.specs), X, 0.1)
+  fix: use the state that step returned; move it with step.place(state)
+""")
+def state_with_several_wrong_variables(step, elsewhere):
+    old, there = step.init(0), elsewhere.init(0)
+    step(old, X, 0.1)
+    step(State({"w": there["w"], "count": old.arrays["count"]}, old.specs), X, 0.1)
+
+
+@wrong("""
+variables w, count of this state are not what train has
+  w is float32[4, 6], not float32[model=6, hidden=4]
+  count is float32[], not int32[]
+  at LINE: step(State(arrays, step.variables), X, 0.1)
+  fix: start from this step's own init or place
+""")
+def state_of_other_shapes(step):
+    arrays = {"w": jnp.zeros([4, 6]), "count": jnp.zeros([])}
+    step(State(arrays, step.variables), X, 0.1)
 
 
 @wrong("""
@@ -260,7 +313,7 @@ def state_placed_from_a_list(step, state):
 
 
 @wrong("""
-the seed 0.5 is no int32
+the seed 0.5 is not an int32
   at LINE: step.init(0.5)
   fix: give a whole number from -2**31 to 2**31 - 1, e.g. init(0)
 """)
@@ -269,7 +322,7 @@ def seed_that_is_a_fraction(step):
 
 
 @wrong("""
-the seed 2147483648 is no int32
+the seed 2147483648 is not an int32
   at LINE: step.init(2**31)
   fix: give a whole number from -2**31 to 2**31 - 1, e.g. init(0)
 """)
@@ -281,7 +334,8 @@ def seed_that_is_too_large(step):
 the mesh needs 128 devices, and this process has 8 (cpu)
   mesh: Mesh(data=64, model=2)
   at LINE: Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))
-  fix: use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices(128) before anything else uses jax
+  fix: use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices(128) \
+before anything else uses jax
 """)
 def mesh_larger_than_the_devices(artifact):
     Executable(dataclasses.replace(artifact, mesh=nm.Mesh(data=64, model=2)))

@@ -58,8 +58,8 @@ def test_compiler_does_what_the_plan_says(label, layer):
         assert Counter(one.kind for one in step.plan.of_phase(phase)) == kinds
     assert step.audit.exact, str(step.audit)
     for planned, found in step.audit.matched:
-        assert planned["bytes"] == found.elements * 4
-        assert f"nm.{planned['op']}" in found.op, "the compiler's metadata names the planned op"
+        assert planned.bytes == found.elements * 4
+        assert f"nm.{planned.op}" in found.op_name, "the compiler's metadata names the planned op"
     _, got = step(step.place(state), **inputs)
     for name, value in wanted.items():
         np.testing.assert_allclose(got[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,7 +37,8 @@ def run(code: str, *arguments: str) -> str:
 
 
 def test_importing_the_runtime_imports_no_tensorflow():
-    code = "import namedmesh.runtime; print([m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras')])"
+    heavy = "[m for m in sys.modules if m.split('.')[0] in ('tensorflow', 'keras')]"
+    code = f"import namedmesh.runtime; print({heavy})"
     assert run(code).strip() == "[]"
     assert "namedmesh.ops" not in run("import namedmesh.runtime; print(list(sys.modules))")
 
@@ -59,7 +61,7 @@ def test_an_artifact_runs_in_another_process(tmp_path, layout):
     step = nm.compile(traced, mesh=nm.Mesh(all=8), layout=layout)
     step.artifact.save(tmp_path / "layer.nmesh")
     rng = np.random.default_rng(1)
-    inputs = {
+    inputs: dict[str, Any] = {
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)
         for name, spec in traced.specs.items()
     }

@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.aot.memory import Buffer, Exhausted, Memory
-from namedmesh.aot.topology import Target
+from namedmesh.aot.assignment import Assignment
+from namedmesh.aot.attribution import Buffer
+from namedmesh.aot.collective_rows import CollectiveRow, tabulate_collectives
+from namedmesh.aot.exhaustion import Exhausted
+from namedmesh.aot.memory import Memory
+from namedmesh.aot.target import Target
 from namedmesh.dims.text import columns, human
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit
-from namedmesh.runtime.bridge import dtype_of
 
-HELD = {
+_LABELS = {
     "state": "optimizer and other state",
     "activations": "activations that loops keep, as planned",
 }
 
 
-@dataclass(frozen=True)
-class Layout:
-    """A mesh on its devices: the device at each place, and mean hops between devices that talk, here and in listed order."""
-
-    assignment: tuple[int, ...] | None
-    hops: float | None
-    listed_hops: float | None
-
-
 @dataclass(frozen=True, kw_only=True)
-class Aot:
-    """What an Artifact takes on a target, per core; audit and cost are None where the compiler would not go on."""
+class TargetReport:
+    """What an Artifact takes on a target, per core.
+
+    What the compiler did not tell is None: audit and costs, if it gave up early.
+
+    Attributes:
+        model: The model's name.
+        target: The target, such as `tpu-v3:32x32`.
+        mesh: The mesh.
+        cores: How many devices the target has.
+        weights: How many numbers are trained.
+        fits: Whether the step fits into memory.
+        hbm_bytes: The memory of a core; None for CPUs.
+        memory: What a core's bytes hold.
+        lack: The compiler's message if the step does not fit.
+        buffers: The largest values.
+        levers: What would make the step smaller.
+        audit: The compiler's collectives against the plan's.
+        program_flops: FLOPs of a core and step by the program's own count.
+        compiler_flops: The same by the compiler's, which counts the body of a loop once.
+        bytes_accessed: Memory that a core reads and writes in a step, by the compiler's count.
+        loops: How many loops there are.
+        optimal_seconds: Time of a step at best, by the compiler's cost analysis.
+        compute_seconds: Time of a step's computation, by the compiler's estimate of cycles.
+        compile_seconds: How long compiling took.
+        assignment: Which device takes which place of the mesh.
+    """
 
     model: str
     target: str
@@ -53,7 +71,7 @@ class Aot:
     optimal_seconds: float | None
     compute_seconds: float | None
     compile_seconds: float
-    layout: Layout
+    assignment: Assignment
 
     @property
     def peak_bytes(self) -> int | None:
@@ -64,7 +82,10 @@ class Aot:
 
     @property
     def flops_per_core(self) -> float:
-        """The compiler's count where it is whole; it counts the body of a loop once, and then the program's own stands."""
+        """The compiler's count, or the program's own if there are loops.
+
+        The compiler counts the body of a loop once.
+        """
         return self.program_flops if self.loops or not self.compiler_flops else self.compiler_flops
 
     @property
@@ -77,62 +98,20 @@ class Aot:
             f"out of memory by {over} ({human(self.lack.needed)} of {human(self.lack.available)})"
         )
 
-    def collectives(self) -> list[dict[str, Any]]:
-        """Planned and made collectives side by side, one row for each kind, axes and dtypes."""
-        rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    def collectives(self) -> list[CollectiveRow]:
+        """Planned and made collectives side by side.
 
-        def count(
-            kind: str,
-            axes: Sequence[str],
-            dtype: str,
-            sent: str,
-            planned: int,
-            made: int,
-            times: int,
-            elements: int,
-        ):
-            key = (kind, tuple(axes), dtype, sent)
-            empty = {"planned": 0, "made": 0, "planned_bytes": 0, "made_bytes": 0}
-            row = rows.setdefault(
-                key, {"kind": kind, "axes": list(axes), "dtype": dtype, "sent_as": sent, **empty}
-            )
-            row["planned"] += planned * times
-            row["made"] += made * times
-            row["planned_bytes"] += planned * times * elements * dtype_of(dtype).itemsize
-            row["made_bytes"] += made * times * elements * dtype_of(sent).itemsize
-
-        if self.audit is None:
-            return []
-        for plan, one in self.audit.matched:
-            count(
-                plan["kind"],
-                plan["axes"],
-                plan["dtype"],
-                one.dtype,
-                1,
-                1,
-                plan.get("times", 1),
-                plan["elements"],
-            )
-        for plan in (*self.audit.merged, *self.audit.missing):
-            count(
-                plan["kind"],
-                plan["axes"],
-                plan["dtype"],
-                plan["dtype"],
-                1,
-                0,
-                plan.get("times", 1),
-                plan["elements"],
-            )
-        for one in self.audit.unplanned:
-            count(
-                one.kind, one.axes or ("other groups",), one.dtype, one.dtype, 0, 1, 1, one.elements
-            )
-        return list(rows.values())
+        Returns:
+            A row for each kind, axes and dtypes.
+        """
+        return tabulate_collectives(self.audit) if self.audit else []
 
     def row(self) -> dict[str, Any]:
-        """Everything as JSON."""
+        """Everything as JSON.
+
+        Returns:
+            What `namedmesh aot --json` writes for an Artifact.
+        """
         return {
             "model": self.model,
             "target": self.target,
@@ -147,7 +126,7 @@ class Aot:
             "largest_buffers": [dataclasses.asdict(buffer) for buffer in self.buffers],
             "levers": list(self.levers),
             "collectives_match_plan": self.audit.exact if self.audit and self.fits else None,
-            "collectives": self.collectives(),
+            "collectives": [{**vars(one), "axes": list(one.axes)} for one in self.collectives()],
             "notes": list(self.audit.notes) if self.audit else [],
             "flops_per_core": self.flops_per_core,
             "compiler_flops_per_core": self.compiler_flops,
@@ -157,8 +136,8 @@ class Aot:
             "compute_seconds": self.compute_seconds,
             "compile_seconds": self.compile_seconds,
             "code_bytes": self.memory.code if self.memory else None,
-            "mean_hops": self.layout.hops,
-            "mean_hops_in_listed_order": self.layout.listed_hops,
+            "mean_hops": self.assignment.hops,
+            "mean_hops_in_listed_order": self.assignment.listed_hops,
         }
 
     def __str__(self) -> str:
@@ -176,14 +155,16 @@ class Aot:
         ]
         if self.memory:
             held = [
-                (HELD.get(name, name), human(size))
+                (_LABELS.get(name, name), human(size))
                 for name, size in dataclasses.asdict(self.memory).items()
             ]
             lines += columns([*held, ("all", human(self.peak_bytes or 0) + limit)], 4)
         lines += (
             ["  the largest values, of which some take each other's place"] if self.buffers else []
         )
-        lines += columns([_described(one) for one in self.buffers[:8]], 4) if self.buffers else []
+        lines += (
+            columns([_describe_buffer(one) for one in self.buffers[:8]], 4) if self.buffers else []
+        )
         lines += [f"  what helps: {lever}" for lever in self.levers]
         if self.audit:
             verdict = "as planned" if self.audit.exact else "NOT as planned"
@@ -198,13 +179,14 @@ class Aot:
                 "made bytes",
                 "sent as",
             )
-            rows = [_moved(one) for one in self.collectives()]
+            rows = [one.cells for one in self.collectives()]
             lines += columns([head, *rows], 4) if rows else ["    none"]
             lines += [f"    {note}" for note in self.audit.notes]
         lines += [f"  {line}" for line in self._costs()]
         return "\n".join(lines)
 
     def _costs(self) -> list[str]:
+        """The lines about FLOPs, time and distance."""
         whole = (
             "the program's count"
             if self.flops_per_core == self.program_flops
@@ -215,54 +197,61 @@ class Aot:
         ]
         once = ", loop bodies once" if self.loops else ""
         if self.bytes_accessed:
-            lines.append(
-                f"{human(self.bytes_accessed)} of memory accessed by a core ({once.removeprefix(', ') or 'all of it'})"
-            )
+            extent = once.removeprefix(", ") or "all of it"
+            lines.append(f"{human(self.bytes_accessed)} of memory accessed by a core ({extent})")
         if self.compute_seconds:
             lines.append(
-                f"{self.compute_seconds:.3g} s of computation by the compiler's estimate of cycles, loops in full"
+                f"{self.compute_seconds:.3g} s of computation by the compiler's "
+                "estimate of cycles, loops in full"
             )
         if self.optimal_seconds and self.optimal_seconds > 0:
             lines.append(f"{self.optimal_seconds:.3g} s at best by its cost analysis{once}")
-        if self.layout.hops and self.layout.listed_hops:
-            lines.append(
-                f"{self.layout.hops:.2f} hops a byte on average, {self.layout.listed_hops:.2f} in listed order"
-            )
+        hops, listed = self.assignment.hops, self.assignment.listed_hops
+        if hops and listed:
+            lines.append(f"{hops:.2f} hops a byte on average, {listed:.2f} in listed order")
         return [*lines, f"compiled in {self.compile_seconds:.1f} s"]
 
 
-def trainable(artifact: Artifact) -> int:
-    """How many numbers are trained."""
+def count_weights(artifact: Artifact) -> int:
+    """How many numbers an Artifact trains.
+
+    Args:
+        artifact: The program.
+
+    Returns:
+        The count, over all devices.
+    """
     return sum(math.prod(spec.sizes) for spec in artifact.variables if spec.trainable)
 
 
-def failed(artifact: Artifact, target: Target, model: str, error: str) -> dict[str, Any]:
-    """The row of an artifact that could not be compiled at all."""
-    known = {
-        "model": model,
-        "target": str(target),
-        "mesh": str(artifact.mesh),
-        "cores": target.cores,
-    }
+def failed_row(artifact: Artifact | None, target: Target, model: str, error: str) -> dict[str, Any]:
+    """The JSON row of an Artifact that could not be compiled at all.
+
+    Args:
+        artifact: The Artifact; None if it could not even be read.
+        target: What it was to be compiled for.
+        model: The model's name.
+        error: What went wrong.
+
+    Returns:
+        A row with the keys of `TargetReport.row` that every reader may rely on.
+    """
     unknown = dict.fromkeys(
         ("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan")
     )
-    return {**known, "weights": trainable(artifact), "fits": None, "error": error, **unknown}
+    return {
+        "model": model,
+        "target": str(target),
+        "mesh": str(artifact.mesh) if artifact else None,
+        "cores": target.cores,
+        "weights": count_weights(artifact) if artifact else None,
+        "fits": None,
+        "error": error,
+        **unknown,
+    }
 
 
-def _described(buffer: Buffer) -> tuple[str, str, str]:
+def _describe_buffer(buffer: Buffer) -> tuple[str, str, str]:
+    """The cells of a table of buffers."""
     times = f"{buffer.count} x " if buffer.count > 1 else ""
     return times + human(buffer.bytes), buffer.shape, buffer.origin
-
-
-def _moved(row: dict[str, Any]) -> tuple[str, ...]:
-    sent = (
-        row["sent_as"] if row["sent_as"] == row["dtype"] else f"{row['sent_as']} for {row['dtype']}"
-    )
-    numbers = (
-        f"{row['planned']}",
-        f"{row['made']}",
-        human(row["planned_bytes"]),
-        human(row["made_bytes"]),
-    )
-    return (row["kind"], "+".join(row["axes"]), *numbers, sent)

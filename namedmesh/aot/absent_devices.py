@@ -1,0 +1,133 @@
+"""Devices that are not here: what can be compiled for them, and how much memory they have."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import platform
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import SingleDeviceSharding
+
+from namedmesh.aot.exhaustion import read_available
+from namedmesh.aot.target import Target
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.bridge import devices_are_fixed
+from namedmesh.runtime.devices import use_cpu_devices
+
+# The TPU compiler asks these of the machine it runs on, which has no TPU.
+ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v3-8",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # several processes may compile: none of them holds a TPU
+}
+_INSTALL = (
+    "on x86-64 Linux run pip install libtpu, or set TPU_LIBRARY_PATH to a libtpu.so; "
+    "elsewhere use a target such as cpu:8"
+)
+
+
+def prepare_target(target: Target) -> None:
+    """Sets what jax and the TPU compiler read when they start; has no effect once they have.
+
+    Args:
+        target: What will be compiled for.
+
+    Raises:
+        NamedMeshError: If jax has started already, with fewer CPU devices than a CPU target has.
+    """
+    if target.platform == "cpu":
+        use_cpu_devices(target.cores)
+        return
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    if not devices_are_fixed() and not os.environ.get("JAX_PLATFORMS"):
+        jax.config.update("jax_platforms", "cpu")
+
+
+def devices_of(target: Target) -> list[Any]:
+    """The devices of a target: virtual CPU devices, or TPU devices to compile for and nothing else.
+
+    Args:
+        target: The target.
+
+    Returns:
+        Its devices in the order jax lists them.
+
+    Raises:
+        NamedMeshError: If the target's compiler is not here, or it does not know the target.
+    """
+    prepare_target(target)
+    if target.platform == "cpu":
+        devices = jax.devices("cpu")
+        if len(devices) < target.cores:
+            raise NamedMeshError(
+                f"target {target} needs {target.cores} CPU devices, "
+                f"and this process has {len(devices)}",
+                fix=f"call namedmesh.runtime.use_cpu_devices({target.cores}) "
+                "before anything else uses jax",
+            )
+        return devices[: target.cores]
+    return _tpu_devices(target)
+
+
+@functools.lru_cache
+def _tpu_devices(target: Target) -> list[Any]:
+    """The devices that the TPU compiler describes."""
+    host = f"{platform.system()} {platform.machine()}"
+    if not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None:
+        raise NamedMeshError(
+            f"target {target} needs the TPU compiler, and Python finds no libtpu here ({host})",
+            fix=_INSTALL,
+        )
+    try:
+        name = str(target).removeprefix("tpu-")
+        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+    except Exception as error:
+        raise NamedMeshError(
+            f"the TPU compiler does not start for target {target} ({host})",
+            *first_lines(error),
+            fix=f"use a slice that exists, such as tpu-v3:4x4; {_INSTALL}",
+        ) from error
+
+
+@functools.lru_cache
+def hbm_bytes(device: Any) -> int | None:
+    """The memory that a program may use on a device.
+
+    The compiler tells it only for programs that need more, so one that does is compiled.
+
+    Args:
+        device: A device of a target.
+
+    Returns:
+        The bytes; None for CPUs.
+    """
+    if device.platform == "cpu":
+        return None
+    too_large = jax.ShapeDtypeStruct(
+        (2**20, 2**19), np.float32, sharding=SingleDeviceSharding(device)
+    )
+    try:
+        jax.jit(lambda x: x + 1.0).lower(too_large).compile()
+    except RuntimeError as error:
+        return read_available(str(error))
+    return None
+
+
+def first_lines(error: Exception) -> list[str]:
+    """The first lines of a compiler's error, which may be very long.
+
+    Args:
+        error: The error.
+
+    Returns:
+        Up to four lines of up to 300 characters; the error's type if it says nothing.
+    """
+    lines = [line[:300] for line in str(error).splitlines() if line.strip()]
+    return lines[:4] or [type(error).__name__]

@@ -1,0 +1,176 @@
+"""Ahead of time: an Artifact compiled for devices that are not here, and what it would take."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import tempfile
+import time
+from typing import Any
+
+import jax
+
+from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
+from namedmesh.aot.advice import find_levers
+from namedmesh.aot.assignment import Assignment, assign_devices, traffic_of
+from namedmesh.aot.attribution import known_buffers, largest_buffers
+from namedmesh.aot.exhaustion import Exhausted, read_exhaustion
+from namedmesh.aot.memory import attribute_memory, estimate_memory
+from namedmesh.aot.target import GENERATIONS, Target
+from namedmesh.aot.target_report import TargetReport, count_weights
+from namedmesh.aot.torus import Torus
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.hlo.module import Module
+from namedmesh.hlo.parse import parse_module
+from namedmesh.hlo.trip_counts import find_loops
+from namedmesh.hlo.values import count_cycles
+from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.audit import audit
+from namedmesh.runtime.devices import arrange_devices
+from namedmesh.runtime.stages import compile_lowered, lower_step
+from namedmesh.runtime.usage import Report
+
+
+def compile_for(
+    artifact: Artifact, target: Target | str, *, name: str | None = None
+) -> TargetReport:
+    """Compiles an Artifact's step for a target that need not be here.
+
+    A mesh without a device assignment is laid over the target's torus so that the plan's traffic
+    has short ways; `artifact.with_device_assignment(report.assignment.order)` runs like that.
+    Not fitting into memory is an answer: `fits` is False then, and the report says by how much,
+    and what would help.
+
+    Args:
+        artifact: The program.
+        target: Where it would run, such as `tpu-v3:32x32` or `cpu:8`.
+        name: The report's name for the model; by default the Artifact's own.
+
+    Returns:
+        Memory, communication and cost for one core.
+
+    Raises:
+        NamedMeshError: If the target has another number of devices, its compiler is not here, or
+            the compiler refuses the program.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> program = nm.trace(lambda x: nm.exp(x), x=nm.spec([B]))
+        >>> report = compile_for(nm.export(program, nm.Mesh(data=1), ""), "cpu:1")
+        >>> report.fits, report.memory.inputs
+        (True, 16)
+    """
+    target = Target.parse(target) if isinstance(target, str) else target
+    if artifact.mesh.devices != target.cores:
+        raise NamedMeshError(
+            f"{artifact.name} is planned for {artifact.mesh.devices} devices, "
+            f"and {target} has {target.cores}",
+            f"mesh: {artifact.mesh}",
+            fix=target.suggest(artifact.mesh.devices),
+        )
+    devices = devices_of(target)
+    torus = Torus.of_devices(devices, target)
+    assignment = assign_devices(artifact.mesh, torus, traffic_of(artifact.collectives))
+    assigned = artifact.with_device_assignment(assignment.order)
+    start = time.perf_counter()
+    lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh))
+    try:
+        step, lack = compile_lowered(lowered), None
+    except RuntimeError as error:
+        step, lack = None, read_exhaustion(str(error), artifact)
+        if lack is None:
+            raise _refused(artifact, target, error) from error
+    seconds = time.perf_counter() - start
+    text = step.as_text() if step is not None else _dump_last_try(lowered)
+    return _report(
+        artifact,
+        target,
+        assignment,
+        name=name or artifact.name,
+        step=step,
+        module=parse_module(text) if text else None,
+        seconds=seconds,
+        lack=lack,
+        hbm=hbm_bytes(devices[0]) if lack is None else lack.available,
+    )
+
+
+def _report(
+    artifact: Artifact,
+    target: Target,
+    assignment: Assignment,
+    *,
+    name: str,
+    step: jax.stages.Compiled | None,
+    module: Module | None,
+    seconds: float,
+    lack: Exhausted | None,
+    hbm: int | None,
+) -> TargetReport:
+    """The report of a compiled step, or of one that does not fit, which may have a module too."""
+    cost = _cost(step)
+    memory = None
+    if step is not None and module is not None:
+        memory = attribute_memory(artifact, Report.of(step, seconds), module)
+    elif lack is not None:
+        memory = estimate_memory(artifact, lack.needed)
+    buffers = list(lack.buffers) if lack is not None else []
+    if not buffers:
+        buffers = largest_buffers(artifact, module) if module else known_buffers(artifact)
+    levers = find_levers(artifact, memory) if lack is not None and memory is not None else []
+    clock = GENERATIONS[target.generation].clock if target.generation else None
+    cycles = count_cycles(module) if module else 0
+    return TargetReport(
+        model=name,
+        target=str(target),
+        mesh=str(artifact.mesh),
+        cores=target.cores,
+        weights=count_weights(artifact),
+        fits=lack is None,
+        hbm_bytes=hbm,
+        memory=memory,
+        lack=lack,
+        buffers=tuple(buffers),
+        levers=tuple(levers),
+        audit=audit(module, artifact.mesh, artifact.collectives) if module else None,
+        program_flops=artifact.flops / target.cores,
+        compiler_flops=cost.get("flops"),
+        bytes_accessed=cost.get("bytes accessed"),
+        loops=len(find_loops(module)) if module else 0,
+        optimal_seconds=cost.get("optimal_seconds"),
+        compute_seconds=cycles / clock if cycles and clock else None,
+        compile_seconds=seconds,
+        assignment=assignment,
+    )
+
+
+def _cost(step: jax.stages.Compiled | None) -> dict[str, float]:
+    """The compiler's cost analysis, which some versions of jax wrap in a list."""
+    cost: Any = (step.cost_analysis() if step is not None else None) or {}
+    return cost[0] if isinstance(cost, list) else cost
+
+
+def _dump_last_try(lowered: jax.stages.Lowered) -> str | None:
+    """The last module that the compiler writes down before it gives up; None if it writes none."""
+    with tempfile.TemporaryDirectory() as folder:
+        with contextlib.suppress(RuntimeError):
+            compile_lowered(lowered, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
+        scheduled = [
+            path
+            for path in pathlib.Path(folder).rglob("*.txt")
+            if "is_scheduled=true" in path.read_text()[:4000]
+        ]
+        if not scheduled:
+            return None
+        return max(scheduled, key=lambda path: path.stat().st_mtime).read_text()
+
+
+def _refused(artifact: Artifact, target: Target, error: Exception) -> NamedMeshError:
+    """The error for a program that a compiler does not take."""
+    return NamedMeshError(
+        f"the compiler of {target} refuses {artifact.name}",
+        *first_lines(error),
+        fix="replace the op it names; an op that runs on CPU alone has no place "
+        "in a program for TPU",
+    )

@@ -1,0 +1,155 @@
+"""How often the loops of a module run, and with them every computation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from namedmesh.hlo.array_types import ArrayType
+from namedmesh.hlo.module import Instruction, Module, Role
+
+# What an instruction runs by itself. Functions applied to elements (of a reduce, a sort) are not
+# counted: they run as often as there are elements.
+_RUNS: dict[str, tuple[Role, ...]] = {
+    "while": ("condition", "body"),
+    "conditional": ("branches",),
+    "call": ("to_apply", "calls"),
+    "fusion": ("calls",),
+    "async-start": ("calls",),
+}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A while loop: where it is, and how often it runs each time, None if that is not known."""
+
+    computation: str
+    instruction: Instruction
+    trip_count: int | None
+
+
+def find_loops(module: Module) -> tuple[Loop, ...]:
+    """Every while loop of a module with its trip count.
+
+    The trip count is the compiler's own where it states one. Otherwise it is the only integer
+    that the loop's condition compares with, which for a loop that may stop early is its limit.
+
+    Args:
+        module: A compiled module.
+
+    Returns:
+        The loops in the order of the text.
+
+    Example:
+        >>> from namedmesh.hlo import parse_module
+        >>> module = parse_module('''HloModule loop
+        ... %body (x: f32[4]) -> f32[4] {
+        ...   %x = f32[4]{0} parameter(0)
+        ...   ROOT %y = f32[4]{0} negate(%x)
+        ... }
+        ... ENTRY %main (p: f32[4]) -> f32[4] {
+        ...   %p = f32[4]{0} parameter(0)
+        ...   ROOT %w = f32[4] while(%p), body=%body, backend_config={"known_trip_count":{"n":"9"}}
+        ... }
+        ... ''')
+        >>> find_loops(module)[0].trip_count
+        9
+        >>> count_runs(module)["body"]
+        9
+    """
+    return tuple(
+        Loop(computation.name, instruction, _trip_count(module, instruction))
+        for computation, instruction in module.instructions()
+        if instruction.opcode == "while"
+    )
+
+
+def count_runs(module: Module) -> dict[str, int]:
+    """How often each computation runs in one step.
+
+    Loops of unknown length count once, a condition as often as its body, and each branch of a
+    conditional as if it were taken.
+
+    Args:
+        module: A compiled module.
+
+    Returns:
+        Counts by the name of the computation; functions that are applied to elements are left
+        out, and so is what nothing calls.
+    """
+    runs: dict[str, int] = {module.entry: 1}
+    for name in _callers_first(module):
+        for instruction in module.computations[name]:
+            times = runs.get(name, 0)
+            if instruction.opcode == "while":
+                times *= _trip_count(module, instruction) or 1
+            for callee in _callees(instruction):
+                runs[callee] = runs.get(callee, 0) + times
+    return runs
+
+
+def scheduled_runs(module: Module) -> dict[str, int]:
+    """How often each computation that is scheduled by itself runs: all but those that are fused.
+
+    Args:
+        module: A compiled module.
+
+    Returns:
+        Counts by the name of the computation, as `count_runs` has them.
+    """
+    fused = {
+        name
+        for _, instruction in module.instructions()
+        if instruction.opcode == "fusion"
+        for name in instruction.called.get("calls", ())
+    }
+    return {name: times for name, times in count_runs(module).items() if name not in fused}
+
+
+def _callees(instruction: Instruction) -> list[str]:
+    """The computations an instruction runs by itself."""
+    roles = _RUNS.get(instruction.opcode, ())
+    return [name for role in roles for name in instruction.called.get(role, ())]
+
+
+def _callers_first(module: Module) -> list[str]:
+    """The computations that a step reaches, each after everything that runs it."""
+    finished: list[str] = []
+    seen = {module.entry}
+    stack = [(module.entry, iter(_all_callees(module, module.entry)))]
+    while stack:
+        name, rest = stack[-1]
+        following = next((one for one in rest if one not in seen), None)
+        if following is None:
+            finished.append(name)
+            stack.pop()
+        else:
+            seen.add(following)
+            stack.append((following, iter(_all_callees(module, following))))
+    return finished[::-1]
+
+
+def _all_callees(module: Module, name: str) -> list[str]:
+    """The computations that a computation's instructions run, as far as the module has them."""
+    return [
+        callee
+        for instruction in module.computations[name]
+        for callee in _callees(instruction)
+        if callee in module.computations
+    ]
+
+
+def _trip_count(module: Module, loop: Instruction) -> int | None:
+    """How often a loop runs, from the compiler's word or else from its condition."""
+    if loop.trip_count is not None:
+        return loop.trip_count
+    limits = [
+        instruction.literal
+        for name in loop.called.get("condition", ())
+        if name in module.computations
+        for instruction in module.computations[name]
+        if instruction.opcode == "constant"
+        and isinstance(instruction.type, ArrayType)
+        and instruction.type.element.name == "s32"
+        and not instruction.type.sizes
+    ]
+    return int(limits[0]) if len(limits) == 1 and limits[0].isdigit() else None

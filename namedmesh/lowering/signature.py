@@ -1,0 +1,90 @@
+"""Signature: what the module of a plan takes and returns, worked out once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.plan import Plan
+from namedmesh.runtime.description import TensorSpec, VariableSpec
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The entries and results of one planned program, as its Artifact describes them.
+
+    Attributes:
+        inputs: What a step takes besides its state.
+        variables: The state.
+        outputs: What a step returns besides the next state.
+        updates: The next values of updated variables.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    variables: tuple[VariableSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    updates: tuple[TensorSpec, ...]
+
+    @property
+    def entries(self) -> tuple[TensorSpec, ...]:
+        """What the module takes: inputs, then variables."""
+        return (*self.inputs, *self.variables)
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """What the module returns: outputs, then updates."""
+        return (*self.outputs, *self.updates)
+
+
+def sign_plan(plan: Plan) -> Signature:
+    """Works out the signature of a plan.
+
+    Args:
+        plan: A planned program.
+
+    Returns:
+        What its module takes and returns.
+    """
+    program = plan.program
+    outputs = [(tensor.label, tensor) for tensor in program.outputs]
+    results = [
+        describe_tensor(name, tensor, _result_sharding(plan, i, tensor))
+        for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
+    ]
+    return Signature(
+        inputs=tuple(
+            describe_tensor(name, tensor, plan.shardings[tensor])
+            for name, tensor in program.inputs.items()
+        ),
+        variables=tuple(
+            VariableSpec(
+                **vars(describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])),
+                trainable=variable.trainable,
+                updated=name in program.updates,
+            )
+            for name, variable in program.variables.items()
+        ),
+        outputs=tuple(results[: len(outputs)]),
+        updates=tuple(results[len(outputs) :]),
+    )
+
+
+def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
+    """A tensor as a manifest describes it.
+
+    Args:
+        name: The name it has there.
+        tensor: The tensor.
+        sharding: Where it lies; which dimensions were asked to stay whole is left out.
+
+    Returns:
+        The description.
+    """
+    return TensorSpec(name, tensor.shape, tensor.dtype, Sharding(sharding.held))
+
+
+def _result_sharding(plan: Plan, i: int, tensor: Tensor) -> Sharding:
+    """Where a result lies after the moves that are planned for it."""
+    steps = plan.results.get((plan.program, i), ())
+    return steps[-1].result if steps else plan.shardings[tensor]

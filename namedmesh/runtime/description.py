@@ -1,0 +1,121 @@
+"""What an Artifact's modules take, return and compute: tensors with their shapes and shardings."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.source import Source
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The numpy dtype of a name, those of ml_dtypes included.
+
+    Args:
+        name: A name such as `float32` or `bfloat16`.
+
+    Returns:
+        The dtype.
+
+    Raises:
+        TypeError: If neither numpy nor ml_dtypes has a dtype of that name.
+
+    Example:
+        >>> dtype_of("bfloat16").itemsize
+        2
+    """
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of a module: its name, named dimensions, dtype, and where its pieces lie.
+
+    Example:
+        >>> from namedmesh.dims import dims
+        >>> spec = TensorSpec("x", Shape(dims("batch=10 model=4")), "float32",
+        ...                   Sharding.of({"batch": ["data"]}))
+        >>> spec.sharded_text
+        'float32[batch=10/data, model=4]'
+        >>> spec.padded(Mesh(data=4))
+        (12, 4)
+    """
+
+    name: str
+    shape: Shape
+    dtype: str
+    sharding: Sharding
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The sizes the user sees."""
+        return self.shape.sizes
+
+    def padded(self, mesh: Mesh) -> tuple[int, ...]:
+        """The sizes at rest: rounded up to what divides over the devices.
+
+        Args:
+            mesh: The mesh the tensor lies on.
+
+        Returns:
+            A size for each dimension.
+        """
+        pieces = self.sharding.local_sizes(self.shape, mesh)
+        return tuple(
+            piece * mesh.size(self.sharding.axes(dim.name))
+            for piece, dim in zip(pieces, self.shape, strict=True)
+        )
+
+    def bytes_per_device(self, mesh: Mesh) -> int:
+        """The bytes of one device's piece, padding included.
+
+        Args:
+            mesh: The mesh the tensor lies on.
+
+        Returns:
+            The bytes.
+        """
+        pieces = self.sharding.local_sizes(self.shape, mesh)
+        return math.prod(pieces) * dtype_of(self.dtype).itemsize
+
+    @property
+    def text(self) -> str:
+        """dtype[name=size, ...] as errors print it."""
+        return f"{self.dtype}{self.shape}"
+
+    @property
+    def sharded_text(self) -> str:
+        """The same with the axes each dimension holds: float32[group=64/data+expert, model=512]."""
+        return f"{self.dtype}{self.sharding.text(self.shape)}"
+
+
+@dataclass(frozen=True)
+class VariableSpec(TensorSpec):
+    """A variable: a tensor that lives from step to step.
+
+    Attributes:
+        trainable: Whether it is a parameter.
+        updated: Whether a step gives it a new value.
+    """
+
+    trainable: bool
+    updated: bool
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """A named op of a step: the line that asked for it, and the tensors it makes."""
+
+    source: Source
+    results: tuple[TensorSpec, ...]
+
+    @property
+    def texts(self) -> list[str]:
+        """Each result on a line: its name, type, where it lies, and where it was written."""
+        return [f"{spec.name} {spec.sharded_text} at {self.source}" for spec in self.results]

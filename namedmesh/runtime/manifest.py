@@ -1,0 +1,306 @@
+"""Manifest: everything an Artifact says about its modules, and its JSON in both directions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.collective import Collective
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.source import Source
+from namedmesh.runtime.description import OpRecord, TensorSpec, VariableSpec, dtype_of
+from namedmesh.runtime.json_cursor import JsonCursor
+from namedmesh.runtime.structure import ResultStructure
+
+PRECISIONS = ("default", "high", "highest")
+_TEXTS = ("name", "layout", "params")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What is known of a planned and lowered program besides its modules.
+
+    Attributes:
+        name: The name of the traced function.
+        mesh: The mesh it is planned for.
+        layout: The layout it is planned for, as text.
+        params: The layout of parameters at rest, as text.
+        precision: That of matrix products: `default`, `high` or `highest`.
+        inputs: What a step takes besides its state.
+        variables: The state.
+        outputs: What a step returns besides the next state.
+        structure: How the outputs nest.
+        collectives: Those of a step, as planned.
+        initial_collectives: Those of making the first state, as planned.
+        ops: The named ops of a step.
+        activation_bytes: What one device keeps of the forward pass's loops for the backward pass.
+        flops: The floating point operations of a step, over all devices.
+        made_with: The versions of what made it.
+    """
+
+    name: str
+    mesh: Mesh
+    layout: str
+    params: str
+    precision: str
+    inputs: tuple[TensorSpec, ...]
+    variables: tuple[VariableSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    structure: ResultStructure
+    collectives: tuple[Collective, ...]
+    initial_collectives: tuple[Collective, ...]
+    ops: Mapping[str, OpRecord]
+    activation_bytes: int
+    flops: int
+    made_with: Mapping[str, str]
+
+
+def without_folder(source: Source) -> Source:
+    """A source line as a manifest has it: by the name of its file alone.
+
+    Args:
+        source: A line of a file anywhere.
+
+    Returns:
+        The line of a file without its folder, which would mean nothing on another machine.
+
+    Example:
+        >>> without_folder(Source("/home/me/model.py", 3))
+        Source(file='model.py', line=3)
+    """
+    return Source(os.path.basename(source.file), source.line)
+
+
+def write_manifest(manifest: Manifest) -> dict[str, Any]:
+    """A manifest as JSON.
+
+    Args:
+        manifest: The manifest, or an Artifact.
+
+    Returns:
+        What `read_manifest` reads.
+    """
+    mesh = manifest.mesh
+    return {
+        **{name: getattr(manifest, name) for name in _TEXTS},
+        "mesh": {"axes": mesh.axes, "device_assignment": _list(mesh.device_assignment)},
+        "precision": manifest.precision,
+        "inputs": [_write_spec(spec) for spec in manifest.inputs],
+        "variables": [
+            {**_write_spec(spec), "trainable": spec.trainable, "updated": spec.updated}
+            for spec in manifest.variables
+        ],
+        "outputs": [_write_spec(spec) for spec in manifest.outputs],
+        "structure": _write_structure(manifest.structure),
+        "collectives": [_write_collective(one) for one in manifest.collectives],
+        "initial_collectives": [_write_collective(one) for one in manifest.initial_collectives],
+        "ops": {
+            name: {
+                "source": str(record.source),
+                "results": [_write_spec(spec) for spec in record.results],
+            }
+            for name, record in manifest.ops.items()
+        },
+        "activation_bytes": manifest.activation_bytes,
+        "flops": manifest.flops,
+        "made_with": dict(manifest.made_with),
+    }
+
+
+def read_manifest(document: JsonCursor) -> Manifest:
+    """A manifest from its JSON; whatever is wrong is noted in the document's problems.
+
+    Args:
+        document: The JSON, as `write_manifest` makes it.
+
+    Returns:
+        The manifest, which means something only if no problem was noted.
+    """
+    mesh = _read_mesh(document.member("mesh"))
+    outputs = _read_specs(document.member("outputs"), mesh)
+    return Manifest(
+        **{name: document.member(name).text() for name in _TEXTS},
+        mesh=mesh or Mesh(missing=1),
+        precision=document.member("precision").text(PRECISIONS),
+        inputs=_read_specs(document.member("inputs"), mesh),
+        variables=tuple(
+            VariableSpec(
+                **vars(_read_spec(one, mesh)),
+                trainable=one.member("trainable").flag(),
+                updated=one.member("updated").flag(),
+            )
+            for one in document.member("variables").items()
+        ),
+        outputs=outputs,
+        structure=_read_structure(document.member("structure"), len(outputs)),
+        collectives=_read_collectives(document.member("collectives"), mesh),
+        initial_collectives=_read_collectives(document.member("initial_collectives"), mesh),
+        ops={
+            name: OpRecord(
+                _read_source(one.member("source")), _read_specs(one.member("results"), mesh)
+            )
+            for name, one in document.member("ops").members().items()
+        },
+        activation_bytes=document.member("activation_bytes").number(),
+        flops=document.member("flops").number(),
+        made_with={
+            name: version.text() for name, version in document.member("made_with").members().items()
+        },
+    )
+
+
+def _list(numbers: tuple[int, ...] | None) -> list[int] | None:
+    """A tuple as JSON has it."""
+    return None if numbers is None else list(numbers)
+
+
+def _read_mesh(cursor: JsonCursor) -> Mesh | None:
+    """The mesh; None if it is wrong."""
+    known = len(cursor.problems)
+    axes = {name: size.number() for name, size in cursor.member("axes").members().items()}
+    assignment = cursor.member("device_assignment")
+    order = None if assignment.value is None else [one.number() for one in assignment.items()]
+    if len(cursor.problems) > known:
+        return None
+    return cursor.build(lambda: Mesh(device_assignment=order, **axes), None)
+
+
+def _write_spec(spec: TensorSpec) -> dict[str, Any]:
+    """A tensor as JSON."""
+    return {
+        "name": spec.name,
+        "dims": [[dim.name, dim.size] for dim in spec.shape],
+        "dtype": spec.dtype,
+        "held": {name: list(axes) for name, axes in spec.sharding.held},
+    }
+
+
+def _read_specs(cursor: JsonCursor, mesh: Mesh | None) -> tuple[TensorSpec, ...]:
+    """A list of tensors."""
+    return tuple(_read_spec(one, mesh) for one in cursor.items())
+
+
+def _read_spec(cursor: JsonCursor, mesh: Mesh | None) -> TensorSpec:
+    """One tensor."""
+    dims = cursor.member("dims")
+    shape = dims.build(lambda: Shape(filter(None, map(_read_dim, dims.items()))), Shape())
+    held = cursor.member("held")
+    axes = {name: _read_axes(one, mesh) for name, one in held.members().items()}
+    for name in axes:
+        if name not in shape.names:
+            held.note(f"{held.path}: {name!r} is not one of the dimensions {shape}")
+    dtype = _read_dtype(cursor.member("dtype"))
+    return TensorSpec(cursor.member("name").text(), shape, dtype, Sharding.of(axes))
+
+
+def _read_dtype(cursor: JsonCursor) -> str:
+    """The name of a dtype."""
+    name = cursor.text()
+    try:
+        dtype_of(name)
+    except TypeError:
+        if name:
+            cursor.wrong("the name of a dtype")
+    return name
+
+
+def _read_dim(cursor: JsonCursor) -> Dimension | None:
+    """One dimension, written as [name, size]."""
+    if not isinstance(cursor.value, list) or len(cursor.value) != 2:
+        cursor.wrong("[name, size]")
+        return None
+    name, size = cursor.items()
+    return Dimension(name.text(), size.number())
+
+
+def _read_axes(cursor: JsonCursor, mesh: Mesh | None) -> tuple[str, ...]:
+    """Mesh axes, which the mesh must have."""
+    axes = tuple(one.text() for one in cursor.items())
+    unknown = [axis for axis in axes if mesh and axis not in mesh.axes]
+    if unknown:
+        cursor.note(f"{cursor.path}: {mesh} has no axis {', '.join(map(repr, unknown))}")
+    return axes
+
+
+def _write_collective(collective: Collective) -> dict[str, Any]:
+    """A collective as JSON."""
+    return {
+        **vars(collective),
+        "axes": list(collective.axes),
+        "source": str(collective.source),
+    }
+
+
+def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective, ...]:
+    """A list of collectives."""
+    return tuple(
+        Collective(
+            kind=one.member("kind").text(),
+            axes=_read_axes(one.member("axes"), mesh),
+            elements=one.member("elements").number(),
+            dtype=_read_dtype(one.member("dtype")),
+            bytes=one.member("bytes").number(),
+            times=one.member("times").number(),
+            tensor=one.member("tensor").text(),
+            op=one.member("op").text(),
+            phase=one.member("phase").text(),
+            source=_read_source(one.member("source")),
+        )
+        for one in cursor.items()
+    )
+
+
+def _read_source(cursor: JsonCursor) -> Source:
+    """A source line, written as file:line."""
+    file, colon, line = cursor.text().rpartition(":")
+    if not colon or not line.isdigit():
+        if isinstance(cursor.value, str):
+            cursor.wrong("file:line")
+        return Source("", 0)
+    return Source(file, int(line))
+
+
+def _write_structure(structure: ResultStructure) -> Any:
+    """A nesting as JSON, which has neither tuples nor keys that are not text."""
+    if structure is None or isinstance(structure, int):
+        return structure
+    if isinstance(structure, dict):
+        return {"dict": [[key, _write_structure(value)] for key, value in structure.items()]}
+    kind = "tuple" if isinstance(structure, tuple) else "list"
+    return {kind: [_write_structure(item) for item in structure]}
+
+
+def _read_structure(cursor: JsonCursor, leaves: int) -> ResultStructure:
+    """A nesting whose leaves are numbers of results."""
+    value = cursor.value
+    if value is None:
+        return None
+    if isinstance(value, int):
+        number = cursor.number()
+        if number >= leaves:
+            cursor.wrong(f"the number of one of {leaves} outputs")
+        return number
+    if not isinstance(value, dict) or [*value] not in (["dict"], ["tuple"], ["list"]):
+        cursor.wrong("a number, null, or an object with one of dict, tuple, list")
+        return None
+    kind = next(iter(value))
+    items = cursor.member(kind).items()
+    if kind != "dict":
+        parts = [_read_structure(item, leaves) for item in items]
+        return tuple(parts) if kind == "tuple" else parts
+    entries: dict[Any, Any] = {}
+    for item in items:
+        if isinstance(item.value, list) and len(item.value) == 2 and _is_key(item.value[0]):
+            entries[item.value[0]] = _read_structure(item.items()[1], leaves)
+        else:
+            item.wrong("[key, structure]")
+    return entries
+
+
+def _is_key(value: object) -> bool:
+    """Whether a JSON value can be the key of a dict."""
+    return not isinstance(value, (list, dict))

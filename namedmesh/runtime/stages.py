@@ -1,0 +1,125 @@
+"""From an Artifact's modules to compiled programs: lowered for devices, then compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import jax
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding
+from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.bridge import module_function, partition_with_gspmd
+from namedmesh.runtime.description import TensorSpec, dtype_of
+
+SEED = TensorSpec("seed", Shape(), "int32", Sharding())
+
+
+def named_sharding(devices: JaxMesh, spec: TensorSpec) -> NamedSharding:
+    """Where a tensor lies, in jax's terms.
+
+    Args:
+        devices: The devices in a mesh of the Artifact's axes.
+        spec: The tensor.
+
+    Returns:
+        Its sharding over the devices.
+    """
+    axes = (spec.sharding.axes(dim.name) or None for dim in spec.shape)
+    return NamedSharding(devices, PartitionSpec(*axes))
+
+
+def lower_module(
+    module: bytes,
+    mesh: Mesh,
+    devices: JaxMesh,
+    entries: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    donated: Sequence[int] = (),
+) -> jax.stages.Lowered:
+    """Makes a module ready to compile for devices.
+
+    Args:
+        module: Portable StableHLO.
+        mesh: The mesh it was lowered for.
+        devices: The devices in that mesh.
+        entries: What the module takes.
+        results: What it returns.
+        donated: The numbers of the entries whose memory results may take.
+
+    Returns:
+        The module, lowered by jax.
+    """
+    types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
+    function = jax.jit(
+        module_function(module, types),
+        in_shardings=tuple(named_sharding(devices, spec) for spec in entries),
+        out_shardings=[named_sharding(devices, spec) for spec in results],
+        donate_argnums=tuple(donated),
+        keep_unused=True,
+    )
+    arguments = (
+        jax.ShapeDtypeStruct(
+            spec.padded(mesh), dtype_of(spec.dtype), sharding=named_sharding(devices, spec)
+        )
+        for spec in entries
+    )
+    with partition_with_gspmd():
+        return function.lower(*arguments)
+
+
+def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+    """Makes an Artifact's step ready to compile; updated variables give up their memory.
+
+    Args:
+        artifact: The Artifact.
+        devices: Devices in its mesh.
+
+    Returns:
+        The step, lowered by jax.
+    """
+    updated = [spec for spec in artifact.variables if spec.updated]
+    donated = [
+        len(artifact.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated
+    ]
+    return lower_module(
+        artifact.step_module,
+        artifact.mesh,
+        devices,
+        [*artifact.inputs, *artifact.variables],
+        [*artifact.outputs, *updated],
+        donated,
+    )
+
+
+def lower_init(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+    """Makes what creates an Artifact's first state ready to compile.
+
+    Args:
+        artifact: The Artifact, which has variables.
+        devices: Devices in its mesh.
+
+    Returns:
+        A function of a seed, lowered by jax, that returns the variables.
+    """
+    module, variables = artifact.init_module, artifact.variables
+    return lower_module(module, artifact.mesh, devices, [SEED], variables)
+
+
+def compile_lowered(
+    lowered: jax.stages.Lowered, options: Mapping[str, str | bool] | None = None
+) -> jax.stages.Compiled:
+    """Compiles a lowered module.
+
+    Args:
+        lowered: The module.
+        options: Options of the backend's compiler.
+
+    Returns:
+        The compiled program.
+    """
+    with partition_with_gspmd():
+        return lowered.compile(compiler_options=dict(options or {}))
