@@ -65,7 +65,7 @@ def metadata(wheel) -> email.message.Message:
 
 @pytest.fixture(scope="module")
 def installed(wheel, tmp_path_factory) -> pathlib.Path:
-    """An environment with the wheel alone, whose dependencies come from ours: nothing is downloaded."""
+    """An environment with the wheel alone; its dependencies are ours, nothing is downloaded."""
     folder = tmp_path_factory.mktemp("installed")
     venv.create(folder, with_pip=False)
     python = folder / "bin" / "python"

@@ -1,4 +1,4 @@
-"""MkDocs hook: a page for each notebook in docs/tutorials, with the outputs that are saved in it."""
+"""MkDocs hook: a page for each notebook in docs/tutorials, with the outputs saved in it."""
 
 from __future__ import annotations
 

@@ -26,9 +26,7 @@ WRITES_OUTPUTS = os.environ.get("NAMEDMESH_WRITE_OUTPUTS", "") not in ("", "0")
 def match_output(expected: str, printed: str) -> bool:
     """Whether a program printed what is shown, up to the parts shown as an ellipsis."""
     checker = doctest.OutputChecker()
-    return checker.check_output(
-        expected.rstrip() + "\n", printed.rstrip() + "\n", doctest.ELLIPSIS
-    )
+    return checker.check_output(expected.rstrip() + "\n", printed.rstrip() + "\n", doctest.ELLIPSIS)
 
 
 @dataclass
@@ -96,5 +94,3 @@ class Page:
             closing = "\n" if text[end - 1] == "\n" else ""
             text = f"{text[:start]}```text\n{printed.rstrip()}\n```{closing}{text[end:]}"
         self.path.write_text(text)
-
-
