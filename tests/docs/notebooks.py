@@ -20,7 +20,7 @@ get_ipython().compile.get_code_name = lambda raw, code, number: f"cell {number -
 
 def execute(notebook: Any, folder: pathlib.Path) -> list[Any]:
     """Run a copy of a notebook in a fresh kernel and return its cells with their outputs."""
-    copy = nbformat.from_dict(notebook)
+    copy: Any = nbformat.from_dict(notebook)
     copy.cells = [nbformat.v4.new_code_cell(SETUP), *copy.cells]
     resources = {"metadata": {"path": str(folder)}}
     client = NotebookClient(copy, timeout=240, kernel_name="python3", resources=resources)
