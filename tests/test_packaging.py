@@ -30,6 +30,14 @@ print([(one.kind, one.axes, one.bytes) for one in plan.collectives])
 """
 
 
+RUNTIME = """
+import sys
+sys.modules["tensorflow"] = None  # what importing it then raises is what a host without it raises
+import namedmesh.aot, namedmesh.hlo, namedmesh.runtime
+print(namedmesh.runtime.load.__module__)
+"""
+
+
 def run(*command: str | os.PathLike, cwd: pathlib.Path) -> str:
     """Runs a command without the checkout on its path, and returns what it prints."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -119,6 +127,11 @@ def test_there_are_extras_for_every_use(metadata):
 def test_the_installed_package_plans_outside_the_checkout(installed, tmp_path):
     printed = run(installed / "bin" / "python", "-c", PLAN, cwd=tmp_path)
     assert printed.strip() == "[('AllReduce', ('data',), 24)]"
+
+
+def test_the_installed_runtime_needs_no_tensorflow(installed, tmp_path):
+    printed = run(installed / "bin" / "python", "-c", RUNTIME, cwd=tmp_path)
+    assert printed.strip().startswith("namedmesh.runtime.")
 
 
 def test_the_installed_command_explains_itself(installed, tmp_path):
