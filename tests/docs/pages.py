@@ -24,9 +24,12 @@ WRITES_OUTPUTS = os.environ.get("NAMEDMESH_WRITE_OUTPUTS", "") not in ("", "0")
 
 
 def match_output(expected: str, printed: str) -> bool:
-    """Whether a program printed what is shown, up to the parts shown as an ellipsis."""
-    checker = doctest.OutputChecker()
-    return checker.check_output(expected.rstrip() + "\n", printed.rstrip() + "\n", doctest.ELLIPSIS)
+    """Whether a program printed what is shown, up to the parts shown as an ellipsis.
+
+    Indentation that all lines have in common does not count: Sybil removes it from blocks.
+    """
+    one, other = (textwrap.dedent(text.rstrip() + "\n") for text in (expected, printed))
+    return doctest.OutputChecker().check_output(one, other, doctest.ELLIPSIS)
 
 
 @dataclass

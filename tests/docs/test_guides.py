@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from tests.docs.pages import Page
+from tests.docs.pages import Page, match_output
 
 DOCS = pathlib.Path(__file__).parent.parent.parent / "docs"
 PAGES = sorted(path for path in DOCS.rglob("*.md"))
@@ -39,3 +39,11 @@ def test_outputs_are_written_where_they_are_wrong(tmp_path, monkeypatch):
     page.write_text("a\n\n```python\nprint('new')\n```\n\n```text\nold\n```\n\nb\n")
     Page(page).run()
     assert page.read_text() == "a\n\n```python\nprint('new')\n```\n\n```text\nnew\n```\n\nb\n"
+
+
+@pytest.mark.parametrize(
+    ("shown", "matches"),
+    [("  a\n\n  b 1\n", True), ("a\n\nb 1", True), ("a\n\nb ...", True), ("a\n\n  b 1", False)],
+)
+def test_indentation_of_all_lines_and_ellipses_are_ignored(shown, matches):
+    assert match_output(shown, "  a\n\n  b 1\n") is matches
