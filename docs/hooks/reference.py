@@ -1,11 +1,12 @@
 """MkDocs hook: one reference page for each topic, generated from the public names of the package.
 
-The names are read with griffe, so nothing is imported. A name that is added to `namedmesh.api`, or
+The names are read from the files, so nothing is imported. A name that is added to the package, or
 to the `__init__` of one of the packages below, appears on a page without an edit here.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
 import pathlib
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ from typing import Any
 import griffe
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-API = "namedmesh.api"
+# Where the public names of `nm` are imported, one after the other; the first that exists.
+SOURCES = ("namedmesh/__init__.pyi", "namedmesh/api.py")
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,12 @@ TOPICS = (
         "meshes",
         "Meshes and layouts",
         "Where dimensions live: device meshes, layouts, and the ops that state a placement.",
-        modules=("namedmesh.dims", "namedmesh.ops.placement"),
+        modules=(
+            "namedmesh.dims",
+            "namedmesh.ops.manual",
+            "namedmesh.ops.move",
+            "namedmesh.ops.placement",
+        ),
     ),
     Topic(
         "programs",
@@ -62,32 +69,54 @@ TOPICS = (
         "elementwise",
         "Ops: elementwise",
         "Operands broadcast against each other by name. Python's operators on tensors call these.",
-        modules=("namedmesh.ops.elementwise", "namedmesh.ops.activations"),
+        modules=(
+            "namedmesh.ops.activation",
+            "namedmesh.ops.arithmetic",
+            "namedmesh.ops.elementwise",
+            "namedmesh.ops.logic",
+            "namedmesh.ops.mathematics",
+        ),
     ),
     Topic(
         "contractions",
         "Ops: contractions and reductions",
         "Einsums and reductions over named dimensions. Reducing over a split dimension is an "
         "AllReduce or a ReduceScatter in the plan.",
-        modules=("namedmesh.ops.einsum", "namedmesh.ops.reduce"),
+        modules=("namedmesh.ops.einsum", "namedmesh.ops.reduce", "namedmesh.ops.softmax"),
+        names=("sum",),
     ),
     Topic(
         "shapes",
         "Ops: shapes and constants",
         "Constants, and ops that change names, order or number of dimensions.",
-        modules=("namedmesh.ops.constants", "namedmesh.ops.shape"),
+        modules=(
+            "namedmesh.ops.broadcast",
+            "namedmesh.ops.constants",
+            "namedmesh.ops.join",
+            "namedmesh.ops.shape",
+        ),
     ),
     Topic(
         "indexing",
         "Ops: indexing, sorting and windows",
         "Reading and writing at computed positions, sorting, and windows of a dimension.",
-        modules=("namedmesh.ops.index", "namedmesh.ops.order", "namedmesh.ops.windows"),
+        modules=(
+            "namedmesh.ops.dynamic",
+            "namedmesh.ops.index",
+            "namedmesh.ops.order",
+            "namedmesh.ops.windows",
+        ),
     ),
     Topic(
         "control",
         "Control flow",
         "Loops and branches decided at run time, and functions with a derivative of their own.",
-        modules=("namedmesh.ops.control", "namedmesh.ops.scan", "namedmesh.ops.custom"),
+        modules=(
+            "namedmesh.ops.control",
+            "namedmesh.ops.custom",
+            "namedmesh.ops.loops",
+            "namedmesh.ops.scan",
+        ),
     ),
     Topic(
         "random",
@@ -100,7 +129,7 @@ TOPICS = (
         "state",
         "State and parameters",
         "What lives from step to step.",
-        modules=("namedmesh.ops.variables",),
+        modules=("namedmesh.ops.initializers", "namedmesh.ops.variables"),
     ),
     Topic(
         "plans",
@@ -179,29 +208,32 @@ def find_module(path: str) -> griffe.Module | None:
 
 
 def find_exports(module: griffe.Module) -> dict[str, str]:
-    """Map the public names that a module re-exports to the paths of what they stand for."""
+    """Map the public names that a package re-exports to the paths of what they stand for."""
+    listed = None if module.exports is None else {str(name) for name in module.exports}
     return {
         name: member.target_path
         for name, member in module.members.items()
-        if member.is_alias
-        and isinstance(member, griffe.Alias)
-        and not name.startswith("_")
+        if isinstance(member, griffe.Alias)
+        and (not name.startswith("_") if listed is None else name in listed)
         and member.target_path.startswith("namedmesh.")
-        and is_exported(module, name)
     }
 
 
-def is_exported(module: griffe.Module, name: str) -> bool:
-    """Whether an import is meant as an export: `import x as x`, or listed in `__all__`."""
-    if module.exports is not None:
-        return name in {str(one) for one in module.exports}
-    return module.is_init_module or module.path == API
-
-
 def find_public_names() -> dict[str, str]:
-    """Map every public name of `nm` to the path of the object it stands for."""
-    module = find_module(API) or load_package()
-    return find_exports(module)
+    """Map every public name of `nm` to the path of the object it stands for.
+
+    This reads the imports instead of asking griffe, for which the package `namedmesh.dims` hides
+    the function `nm.dims`.
+    """
+    source = next(ROOT / name for name in SOURCES if (ROOT / name).exists())
+    nodes = ast.parse(source.read_text()).body
+    return {
+        alias.asname or alias.name: f"{node.module}.{alias.name}"
+        for node in nodes
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+        if not alias.name.startswith("_")
+    }
 
 
 def find_topic(name: str, path: str) -> Topic:
@@ -235,15 +267,17 @@ def describe_package(path: str) -> dict[str, str]:
 def make_pages() -> dict[str, Page]:
     """Make the pages that have entries, by the name of their file."""
     pages = {topic.file: Page(topic) for topic in (*TOPICS, MORE)}
+    whole = {package for topic in TOPICS for package in topic.packages}
     for name, path in find_public_names().items():
-        module = find_module(path)
-        page = pages[find_topic(name, path).file]
+        if path in whole:
+            continue
+        page, module = pages[find_topic(name, path).file], find_module(path)
         if module is None:
             page.entries[f"nm.{name}"] = path
-        else:
-            for member in module.members.values():
-                if isinstance(member, griffe.Function) and member.is_public:
-                    page.entries[f"nm.{name}.{member.name}"] = member.path
+            continue
+        for member in module.members.values():
+            if isinstance(member, griffe.Function) and member.is_public:
+                page.entries[f"nm.{name}.{member.name}"] = member.path
     for topic in TOPICS:
         page = pages[topic.file]
         for package in topic.packages:
