@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all lint types m4 clean
+.PHONY: env test test-all lint types docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -19,10 +19,10 @@ $(VENV)/ready: requirements.txt setup.py
 	$(RUN) -m pip install --quiet --no-deps --no-build-isolation -e . || $(RUN) -m pip install --quiet --no-deps -e .
 	touch $@
 
-test: env lint
+test: env lint types
 	$(RUN) -m pytest -n 2 -m "not slow"
 
-test-all: env lint
+test-all: env lint types
 	$(RUN) -m pytest -n 2
 
 lint: env
@@ -31,6 +31,14 @@ lint: env
 
 types: env
 	$(VENV)/bin/pyright
+
+# Builds the site into build/site; a warning is an error.
+docs: env
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+
+# Rewrites the outputs that the guides and tutorials show with what their code prints now.
+docs-outputs: env
+	NAMEDMESH_WRITE_OUTPUTS=1 $(RUN) -m pytest tests/docs/test_guides.py tests/docs/test_tutorials.py
 
 m4: env
 	$(M4) train $(M4_FLAGS) --data "$(DATA)"

@@ -1,27 +1,9 @@
-"""Installation: `pip install .`; a host that only runs Artifacts needs just numpy and jax (see README)."""
+"""Everything but the license is in pyproject.toml.
 
-from setuptools import find_packages, setup
+The license is here because its form there depends on the version of setuptools: those before 77
+reject an SPDX expression, later ones reject anything else.
+"""
 
-setup(
-    name="namedmesh",
-    version="0.1.0",
-    description="Models in named dimensions on device meshes, with a communication plan checked against the compiler",
-    packages=find_packages(include=["namedmesh", "namedmesh.*"]),
-    package_data={"namedmesh": ["py.typed"]},
-    python_requires=">=3.11",
-    install_requires=[
-        "tensorflow==2.21.*",
-        "numpy>=2",
-        "sentencepiece>=0.2",
-        "absl-py>=2",
-        "jax>=0.10,<0.12",
-        "jaxlib>=0.10,<0.12",
-        "opt_einsum>=3.4",
-        "PyYAML>=6",
-    ],
-    entry_points={"console_scripts": ["namedmesh = namedmesh.command:main"]},
-    extras_require={
-        "m4": ["orbax-checkpoint>=0.11", "sacrebleu>=2.4", "matplotlib>=3.9", "tensorboardX>=2.6"],
-        "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"],
-    },
-)
+from setuptools import setup
+
+setup(license="Apache-2.0", license_files=["LICENSE"])
