@@ -12,6 +12,7 @@ ALLOWED = {
     "hlo": {"dims", "hlo"},
     "runtime": {"dims", "hlo", "runtime"},
     "aot": {"dims", "hlo", "runtime", "aot"},
+    "training": {"dims", "runtime", "training"},
     "layers": {"dims", "ir", "ops", "layers"},
 }
 
