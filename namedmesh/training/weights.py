@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 from collections.abc import Callable, Mapping
@@ -84,7 +85,8 @@ def save_weights(
         save_file(arrays, temporary, metadata=dict(metadata or {}) or None)
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise NamedMeshError(
             f"cannot write the weights {os.fspath(path)!r}: {error}", fix="name another file"
         ) from None
