@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ def average_results(
     batches: Iterable[Mapping[str, Any]],
     *,
     weigh: Callable[[Mapping[str, Any]], float] | str | None = None,
+    names: Sequence[str] | None = None,
 ) -> dict[str, np.ndarray | float]:
     """Run a step on every batch and average its results; the state stays as it is.
 
@@ -28,6 +29,7 @@ def average_results(
         batches: The inputs of each call by name.
         weigh: The weight of a batch in the averages: a function of the batch, e.g. its number of
             tokens, or the name of a result; by default all batches weigh the same.
+        names: The results to average; by default all of them.
 
     Returns:
         The weighted mean of each result: a float where it is a scalar, else an array.
@@ -62,7 +64,7 @@ def average_results(
             fix="give weights that are not negative, at least one of them positive",
         )
     averages: dict[str, np.ndarray | float] = {}
-    for name in rows[0]:
+    for name in rows[0] if names is None else names:
         values = [np.asarray(results[name], np.float64) for results in rows]
         mean = np.average(values, axis=0, weights=weights)
         averages[name] = float(mean) if mean.ndim == 0 else mean

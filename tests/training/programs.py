@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import numpy as np
 
@@ -46,7 +47,9 @@ def decode(x: nm.Tensor) -> nm.Tensor:
 def compiled(name: str, place: str) -> nm.Step:
     """One of the programs for one of the places."""
     mesh, layout = PLACES[place]
-    specs = {"x": nm.spec([B, M])} | ({"y": nm.spec([B, H])} if name == "train" else {})
+    specs: dict[str, Any] = {"x": nm.spec([B, M])}
+    if name == "train":
+        specs["y"] = nm.spec([B, H])
     function = {"train": train, "decode": decode}[name]
     return nm.compile(function, **specs, mesh=nm.Mesh.parse(mesh), layout=layout)
 

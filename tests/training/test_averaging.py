@@ -31,6 +31,11 @@ def test_weights_are_a_function_of_the_batch_or_a_result():
     assert by_batch["mean"] == by_result["mean"] == pytest.approx(expected)
 
 
+def test_only_some_results_are_averaged():
+    found = average_results(step, 0, [{"x": rows} for rows in ROWS], names=["sum"])  # type: ignore[arg-type]
+    assert found.keys() == {"sum"}
+
+
 def test_the_state_is_the_same_for_every_batch():
     found = average_results(step, 3, [{"x": ROWS[0]}] * 4)  # type: ignore[arg-type]
     assert found["tokens"] == 6.0

@@ -99,7 +99,7 @@ def test_orbax_alone_reads_the_same_values(tmp_path):
 
 @pytest.fixture(scope="module")
 def large():
-    """A training program with a weight and two slots of 256 KiB each, and one that only reads it."""
+    """A program with a weight and two slots of 256 KiB each, and one that only reads it."""
     D, F = nm.dims("wide=256 tall=256")
 
     def read(x):

@@ -1,4 +1,4 @@
-"""The training loop against a plain loop of steps: resuming, intervals, limits, signals and divergence."""
+"""The training loop against a plain loop of steps: resuming, limits, signals and divergence."""
 
 import json
 import os
@@ -40,7 +40,8 @@ def train(folder, intervals: Intervals, **options) -> Trainer:
     try:
         made.run()
     finally:
-        made.checkpoints.close()
+        if made.checkpoints is not None:
+            made.checkpoints.close()
     return made
 
 

@@ -1,4 +1,4 @@
-"""Weights against the safetensors package itself: bfloat16, names, padding, and every mistake at once."""
+"""Weights against the safetensors package itself: bfloat16, names, padding, and mistakes."""
 
 import ml_dtypes
 import numpy as np

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import queue
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,8 +16,6 @@ from examples.m4.input.sampling import Sampler, permutation
 from examples.m4.input.tokens import Ragged, Tokens
 from examples.m4.input.vocabulary import END
 from namedmesh.dims.errors import NamedMeshError, checked_size
-
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -108,9 +105,18 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], Position]]:
         return ((step.arrays, step.position) for step in self.steps())
 
-    def steps(self) -> Iterator[Step]:
-        """The stream with the languages of the segments."""
-        rows, position = self._rows(), self.start
+    def read_from(
+        self, position: dict[str, int] | None
+    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Iterate over batches with the positions after them as JSON, from a position or the start."""
+        start = self.start if position is None else Position(**position)
+        for step in self.steps(start):
+            yield step.arrays, dataclasses.asdict(step.position)
+
+    def steps(self, start: Position | None = None) -> Iterator[Step]:
+        """Iterate over batches with the languages of their segments, from a position."""
+        position = self.start if start is None else start
+        rows = self._rows(position)
         while True:
             batch = []
             for _ in range(self.group):
@@ -131,8 +137,9 @@ class Batches:
             [examples[packed.rows[row]] for row in order], packed.source_fill, packed.target_fill
         )
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, Position]]:
-        number, row = self.start.chunk, self.start.row
+    def _rows(self, start: Position) -> Iterator[tuple[np.ndarray, Position]]:
+        """Iterate over packed rows with the positions after them."""
+        number, row = start.chunk, start.row
         packed = self.chunk(number)
         if number < 0 or not 0 <= row <= len(packed):
             raise NamedMeshError(
@@ -200,38 +207,3 @@ def evaluation_batches(
         yield EvaluationBatch(
             arrays, indices, len(long), int((sides[1].lengths[chosen] > target).sum())
         )
-
-
-def prefetched(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, up to depth of them made ahead in a thread, which ends when this iterator is closed or dropped."""
-    checked_size(depth, "the number of items made ahead")
-    return _prefetched(items, depth)
-
-
-def _prefetched(items: Iterable[Item], depth: int) -> Iterator[Item]:
-    made: queue.SimpleQueue = queue.SimpleQueue()
-    room, closed = threading.Semaphore(depth), threading.Event()
-
-    def work() -> None:
-        try:
-            iterator = iter(items)
-            while room.acquire() and not closed.is_set():
-                made.put((next(iterator), None))
-        except BaseException as error:
-            made.put((None, error))
-
-    thread = threading.Thread(target=work, name="prefetched", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = made.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            room.release()
-            yield item
-    finally:
-        closed.set()
-        room.release()
-        thread.join()
