@@ -56,8 +56,8 @@ def measure_rates(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Measure the tokens per second of the stream and of the step, in each of some turns.
 
-    A turn of the stream is a number of batches, those of a whole chunk, since a chunk is packed when
-    its first batch is asked for. The step takes the first of them.
+    A turn of the stream is the batches of a whole chunk, since a chunk is packed when its first
+    batch is asked for. The step takes the first of them.
     """
     streamed, consumed = [], []
     for _ in range(1 + turns):

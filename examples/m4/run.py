@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from examples.m4.corpus import Corpus, build_catalog_corpus, build_synthetic_corpus, read_corpus
 from examples.m4.input.batches import Batches
-from examples.m4.input.tokens import Tokens, cached_tokens
+from examples.m4.input.tokens import Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.settings import Settings
 from namedmesh.dims.errors import NamedMeshError
@@ -177,7 +177,7 @@ class Run:
         self.data.mkdir(exist_ok=True)
         vocabularies.save(self.data)
         for name, pairs in (("train", corpus.train), ("dev", corpus.dev)):
-            tokens = cached_tokens(
+            tokens = open_or_write_tokens(
                 self.data / name, pairs, vocabularies.source, vocabularies.target
             )
             say(

@@ -110,7 +110,8 @@ def test_twenty_kills_change_nothing(experts, tmp_path):
         trained += begun
         saving += begun and any("tmp" in path.name for path in (killed / "checkpoints").iterdir())
         print(
-            f"kill {number}: from step {training.first} to {training.logged}, whole checkpoints {steps(killed)}"
+            f"kill {number}: from step {training.first} to {training.logged}, "
+            f"complete checkpoints {steps(killed)}"
         )
     print(f"{trained} kills after training had begun, {saving} while a checkpoint was written")
     assert trained >= 10 and saving >= 1

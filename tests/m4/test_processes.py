@@ -1,4 +1,4 @@
-"""Training in two processes, each feeding its own rows, against one process that has all of them."""
+"""Training in two processes, each feeding its own rows, against one that has all rows."""
 
 import socket
 import subprocess

@@ -199,7 +199,9 @@ def test_every_run_gives_the_same_batches(tmp_path):
         from examples.m4.input.batches import Batches
         from tests.m4.input.synthetic import corpus, tokens
         state = hashlib.sha256()
-        for arrays, position in itertools.islice(Batches(tokens(sys.argv[1], corpus()), 8, 32, 24, seed=1, temperature=5.0), 20):
+        data = tokens(sys.argv[1], corpus())
+        batches = Batches(data, 8, 32, 24, seed=1, temperature=5.0)
+        for arrays, position in itertools.islice(batches, 20):
             for name in sorted(arrays):
                 state.update(arrays[name].tobytes())
         print(state.hexdigest(), position)
