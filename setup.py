@@ -21,7 +21,15 @@ setup(
     ],
     entry_points={"console_scripts": ["namedmesh = namedmesh.command:main"]},
     extras_require={
-        "m4": ["orbax-checkpoint>=0.11", "sacrebleu>=2.4", "matplotlib>=3.9", "tensorboardX>=2.6"],
+        "training": ["orbax-checkpoint>=0.12", "rich>=13", "safetensors>=0.5", "tensorboardX>=2.6"],
+        "m4": [
+            "orbax-checkpoint>=0.12",
+            "rich>=13",
+            "safetensors>=0.5",
+            "sacrebleu>=2.4",
+            "matplotlib>=3.9",
+            "tensorboardX>=2.6",
+        ],
         "test": ["pytest", "pytest-xdist", "hypothesis", "ruff", "pyright"],
     },
 )

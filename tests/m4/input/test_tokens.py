@@ -106,7 +106,7 @@ def test_a_failure_leaves_the_former_folder_and_nothing_else(both, tmp_path, mon
 
 def test_a_folder_of_other_things_is_not_replaced(both, tmp_path):
     (tmp_path / "precious").write_text("keep")
-    with pytest.raises(NamedMeshError, match="holds no tokens, so it is not replaced"):
+    with pytest.raises(NamedMeshError, match="has no tokens, so it is not replaced"):
         open_or_write_tokens(tmp_path, PAIRS, *both)
     assert (tmp_path / "precious").read_text() == "keep"
 

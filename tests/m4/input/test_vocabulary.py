@@ -105,7 +105,7 @@ def test_missing_and_foreign_files_are_errors(tmp_path):
     with pytest.raises(NamedMeshError, match=r"cannot read vocabulary .*source\.model"):
         Vocabularies.load(tmp_path)
     (tmp_path / "source.model").write_text("not a model")
-    with pytest.raises(NamedMeshError, match="is no vocabulary"):
+    with pytest.raises(NamedMeshError, match="is not a vocabulary"):
         Vocabularies.load(tmp_path)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["aa bb", "ab"]),
