@@ -1,6 +1,7 @@
-"""Two or more runs of examples/m4 side by side: loss against steps, and BLEU by test set and resources.
+"""Several runs of examples/m4 side by side: loss by steps, and BLEU by test set and resources.
 
-python -m benchmarks.m4_comparison benchmarks/results/m4/base benchmarks/results/m4/base_dense --plot comparison.png
+RUNS=benchmarks/results/m4
+python -m benchmarks.m4_comparison $RUNS/base $RUNS/base_dense --plot comparison.png
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import statistics
 
 import numpy as np
 
-from examples.m4.metrics import read_metrics
+from namedmesh.training import read_metrics
 
 
-def drawn(runs: list[pathlib.Path], path: pathlib.Path) -> None:
-    """The plot of some runs, each a folder with metrics.jsonl and evaluation.json."""
+def draw(runs: list[pathlib.Path], path: pathlib.Path) -> None:
+    """Draw some runs, each a folder with metrics.jsonl and evaluation.json."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -26,8 +27,8 @@ def drawn(runs: list[pathlib.Path], path: pathlib.Path) -> None:
     for i, run in enumerate(runs):
         rows, colour = read_metrics(run / "metrics.jsonl"), f"C{i}"
         for key, name, style in (("cross_entropy", "train", "-"), ("dev_loss", "dev", "o--")):
-            found = [(row["step"], row[key]) for row in rows if key in row]
-            left.plot(*zip(*found, strict=True), style, color=colour, label=f"{run.name}: {name}")
+            points = [(row["step"], row[key]) for row in rows if key in row]
+            left.plot(*zip(*points, strict=True), style, color=colour, label=f"{run.name}: {name}")
         averages = json.loads((run / "evaluation.json").read_text())["averages"]
         places = np.arange(len(averages)) + 0.8 * (i + 0.5) / len(runs) - 0.4
         right.bar(places, [row["bleu"] for row in averages], 0.8 / len(runs), label=run.name)
@@ -46,23 +47,25 @@ def drawn(runs: list[pathlib.Path], path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Prints a table of the runs, and draws them."""
+    """Print a line for each run, and draw them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=pathlib.Path)
     parser.add_argument("--plot", type=pathlib.Path)
-    given = parser.parse_args()
-    for run in given.runs:
+    arguments = parser.parse_args()
+    for run in arguments.runs:
         rows = [row for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
         speed = statistics.median(row["tokens_per_second"] for row in rows)
         averages = json.loads((run / "evaluation.json").read_text())["averages"]
         scores = ", ".join(
             f"{row['set']} {row['bleu']:.1f}" for row in averages if row["resources"] == "all"
         )
+        last = rows[-1]
         print(
-            f"{run.name}: {rows[-1]['step']:,} steps, {rows[-1]['tokens']:,} tokens, {speed:,.0f} tokens/s, BLEU {scores}"
+            f"{run.name}: {last['step']:,} steps, {last['tokens']:,} tokens, "
+            f"{speed:,.0f} tokens/s, BLEU {scores}"
         )
-    if given.plot:
-        drawn(given.runs, given.plot)
+    if arguments.plot:
+        draw(arguments.runs, arguments.plot)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from namedmesh import aot as aot
 from namedmesh import layers as layers
 from namedmesh import runtime as runtime
+from namedmesh import training as training
 from namedmesh.dims.dimension import Dimension as Dimension
 from namedmesh.dims.dimension import Shape as Shape
 from namedmesh.dims.dimension import dims as dims
@@ -130,3 +131,5 @@ from namedmesh.ops.windows import roll as roll
 from namedmesh.ops.windows import shift as shift
 from namedmesh.ops.windows import slice as slice
 from namedmesh.runtime.artifact import Artifact as Artifact
+from namedmesh.training.weights import load_weights as load_weights
+from namedmesh.training.weights import save_weights as save_weights

@@ -1,140 +1,95 @@
-"""The command line: python -m examples.m4 train | evaluate | translate | export, with --help for every flag."""
+"""The command line: python -m examples.m4 train | evaluate | translate | export; see --help."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 from typing import Any
 
 from absl import app, flags, logging
 
-from examples.m4.settings import PRESETS, Settings, preset
+from examples.m4 import flags as m4_flags
+from examples.m4.settings import Settings, preset
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.layers import CHOICES, Config
 
-COMMANDS = ("train", "evaluate", "translate", "export")
-
-flags.DEFINE_string("run", "runs/m4", "the folder of the run")
-flags.DEFINE_string(
-    "data",
-    "catalogs",
-    "catalogs (fetched), synthetic (made), a directory of TSV files, or another run, for its data",
-)
-flags.DEFINE_enum("preset", "small", sorted(PRESETS), "settings to begin with")
-flags.DEFINE_list("sets", [], "test sets to evaluate; all unless said")
-flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
-flags.DEFINE_string(
-    "checkpoint",
-    "newest",
-    "what to evaluate or translate with: newest, best (on dev data), or a step",
-)
-flags.DEFINE_list("baselines", [], "folders of evaluated runs of single languages, for delta BLEU")
-flags.DEFINE_string("input", "-", "the file to translate, a sentence a line; - is standard input")
-flags.DEFINE_string("output", "-", "where translations go; - is standard output")
-
-KINDS = {
-    "int": flags.DEFINE_integer,
-    "float": flags.DEFINE_float,
-    "bool": flags.DEFINE_boolean,
-    "str": flags.DEFINE_string,
-}
+HYPERPARAMETERS = m4_flags.define_flags()
+flags.adopt_module_key_flags(m4_flags)  # so that --help lists them
 
 
-def _hyperparameters() -> list[str]:
-    """A flag for every setting, by default what the preset says."""
-    names = []
-    for owner in (Settings, Config):
-        for one in dataclasses.fields(owner):
-            if one.name in ("preset", "model") and owner is Settings:
-                continue
-            kind, text = str(one.type).split(" ")[0], "a setting; the preset's unless said"
-            if one.name in CHOICES and owner is Config:
-                flags.DEFINE_enum(one.name, None, CHOICES[one.name], text)
-            else:
-                KINDS[kind](one.name, None, text)
-            names.append(one.name)
-    return names
-
-
-HYPERPARAMETERS = _hyperparameters()
-
-
-def resolved() -> Settings:
-    """The settings that flags say: those of an existing run or of the preset, with some changed."""
+def resolve_settings() -> Settings:
+    """Resolve the settings: those of an existing run or of the preset, changed by flags."""
     from examples.m4.run import Run
 
-    given = {
+    changes = {
         name: flags.FLAGS[name].value
         for name in HYPERPARAMETERS
         if flags.FLAGS[name].value is not None
     }
     run = Run(flags.FLAGS.run)
-    base = (
-        run.settings
-        if run.started and not flags.FLAGS["preset"].present
-        else preset(flags.FLAGS.preset)
-    )
-    return base.but(**given)
+    if run.started and not flags.FLAGS["preset"].present:
+        return run.settings.but(**changes)
+    return preset(flags.FLAGS.preset).but(**changes)
 
 
-def given_data(run: Any) -> str:
-    """What --data says; nothing for a run that has its data, unless the flag is there."""
-    return flags.FLAGS.data if flags.FLAGS["data"].present or not run.started else ""
-
-
-def train() -> None:
-    """Trains a run, or goes on with it."""
-    from examples.m4.plots import draw
+def start_run() -> tuple[Any, Settings]:
+    """Start the run, or continue with it; one that has its data needs no --data."""
     from examples.m4.run import Run
 
     run = Run(flags.FLAGS.run)
-    settings = run.start(resolved(), given_data(run))
-    from examples.m4.training import train as training
+    new_data = flags.FLAGS["data"].present or not run.started
+    return run, run.start(resolve_settings(), flags.FLAGS.data if new_data else "")
 
-    last = training(run, settings)
-    print(
-        f"trained {last['step']:,.0f} steps"
-        + (f"; loss {last['loss']:.3f}" if "loss" in last else "")
-    )
+
+def train() -> None:
+    """Train a run, or continue to."""
+    run, settings = start_run()
+    from examples.m4 import training
+    from examples.m4.plots import draw
+
+    row = training.train(run, settings, profile=flags.FLAGS.profile)
+    loss = f"; loss {row['loss']:.3f}" if "loss" in row else ""
+    print(f"trained {row['step']:,.0f} steps{loss}")
     for path in draw(run):
         print(f"plot: {path}")
 
 
 def evaluate() -> None:
-    """Scores a run's translations of its test sets, and draws the plots."""
-    from examples.m4 import evaluation
+    """Score a run's translations of its test sets, and draw the plots."""
+    from examples.m4 import evaluation, scores
     from examples.m4.plots import draw
     from examples.m4.run import Run
 
-    run, given = Run(flags.FLAGS.run), flags.FLAGS
-    settings = run.fitted(resolved())
-    others = evaluation.baselines(given.baselines)
+    run, options = Run(flags.FLAGS.run), flags.FLAGS
+    settings = run.fit_settings(resolve_settings())
+    baselines = scores.read_baselines(options.baselines)
     result = evaluation.evaluate(
-        run, settings, sets=given.sets, sentences=given.sentences, checkpoint=given.checkpoint
+        run,
+        settings,
+        sets=options.sets,
+        sentences=options.sentences,
+        checkpoint=options.checkpoint,
     )
-    evaluation.routing(run, settings, checkpoint=given.checkpoint)
-    known = evaluation.comparable(others, result)
-    print(evaluation.samples(result))
-    print(evaluation.table(result, known))
-    for path in draw(run, known):
+    evaluation.measure_routing(run, settings, checkpoint=options.checkpoint)
+    comparable = scores.select_comparable(baselines, result)
+    print(scores.format_samples(result))
+    print(scores.format_scores(result, comparable))
+    for path in draw(run, comparable):
         print(f"plot: {path}")
 
 
 def translate() -> None:
-    """Translates a file or standard input; typed at a terminal, line by line."""
+    """Translate a file or standard input; at a terminal, line by line."""
     from examples.m4.run import Run
     from examples.m4.translation import Translator
 
     run = Run(flags.FLAGS.run)
-    settings = run.fitted(resolved())
+    settings = run.fit_settings(resolve_settings())
     translator = Translator.open(
         run, settings, flags.FLAGS.checkpoint, lambda text: print(text, file=sys.stderr)
     )
-    source, output = flags.FLAGS.input, flags.FLAGS.output
     sys.stdin.reconfigure(encoding="utf-8", errors="replace")  # type: ignore[union-attr]
-    with written(output) as out:
-        if source == "-" and sys.stdin.isatty():
+    with open_output(flags.FLAGS.output) as out:
+        if flags.FLAGS.input == "-" and sys.stdin.isatty():
             print(
                 "type a sentence in any of the run's languages; an empty line or ctrl-D ends",
                 file=sys.stderr,
@@ -142,27 +97,27 @@ def translate() -> None:
             for line in iter(lambda: sys.stdin.readline().strip(), ""):
                 print(translator.translate([line])[0], file=out, flush=True)
             return
-        try:
-            with (
-                open(source, encoding="utf-8", errors="replace")
-                if source != "-"
-                else sys.stdin as file
-            ):
-                lines = [line.rstrip("\n") for line in file]
-        except OSError as error:
-            raise NamedMeshError(
-                f"cannot read {source!r}: {error.strerror}", fix="check --input"
-            ) from None
-        for line in translator.translate(lines):
+        for line in translator.translate(read_lines(flags.FLAGS.input)):
             print(line, file=out)
 
 
-def written(path: str) -> Any:
-    """A file to write to, or standard output."""
+def read_lines(path: str) -> list[str]:
+    """Read the lines of a file or of standard input; what is not UTF-8 is replaced."""
     try:
-        return (
-            open(path, "w", encoding="utf-8") if path != "-" else contextlib.nullcontext(sys.stdout)
-        )
+        with open(path, encoding="utf-8", errors="replace") if path != "-" else sys.stdin as file:
+            return [line.rstrip("\n") for line in file]
+    except OSError as error:
+        raise NamedMeshError(
+            f"cannot read {path!r}: {error.strerror}", fix="check --input"
+        ) from None
+
+
+def open_output(path: str) -> Any:
+    """Open a file to write to, or standard output."""
+    if path == "-":
+        return contextlib.nullcontext(sys.stdout)
+    try:
+        return open(path, "w", encoding="utf-8")
     except OSError as error:
         raise NamedMeshError(
             f"cannot write {path!r}: {error.strerror}", fix="check --output"
@@ -170,37 +125,32 @@ def written(path: str) -> Any:
 
 
 def export() -> None:
-    """Writes data and lowered programs into a run's folder, so that a host without TensorFlow can do the rest."""
-    from examples.m4.run import Run
-
-    run = Run(flags.FLAGS.run)
-    settings = run.start(resolved(), given_data(run))
+    """Write data and lowered programs into a run's folder, for a host without TensorFlow."""
+    run, settings = start_run()
     for name in ("train", "evaluate", "translate"):
         print(f"{name}: {run.artifact(name, settings)}")
-    run.keep(settings)
-    needed = "jax, orbax, sentencepiece, sacrebleu and absl-py"
-    print(f"copy {run.folder}, examples/ and namedmesh/ to a host with {needed}, and there run")
+    run.save_settings(settings)
+    needed = "jax, orbax, rich, safetensors, sentencepiece, sacrebleu and absl-py"
+    print(f"copy {run.folder}, examples/ and namedmesh/ to a host with {needed}, and run there")
     print(f"  python -m examples.m4 train --run {run.folder.name}")
 
 
+COMMANDS = {"train": train, "evaluate": evaluate, "translate": translate, "export": export}
+
+
 def main(arguments: list[str]) -> None:
-    """Runs one command; what a user can mend is said without a traceback."""
+    """Run one command; mistakes of the user are reported without a traceback."""
     logging.set_verbosity(logging.WARNING)
     command = arguments[1] if len(arguments) > 1 else ""
     try:
-        if command not in COMMANDS or len(arguments) > 2:
-            wrong = command if command not in COMMANDS else arguments[2]
+        if command not in COMMANDS:
+            problem = f"{command!r} is not a command" if command else "expected a command"
+            raise NamedMeshError(problem, fix=did_you_mean(command, COMMANDS))
+        if len(arguments) > 2:
             raise NamedMeshError(
-                f"{wrong!r} is no command" if wrong else "a command is due",
-                fix=did_you_mean(wrong, COMMANDS),
+                f"unexpected argument {arguments[2]!r}", fix="give one command, and flags"
             )
-        handlers: dict[str, Any] = {
-            "train": train,
-            "evaluate": evaluate,
-            "translate": translate,
-            "export": export,
-        }
-        handlers[command]()
+        COMMANDS[command]()
     except NamedMeshError as error:
         sys.exit(f"error: {error}")
 

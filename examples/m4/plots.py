@@ -1,4 +1,4 @@
-"""Plots of a run: loss, scores by resources, expert load, and which experts serve which language."""
+"""Plots of a run: loss, scores by resources, expert load, and the experts of each language."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from examples.m4.metrics import read_metrics
 from examples.m4.run import Run
+from namedmesh.training import read_metrics
 
 
 def draw(run: Run, baselines: dict[str, float] | None = None) -> list[pathlib.Path]:
-    """Every plot that the run has data for."""
+    """Draw every plot that the run has data for; return their files."""
     try:
         import matplotlib
 
@@ -22,22 +22,24 @@ def draw(run: Run, baselines: dict[str, float] | None = None) -> list[pathlib.Pa
     except ImportError:
         return []
     run.plots.mkdir(parents=True, exist_ok=True)
-    made = [_loss(run, pyplot)]
+    paths = [_draw_loss(run, pyplot)]
     if (run.folder / "evaluation.json").exists():
-        made.append(_scores(run, pyplot, baselines or {}))
+        paths.append(_draw_scores(run, pyplot, baselines or {}))
     if (run.folder / "routing.json").exists():
-        made += _experts(run, pyplot)
-    return [path for path in made if path is not None]
+        paths += _draw_experts(run, pyplot)
+    return [path for path in paths if path is not None]
 
 
-def _saved(figure: Any, path: pathlib.Path, pyplot: Any) -> pathlib.Path:
+def _save(figure: Any, path: pathlib.Path, pyplot: Any) -> pathlib.Path:
+    """Write a figure to a file."""
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
     return path
 
 
-def _loss(run: Run, pyplot: Any) -> pathlib.Path | None:
+def _draw_loss(run: Run, pyplot: Any) -> pathlib.Path | None:
+    """Draw the losses on train and dev data, by steps and by tokens."""
     rows = read_metrics(run.metrics)
     if not rows:
         return None
@@ -47,10 +49,10 @@ def _loss(run: Run, pyplot: Any) -> pathlib.Path | None:
     ):
         scale = 1e-6 if along == "tokens" else 1
         for key, name in (("cross_entropy", "train (smoothed labels)"), ("dev_loss", "dev")):
-            found = [(row[along] * scale, row[key]) for row in rows if key in row]
-            if found:
+            points = [(row[along] * scale, row[key]) for row in rows if key in row]
+            if points:
                 side.plot(
-                    *zip(*found, strict=True),
+                    *zip(*points, strict=True),
                     label=name,
                     marker="o" if key == "dev_loss" else None,
                     markersize=3,
@@ -58,34 +60,37 @@ def _loss(run: Run, pyplot: Any) -> pathlib.Path | None:
         side.set_xlabel(label)
     sides[0].set_ylabel("cross entropy")
     sides[0].legend()
-    return _saved(figure, run.plots / "loss.png", pyplot)
+    return _save(figure, run.plots / "loss.png", pyplot)
 
 
-def _scores(run: Run, pyplot: Any, baselines: dict[str, float]) -> pathlib.Path | None:
-    """BLEU by language from high to low resource; with baselines, the difference to them, as in the paper's figure."""
+def _draw_scores(run: Run, pyplot: Any, baselines: dict[str, float]) -> pathlib.Path | None:
+    """Draw BLEU by language from high to low resource.
+
+    With baselines, draw the difference to them, as in the paper's figure.
+    """
     rows = json.loads((run.folder / "evaluation.json").read_text(encoding="utf-8"))["languages"]
     sets = list(dict.fromkeys(row["set"] for row in rows))
     if not rows:
         return None
     figure, sides = pyplot.subplots(len(sets), 1, figsize=(10, 2.8 * len(sets)), squeeze=False)
     for (side,), name in zip(sides, sets, strict=True):
-        mine = sorted(
+        of_set = sorted(
             (row for row in rows if row["set"] == name), key=lambda row: -row["train_pairs"]
         )
-        known = [row for row in mine if f"{name}/{row['language']}" in baselines]
-        shown = known or mine
-        values = [row["bleu"] - baselines.get(f"{name}/{row['language']}", 0.0) for row in shown]
-        side.bar(range(len(shown)), values)
+        compared = [row for row in of_set if f"{name}/{row['language']}" in baselines]
+        bars = compared or of_set
+        values = [row["bleu"] - baselines.get(f"{name}/{row['language']}", 0.0) for row in bars]
+        side.bar(range(len(bars)), values)
         side.set_xticks(
-            range(len(shown)), [row["language"] for row in shown], rotation=90, fontsize=6
+            range(len(bars)), [row["language"] for row in bars], rotation=90, fontsize=6
         )
-        side.set_ylabel("delta BLEU" if known else "BLEU")
+        side.set_ylabel("delta BLEU" if compared else "BLEU")
         side.set_title(f"{name}: languages from high to low resource", fontsize=9)
-    return _saved(figure, run.plots / ("delta_bleu.png" if baselines else "bleu.png"), pyplot)
+    return _save(figure, run.plots / ("delta_bleu.png" if baselines else "bleu.png"), pyplot)
 
 
-def _experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
-    """Two heat maps: the load of each layer's experts, and the experts of one layer by language."""
+def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
+    """Draw two heat maps: the load of each layer's experts, and of one layer by language."""
     loads = json.loads((run.folder / "routing.json").read_text())["languages"]
     if not loads:
         return []
@@ -102,11 +107,11 @@ def _experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("expert")
     figure.colorbar(image, label="share of tokens")
-    first = _saved(figure, run.plots / "expert_load.png", pyplot)
+    first = _save(figure, run.plots / "expert_load.png", pyplot)
     last = shared["encoder"][:, -1]
     figure, axis = pyplot.subplots(figsize=(8, max(0.13 * len(loads) + 1.6, 3.0)))
     image = axis.imshow(last, aspect="auto", cmap="viridis", vmin=0)
     axis.set_yticks(range(len(loads)), list(loads), fontsize=6)
     axis.set_xlabel("expert of the last encoder layer that has any")
     figure.colorbar(image, label="share of a language's tokens")
-    return [first, _saved(figure, run.plots / "language_routing.png", pyplot)]
+    return [first, _save(figure, run.plots / "language_routing.png", pyplot)]

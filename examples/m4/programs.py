@@ -1,4 +1,4 @@
-"""The programs of a run, traced, planned and lowered into Artifacts; the one file here that needs TensorFlow."""
+"""The programs of a run, traced, planned and lowered into Artifacts; lowering needs TensorFlow."""
 
 from __future__ import annotations
 
@@ -19,16 +19,15 @@ from namedmesh.layers import (
 )
 
 
-def optimizer(settings: Settings, model: Transformer) -> Optimizer:
-    """The optimizer of a run; its rate warms up, stays, and falls with the square root of the steps.
+def make_optimizer(settings: Settings, model: Transformer) -> Optimizer:
+    """Make the optimizer; its rate warms up, stays, and falls with the square root of the steps.
 
-    Adafactor's rate is relative to the size of a parameter, and counted as in the paper: 1.0 is 0.01 at 10,000 steps.
+    Adafactor's rate is relative to the size of a parameter and counted as in the paper: 1.0 is 0.01
+    after 10,000 steps.
     """
-    scale = (
-        settings.learning_rate
-        if settings.optimizer == "adafactor"
-        else settings.learning_rate * settings.decay_after**0.5
-    )
+    scale = settings.learning_rate
+    if settings.optimizer == "adam":
+        scale *= settings.decay_after**0.5
     rate = linear_warmup(
         inverse_square_root(scale, after=settings.decay_after), steps=settings.warmup
     )
@@ -41,36 +40,35 @@ def optimizer(settings: Settings, model: Transformer) -> Optimizer:
     )
 
 
-def train_program(settings: Settings) -> nm.Program:
-    """One step of training: the batch and a seed to what is worth watching; parameters and slots are updated."""
+def trace_train(settings: Settings) -> nm.Program:
+    """Trace a train step: from a batch and a seed to scalars to log; it updates the weights."""
     model = Transformer(
         settings.model, settings.rows, settings.source_length, settings.target_length
     )
 
     def train(batch: dict[str, Any], seed: nm.Tensor) -> dict[str, nm.Tensor]:
         loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
-        return {**_watched(metrics), **optimizer(settings, model).apply(nm.grad(loss))}
+        updates = make_optimizer(settings, model).apply(nm.grad(loss))
+        return {**_select_scalars(metrics), **updates}
 
     return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
 
 
-def evaluate_program(settings: Settings) -> nm.Program:
-    """The plain cross entropy of a batch (no dropout, no smoothing), and how loaded the experts are."""
+def trace_evaluate(settings: Settings) -> nm.Program:
+    """Trace an evaluation: the cross entropy of a batch without dropout, and the experts' load."""
     config = settings.model.but(smoothing=0.0, dropout=0.0)
     model = Transformer(config, settings.rows, settings.source_length, settings.target_length)
 
     def evaluate(batch: dict[str, Any]) -> dict[str, nm.Tensor]:
         _, metrics = model.loss(batch_of(batch))
-        loads = {
-            name: metrics[name] for name in ("encoder_load", "decoder_load") if name in metrics
-        }
-        return {"cross_entropy": metrics["cross_entropy"], "accuracy": metrics["accuracy"], **loads}
+        names = ("cross_entropy", "accuracy", "encoder_load", "decoder_load")
+        return {name: metrics[name] for name in names if name in metrics}
 
     return nm.trace(evaluate, batch=model.specs())
 
 
-def translate_program(settings: Settings) -> nm.Program:
-    """Sentences, one a row, to the best translations and their scores, by flat beam search."""
+def trace_translate(settings: Settings) -> nm.Program:
+    """Trace flat beam search: from sentences, one a row, to translations and their scores."""
     length = settings.translation_length
     model = Transformer(settings.model.but(dropout=0.0), settings.translation_rows, length, length)
     spec = nm.spec([model.G, model.S], "int32")
@@ -82,30 +80,31 @@ def translate_program(settings: Settings) -> nm.Program:
     return nm.trace(translate, source=spec, source_segments=spec)
 
 
-def _watched(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-    """The scalars of a training step."""
+def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
+    """The scalars of a train step, with the share of tokens that experts dropped."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
     if "encoder_dropped" in metrics:
-        scalars["dropped"] = (
-            nm.mean(metrics["encoder_dropped"]) + nm.mean(metrics["decoder_dropped"])
-        ) * 0.5
+        sides = nm.mean(metrics["encoder_dropped"]) + nm.mean(metrics["decoder_dropped"])
+        scalars["dropped"] = sides * 0.5
     return scalars
 
 
-PROGRAMS = {"train": train_program, "evaluate": evaluate_program, "translate": translate_program}
+PROGRAMS = {"train": trace_train, "evaluate": trace_evaluate, "translate": trace_translate}
 
 
-def artifact(name: str, settings: Settings) -> nm.Artifact:
-    """One of a run's programs, lowered for its mesh and layout."""
+def make_artifact(name: str, settings: Settings) -> nm.Artifact:
+    """Lower one of the programs for the mesh and layout of a run.
+
+    The layout may place dimensions that this program does not have; Settings has checked that some
+    program of the model does.
+    """
     program = PROGRAMS[name](settings)
-    layout, params = (
-        nm.Layout(settings.layout),
-        nm.Layout(settings.params) if settings.params else None,
-    )
+    layout = nm.Layout(settings.layout).only(program.dims)
+    params = nm.Layout(settings.params).only(program.resting_dims) if settings.params else None
     return nm.export(
         program,
         mesh=nm.Mesh.parse(settings.mesh),
-        layout=layout.only(program.dims),
-        params=None if params is None else params.only(program.resting_dims),
+        layout=layout,
+        params=params,
         precision=settings.precision,
     )

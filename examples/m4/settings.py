@@ -14,6 +14,22 @@ from namedmesh.layers import CONFIGS, Config
 from namedmesh.runtime.artifact import PRECISIONS
 
 OPTIMIZERS = ("adafactor", "adam")
+# What a layout can place: the dimensions of the model, and those of decoding.
+DIMENSIONS = (
+    "group", "source", "target", "source_memory", "target_memory", "source_vocab", "target_vocab",
+    "layer", "model", "hidden", "heads", "key", "expert", "capacity", "position", "distance_bucket",
+    "hypothesis", "hypothesis_slot", "step", "cache_row",
+)  # fmt: skip
+POSITIVE = (
+    "source_length", "target_length", "rows", "steps", "warmup", "decay_after", "log_every",
+    "save_every", "keep", "beam", "translation_rows", "translation_length", "vocabulary_sentences",
+    "temperature", "learning_rate", "clip_norm",
+)  # fmt: skip
+
+
+def setting(default: Any, help: str) -> Any:
+    """A field with a default and the help text of its flag."""
+    return dataclasses.field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -22,120 +38,148 @@ class Settings:
 
     preset: str
     model: Config
-    source_length: int = 128  # tokens in a packed row
-    target_length: int = 96
-    rows: int = 64  # in a batch: the groups of the paper
-    languages: str = ""  # codes with commas between them; empty: all
-    temperature: float = 5.0  # of sampling languages
-    vocabulary_sentences: int = 50_000  # that vocabularies are trained on
-    steps: int = 1000
-    minutes: float = 0.0  # of training at most, compiling not counted; 0: no limit
-    optimizer: str = "adafactor"
-    learning_rate: float = 1.0
-    warmup: int = 100
-    decay_after: int = 10_000  # steps, after which the rate falls with the square root
-    clip_norm: float = 1.0
-    seed: int = 0
-    mesh: str = "all=8"
-    layout: str = "group:all, expert:all"
-    params: str = ""  # how parameters and their slots rest, where it differs from the layout
-    precision: str = "default"
-    log_every: int = 10
-    save_every: int = 200
-    keep: int = 3  # checkpoints
-    dev_every: int = 200
-    dev_batches: int = 4
-    beam: int = 4
-    alpha: float = 0.6
-    translation_rows: int = 64  # sentences translated side by side
-    translation_length: int = 48  # tokens of a translation at most, and of its source
+    source_length: int = setting(128, "source tokens in a packed row")
+    target_length: int = setting(96, "target tokens in a packed row")
+    rows: int = setting(64, "packed rows in a batch; the groups of the paper")
+    languages: str = setting("", "codes of languages to train on, with commas; all if empty")
+    temperature: float = setting(
+        5.0, "temperature of sampling languages: 1 is by size, more is more evenly"
+    )
+    vocabulary_sentences: int = setting(50_000, "sentences to train each vocabulary on, at most")
+    steps: int = setting(1000, "train steps")
+    minutes: float = setting(0.0, "time limit of training, compilation excluded; 0 for none")
+    optimizer: str = setting("adafactor", "the optimizer")
+    learning_rate: float = setting(
+        1.0, "peak learning rate; Adafactor's is relative to the size of a parameter"
+    )
+    warmup: int = setting(100, "steps during which the learning rate grows linearly")
+    decay_after: int = setting(
+        10_000, "steps after which the learning rate falls with the square root of the steps"
+    )
+    clip_norm: float = setting(1.0, "largest norm of all gradients together")
+    seed: int = setting(0, "seed of weights, dropout, routing and the order of the data")
+    mesh: str = setting("all=8", 'device mesh, e.g. "data=2 expert=4"')
+    layout: str = setting(
+        "group:all, expert:all",
+        'which dimensions lie on which mesh axes, e.g. "group:data+expert, expert:expert"',
+    )
+    params: str = setting(
+        "", "layout of parameters and optimizer slots at rest; the layout if empty"
+    )
+    precision: str = setting("default", "precision of matrix products")
+    log_every: int = setting(10, "steps between two rows of metrics")
+    save_every: int = setting(200, "steps between two checkpoints")
+    keep: int = setting(3, "newest checkpoints to keep; the best one is kept as well")
+    dev_every: int = setting(200, "steps between two measurements of the dev loss; 0 for none")
+    dev_batches: int = setting(4, "batches that the dev loss is measured on")
+    beam: int = setting(4, "hypotheses of beam search")
+    alpha: float = setting(0.6, "length normalization of beam search; 0 for none")
+    translation_rows: int = setting(64, "sentences to translate side by side")
+    translation_length: int = setting(48, "tokens of a translation, and of its source, at most")
 
     def __post_init__(self) -> None:
-        if self.optimizer not in OPTIMIZERS:
-            raise NamedMeshError(
-                f"optimizer={self.optimizer!r} is not a choice",
-                fix=did_you_mean(self.optimizer, OPTIMIZERS),
-            )
-        for name in ("source_length", "target_length", "rows", "steps", "warmup", "decay_after", "log_every", "save_every",
-                     "keep", "beam", "translation_rows", "translation_length", "vocabulary_sentences"):  # fmt: skip
-            if getattr(self, name) < 1:
-                raise NamedMeshError(f"{name}={getattr(self, name)}", fix="give one or more")
+        for name, choices in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+            value = getattr(self, name)
+            if value not in choices:
+                raise NamedMeshError(
+                    f"{name}={value!r} is not a choice", fix=did_you_mean(value, choices)
+                )
+        low = [f"{name}={getattr(self, name)}" for name in POSITIVE if not getattr(self, name) > 0]
+        if low:
+            raise NamedMeshError(", ".join(low), fix="give positive numbers")
         if not self.minutes >= 0:
             raise NamedMeshError(
                 f"minutes={self.minutes}", fix="give a positive number, or 0 for no limit"
             )
         if not 0 <= self.alpha <= 10:
             raise NamedMeshError(
-                f"alpha={self.alpha}", fix="give a number from 0 (no length normalisation) to 10"
+                f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"
             )
-        if self.precision not in PRECISIONS:
-            raise NamedMeshError(
-                f"precision={self.precision!r} is not a choice",
-                fix=did_you_mean(self.precision, PRECISIONS),
-            )
+        self._check_layouts()
+
+    def _check_layouts(self) -> None:
+        """Raise for axes that the mesh does not have, and for dimensions that no model has.
+
+        A program uses only some of the dimensions, so that its own check cannot tell a misspelt
+        name from one that is another program's.
+        """
         mesh = Mesh.parse(self.mesh)
-        for name in ("layout", "params"):
-            for axes in Layout(getattr(self, name)).rules.values():
+        for label in ("layout", "params"):
+            layout = Layout(getattr(self, label))
+            for axes in layout.rules.values():
                 for axis in axes:
-                    mesh.check_axis(axis, f"{name} {getattr(self, name)}")
-        for name in ("temperature", "learning_rate", "clip_norm"):
-            if not getattr(self, name) > 0:
-                raise NamedMeshError(f"{name}={getattr(self, name)}", fix="give a positive number")
+                    mesh.check_axis(axis, f"{label} {layout.text}")
+            unknown = [name for name in layout.rules if name not in DIMENSIONS]
+            if unknown:
+                raise NamedMeshError(
+                    f"--{label} names {', '.join(map(repr, unknown))}, which no model has",
+                    f"{label}: {layout.text}",
+                    f"dimensions: {', '.join(DIMENSIONS)}",
+                    fix=did_you_mean(unknown[0], DIMENSIONS),
+                )
 
     def but(self, **changes: Any) -> Settings:
-        """The same settings with some changed; those of the model by their own names."""
-        own = {one.name for one in dataclasses.fields(self)} - {"model"}
+        """Return the same settings with some changed; those of the model by their own names."""
+        own = {field.name for field in dataclasses.fields(self)} - {"model"}
         inner = {name: value for name, value in changes.items() if name not in own}
         outer = {name: value for name, value in changes.items() if name in own}
         return dataclasses.replace(self, **outer, model=self.model.but(**inner))
 
     def to_json(self) -> str:
-        """The settings as a file holds them."""
+        """Format the settings as the text of a file."""
         return json.dumps(dataclasses.asdict(self), indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """The settings a file holds."""
+        """Parse the text of a file."""
         values = json.loads(text)
         return cls(**{**values, "model": Config(**values["model"])})
 
 
 SMALL = Config(
-    layers=4, experts=8, model=64, hidden=256, heads=4, key=16, source_vocab=12_000, target_vocab=4_000, remat="none", dropout=0.0
+    layers=4, experts=8, model=64, hidden=256, heads=4, key=16, source_vocab=12_000,
+    target_vocab=4_000, remat="none", dropout=0.0,
 )  # fmt: skip
 PRESETS: dict[str, Settings] = {
     # What `make m4` trains: minutes on two cores.
     "small": Settings(
-        "small", SMALL, source_length=64, target_length=48, rows=32, temperature=1.5, steps=4000, minutes=8.0, optimizer="adam",
-        learning_rate=5e-3, warmup=100, decay_after=600, mesh="all=4", save_every=500, dev_every=500, dev_batches=2,
-        translation_length=64,
+        "small", SMALL, source_length=64, target_length=48, rows=32, temperature=1.5, steps=4000,
+        minutes=8.0, optimizer="adam", learning_rate=5e-3, warmup=100, decay_after=600,
+        mesh="all=4", save_every=500, dev_every=500, dev_batches=2, translation_length=64,
     ),
     # Seconds, for tests.
     "tiny": Settings(
-        "tiny", CONFIGS["tiny"].but(source_vocab=400, target_vocab=400), source_length=64, target_length=48, rows=8, steps=20,
-        optimizer="adam", learning_rate=3e-3, warmup=5, decay_after=100, mesh="all=4", log_every=5, save_every=5, dev_every=10,
-        dev_batches=1, beam=2, translation_rows=8, translation_length=16,
+        "tiny", CONFIGS["tiny"].but(source_vocab=400, target_vocab=400), source_length=64,
+        target_length=48, rows=8, steps=20, optimizer="adam", learning_rate=3e-3, warmup=5,
+        decay_after=100, mesh="all=4", log_every=5, save_every=5, dev_every=10, dev_batches=1,
+        beam=2, translation_rows=8, translation_length=16,
     ),
     # For one GPU.
     "base": Settings(
         "base",
         CONFIGS["base"].but(
-            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", dropout=0.3, word_dropout=0.2
+            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", dropout=0.3,
+            word_dropout=0.2,
         ),
-        rows=256, temperature=1.5, steps=20_000, learning_rate=1.0, warmup=400, decay_after=2_000, mesh="all=1", layout="",
-        log_every=50, save_every=1000, dev_every=500, dev_batches=8, translation_rows=256, translation_length=96,
+        rows=256, temperature=1.5, steps=20_000, learning_rate=1.0, warmup=400, decay_after=2_000,
+        mesh="all=1", layout="", log_every=50, save_every=1000, dev_every=500, dev_batches=8,
+        translation_rows=256, translation_length=96,
     ),
     # The paper's, for TPU v3: a group for each core.
     **{
         name: Settings(
-            name, CONFIGS[name], source_length=1024, target_length=1024, rows=cores, steps=100_000, warmup=1_000,
-            mesh=f"all={cores}", log_every=100, save_every=1000, dev_every=1000, translation_rows=cores, translation_length=256,
+            name, CONFIGS[name], source_length=1024, target_length=1024, rows=cores, steps=100_000,
+            warmup=1_000, mesh=f"all={cores}", log_every=100, save_every=1000, dev_every=1000,
+            translation_rows=cores, translation_length=256,
         )
-        for name, cores in (("moe_128e_12l", 128), ("moe_512e_12l", 512), ("moe_2048e_12l", 2048), ("moe_128e_36l", 128),
-                            ("moe_512e_36l", 512), ("moe_2048e_36l", 2048))
+        for name, cores in (
+            ("moe_128e_12l", 128), ("moe_512e_12l", 512), ("moe_2048e_12l", 2048),
+            ("moe_128e_36l", 128), ("moe_512e_36l", 512), ("moe_2048e_36l", 2048),
+        )
     },
 }  # fmt: skip
-# Dense models of equal FLOPs per token: where two layers have one and two networks of size H, here each has 1.5 H.
+# Dense models of equal FLOPs per token: a layer with experts computes two networks of size H and
+# the layer beside it one, so that here every layer has one of size 1.5 H.
 PRESETS |= {
     f"{name}_dense": dataclasses.replace(
         PRESETS[name],
@@ -147,7 +191,7 @@ PRESETS |= {
 
 
 def preset(name: str) -> Settings:
-    """The settings of a name."""
+    """Look up the settings of a name."""
     if name not in PRESETS:
         raise NamedMeshError(f"there is no preset {name!r}", fix=did_you_mean(name, PRESETS))
     return PRESETS[name]

@@ -11,7 +11,7 @@ from examples.m4.settings import preset
 
 
 def batch(source: int, target: int) -> dict[str, np.ndarray]:
-    """Two rows of eight places, some of them filled; what counts is the segment, not the token."""
+    """Two rows of eight places, some of them filled; a place without a segment is padding."""
     made = {}
     for side, count in (("source", source), ("target", target)):
         made[side] = np.zeros((2, 8), np.int32)
@@ -20,8 +20,8 @@ def batch(source: int, target: int) -> dict[str, np.ndarray]:
 
 
 def test_tokens_are_those_that_are_not_padding():
-    assert m4_input.tokens(batch(11, 5)) == 16
-    assert m4_input.tokens(batch(0, 16)) == 16
+    assert m4_input.count_tokens(batch(11, 5)) == 16
+    assert m4_input.count_tokens(batch(0, 16)) == 16
 
 
 def test_rates_are_tokens_by_time_without_the_first_turn(monkeypatch):
@@ -37,15 +37,15 @@ def test_rates_are_tokens_by_time_without_the_first_turn(monkeypatch):
         steps.append(given)
         now[0] += 4.0 if len(steps) <= 2 else 2.0  # the first turn is slow
 
-    made, taken = m4_input.rates(stream(), batches=3, step=step, steps=2, turns=4)
-    np.testing.assert_allclose(made, [24.0] * 4)
-    np.testing.assert_allclose(taken, [6.0] * 4)
+    streamed, consumed = m4_input.measure_rates(stream(), batches=3, step=step, steps=2, turns=4)
+    np.testing.assert_allclose(streamed, [24.0] * 4)
+    np.testing.assert_allclose(consumed, [6.0] * 4)
     assert len(steps) == 2 * 5
 
 
 def test_a_turn_of_the_pipeline_stays_on_one_core():
     allowed = m4_input.os.sched_getaffinity(0)
-    with m4_input.one_core():
+    with m4_input.use_one_core():
         assert len(m4_input.os.sched_getaffinity(0)) == 1
     assert m4_input.os.sched_getaffinity(0) == allowed
 

@@ -41,7 +41,7 @@ def dense(tmp_path_factory, corpus) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory, corpus) -> pathlib.Path:
-    """A run of a mixture of experts that has taken no step yet, its train step lowered and compiled."""
+    """A run of a mixture of experts before its first step, its train step lowered and compiled."""
 
     def make(folder: pathlib.Path) -> None:
         runs.good(runs.run("train", folder / "run", {**runs.EXPERTS, "data": corpus, "steps": 1}))

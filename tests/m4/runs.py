@@ -1,4 +1,4 @@
-"""Runs for the tests: the example's commands in processes of their own, and run folders made once and then copied."""
+"""Runs for the tests: commands in processes of their own, and run folders to copy."""
 
 from __future__ import annotations
 
@@ -23,8 +23,9 @@ BLOCKED = "import sys; sys.modules['tensorflow'] = None; "
 COMMAND = "from absl import app; from examples.m4.__main__ import main; app.run(main)"
 # Compiled in seconds: a dense model of two layers on two devices.
 DENSE = {
-    "preset": "tiny_dense", "layers": 2, "model": 16, "hidden": 32, "heads": 2, "key": 8, "source_length": 48,
-    "target_length": 32, "mesh": "all=2", "layout": "group:all", "dev_every": 0,
+    "preset": "tiny_dense", "layers": 2, "model": 16, "hidden": 32, "heads": 2, "key": 8,
+    "source_length": 48, "target_length": 32, "mesh": "all=2", "layout": "group:all",
+    "dev_every": 0,
 }  # fmt: skip
 # The mixture of experts that the longer tests train: nothing but training is compiled.
 EXPERTS = {"preset": "tiny", "source_length": 48, "target_length": 32, "dev_every": 0}
@@ -39,7 +40,7 @@ def arguments(
 
 
 def environment() -> dict[str, str]:
-    """What a process of the example inherits: as many devices as its mesh has, and no unplanned collective."""
+    """The environment of a command: its own number of devices, and no unplanned collective."""
     kept = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     return {**kept, "NAMEDMESH_STRICT": "1", "PYTHONUNBUFFERED": "1"}
 
@@ -54,8 +55,8 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """A command of the example, run to its end."""
     return subprocess.run(
-        arguments(command, folder, flags, blocked), cwd=ROOT, env=environment(), input=given, capture_output=True, text=True,
-        timeout=1800,
+        arguments(command, folder, flags, blocked), cwd=ROOT, env=environment(), input=given,
+        capture_output=True, text=True, timeout=1800,
     )  # fmt: skip
 
 
@@ -137,7 +138,7 @@ class Training:
 
     @property
     def logged(self) -> int:
-        """The last step that this process logged; a log that it has not yet made its own does not count."""
+        """The last step that this process logged; the log of an earlier process does not count."""
         if self._identity() == self._before:
             return self.first
         rows = self._log.read_text().splitlines(keepends=True)

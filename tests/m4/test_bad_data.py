@@ -15,7 +15,7 @@ FAULTS = b"\nno tab on this line\n" + b"x" * 100_000 + b"\tlong\nd\xe9\xff\tnot 
 
 @pytest.fixture
 def faulty(corpus, tmp_path):
-    """The corpus with four bad lines before and one good line after those of its largest language, and an empty file."""
+    """The corpus with four bad lines and a good one in its largest language, and an empty file."""
     root = shutil.copytree(corpus, tmp_path / "faulty")
     path = root / "train" / "qaa.tsv"
     path.write_bytes(FAULTS + path.read_bytes() + b"gut\tgood\n")
@@ -62,7 +62,7 @@ def test_faults_are_said_by_the_command_and_good_lines_are_used(faulty, corpus, 
 def test_a_corpus_that_is_no_directory_is_an_error_of_the_command(corpus, tmp_path, name):
     done = run("train", tmp_path / "run", {"preset": "tiny", "data": corpus / name}, blocked=True)
     assert done.returncode == 1
-    what = "is not there" if name == "nowhere" else "is a file, not a directory"
+    what = "does not exist" if name == "nowhere" else "is a file, not a directory"
     assert f"error: the corpus '{corpus / name}' {what}" in done.stderr
     assert "fix: a corpus is DIR/train/<lang>.tsv" in done.stderr
     assert "Traceback" not in done.stderr and "lowering" not in done.stdout

@@ -6,8 +6,14 @@ import pytest
 import sacrebleu
 
 from examples.m4 import evaluation
-from examples.m4.evaluation import averages, baselines, comparable, samples, table, thirds
+from examples.m4.evaluation import average_scores, split_in_thirds
 from examples.m4.run import Run
+from examples.m4.scores import (
+    format_samples,
+    format_scores,
+    read_baselines,
+    select_comparable,
+)
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.runs import copied
 
@@ -39,7 +45,7 @@ RESULT = {
     "step": 7,
     "signatures": {"bleu": "SIGNED"},
     "languages": ROWS,
-    "averages": averages(ROWS),
+    "averages": average_scores(ROWS),
 }
 
 
@@ -53,7 +59,7 @@ class Echo:
             source: english for pairs in tests["main"].values() for source, english in pairs
         }
 
-    def translate(self, texts, shown=None):
+    def translate(self, texts, report=None):
         return [
             " ".join(self.known[text].split()[: 3 + number % 4])
             for number, text in enumerate(texts)
@@ -106,20 +112,20 @@ def test_a_set_that_is_not_there_is_an_error(run):
 def test_thirds_are_by_resources():
     counts = {"a": 5, "b": 100, "c": 50, "d": 7, "e": 6, "f": 90, "g": 1}
     highest, middle, lowest = {"b", "f", "c"}, {"d", "e"}, {"a", "g"}
-    found = thirds(counts)
+    found = split_in_thirds(counts)
     assert {code for code in counts if found[code] == "high"} == highest
     assert {code for code in counts if found[code] == "mid"} == middle
     assert {code for code in counts if found[code] == "low"} == lowest
 
 
 def test_equal_resources_are_in_the_order_of_codes_and_one_language_is_high():
-    assert thirds({"b": 1, "c": 1, "a": 1}) == {"a": "high", "b": "mid", "c": "low"}
-    assert thirds({"a": 3}) == {"a": "high"}
-    assert thirds({}) == {}
+    assert split_in_thirds({"b": 1, "c": 1, "a": 1}) == {"a": "high", "b": "mid", "c": "low"}
+    assert split_in_thirds({"a": 3}) == {"a": "high"}
+    assert split_in_thirds({}) == {}
 
 
 def test_averages_are_by_set_and_third():
-    found = averages([*ROWS, row("aa", 10, 7.0, 5.0, "other")])
+    found = average_scores([*ROWS, row("aa", 10, 7.0, 5.0, "other")])
     assert found == [  # by pairs: bb, dd | cc | aa
         {"set": "main", "resources": "high", "languages": 2, "bleu": 8.5, "chrf": 13.0},
         {"set": "main", "resources": "mid", "languages": 1, "bleu": 3.0, "chrf": 4.0},
@@ -131,7 +137,7 @@ def test_averages_are_by_set_and_third():
 
 
 def test_the_table_has_a_row_for_each_language_from_high_to_low_resource():
-    lines = table(RESULT).splitlines()
+    lines = format_scores(RESULT).splitlines()
     assert lines[0].split() == ["set", "language", "train", "pairs", "BLEU", "chrF"]
     assert [line.split() for line in lines[1:5]] == [
         ["main", "bb", "400", "9.0", "10.0"],
@@ -154,27 +160,27 @@ def test_delta_bleu_is_the_difference_to_the_baselines(tmp_path):
         (tmp_path / code / "evaluation.json").write_text(
             json.dumps({"languages": [row(code, 1, bleu, 0.0)]})
         )
-    others = baselines([str(tmp_path / "bb"), str(tmp_path / "aa")])
-    known = comparable(others, RESULT)
+    others = read_baselines([str(tmp_path / "bb"), str(tmp_path / "aa")])
+    known = select_comparable(others, RESULT)
     assert known == {"main/bb": 10.5, "main/aa": 0.25}
     said: list[str] = []
     others["main/bb"]["sentences"] = 3
-    assert comparable(others, RESULT, said.append) == {"main/aa": 0.25}
-    assert said == ["main/bb: no delta BLEU, for the baseline is of 3 sentences and this of 1"]
-    lines = table(RESULT, known).splitlines()
+    assert select_comparable(others, RESULT, said.append) == {"main/aa": 0.25}
+    assert said == ["main/bb: no delta BLEU, since the baseline has 3 sentences and this run 1"]
+    lines = format_scores(RESULT, known).splitlines()
     assert lines[0].endswith("delta BLEU")
     assert [line.split()[5:] for line in lines[1:5]] == [["-1.5"], [], [], ["+0.8"]]
 
 
 def test_a_baseline_that_was_not_evaluated_is_an_error(tmp_path):
     with pytest.raises(NamedMeshError, match=r"has no evaluation\.json"):
-        baselines([str(tmp_path)])
+        read_baselines([str(tmp_path)])
 
 
 @pytest.mark.parametrize(
     "count, languages", [(8, ["bb", "dd", "cc", "aa"]), (2, ["bb", "aa"]), (3, ["bb", "cc", "aa"])]
 )
 def test_samples_are_each_of_another_language(count, languages):
-    lines = samples(RESULT, count).splitlines()
+    lines = format_samples(RESULT, count).splitlines()
     assert lines[::3] == [f"{code}: {code} source" for code in languages]
-    assert lines[1:3] == ["  should be: bb english", "  is:        bb made"]
+    assert lines[1:3] == ["  reference:   bb english", "  translation: bb made"]

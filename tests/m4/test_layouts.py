@@ -1,4 +1,7 @@
-"""One run under several meshes and layouts, and carried from one to another half-way; dropout and random routing are on."""
+"""One run under several meshes and layouts, and moved from one to another half-way.
+
+Dropout and random routing are on.
+"""
 
 import shutil
 
@@ -82,12 +85,12 @@ def test_three_devices_keep_experts_padded_at_rest(whole):
         ("three devices", "data and model"),
     ],
 )
-def test_a_run_goes_on_under_another_layout(whole, tmp_path, first, second):
+def test_a_run_resumes_under_another_layout(whole, tmp_path, first, second):
     folder = shutil.copytree(whole[first], tmp_path / "run", symlinks=True)
     shutil.rmtree(folder / "checkpoints" / "10")
     assert steps(folder) == [5]
     said = good(run("train", folder, {**FLAGS, **LAYOUTS[second], "steps": 10}, blocked=True))
-    assert "going on from step 5\n" in said
+    assert "resuming from step 5\n" in said
     agree(losses(folder), losses(whole["one axis"]))
     made, wanted = checkpoint(folder, 10), checkpoint(whole[second], 10)
     assert {name: value.shape for name, value in made.items()} == {
@@ -95,7 +98,7 @@ def test_a_run_goes_on_under_another_layout(whole, tmp_path, first, second):
     }
 
 
-def test_going_on_under_the_same_layout_is_exact(whole, tmp_path):
+def test_resuming_under_the_same_layout_is_exact(whole, tmp_path):
     folder = shutil.copytree(whole["three devices"], tmp_path / "run", symlinks=True)
     shutil.rmtree(folder / "checkpoints" / "10")
     good(run("train", folder, {**FLAGS, **LAYOUTS["three devices"], "steps": 10}, blocked=True))

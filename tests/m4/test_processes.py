@@ -1,4 +1,4 @@
-"""Training in two processes, each feeding its own rows, against one process that has all of them."""
+"""Training in two processes, each feeding its own rows, against one that has all rows."""
 
 import socket
 import subprocess
@@ -12,7 +12,7 @@ from tests.m4.runs import BLOCKED, ROOT, copied, environment
 pytestmark = pytest.mark.slow
 
 WORKER = """
-import types
+import dataclasses
 import jax, numpy as np
 index, count, port, folder, out = int(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:]
 jax.config.update("jax_num_cpu_devices", 4 // count)
@@ -21,17 +21,19 @@ if count > 1:
     jax.distributed.initialize(f"localhost:{port}", count, index)
 assert len(jax.devices()) == 4 and len(jax.local_devices()) == 4 // count
 from examples.m4.run import Run
-from examples.m4.training import Loop
+from examples.m4.training import make_trainer
 from namedmesh.runtime import load
 run = Run(folder)
 step = load(run.artifact("train", run.settings))
-loop = Loop(run, run.settings, step, types.SimpleNamespace(latest=None), print)
-batch, position = next(iter(loop.batches))
-loop._step(batch, position)
-made = {f"metric {name}": float(value) for name, value in loop.pending[0][2].items()}
-for name, array in loop.state.arrays.items():
-    made |= {f"{name} {shard.index}": np.asarray(shard.data) for shard in array.addressable_shards}
-np.savez(out, rows=len(batch["source"]), **made)
+trainer = make_trainer(run, dataclasses.replace(run.settings, steps=1), step, None)
+batch, _ = next(trainer.stream.read_from(None))
+row = trainer.run()
+speeds = ("seconds_per_step", "tokens_per_second", "tokens")
+results = {f"metric {name}": value for name, value in row.items() if name not in speeds}
+for name, array in trainer.state.arrays.items():
+    shards = array.addressable_shards
+    results |= {f"{name} {shard.index}": np.asarray(shard.data) for shard in shards}
+np.savez(out, rows=len(batch["source"]), **results)
 """
 
 

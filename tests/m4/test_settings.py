@@ -1,13 +1,18 @@
 """Settings: what does not fit a run, is unknown or is missing is said before anything is done."""
 
 import dataclasses
+import re
+import subprocess
+import sys
 
 import pytest
 
+from examples.m4.flags import MODEL_HELP
 from examples.m4.run import Run
-from examples.m4.settings import PRESETS, Settings, preset
+from examples.m4.settings import DIMENSIONS, PRESETS, Settings, preset
 from namedmesh.dims.errors import NamedMeshError
-from tests.m4.runs import copied, run
+from namedmesh.layers import Config
+from tests.m4.runs import ROOT, copied, run
 
 
 def said(error) -> str:
@@ -16,6 +21,46 @@ def said(error) -> str:
 
 def start(started, settings: Settings) -> Settings:
     return Run(started).start(settings, "")
+
+
+def test_every_flag_has_a_help_text_of_its_own():
+    done = subprocess.run(
+        [sys.executable, "-m", "examples.m4", "--help"], cwd=ROOT, capture_output=True, text=True
+    )
+    fields = [field.name for owner in (Settings, Config) for field in dataclasses.fields(owner)]
+    entries = re.split(r"\n  --(?:\[no\])?(\w+): ", done.stdout)[1:]
+    texts = {name: " ".join(text.split()) for name, text in zip(*[iter(entries)] * 2, strict=True)}
+    assert {*fields} <= {*texts}
+    assert len({*texts.values()}) == len(texts) and min(map(len, texts.values())) > 12
+    assert texts["rows"].startswith("packed rows in a batch")
+    assert {*MODEL_HELP} == {field.name for field in dataclasses.fields(Config)}
+
+
+def test_the_dimensions_that_a_layout_can_place_are_those_of_the_programs():
+    from examples.m4.programs import PROGRAMS
+
+    variants = ({}, {"positions": "relative"}, {"positions": "learned"})
+    programs = [
+        trace(preset("tiny").but(**changes)) for changes in variants for trace in PROGRAMS.values()
+    ]
+    names = {name for program in programs for name in program.dims}
+    resting = {name for program in programs for name in program.resting_dims}
+    assert resting <= {*DIMENSIONS} <= names
+
+
+@pytest.mark.parametrize("flag", ["layout", "params"])
+def test_a_layout_that_names_no_dimension_of_the_model_is_an_error(flag):
+    with pytest.raises(NamedMeshError) as error:
+        preset("tiny").but(**{flag: "grup:all, hiden:all, expert:all"})
+    assert error.value.problem == f"--{flag} names 'grup', 'hiden', which no model has"
+    assert error.value.fix == "did you mean 'group'?"
+    preset("tiny_dense").but(**{flag: "expert:all"})  # though it has no experts
+
+
+def test_every_value_out_of_range_is_reported_at_once():
+    with pytest.raises(NamedMeshError) as error:
+        preset("tiny").but(rows=0, beam=-1)
+    assert error.value.problem == "rows=0, beam=-1"
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -63,7 +108,7 @@ def test_how_it_is_computed_and_how_long_may_change(started, tmp_path):
     }
     chosen = start(folder, preset("tiny").but(**free))
     assert Run(folder).settings == Run(started).settings, "until they are known to work"
-    Run(folder).keep(chosen)
+    Run(folder).save_settings(chosen)
     assert chosen == Run(folder).settings
     assert (
         dataclasses.asdict(Run(folder).settings).items() >= {"steps": 99, "mesh": "all=2"}.items()
@@ -104,13 +149,13 @@ def test_a_damaged_settings_file_is_an_error(started, tmp_path):
 @pytest.mark.parametrize(
     "command, flags, problem",
     [
-        ("trian", {}, "error: 'trian' is no command\n"),
+        ("trian", {}, "error: 'trian' is not a command\n"),
         ("train", {"preset": "tinny"}, "flag --preset=tinny: value should be one of"),
         ("train", {"router": "dice"}, "flag --router=dice: value should be one of"),
         ("train", {"preset": "tiny", "rows": "many"}, "flag --rows=many"),
         ("train", {"preset": "tiny", "layers": 5}, "error: a model of 5 layers cannot be halved"),
-        ("evaluate", {}, "is no run: it has no settings.json"),
-        ("translate", {}, "is no run: it has no settings.json"),
+        ("evaluate", {}, "is not a run: it has no settings.json"),
+        ("translate", {}, "is not a run: it has no settings.json"),
     ],
 )
 def test_a_mistake_on_the_command_line_is_said_in_words(tmp_path, command, flags, problem):
@@ -127,12 +172,12 @@ def test_other_settings_for_a_run_are_said_in_words(started):
     assert (
         "is a run with other settings: experts, hidden\n  experts: 8 there, 0 here\n" in done.stderr
     )
-    assert "fix: give its settings again, or name another folder with --run" in done.stderr
+    assert "fix: use the settings of the run, or name another folder with --run" in done.stderr
 
 
 def test_a_missing_artifact_without_tensorflow_is_an_error(started):
     done = run("train", started, {"preset": "tiny"}, blocked=True)
     assert done.returncode == 1
-    assert "is not there, and making it needs TensorFlow" in done.stderr
+    assert "is missing, and making it needs TensorFlow" in done.stderr
     assert "mesh: all=4; layout: group:all, expert:all" in done.stderr
     assert "fix: make it with `export`" in done.stderr and "Traceback" not in done.stderr

@@ -1,4 +1,7 @@
-"""The data of the example: pairs in many languages and English, read from files, made of catalogs, or invented."""
+"""The data of the example: pairs of a sentence in some language and its English translation.
+
+They are read from files, extracted from message catalogs, or invented.
+"""
 
 from examples.m4.corpus.catalogs import build_catalog_corpus
 from examples.m4.corpus.files import Corpus, read_corpus, write_corpus

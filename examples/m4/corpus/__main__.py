@@ -14,7 +14,7 @@ from namedmesh.dims.errors import NamedMeshError
 
 
 def check(root: str) -> None:
-    """Prints what a corpus holds, what is wrong with it, and how much of what is held out is in train all the same."""
+    """Print what a corpus holds, its faults, and how many held-out sentences are in train too."""
     start = time.perf_counter()
     corpus = read_corpus(root)
     print(corpus.report)
@@ -24,7 +24,7 @@ def check(root: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; the exit status is 1 where the data is at fault."""
+    """Run the command; the exit status is 1 if the data is at fault."""
     parser = argparse.ArgumentParser(prog="python -m examples.m4.corpus", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     catalogs = commands.add_parser(
@@ -42,19 +42,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--largest", type=int, default=4000, help="train pairs of the largest language"
     )
     synthetic.add_argument("--seed", type=int, default=0)
-    commands.add_parser("check", help="read a corpus and say what is in it").add_argument(
+    commands.add_parser("check", help="read a corpus and report what is in it").add_argument(
         "directory"
     )
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
-        if given.command == "catalogs":
-            build_catalog_corpus(given.out, cache=given.cache)
-        elif given.command == "synthetic":
+        if options.command == "catalogs":
+            build_catalog_corpus(options.out, cache=options.cache)
+        elif options.command == "synthetic":
             build_synthetic_corpus(
-                given.out, languages=given.languages, largest=given.largest, seed=given.seed
+                options.out, languages=options.languages, largest=options.largest, seed=options.seed
             )
         else:
-            check(given.directory)
+            check(options.directory)
     except NamedMeshError as error:
         print(error, file=sys.stderr)
         return 1

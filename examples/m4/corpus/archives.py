@@ -1,4 +1,4 @@
-"""Reading a wheel as a file: its message catalogs and its licence. Nothing in it is installed or run."""
+"""Wheels read as files: message catalogs and licences. Nothing is installed or run."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _CATALOG = re.compile(r"(?:.*/)?([^/]+)/LC_MESSAGES/([^/]+)\.mo")
 
 
 class _Catalog(gettext.GNUTranslations):
-    """A .mo file; the standard library reads one to look messages up, here they are listed."""
+    """A .mo file; the standard library only looks messages up, here they are listed."""
 
     def messages(self) -> Iterator[Pair]:
-        """Every message without a plural as (translation, English)."""
+        """Iterate over the messages without a plural, as (translation, English)."""
         for key, translation in self._catalog.items():  # type: ignore[attr-defined]
             if isinstance(key, str) and key and translation:
                 yield translation, key.rpartition("\x04")[2]
 
 
 def read_catalog(content: bytes) -> list[Pair]:
-    """The (translation, English) messages of a .mo file, none where it is damaged."""
+    """Read the (translation, English) messages of a .mo file; none if it is damaged."""
     try:
         return list(_Catalog(io.BytesIO(content)).messages())
     except (OSError, ValueError, LookupError, struct.error):
@@ -39,8 +39,8 @@ def read_catalog(content: bytes) -> list[Pair]:
 def read_wheel(
     path: pathlib.Path, domains: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, list[Pair]]]:
-    """The messages of each catalog in a wheel, all or those of some domains, as (language, messages)."""
-    with _opened(path) as wheel:
+    """Iterate over the catalogs of a wheel, all or some domains, as (language, messages)."""
+    with _open_wheel(path) as wheel:
         for name in sorted(wheel.namelist()):
             match = _CATALOG.fullmatch(name)
             if (
@@ -51,9 +51,9 @@ def read_wheel(
                 yield language, read_catalog(wheel.read(name))
 
 
-def licence(path: pathlib.Path) -> str:
-    """The licence a wheel's metadata names."""
-    with _opened(path) as wheel:
+def read_licence(path: pathlib.Path) -> str:
+    """Read the licence that the metadata of a wheel names."""
+    with _open_wheel(path) as wheel:
         name = next(
             (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")), None
         )
@@ -72,11 +72,12 @@ def licence(path: pathlib.Path) -> str:
     return stated.strip().partition("\n")[0] or "not stated"
 
 
-def _opened(path: pathlib.Path) -> zipfile.ZipFile:
+def _open_wheel(path: pathlib.Path) -> zipfile.ZipFile:
+    """Open a wheel, which is a zip file."""
     try:
         return zipfile.ZipFile(path)
     except zipfile.BadZipFile:
         raise NamedMeshError(
-            f"{path.name} is not a wheel: it is no zip file",
+            f"{path.name} is not a wheel: it is not a zip file",
             fix="delete it from the cache, and run again",
         ) from None

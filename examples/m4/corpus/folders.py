@@ -1,4 +1,4 @@
-"""Writing a corpus: all of it or nothing, and over nothing but an earlier corpus of ours."""
+"""Writing a corpus: completely or not at all, replacing only a corpus that we wrote."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from contextlib import contextmanager
 from examples.m4.corpus.holdout import Pairs
 from namedmesh.dims.errors import NamedMeshError
 
-MARK = "corpus.json"  # what a directory of our own making has
+MARK = "corpus.json"  # marks a directory that we wrote
 
 
 @contextmanager
 def fresh_directory(root: str | os.PathLike) -> Iterator[pathlib.Path]:
-    """A directory to fill, which becomes root when all is written; an earlier corpus of our making is replaced."""
+    """Yield a directory to fill, which becomes root at the end and replaces a corpus of ours."""
     root = pathlib.Path(root).absolute()
     empty = root.is_dir() and not any(root.iterdir())
     if root.exists() and not empty and not (root / MARK).is_file():
         raise NamedMeshError(
-            f"{str(root)!r} is there already and is no corpus that we wrote",
-            fix="name a directory that is not there",
+            f"{str(root)!r} exists and is not a corpus that we wrote",
+            fix="name a new directory",
         )
     root.parent.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix=f".{root.name}.", dir=root.parent))
@@ -41,7 +41,7 @@ def fresh_directory(root: str | os.PathLike) -> Iterator[pathlib.Path]:
 def write_pairs(
     folder: pathlib.Path, parts: Mapping[str, Pairs], facts: Mapping | None = None
 ) -> None:
-    """Writes each part as a directory of <lang>.tsv files, and corpus.json: the facts given and how many pairs there are."""
+    """Write each part as a directory of <lang>.tsv files, and corpus.json with facts and counts."""
     for name, pairs in parts.items():
         (folder / name).mkdir()
         for language, good in pairs.items():

@@ -11,23 +11,26 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 NOUNS = _words("""
-apple artist baker bear bell bird boat book bottle bowl boy bridge brother candle captain cat chair cloud coat cook cow cup
-dancer daughter desk doctor dog door dream driver duck eagle engineer farmer father finger flower forest fox friend garden
-gate girl goat guest hammer hat hill horse house hunter island judge key king kitchen lamp lawyer leaf letter lion mirror
-monkey mother mountain nurse ocean owl painter pencil picture pilot plate poet prince queen rabbit ring river road rope
-sailor school shepherd ship shoe singer sister snake soldier son spoon star stone stranger student table tailor teacher
-temple thief tiger tower train tree uncle village violin wagon wall whale window wolf worker writer""")
+apple artist baker bear bell bird boat book bottle bowl boy bridge brother candle captain cat
+chair cloud coat cook cow cup dancer daughter desk doctor dog door dream driver duck eagle
+engineer farmer father finger flower forest fox friend garden gate girl goat guest hammer hat
+hill horse house hunter island judge key king kitchen lamp lawyer leaf letter lion mirror monkey
+mother mountain nurse ocean owl painter pencil picture pilot plate poet prince queen rabbit ring
+river road rope sailor school shepherd ship shoe singer sister snake soldier son spoon star
+stone stranger student table tailor teacher temple thief tiger tower train tree uncle village
+violin wagon wall whale window wolf worker writer""")
 ADJECTIVES = _words("""
-angry black blue brave bright broken calm clever cold dark deep dirty dry empty famous fast fat fresh gentle golden green
-happy heavy humble hungry kind large lazy loud lucky modest narrow new old patient poor proud quick quiet red rich round sad
-sharp short silent silver slow small soft strange strong tall thin tired warm weak wet white wide wild wise young""")
+angry black blue brave bright broken calm clever cold dark deep dirty dry empty famous fast fat
+fresh gentle golden green happy heavy humble hungry kind large lazy loud lucky modest narrow new
+old patient poor proud quick quiet red rich round sad sharp short silent silver slow small soft
+strange strong tall thin tired warm weak wet white wide wild wise young""")
 VERBS_WITH_OBJECT = _words("""
-admire answer attack build buy call carry catch choose clean cover draw find follow forget greet guard hate hear help hide
-hold invite know lead lose love move need notice open paint praise protect pull push remember see sell send show steal thank
-touch visit want warn wash watch""")
-VERBS_ALONE = _words(
-    "arise arrive cry dance disappear fall fly jump laugh leave rest return run shine sing sleep smile swim wait walk"
-)
+admire answer attack build buy call carry catch choose clean cover draw find follow forget greet
+guard hate hear help hide hold invite know lead lose love move need notice open paint praise
+protect pull push remember see sell send show steal thank touch visit want warn wash watch""")
+VERBS_ALONE = _words("""
+arise arrive cry dance disappear fall fly jump laugh leave rest return run shine sing sleep smile
+swim wait walk""")
 PREPOSITIONS = _words("above behind beside from in near on through under with without")
 DETERMINERS = {
     False: ("the", "a", "this", "every"),
@@ -38,15 +41,15 @@ _PLURALS = {"leaf": "leaves", "wolf": "wolves", "thief": "thieves"}
 _PASTS = dict(
     pair.split(":")
     for pair in _words("""
-    arise:arose build:built buy:bought catch:caught choose:chose draw:drew fall:fell find:found fly:flew forget:forgot
-    hear:heard hide:hid hold:held know:knew lead:led leave:left lose:lost run:ran see:saw sell:sold send:sent shine:shone
-    sing:sang sleep:slept steal:stole swim:swam""")
+arise:arose build:built buy:bought catch:caught choose:chose draw:drew fall:fell find:found
+fly:flew forget:forgot hear:heard hide:hid hold:held know:knew lead:led leave:left lose:lost
+run:ran see:saw sell:sold send:sent shine:shone sing:sang sleep:slept steal:stole swim:swam""")
 )
 
 
 @dataclass(frozen=True)
 class Thing:
-    """A noun with all that is said of it: the man, two old dogs near the river, a bird that sings."""
+    """A noun and what is said of it: the man, two old dogs near the river, a bird that sings."""
 
     noun: str
     plural: bool
@@ -68,7 +71,7 @@ class Sentence:
 
 
 def random_sentence(generator: random.Random) -> Sentence:
-    """A sentence of the grammar."""
+    """Make a sentence of the grammar."""
     verb, target = _action(generator, depth=1)
     place = (
         (generator.choice(PREPOSITIONS), _thing(generator, depth=0))
@@ -79,7 +82,7 @@ def random_sentence(generator: random.Random) -> Sentence:
 
 
 def english(sentence: Sentence) -> str:
-    """The sentence in English."""
+    """Say the sentence in English."""
     parts = [
         _phrase(sentence.subject),
         _verb(sentence.verb, sentence.tense, sentence.subject.plural),

@@ -1,4 +1,4 @@
-"""Holding out: the same English strings for dev and test in every language, and none of them left in train."""
+"""Holding out: the same English strings for dev and test in every language, none left in train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LETTERS = _Letters()
 
 
 def fold(text: str) -> str:
-    """Text as it is compared between train and test: without case, punctuation and spaces.
+    """Remove case, punctuation and spaces, to compare texts of train and test.
 
     >>> fold("Sign in, please!") == fold("sign-in please")
     True
@@ -32,17 +32,18 @@ def fold(text: str) -> str:
 
 
 def digest(text: str) -> str:
-    """A name for a text that orders texts as if at random, the same in every process."""
+    """Hash a text; hashes order texts as if at random, the same in every process."""
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def hold_out(
     pairs: Mapping[str, Sequence[Pair]], *, dev: int, test: int, words: tuple[int, int] = (3, 25)
 ) -> tuple[Pairs, Pairs, Pairs]:
-    """Train, dev and test of each language: held out are English strings of so many words that most languages have.
+    """Split the pairs of each language into train, dev and test.
 
-    Neither a held-out English string nor the source that translates it stays in that language's train pairs, and
-    a held-out English string stays in no language's.
+    Held out are English strings that most languages have, with a number of words between the two
+    given. No language keeps a held-out English string in its train pairs, nor a source that
+    translates one.
     """
     chosen = _choose(pairs, dev + test, words)
     dev_share = len(chosen) * dev // max(1, dev + test)
@@ -68,7 +69,7 @@ def hold_out(
 
 
 def overlap(train: Mapping[str, Sequence[Pair]], held: Mapping[str, Sequence[Pair]]) -> int:
-    """How many train pairs, of any language, have an English side that is held out."""
+    """Count the train pairs, of any language, whose English side is held out."""
     keys = {fold(english) for pairs in held.values() for _, english in pairs}
     known: dict[str, bool] = {}
     for pairs in train.values():
@@ -79,9 +80,9 @@ def overlap(train: Mapping[str, Sequence[Pair]], held: Mapping[str, Sequence[Pai
 
 
 def _choose(pairs: Mapping[str, Sequence[Pair]], count: int, words: tuple[int, int]) -> list[str]:
-    """Folded English strings to hold out: at random from three times as many, those that the most languages have.
+    """Choose folded English strings to hold out, at random from those that most languages have.
 
-    Few begin alike, so that what is held out is not all "Republic of ...".
+    Few of them start alike, so that what is held out is not all "Republic of ...".
     """
     languages: Counter[str] = Counter()
     beginnings: dict[str, str] = {}

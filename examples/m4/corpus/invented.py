@@ -1,4 +1,4 @@
-"""Invented languages: each its own words, script, word order and affixes; those of a family have roots in common."""
+"""Invented languages with words, scripts, word orders and affixes; families share roots."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _MEANINGS = tuple(
 
 @dataclass(frozen=True)
 class Affix:
-    """What is put before or after a word."""
+    """A prefix or a suffix."""
 
     text: str
     before: bool
 
     def on(self, word: str) -> str:
-        """The word with the affix."""
+        """Put the affix on a word."""
         return self.text + word if self.before else word + self.text
 
 
@@ -52,13 +52,13 @@ class Language:
     script: str
     order: str  # of subject, verb and object
     adjective_first: bool
-    postpositions: bool  # these languages also put what is said of a noun before it
+    postpositions: bool  # such languages also put clauses before their noun
     plural: Affix
     tenses: dict[str, Affix]
     words: dict[str, str]
 
     def sentence(self, sentence: Sentence) -> str:
-        """A sentence in this language."""
+        """Say a sentence in this language."""
         return (
             " ".join(
                 self._clause(
@@ -105,7 +105,7 @@ class Language:
 
 
 def invent(family: int, member: int, seed: int) -> Language:
-    """The language that is a member of a family; the seed is that of the corpus."""
+    """Invent a member of a family of languages; the seed is that of the corpus."""
     script = list(SCRIPTS)[family % len(SCRIPTS)]
     roots = random.Random(f"{seed}/family {family}")
     sounds = "".join(roots.sample(CONSONANTS, 9)), "".join(roots.sample(VOWELS, 4))
@@ -121,12 +121,12 @@ def invent(family: int, member: int, seed: int) -> Language:
         while word in taken:
             word = _word(own, sounds, closed)
         taken.add(word)
-        words[meaning] = _written(word, script)
+        words[meaning] = _spell(word, script)
     affixes: dict[str, None] = {}
     while len(affixes) < 3:
         affixes[own.choice(sounds[0]) + own.choice(sounds[1])] = None
     before = own.random() < 0.3
-    plural, past, future = (Affix(_written(text, script), before) for text in affixes)
+    plural, past, future = (Affix(_spell(text, script), before) for text in affixes)
     return Language(
         family=family,
         script=script,
@@ -148,7 +148,7 @@ def _word(generator: random.Random, sounds: tuple[str, str], closed: bool) -> st
     return word + generator.choice(consonants) if closed and generator.random() < 0.5 else word
 
 
-def _written(word: str, script: str) -> str:
+def _spell(word: str, script: str) -> str:
     consonants, vowels, signs = SCRIPTS[script]
     letters = []
     for index, sound in enumerate(word):

@@ -1,4 +1,4 @@
-"""Codes of languages: one for each language and script, whatever region a catalog is for."""
+"""Codes of languages: one for each language and script, whatever the region of a catalog."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NONE = {
     "ach",
     "xx",
     "zz",
-}  # ach and the others stand for pseudo-translations more often than for a language
+}  # ach and the others are more often pseudo-translations than languages
 _SCRIPTS = {
     "latin": "Latn",
     "latn": "Latn",
@@ -46,11 +46,12 @@ _REGION_WRITES = {("ku", "iq"): "ckb", ("pa", "pk"): "pa_Arab"}
 
 
 def language_code(locale: str) -> str | None:
-    """The language of a catalog's locale; None for English and for what is no language.
+    """Find the language of a catalog's locale; None for English and for what is not a language.
 
     Regions are merged, scripts are not: Chinese is zh (simplified) or zh_Hant.
 
-    >>> [language_code(locale) for locale in ("pt_BR", "zh_TW", "zh-hans", "sr@latin", "sr_Cyrl", "en_GB")]
+    >>> locales = ("pt_BR", "zh_TW", "zh-hans", "sr@latin", "sr_Cyrl", "en_GB")
+    >>> [language_code(locale) for locale in locales]
     ['pt', 'zh_Hant', 'zh', 'sr_Latn', 'sr', None]
     """
     match = _CODE.fullmatch(locale)

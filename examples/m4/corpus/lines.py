@@ -1,4 +1,4 @@
-"""Reading one file of pairs, `source<TAB>English` a line: its good lines, and a fault reported for every other."""
+"""Reading one file of pairs, one `source<TAB>English` per line, and reporting its bad lines."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ _BLOCK = 1 << 16
 def read_pairs(
     path: pathlib.Path, name: str, report: Report, longest: int, known: dict[str, str]
 ) -> list[Pair]:
-    """The good pairs of a file, which faults call by name; known holds each English string once, however often it comes."""
-    data, damage = _content(path)
+    """Read the good pairs of a file, and report the other lines under its name.
+
+    `known` holds one copy of each English string, however often it occurs.
+    """
+    data, damage = _read_content(path)
     if damage:
         data = data[: data.rfind(b"\n") + 1]
     pairs: list[Pair] = []
-    lines = _lines(data)
+    lines = _split_lines(data)
     for number, line in enumerate(lines, 1):
         if line is None:
             report.fault("not UTF-8", f"{name}:{number}")
@@ -37,7 +40,7 @@ def read_pairs(
         ):
             pairs.append((source, known.setdefault(english, english)))
         else:
-            report.fault(_fault(line, longest), f"{name}:{number}")
+            report.fault(_find_fault(line, longest), f"{name}:{number}")
     if damage:
         report.fault(damage, f"{name}:{len(lines) + 1}")
     elif not data.strip():
@@ -45,12 +48,12 @@ def read_pairs(
     return pairs
 
 
-def _content(path: pathlib.Path) -> tuple[bytes, str]:
-    """The bytes of a file, or what can be had of them and what is wrong."""
+def _read_content(path: pathlib.Path) -> tuple[bytes, str]:
+    """Read a file: its bytes, or those before the damage, and what is wrong."""
     pieces = []
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
-            while piece := file.read1(_BLOCK):  # read1: what came before the damage is not lost
+            while piece := file.read1(_BLOCK):  # read1 returns what comes before the damage
                 pieces.append(piece)
     except (EOFError, gzip.BadGzipFile, zlib.error):
         return b"".join(pieces), "damaged gzip"
@@ -59,26 +62,28 @@ def _content(path: pathlib.Path) -> tuple[bytes, str]:
     return b"".join(pieces), ""
 
 
-def _lines(data: bytes) -> list[str | None]:
-    """The lines of a file in NFC, None for one that is not UTF-8."""
+def _split_lines(data: bytes) -> list[str | None]:
+    """Split a file into lines in NFC, None for one that is not UTF-8."""
     lines: list[str | None]
     try:
         lines = [*unicodedata.normalize("NFC", data.decode("utf-8-sig")).split("\n")]
     except UnicodeDecodeError:
-        lines = [_decoded(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
+        lines = [_decode_line(line) for line in data.removeprefix(b"\xef\xbb\xbf").split(b"\n")]
     if lines[-1] == "":
         lines.pop()
     return lines
 
 
-def _decoded(line: bytes) -> str | None:
+def _decode_line(line: bytes) -> str | None:
+    """Decode a line; None if it is not UTF-8."""
     try:
         return unicodedata.normalize("NFC", line.decode())
     except UnicodeDecodeError:
         return None
 
 
-def _fault(line: str, longest: int) -> str:
+def _find_fault(line: str, longest: int) -> str:
+    """Say what is wrong with a line."""
     tabs = line.strip("\r\n ").count("\t")
     if not line.strip():
         return "empty line"

@@ -1,4 +1,4 @@
-"""Messages of a program as pairs for translation: what a catalog says, without what only a program needs."""
+"""Messages of programs as pairs for translation, without what only a program needs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from collections.abc import Iterable
 
 from examples.m4.corpus.holdout import Pair, fold
 
-LONGEST = 300  # characters a side: longer messages are pages of help
+LONGEST = 300  # characters per side; longer messages are pages of help
 _ACCELERATOR = re.compile(r"\s*\([&_]\w\)|(?<!\w)&(?=\w)|(?<=\w)&(?=\w)|(?<!\w)_(?=\w)")
 _ENTITY = re.compile(r"&#?\w+;")
 _PROGRAM = re.compile(
-    r"%[\w(.#+{-]|[{}<>\[\]\\`|=~^*@#_]|\$\w|://|www\.|--|::|\.\w{2,4}\b|\w/\w+/|[\x00-\x1f\x7f\ufffd\u200e\u200f]"
+    r"%[\w(.#+{-]|[{}<>\[\]\\`|=~^*@#_]|\$\w|://|www\.|--|::|\.\w{2,4}\b|\w/\w+/"
+    r"|[\x00-\x1f\x7f\ufffd\u200e\u200f]"
 )
 _LETTER = re.compile(r"[^\W\d_]")
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
@@ -23,14 +24,14 @@ _OTHER_SCRIPT = re.compile(
 )
 
 
-def plain(text: str) -> str:
-    """A message as one line of NFC text without the marks of keyboard accelerators."""
+def normalize_message(text: str) -> str:
+    """Make a message one line of NFC text, without marks of keyboard accelerators."""
     text = _ENTITY.sub(lambda entity: html.unescape(entity[0]), unicodedata.normalize("NFC", text))
     return " ".join(_ACCELERATOR.sub("", text).split())
 
 
-def worth(source: str, english: str) -> bool:
-    """Whether a message is text in both languages: no placeholder, markup, address or name that a program reads."""
+def is_text(source: str, english: str) -> bool:
+    """Whether a message is text in both languages, without placeholders, markup or addresses."""
     if max(len(source), len(english)) > LONGEST or min(len(source), len(english)) < 2:
         return False
     if _PROGRAM.search(english) or _PROGRAM.search(source):
@@ -46,25 +47,25 @@ def worth(source: str, english: str) -> bool:
 
 
 def clean(messages: Iterable[Pair]) -> list[Pair]:
-    """The (source, English) messages of one language that are worth having, each once, in the order given."""
+    """Select the (source, English) messages of one language that are text, each once, in order."""
     pairs: dict[tuple[str, str], Pair] = {}
     for source, english in dict.fromkeys(messages):
-        source, english = plain(source), plain(english)
-        if worth(source, english):
+        source, english = normalize_message(source), normalize_message(english)
+        if is_text(source, english):
             pairs.setdefault((fold(source), fold(english)), (source, english))
-    return _of_one_length(_of_one_script(list(pairs.values())))
+    return _drop_odd_lengths(_drop_latin(list(pairs.values())))
 
 
-def _of_one_script(pairs: list[Pair]) -> list[Pair]:
-    """Without the sources in Latin letters, where nearly all others have another script: they are not translated."""
+def _drop_latin(pairs: list[Pair]) -> list[Pair]:
+    """Drop Latin sources if nearly all others have another script: they are not translated."""
     other = [bool(_OTHER_SCRIPT.search(source)) for source, _ in pairs]
     if sum(other) < 0.8 * len(pairs):
         return pairs
     return [pair for pair, kept in zip(pairs, other, strict=True) if kept]
 
 
-def _of_one_length(pairs: list[Pair]) -> list[Pair]:
-    """Without the pairs whose length ratio is more than three times (a short one: six times) off the median."""
+def _drop_odd_lengths(pairs: list[Pair]) -> list[Pair]:
+    """Drop pairs whose length ratio is three times (if short: six times) off the median."""
     if not pairs:
         return []
     median = statistics.median(len(source) / len(english) for source, english in pairs)

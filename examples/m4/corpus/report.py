@@ -1,4 +1,4 @@
-"""What reading a corpus found: how much of each language, and what was wrong where."""
+"""The report of reading a corpus: how much of each language, and what was wrong where."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHOWN = 5
 
 @dataclass
 class Report:
-    """Sizes of a corpus by set and split, and its faults: the first few places of each kind, and how many in all."""
+    """Sizes of a corpus by set and split; its faults by kind, with the first places of each."""
 
     root: str
     sizes: dict[tuple[str, str], dict[str, int]] = field(default_factory=dict)
@@ -19,14 +19,14 @@ class Report:
     faults: Counter[str] = field(default_factory=Counter)
 
     def fault(self, kind: str, place: str) -> None:
-        """Counts one fault, at a file or a file:line under the root."""
+        """Count one fault, at a file or a file:line under the root."""
         self.faults[kind] += 1
         shown = self.places.setdefault(kind, [])
         if len(shown) < SHOWN:
             shown.append(place)
 
     def fault_lines(self) -> list[str]:
-        """One line for each kind of fault."""
+        """Format one line for each kind of fault."""
         lines = []
         for kind, count in self.faults.items():
             more = count - len(self.places[kind])
@@ -37,19 +37,23 @@ class Report:
         return lines
 
     def __str__(self) -> str:
-        lines = [
-            f"{'set':<12} {'split':<6} {'languages':>9} {'pairs':>9}  {'largest':<16} {'median':>7}  smallest"
-        ]
+        from namedmesh.training import render_table  # here, since it imports jax and orbax
+
+        header = ["set", "split", "languages", "pairs", "largest", "median", "smallest"]
+        rows = []
         for (set_name, split), sizes in self.sizes.items():
-            row = f"{set_name:<12} {split:<6} {len(sizes):>9,} {sum(sizes.values()):>9,}"
+            row = [set_name, split, f"{len(sizes):,}", f"{sum(sizes.values()):,}"]
             if sizes:
                 largest, smallest = (
                     max(sizes, key=sizes.__getitem__),
                     min(sizes, key=sizes.__getitem__),
                 )
-                median = statistics.median_high(sizes.values())
-                row += f"  {f'{largest} {sizes[largest]:,}':<16} {median:>7,}  {smallest} {sizes[smallest]:,}"
-            lines.append(row)
-        lines.append("left out of the above:" if self.faults else "no faults")
-        lines += [f"  {line}" for line in self.fault_lines()]
-        return "\n".join(lines)
+                row += [
+                    f"{largest} {sizes[largest]:,}",
+                    f"{statistics.median_high(sizes.values()):,}",
+                    f"{smallest} {sizes[smallest]:,}",
+                ]
+            rows.append(row)
+        table = render_table(header, rows, right=["languages", "pairs", "median"])
+        faults = [f"  {line}" for line in self.fault_lines()]
+        return "\n".join([table, "left out of the above:" if faults else "no faults", *faults])

@@ -1,7 +1,7 @@
-"""A corpus of invented languages: small, made in a second, in the shape of the real one.
+"""A corpus of invented languages: small, made in a second, with the structure of the real one.
 
-Every language says sentences of one English grammar in its own way, so that a perfect translator is possible; what a
-large language of a family teaches holds for its small relatives.
+Every language says the sentences of one English grammar in its own way, so that a perfect
+translator is possible. What a model learns from a large language helps with its small relatives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from examples.m4.corpus.folders import fresh_directory, write_pairs
 from examples.m4.corpus.grammar import Sentence, english, random_sentence
 from examples.m4.corpus.holdout import Pair, Pairs, fold
 from examples.m4.corpus.invented import Language, invent
-from namedmesh.dims.errors import NamedMeshError, checked_size
+from namedmesh.dims.errors import NamedMeshError, check_size
 
 MOST = 520  # codes qaa to qtz are those of ISO 639-3 for private use
 
@@ -31,11 +31,14 @@ def build_synthetic_corpus(
     seed: int = 0,
     progress: Callable[[str], object] = print,
 ) -> None:
-    """Writes a corpus of invented languages; that of rank r has largest / r**exponent train pairs, at least smallest."""
+    """Write a corpus of invented languages.
+
+    The language of rank r has largest / r**exponent train pairs, but at least smallest.
+    """
     for name, size in dict(
         languages=languages, largest=largest, smallest=smallest, dev=dev, test=test
     ).items():
-        checked_size(size, name)
+        check_size(size, name)
     if languages > MOST:
         raise NamedMeshError(f"{languages} languages are asked for", fix=f"ask for at most {MOST}")
     invented = invent_languages(languages, seed)
@@ -61,7 +64,7 @@ def build_synthetic_corpus(
 
 
 def invent_languages(count: int, seed: int = 0) -> dict[str, Language]:
-    """So many languages by code, in families of about three: the first of each, then the second of each, and so on."""
+    """Invent languages in families of about three: the first of each, then the second, ..."""
     families = count // 3 + 1
     return {
         _code(index): invent(index % families, index // families, seed) for index in range(count)
@@ -69,7 +72,7 @@ def invent_languages(count: int, seed: int = 0) -> dict[str, Language]:
 
 
 def _sentences(count: int, seed: int) -> list[Sentence]:
-    """Sentences whose English differs by more than case and punctuation."""
+    """Make sentences whose English differs by more than case and punctuation."""
     generator = random.Random(f"{seed}/sentences")
     sentences: dict[str, Sentence] = {}
     while len(sentences) < count:

@@ -1,36 +1,39 @@
-"""Batches of packed rows: an endless stream that continues from any position, whatever the number of processes."""
+"""Batches of packed rows: an endless stream that continues from any position.
+
+The stream is the same whatever the number of processes.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
-import queue
-import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from examples.m4.input.packing import Packed, assemble, fitting, pack
+from examples.m4.input.packing import Packed, assemble, fits_in_row, pack
 from examples.m4.input.sampling import Sampler, permutation
 from examples.m4.input.tokens import Ragged, Tokens
 from examples.m4.input.vocabulary import END
-from namedmesh.dims.errors import NamedMeshError, checked_size
-
-Item = TypeVar("Item")
+from namedmesh.dims.errors import NamedMeshError, check_size
 
 
 @dataclass(frozen=True)
 class Position:
-    """A place in the stream: the next row is this row of this chunk; dataclasses.asdict(position) is its JSON."""
+    """A position in the stream: the chunk and the row in it that come next."""
 
     chunk: int = 0
     row: int = 0
 
 
 class Step(NamedTuple):
-    """A batch, the position after it, and of each row's segments the language's number (-1 past the last segment)."""
+    """A batch, the position after it, and the language of each segment of each row.
+
+    Languages are numbers; -1 is past the last segment of a row.
+    """
 
     arrays: dict[str, np.ndarray]
     position: Position
@@ -38,11 +41,12 @@ class Step(NamedTuple):
 
 
 class Batches:
-    """The training stream, as pairs of a batch and the position after it.
+    """The training stream: pairs of a batch and the position after it.
 
-    A batch has `group` rows of `source` and `target` tokens. Process p of n gets the p-th n-th of them, so that the
-    batches of all processes one after another are the batch of a single one. Examples that do not fit into a row are
-    left out before languages are weighed; `dropped` says how many of each.
+    A batch has `group` rows of `source` and `target` tokens. Each process gets an equal part of the
+    rows, so that the batches of all processes, one after another, are the batch of a single one.
+    Examples that do not fit into a row are left out before languages are weighed; `dropped` has
+    their numbers by language.
     """
 
     def __init__(
@@ -61,31 +65,26 @@ class Batches:
         chunk: int = 8192,
     ):
         self.group, self.source, self.target = (
-            checked_size(size, "a batch") for size in (group, source, target)
+            check_size(size, "a batch") for size in (group, source, target)
         )
         self.tokens, self.start, self.most = tokens, start, most
-        if (
-            group % checked_size(processes, "the number of processes")
-            or not 0 <= process < processes
-        ):
+        if group % check_size(processes, "the number of processes") or not 0 <= process < processes:
             raise NamedMeshError(
                 f"process {process} of {processes} cannot have its share of {group} rows",
-                fix="give a group that is a multiple of the processes, and processes numbered from 0",
+                fix="give a multiple of the processes as group, and number processes from 0",
             )
         self._mine = slice(process * group // processes, (process + 1) * group // processes)
-        fits = fitting(tokens.source.lengths, tokens.target.lengths, source, target)
+        fits = fits_in_row(tokens.source.lengths, tokens.target.lengths, source, target)
         if not fits.any():
             needed = np.maximum(tokens.source.lengths / source, tokens.target.lengths / target)
-            closest = int(needed.argmin()) if len(tokens) else None
+            closest = [
+                f"the closest has {tokens.source.lengths[index]} and {tokens.target.lengths[index]}"
+                for index in ([int(needed.argmin())] if len(tokens) else [])
+            ]
             raise NamedMeshError(
-                f"none of the {len(tokens)} examples fits into a row of {source} source and {target} target tokens",
-                *(
-                    [
-                        f"the closest has {tokens.source.lengths[closest]} and {tokens.target.lengths[closest]}"
-                    ]
-                    if closest is not None
-                    else []
-                ),
+                f"none of the {len(tokens)} examples fits into a row of {source} source "
+                f"and {target} target tokens",
+                *closest,
                 fix="make the rows longer, or give shorter examples",
             )
         pools = {language: tokens.examples(language) for language in tokens.languages}
@@ -108,9 +107,18 @@ class Batches:
     def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], Position]]:
         return ((step.arrays, step.position) for step in self.steps())
 
-    def steps(self) -> Iterator[Step]:
-        """The stream with the languages of the segments."""
-        rows, position = self._rows(), self.start
+    def read_from(
+        self, position: dict[str, int] | None
+    ) -> Iterator[tuple[dict[str, np.ndarray], dict[str, Any]]]:
+        """Iterate over batches and the positions after them, as JSON, from a position on."""
+        start = self.start if position is None else Position(**position)
+        for step in self.steps(start):
+            yield step.arrays, dataclasses.asdict(step.position)
+
+    def steps(self, start: Position | None = None) -> Iterator[Step]:
+        """Iterate over batches with the languages of their segments, from a position."""
+        position = self.start if start is None else start
+        rows = self._rows(position)
         while True:
             batch = []
             for _ in range(self.group):
@@ -122,7 +130,7 @@ class Batches:
             yield Step(arrays, position, self._languages(mine))
 
     def chunk(self, number: int) -> Packed:
-        """The packed rows of one chunk, as they come in the stream, with how full they are."""
+        """Pack the rows of one chunk, in the order of the stream."""
         examples = self.sampler.chunk(number)
         source, target = self.tokens.source.lengths[examples], self.tokens.target.lengths[examples]
         packed = pack(source, target, self.source, self.target, most=self.most)
@@ -131,13 +139,14 @@ class Batches:
             [examples[packed.rows[row]] for row in order], packed.source_fill, packed.target_fill
         )
 
-    def _rows(self) -> Iterator[tuple[np.ndarray, Position]]:
-        number, row = self.start.chunk, self.start.row
+    def _rows(self, start: Position) -> Iterator[tuple[np.ndarray, Position]]:
+        """Iterate over packed rows with the positions after them."""
+        number, row = start.chunk, start.row
         packed = self.chunk(number)
         if number < 0 or not 0 <= row <= len(packed):
             raise NamedMeshError(
                 f"the stream has no row {row} in chunk {number}, which has {len(packed)}",
-                fix="continue with the tokens, row lengths, seed and temperature that the position was made with",
+                fix="use the tokens, row lengths, seed and temperature that the position came from",
             )
         while True:
             for row in range(row, len(packed)):  # noqa: B020
@@ -146,6 +155,7 @@ class Batches:
             packed = self.chunk(number)
 
     def _languages(self, rows: Sequence[np.ndarray]) -> np.ndarray:
+        """The language of each segment of each row."""
         languages = np.full((len(rows), max(map(len, rows))), -1, np.int32)
         for place, row in enumerate(rows):
             languages[place, : len(row)] = self.tokens.language[row]
@@ -153,14 +163,14 @@ class Batches:
 
 
 def token_languages(languages: np.ndarray, segments: np.ndarray) -> np.ndarray:
-    """The language of each token, from those of a step's segments: -1 for padding."""
+    """Look up the language of each token from those of a step's segments; -1 for padding."""
     return np.where(
         segments > 0, np.take_along_axis(languages, np.maximum(segments - 1, 0), axis=1), -1
     )
 
 
 class EvaluationBatch(NamedTuple):
-    """A batch of one example a row: which ones (-1 for an empty row), and how many were too long and cut."""
+    """A batch with one example per row: which ones (-1 for an empty row), and how many were cut."""
 
     arrays: dict[str, np.ndarray]
     examples: np.ndarray
@@ -176,12 +186,12 @@ def evaluation_batches(
     *,
     by_length: bool = False,
 ) -> Iterator[EvaluationBatch]:
-    """Every example once, one a row, in order or the shortest source first; the last batch ends with empty rows.
+    """Iterate over all examples once, one per row, in order or with the shortest source first.
 
-    A source that is too long is cut and still ends with the end of sentence; a target that is too long is only cut.
-    Pairs of token ids may have an empty target: there is nothing to compare with.
+    The last batch ends with empty rows. A source that is too long is cut and still ends with the
+    end of sentence; a target is only cut. Pairs of token ids may have an empty target.
     """
-    rows, source, target = (checked_size(size, "a batch") for size in (rows, source, target))
+    rows, source, target = (check_size(size, "a batch") for size in (rows, source, target))
     if isinstance(examples, Tokens):
         sides = examples.source, examples.target
     else:
@@ -200,38 +210,3 @@ def evaluation_batches(
         yield EvaluationBatch(
             arrays, indices, len(long), int((sides[1].lengths[chosen] > target).sum())
         )
-
-
-def prefetched(items: Iterable[Item], depth: int = 2) -> Iterator[Item]:
-    """The same items, up to depth of them made ahead in a thread, which ends when this iterator is closed or dropped."""
-    checked_size(depth, "the number of items made ahead")
-    return _prefetched(items, depth)
-
-
-def _prefetched(items: Iterable[Item], depth: int) -> Iterator[Item]:
-    made: queue.SimpleQueue = queue.SimpleQueue()
-    room, closed = threading.Semaphore(depth), threading.Event()
-
-    def work() -> None:
-        try:
-            iterator = iter(items)
-            while room.acquire() and not closed.is_set():
-                made.put((next(iterator), None))
-        except BaseException as error:
-            made.put((None, error))
-
-    thread = threading.Thread(target=work, name="prefetched", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = made.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            room.release()
-            yield item
-    finally:
-        closed.set()
-        room.release()
-        thread.join()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from examples.m4.input.tokens import Ragged
-from namedmesh.dims.errors import NamedMeshError, checked_size
+from namedmesh.dims.errors import NamedMeshError, check_size
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Packed:
         return len(self.rows)
 
 
-def fitting(
+def fits_in_row(
     source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
 ) -> np.ndarray:
-    """Which examples fit into a row of so many source and target tokens."""
+    """Whether each example fits into a row of so many source and target tokens."""
     return (source_lengths <= source) & (target_lengths <= target)
 
 
@@ -38,18 +38,19 @@ def pack(
     *,
     most: int | None = None,
 ) -> Packed:
-    """Packs the examples of these lengths into rows of source and target tokens, of at most `most` segments each.
+    """Pack examples of these lengths into rows of source and target tokens.
 
-    First fit, longest first: each example goes into the first row that has room for both its sides. Rows come out
-    with those of long examples first, so a stream should shuffle them.
+    First fit, longest first: each example goes into the first row that has room for both of its
+    sides, and has fewer than `most` segments. Rows of long examples come first, so a stream should
+    shuffle them.
     """
-    most = len(source_lengths) if most is None else checked_size(most, "a row's most segments")
-    if not fitting(source_lengths, target_lengths, source, target).all():
+    most = len(source_lengths) if most is None else check_size(most, "a row's most segments")
+    if not fits_in_row(source_lengths, target_lengths, source, target).all():
         worst = int(np.argmax(np.maximum(source_lengths / source, target_lengths / target)))
         raise NamedMeshError(
-            f"an example of {source_lengths[worst]} source and {target_lengths[worst]} target tokens "
-            f"fits in no row of {source} and {target}",
-            fix="leave out what does not fit, see fitting(), or make the rows longer",
+            f"an example of {source_lengths[worst]} source and {target_lengths[worst]} target "
+            f"tokens fits in no row of {source} and {target}",
+            fix="leave out what does not fit, see fits_in_row(), or make the rows longer",
         )
     count, rows = len(source_lengths), 0
     source_left, target_left = np.zeros(count, np.int32), np.zeros(count, np.int32)
@@ -80,7 +81,7 @@ def pack(
 def assemble(
     side: str, sequences: Ragged, rows: Sequence[np.ndarray], width: int
 ) -> dict[str, np.ndarray]:
-    """The arrays of one side, [rows, width] each: its tokens, the segment of each and its position in the segment.
+    """Assemble the arrays of one side, [rows, width] each: tokens, segments, and positions in them.
 
     What does not fit into a row of this width is cut off.
     """

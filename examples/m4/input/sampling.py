@@ -1,4 +1,4 @@
-"""Which examples come in which order: languages by temperature, each language once round before any repeats."""
+"""The order of examples: languages by temperature, every example once before any repeats."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError, checked_size
+from namedmesh.dims.errors import NamedMeshError, check_size
 
 _ONE = 1 << 32  # an example, in the fixed-point numbers of the quotas
 
 
 def shares(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
-    """The share of each language in the stream: p_l proportional to (n_l / N) ** (1 / temperature).
+    """Compute the share of each language, proportional to (n_l / N) ** (1 / temperature).
 
     >>> shares({"de": 900, "gd": 100}, 1)
     {'de': 0.9, 'gd': 0.1}
@@ -30,7 +30,8 @@ def shares(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
     ):
         raise NamedMeshError(
             f"the sampling temperature is {temperature!r}",
-            fix="give a number above 0: 1 is proportional to the data, 5 the usual, infinity the same share for each language",
+            fix="give a positive number: 1 is proportional to the data, 5 is usual, and infinity "
+            "gives all languages the same share",
         )
     total = sum(counts.values())
     weights = {
@@ -41,12 +42,12 @@ def shares(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
 
 
 def permutation(size: int, *key: int | str) -> np.ndarray:
-    """An order of size things that is a function of the key alone, on any machine and with any release of numpy."""
+    """Make an order that depends on the key alone, on any machine and with any numpy."""
     return np.argsort(_bits(size, *key), kind="stable")
 
 
 def walk(pool: np.ndarray, first: int, last: int, order: Callable[[int], np.ndarray]) -> np.ndarray:
-    """Items first to last of the endless walk through the pool: in order(0), then once more in order(1), and so on."""
+    """Take items first to last of an endless walk: the pool in order(0), then in order(1), ..."""
     parts = [pool[:0]]
     while first < last:
         epoch, start = divmod(first, len(pool))
@@ -56,21 +57,24 @@ def walk(pool: np.ndarray, first: int, last: int, order: Callable[[int], np.ndar
 
 
 class Sampler:
-    """The endless stream of training examples, in chunks that can each be computed without those before.
+    """The endless stream of training examples, in chunks that can each be computed by themselves.
 
-    Language l has the quota q_l = size * p_l of each chunk, a fraction in general. Before chunk k its cursor stands at
+    Language l has the quota q_l = size * p_l of each chunk, in general a fraction. Its cursor
+    before chunk k is
 
         cursor_l(k) = floor(k * q_l + phase_l),    0 <= phase_l < 1,
 
-    so chunk k holds its items cursor_l(k) to cursor_l(k + 1): either floor(q_l) or ceil(q_l) of them. This carries the
-    fractions exactly: after k chunks no language is ever one example away from k * q_l, and a rare language with
-    q_l = 0.01 comes in every hundredth chunk, the phase (drawn by seed and language) saying in which, so that rare
-    languages do not all come at once. Quotas are fixed-point whole numbers, so that nothing drifts however large k is.
-    A chunk has about size examples: as many as languages more or fewer at most.
+    so chunk k has its items cursor_l(k) to cursor_l(k + 1), either floor(q_l) or ceil(q_l) of them.
+    This carries the fractions exactly: after k chunks no language is a whole example away from
+    k * q_l, and a rare language with q_l = 0.01 comes in every hundredth chunk. The phase, drawn by
+    seed and language, decides in which, so that rare languages do not all come at once. Quotas are
+    fixed-point numbers, so that nothing drifts however large k is. A chunk has about size examples;
+    the difference is at most the number of languages.
 
-    The cursor walks through a permutation of the language's examples drawn by (seed, language, epoch), then through
-    another: every example once before any repeats. The languages of a chunk are shuffled by (seed, chunk number), the
-    examples of each staying in the order of its walk, which is random already.
+    The cursor walks through a permutation of the language's examples drawn by (seed, language,
+    epoch), then through another: every example once before any repeats. The languages of a chunk
+    are shuffled by (seed, chunk number); the examples of each keep the order of the walk, which is
+    random already.
     """
 
     def __init__(
@@ -81,7 +85,7 @@ class Sampler:
             raise NamedMeshError(
                 "there is no example to sample from", fix="give at least one language with one pair"
             )
-        self.seed, self.size = operator.index(seed), checked_size(size, "a chunk of examples")
+        self.seed, self.size = operator.index(seed), check_size(size, "a chunk of examples")
         self.shares = shares({name: len(pool) for name, pool in self.pools.items()}, temperature)
         self._quotas = {
             name: max(1, round(self.size * share * _ONE)) for name, share in self.shares.items()
@@ -92,19 +96,19 @@ class Sampler:
         self._orders: dict[str, tuple[int, np.ndarray]] = {}
 
     def cursors(self, chunk: int) -> dict[str, int]:
-        """How many examples of each language come before a chunk."""
+        """Count the examples of each language before a chunk."""
         return {
             name: (chunk * self._quotas[name] + self._phases[name]) // _ONE for name in self.pools
         }
 
     def epochs(self, chunk: int) -> dict[str, float]:
-        """How often each language has been gone through before a chunk."""
+        """Compute how many epochs of each language come before a chunk."""
         return {
             name: cursor / len(self.pools[name]) for name, cursor in self.cursors(chunk).items()
         }
 
     def chunk(self, number: int) -> np.ndarray:
-        """The examples of one chunk, in their order."""
+        """Compute the examples of one chunk, in order."""
         first, last = self.cursors(number), self.cursors(number + 1)
         walks = [
             walk(pool, first[name], last[name], partial(self._order, name))

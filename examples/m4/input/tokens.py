@@ -1,4 +1,4 @@
-"""Tokenised pairs in memory-mapped files: made once, opened in no time, never mistaken for another corpus's."""
+"""Tokenized pairs in memory-mapped files: written once, opened at once, checked by digests."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Ragged:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]], dtype: type = np.int32) -> Ragged:
-        """Sequences put end to end."""
+        """Put sequences end to end."""
         arrays = [np.asarray(sequence, dtype=dtype) for sequence in sequences]
         return cls(
             np.concatenate([np.zeros(0, dtype), *arrays]),
@@ -55,8 +55,8 @@ class Ragged:
 class Tokens:
     """The examples of a split: source and target ids, and the number of each one's language.
 
-    Examples lie language after language, those of a language in the order of its pairs. The index says how the split
-    was made: counts, digests, longest lengths, and how many examples were dropped as too long.
+    Examples are sorted by language, those of a language in the order of its pairs. The index tells
+    how the split was made: counts, digests, longest lengths, and how many examples were dropped.
     """
 
     languages: tuple[str, ...]
@@ -72,7 +72,7 @@ class Tokens:
         source: Vocabulary | None = None,
         target: Vocabulary | None = None,
     ) -> Tokens:
-        """The tokens in a folder; raises when they are damaged, or of other vocabularies than those given."""
+        """Open the tokens in a folder; raise if they are damaged, or of other vocabularies."""
         folder = pathlib.Path(folder)
         index = _read_index(folder)
         for side, vocabulary in (("source", source), ("target", target)):
@@ -81,13 +81,13 @@ class Tokens:
                     f"the tokens in {folder.name!r} were made with another {side} vocabulary",
                     f"theirs: {index[side]['vocabulary']}",
                     f"given: {vocabulary.digest}",
-                    fix="make them again with write_tokens, or give the vocabulary they were made with",
+                    fix="make them again with write_tokens, or give their own vocabulary",
                 )
         tokens = cls(
             tuple(index["languages"]),
-            Ragged(_mapped(folder, "source"), _mapped(folder, "source_offsets")),
-            Ragged(_mapped(folder, "target"), _mapped(folder, "target_offsets")),
-            _mapped(folder, "language"),
+            Ragged(_map_file(folder, "source"), _map_file(folder, "source_offsets")),
+            Ragged(_map_file(folder, "target"), _map_file(folder, "target_offsets")),
+            _map_file(folder, "language"),
             index,
         )
         for side, ragged in (("source", tokens.source), ("target", tokens.target)):
@@ -97,16 +97,17 @@ class Tokens:
                 or (ragged.offsets[0], ragged.offsets[-1]) != ends
                 or (ragged.lengths < 0).any()
             ):
-                raise _damaged(folder, f"{side}_offsets.npy does not fit {side}.npy")
+                raise _damage_error(folder, f"{side}_offsets.npy does not fit {side}.npy")
             if not len(ragged) == len(tokens.language) == sum(index["counts"]):
-                raise _damaged(
+                raise _damage_error(
                     folder,
-                    f"{side}_offsets.npy has {len(ragged)} examples, index.json {sum(index['counts'])}",
+                    f"{side}_offsets.npy has {len(ragged)} examples, "
+                    f"index.json {sum(index['counts'])}",
                 )
         if not np.array_equal(
             tokens.language, np.repeat(np.arange(len(tokens.languages)), index["counts"])
         ):
-            raise _damaged(folder, "language.npy does not fit index.json")
+            raise _damage_error(folder, "language.npy does not fit index.json")
         return tokens
 
     @property
@@ -137,7 +138,7 @@ def write_tokens(
     *,
     longest: int | None = None,
 ) -> Tokens:
-    """Writes the tokens of all pairs and opens them; drops (and counts) examples with a side above longest tokens.
+    """Write the tokens of all pairs and open them; drop examples with over `longest` tokens.
 
     The folder appears whole or not at all, in the place of any that was there.
     """
@@ -197,7 +198,7 @@ def write_tokens(
     return Tokens.open(folder, source, target)
 
 
-def cached_tokens(
+def open_or_write_tokens(
     folder: str | os.PathLike,
     pairs: Pairs,
     source: Vocabulary,
@@ -205,7 +206,7 @@ def cached_tokens(
     *,
     longest: int | None = None,
 ) -> Tokens:
-    """The tokens in a folder when they are those of just these pairs and vocabularies, else made anew and kept there."""
+    """Open the tokens in a folder if they are of these pairs and vocabularies, else write them."""
     try:
         tokens = Tokens.open(folder)
         if tokens.digest == tokens_digest(pairs, source, target, longest):
@@ -218,7 +219,7 @@ def cached_tokens(
 def tokens_digest(
     pairs: Pairs, source: Vocabulary, target: Vocabulary, longest: int | None = None
 ) -> str:
-    """The digest that the tokens of these pairs and vocabularies have."""
+    """Compute the digest of the tokens of these pairs and vocabularies."""
     state = hashlib.blake2b(
         json.dumps([_VERSION, source.digest, target.digest, longest]).encode(), digest_size=16
     )
@@ -253,7 +254,7 @@ def _write_folder(folder: pathlib.Path, write: Callable[[pathlib.Path], None]) -
         and (not folder.is_dir() or any(folder.iterdir()))
     ):
         raise NamedMeshError(
-            f"{folder.name!r} is there and holds no tokens, so it is not replaced",
+            f"{folder.name!r} exists and has no tokens, so it is not replaced",
             fix="name a folder of tokens, or a new one",
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -275,7 +276,7 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     try:
         index = json.loads((folder / "index.json").read_text(encoding="utf-8"))
         if index["version"] != _VERSION:
-            raise _damaged(
+            raise _damage_error(
                 folder,
                 f"they are of version {index['version']}, this program reads version {_VERSION}",
             )
@@ -288,17 +289,17 @@ def _read_index(folder: pathlib.Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         if isinstance(error, NamedMeshError):
             raise
-        raise _damaged(folder, "index.json cannot be read") from None
+        raise _damage_error(folder, "index.json cannot be read") from None
 
 
-def _mapped(folder: pathlib.Path, name: str) -> np.ndarray:
+def _map_file(folder: pathlib.Path, name: str) -> np.ndarray:
     try:
         return np.asarray(np.load(folder / f"{name}.npy", mmap_mode="r"))
     except (OSError, ValueError, EOFError):
-        raise _damaged(folder, f"{name}.npy is missing or not whole") from None
+        raise _damage_error(folder, f"{name}.npy is missing or not whole") from None
 
 
-def _damaged(folder: pathlib.Path, reason: str) -> NamedMeshError:
+def _damage_error(folder: pathlib.Path, reason: str) -> NamedMeshError:
     return NamedMeshError(
         f"the tokens in {folder.name!r} are damaged: {reason}",
         fix="delete the folder and make them again",

@@ -16,13 +16,14 @@ import numpy as np
 import sentencepiece
 
 from examples.m4.input.sampling import permutation, shares
-from namedmesh.dims.errors import NamedMeshError, checked_size
+from namedmesh.dims.errors import NamedMeshError, check_size
 
 PADDING, END, UNKNOWN = 0, 1, 2
 
 Pairs = Mapping[str, Sequence[tuple[str, str]]]
 
-_THREADS = 4  # fixed: the sums of the training depend on it, so a machine's own number would change the vocabulary
+# Fixed, since sums in the training depend on it: another number changes the vocabulary.
+_THREADS = 4
 
 
 class Vocabulary:
@@ -34,7 +35,7 @@ class Vocabulary:
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except RuntimeError:
             raise NamedMeshError(
-                "these bytes are no SentencePiece model", fix="train the vocabulary again"
+                "these bytes are not a SentencePiece model", fix="train the vocabulary again"
             ) from None
         special = self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id()
         if special != (PADDING, END, UNKNOWN):
@@ -52,13 +53,14 @@ class Vocabulary:
         byte_fallback: bool = True,
         character_coverage: float = 0.9998,
     ) -> Vocabulary:
-        """A unigram vocabulary of the texts, the same whatever their order, of fewer pieces where they have no more.
+        """Train a unigram vocabulary, the same whatever the order of the texts.
 
-        With byte_fallback, 256 of the pieces are bytes and no text is unknown: characters too rare for
+        It is smaller if the texts have fewer pieces. With byte_fallback, 256 of the pieces are
+        bytes and no text is unknown: characters too rare for
         character_coverage are spelt in them. Text is normalised (NFKC, one space between words).
         """
         size, lines = (
-            checked_size(size, "a vocabulary"),
+            check_size(size, "a vocabulary"),
             sorted(text for text in texts if text.strip()),
         )
         if not lines:
@@ -95,7 +97,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> Vocabulary:
-        """The vocabulary of a .model file."""
+        """Load the vocabulary of a .model file."""
         try:
             return cls(pathlib.Path(path).read_bytes())
         except OSError as error:
@@ -105,11 +107,11 @@ class Vocabulary:
             ) from None
         except NamedMeshError as error:
             raise NamedMeshError(
-                f"{os.fspath(path)!r} is no vocabulary: {error.problem}", fix=error.fix
+                f"{os.fspath(path)!r} is not a vocabulary: {error.problem}", fix=error.fix
             ) from None
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the .model file, whole or not at all."""
+        """Write the .model file, completely or not at all."""
         path = pathlib.Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -117,11 +119,11 @@ class Vocabulary:
         temporary.replace(path)
 
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
-        """The token ids of each text, with the end of sentence."""
+        """Encode each text as token ids, with the end of sentence."""
         return self._processor.encode(list(texts), add_eos=True, out_type=int)
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        """The text of token ids up to the end of sentence; padding says nothing, ids past the last piece are unknown."""
+        """Decode token ids up to the end of sentence; ids past the last piece are unknown."""
         kept = []
         for token in np.asarray(ids, dtype=np.int64).reshape(-1).tolist():
             if token == END:
@@ -145,7 +147,7 @@ class Vocabulary:
 
 
 class Vocabularies(NamedTuple):
-    """The vocabulary of the sources and that of the targets, in a folder source.model and target.model."""
+    """The vocabularies of sources and targets; in a folder, source.model and target.model."""
 
     source: Vocabulary
     target: Vocabulary
@@ -163,10 +165,10 @@ class Vocabularies(NamedTuple):
         byte_fallback: bool = True,
         character_coverage: float = 0.9998,
     ) -> Vocabularies:
-        """Both, the source trained on a sample of all languages by temperature, each on at most so many sentences."""
+        """Train both, each on at most so many sentences; languages are sampled by temperature."""
         options = {"byte_fallback": byte_fallback, "character_coverage": character_coverage}
-        source = sampled_sources(
-            pairs, temperature, checked_size(sentences, "the sample for a vocabulary"), seed
+        source = sample_sources(
+            pairs, temperature, check_size(sentences, "the sample for a vocabulary"), seed
         )
         english = sorted({english for language in pairs.values() for _, english in language})
         chosen = permutation(len(english), seed, "english")[:sentences]
@@ -177,19 +179,19 @@ class Vocabularies(NamedTuple):
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> Vocabularies:
-        """Both vocabularies of a folder."""
+        """Load both vocabularies of a folder."""
         return cls(
             *(Vocabulary.load(pathlib.Path(folder) / f"{side}.model") for side in cls._fields)
         )
 
     def save(self, folder: str | os.PathLike) -> None:
-        """Writes both into a folder."""
+        """Write both into a folder."""
         for side, vocabulary in zip(self._fields, self, strict=True):
             vocabulary.save(pathlib.Path(folder) / f"{side}.model")
 
 
-def sampled_sources(pairs: Pairs, temperature: float, sentences: int, seed: int) -> list[str]:
-    """So many source sentences, languages by temperature; fewer where a language has less than its share.
+def sample_sources(pairs: Pairs, temperature: float, sentences: int, seed: int) -> list[str]:
+    """Sample source sentences, languages by temperature; fewer if a language has too few.
 
     None comes twice to make up a share: SentencePiece takes very long over repeated sentences.
     """
@@ -216,6 +218,7 @@ def _training_error(size: int, sentences: int, message: str, byte_fallback: bool
         )
     bytes_taken = ", 256 of them bytes" if byte_fallback else ""
     return NamedMeshError(
-        f"a vocabulary of {size} is too small: the characters of the {sentences} sentences alone need {found[1]}{bytes_taken}",
+        f"a vocabulary of {size} is too small: the characters of the {sentences} sentences alone "
+        f"need {found[1]}{bytes_taken}",
         fix=f"give a size of at least {found[1]}",
     )

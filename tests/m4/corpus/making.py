@@ -1,4 +1,4 @@
-"""Files that the tests of the corpus read: pairs, message catalogs and wheels of the tests' own writing."""
+"""Files for the tests of the corpus: pairs, message catalogs and wheels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def lines(pairs: list[tuple[str, str]]) -> str:
 
 
 def catalog(messages: dict[str, str], charset: str = "UTF-8") -> bytes:
-    """A .mo file as the GNU gettext manual describes it: header, two tables of (length, offset), the strings."""
+    """A .mo file as the GNU gettext manual describes it: header, two tables, the strings."""
     entries = sorted({"": f"Content-Type: text/plain; charset={charset}\n", **messages}.items())
     encoded = [(key.encode(charset), value.encode(charset)) for key, value in entries]
     count, start = len(encoded), 28 + 16 * len(encoded)
@@ -41,7 +41,7 @@ def catalog(messages: dict[str, str], charset: str = "UTF-8") -> bytes:
 def wheel(
     folder: pathlib.Path, name: str, catalogs: dict[str, bytes], domains: tuple[str, ...] = ()
 ) -> Package:
-    """Writes the wheel of a package that has nothing but catalogs, by their paths, and returns the package."""
+    """Write the wheel of a package that has nothing but catalogs, and return the package."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-1.0-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\nLicense-Expression: 0BSD\n"

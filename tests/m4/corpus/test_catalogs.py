@@ -4,7 +4,7 @@ import os
 import pytest
 
 from examples.m4.corpus import PACKAGES, Package, build_catalog_corpus, read_corpus
-from examples.m4.corpus.archives import licence, read_catalog, read_wheel
+from examples.m4.corpus.archives import read_catalog, read_licence, read_wheel
 from examples.m4.corpus.holdout import overlap
 from examples.m4.corpus.packages import fetch
 from namedmesh.dims.errors import NamedMeshError
@@ -81,7 +81,7 @@ def test_a_wheel_gives_the_catalogs_of_its_domains(cache, packages):
     assert [(language, len(found)) for language, found in read_wheel(path, ("regions",))] == [
         ("pt", 400)
     ]
-    assert licence(path) == "0BSD"
+    assert read_licence(path) == "0BSD"
 
 
 def test_a_corpus_is_built_from_the_cache_alone(tmp_path, cache, packages, monkeypatch):
@@ -142,11 +142,8 @@ def test_no_package_index_in_reach_is_said_plainly(tmp_path, monkeypatch):
             packages=[Package("no-such-package", "1.0", "0" * 64)],
             cache=tmp_path / "cache",
         )
-    assert (
-        "pip could not download no-such-package 1.0: is the network, or its package index, in reach?"
-        in str(error.value)
-    )
-    assert "fix: run again where pip reaches a package index" in str(error.value)
+    assert "pip could not download no-such-package 1.0\n" in str(error.value)
+    assert "fix: run again where pip can reach a package index" in str(error.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -74,7 +74,7 @@ def test_what_is_written_reads_back(root, tmp_path):
 
 
 def test_nothing_but_a_corpus_of_ours_is_written_over(root):
-    with pytest.raises(NamedMeshError, match="is there already and is no corpus that we wrote"):
+    with pytest.raises(NamedMeshError, match="exists and is not a corpus that we wrote"):
         write_corpus(read_corpus(root), root / "more")
     assert read_corpus(root).tests["more"] == {"ita": [("mucca", "cow")]}
 
@@ -137,7 +137,7 @@ def test_what_is_not_there_is_an_error(root, asked, message):
 
 def test_no_directory_is_an_error(tmp_path):
     with pytest.raises(
-        NamedMeshError, match=r"is not there\n(.|\n)*fix: a corpus is DIR/train/<lang>\.tsv"
+        NamedMeshError, match=r"does not exist\n(.|\n)*fix: a corpus is DIR/train/<lang>\.tsv"
     ):
         read_corpus(tmp_path / "none")
     write(tmp_path, {"file": "x"})

@@ -3,7 +3,7 @@ import doctest
 import pytest
 
 from examples.m4.corpus import languages
-from examples.m4.corpus.messages import clean, plain
+from examples.m4.corpus.messages import clean, normalize_message
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from examples.m4.corpus.messages import clean, plain
     ],
 )
 def test_accelerators_and_line_breaks_go(message, text):
-    assert plain(message) == text
+    assert normalize_message(message) == text
 
 
 @pytest.mark.parametrize(

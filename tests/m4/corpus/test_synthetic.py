@@ -84,8 +84,10 @@ def test_the_same_english_is_held_out_everywhere_and_in_no_train_pair(root):
 
 
 def test_another_process_writes_the_same_bytes(root, tmp_path):
-    code = "from examples.m4.corpus import build_synthetic_corpus as build; import sys; build(sys.argv[1], languages=12, "
-    code += "largest=1200, smallest=150, dev=30, test=60)"
+    code = (
+        "import sys; from examples.m4.corpus import build_synthetic_corpus as build; "
+        "build(sys.argv[1], languages=12, largest=1200, smallest=150, dev=30, test=60)"
+    )
     command = [sys.executable, "-c", code, tmp_path / "again"]
     there = pathlib.Path(__file__).parents[3]
     subprocess.run(

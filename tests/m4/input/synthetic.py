@@ -21,7 +21,7 @@ SIZES = {"de": 400, "el": 150, "hi": 60, "ru": 250, "zh": 17}
 def corpus(
     sizes: dict[str, int] | None = None, longest: int = 12
 ) -> dict[str, list[tuple[str, str]]]:
-    """Pairs of random words, each one different; English is numbered, so that a pair is known by it."""
+    """Pairs of random words, all different; English is numbered, so that it identifies a pair."""
     made = {}
     for language, size in (sizes or SIZES).items():
         draw = random.Random(language)

@@ -5,8 +5,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -16,7 +14,6 @@ from examples.m4.input.batches import (
     Batches,
     Position,
     evaluation_batches,
-    prefetched,
     token_languages,
 )
 from examples.m4.input.sampling import shares
@@ -202,7 +199,9 @@ def test_every_run_gives_the_same_batches(tmp_path):
         from examples.m4.input.batches import Batches
         from tests.m4.input.synthetic import corpus, tokens
         state = hashlib.sha256()
-        for arrays, position in itertools.islice(Batches(tokens(sys.argv[1], corpus()), 8, 32, 24, seed=1, temperature=5.0), 20):
+        data = tokens(sys.argv[1], corpus())
+        batches = Batches(data, 8, 32, 24, seed=1, temperature=5.0)
+        for arrays, position in itertools.islice(batches, 20):
             for name in sorted(arrays):
                 state.update(arrays[name].tobytes())
         print(state.hexdigest(), position)
@@ -266,38 +265,12 @@ def test_evaluation_cuts_what_is_too_long_and_counts_it():
     )
 
 
-def test_prefetching_changes_nothing(data):
-    assert_same(taken(prefetched(stream(data), 3), 10), taken(stream(data), 10))
-    assert list(prefetched(range(100), 1)) == list(range(100)) and list(prefetched([])) == []
-
-
-def test_prefetching_passes_errors_on_after_the_items_before_them():
-    def items():
-        yield 1
-        yield 2
-        raise KeyError("lost")
-
-    received = []
-    with pytest.raises(KeyError, match="lost"):
-        for item in prefetched(items()):
-            received.append(item)
-    assert received == [1, 2]
-
-
-def test_prefetching_stays_within_its_depth_and_ends_when_closed():
-    made = []
-    items = prefetched((made.append(number) or number for number in itertools.count()), 3)
-    assert next(items) == 0
-    deadline = time.monotonic() + 10
-    while len(made) < 4 and time.monotonic() < deadline:
-        time.sleep(0.001)
-    time.sleep(0.05)
-    assert made == [0, 1, 2, 3]
-    assert any(thread.name == "prefetched" for thread in threading.enumerate())
-    items.close()
-    assert not any(thread.name == "prefetched" for thread in threading.enumerate())
-    with pytest.raises(NamedMeshError, match="made ahead has size 0"):
-        prefetched([], 0)
+def test_the_stream_is_read_with_positions_as_json(data):
+    whole = taken(stream(data).read_from(None), 10)
+    typed = [(arrays, Position(**position)) for arrays, position in whole]
+    assert_same(typed, taken(stream(data), 10))
+    position = json.loads(json.dumps(whole[3][1]))
+    assert_same(taken(stream(data).read_from(position), 6), whole[4:])
 
 
 def test_the_corpus_of_these_tests_has_no_pair_twice():

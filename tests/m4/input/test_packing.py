@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from examples.m4.input.packing import assemble, fitting, pack
+from examples.m4.input.packing import assemble, fits_in_row, pack
 from examples.m4.input.tokens import Ragged
 from namedmesh.dims.errors import NamedMeshError
 
@@ -12,7 +12,7 @@ def sequences(lengths, seed: int) -> Ragged:
 
 
 def realistic(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths as of sentences: log-normal, the source a third longer, the ratio different from pair to pair."""
+    """Lengths like those of sentences: log-normal, sources a third longer, ratios that vary."""
     draw = np.random.default_rng(seed)
     target = 3 + draw.lognormal(3.2, 0.5, count).astype(int)
     source = 2 + (target * 4 / 3 * draw.lognormal(0, 0.25, count)).astype(int)
@@ -20,7 +20,7 @@ def realistic(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def unpacked(arrays: dict[str, np.ndarray], side: str) -> list[list[tuple[int, ...]]]:
-    """The segments of each row by a literal loop over its tokens, which checks the positions on the way."""
+    """The segments of each row, by a literal loop over its tokens that checks the positions."""
     rows = []
     for tokens, segments, positions in zip(
         *(arrays[f"{side}{name}"] for name in ("", "_segments", "_positions")), strict=True
@@ -44,7 +44,7 @@ def unpacked(arrays: dict[str, np.ndarray], side: str) -> list[list[tuple[int, .
 @pytest.mark.parametrize(("source", "target", "most"), [(64, 48, None), (100, 30, 3), (40, 40, 1)])
 def test_unpacking_gives_back_every_example_once(seed, source, target, most):
     lengths = realistic(500, seed)
-    fits = fitting(*lengths, source, target)
+    fits = fits_in_row(*lengths, source, target)
     sides = sequences(lengths[0][fits], seed), sequences(lengths[1][fits], seed + 100)
     packed = pack(sides[0].lengths, sides[1].lengths, source, target, most=most)
     arrays = assemble("source", sides[0], packed.rows, source) | assemble(
@@ -71,13 +71,17 @@ def test_unpacking_gives_back_every_example_once(seed, source, target, most):
 @pytest.mark.parametrize(("source", "target"), [(128, 96), (256, 192)])
 def test_rows_are_nearly_full(source, target):
     lengths = realistic(4000, 0)
-    fits = fitting(*lengths, source, target)
+    fits = fits_in_row(*lengths, source, target)
     packed = pack(lengths[0][fits], lengths[1][fits], source, target)
     assert packed.source_fill > 0.92 and packed.target_fill > 0.92
 
 
 def test_fitting_is_of_both_sides():
-    assert fitting(np.array([4, 5, 4]), np.array([3, 3, 4]), 4, 3).tolist() == [True, False, False]
+    assert fits_in_row(np.array([4, 5, 4]), np.array([3, 3, 4]), 4, 3).tolist() == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_an_example_that_fits_in_no_row_is_an_error():

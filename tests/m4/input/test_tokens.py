@@ -4,7 +4,7 @@ import os
 import numpy as np
 import pytest
 
-from examples.m4.input.tokens import Ragged, Tokens, cached_tokens, write_tokens
+from examples.m4.input.tokens import Ragged, Tokens, open_or_write_tokens, write_tokens
 from examples.m4.input.vocabulary import Vocabulary
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, vocabularies
@@ -73,7 +73,7 @@ def test_a_cache_is_used_only_for_the_same_pairs_and_vocabularies(both, tmp_path
 
     def made(pairs=PAIRS, source=both.source, longest=None) -> bool:
         before = os.stat(folder).st_ino if folder.exists() else None
-        cached_tokens(folder, pairs, source, both.target, longest=longest)
+        open_or_write_tokens(folder, pairs, source, both.target, longest=longest)
         return os.stat(folder).st_ino != before
 
     assert made() and not made() and not made(dict(reversed(PAIRS.items())))
@@ -106,8 +106,8 @@ def test_a_failure_leaves_the_former_folder_and_nothing_else(both, tmp_path, mon
 
 def test_a_folder_of_other_things_is_not_replaced(both, tmp_path):
     (tmp_path / "precious").write_text("keep")
-    with pytest.raises(NamedMeshError, match="holds no tokens, so it is not replaced"):
-        cached_tokens(tmp_path, PAIRS, *both)
+    with pytest.raises(NamedMeshError, match="has no tokens, so it is not replaced"):
+        open_or_write_tokens(tmp_path, PAIRS, *both)
     assert (tmp_path / "precious").read_text() == "keep"
 
 
@@ -127,7 +127,7 @@ def test_damage_is_found_and_mended(name, harm, both, tmp_path):
     with pytest.raises(NamedMeshError, match=r"are damaged|there are no tokens"):
         Tokens.open(tmp_path / "train")
     if (tmp_path / "train" / "index.json").exists():
-        assert len(cached_tokens(tmp_path / "train", PAIRS, *both)) == 74
+        assert len(open_or_write_tokens(tmp_path / "train", PAIRS, *both)) == 74
 
 
 @pytest.mark.parametrize(("pairs", "longest"), [({}, None), ({"de": []}, None), (PAIRS, 1)])

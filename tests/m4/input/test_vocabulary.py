@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from examples.m4.input.vocabulary import Vocabularies, Vocabulary, sampled_sources
+from examples.m4.input.vocabulary import Vocabularies, Vocabulary, sample_sources
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, vocabularies
 
@@ -105,7 +105,7 @@ def test_missing_and_foreign_files_are_errors(tmp_path):
     with pytest.raises(NamedMeshError, match=r"cannot read vocabulary .*source\.model"):
         Vocabularies.load(tmp_path)
     (tmp_path / "source.model").write_text("not a model")
-    with pytest.raises(NamedMeshError, match="is no vocabulary"):
+    with pytest.raises(NamedMeshError, match="is not a vocabulary"):
         Vocabularies.load(tmp_path)
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["aa bb", "ab"]),
@@ -123,7 +123,7 @@ def test_the_sample_weighs_languages_by_temperature():
         for name, size in (("a", 3200), ("b", 100))
     }
     for temperature, ratio in ((1, 32), (5, 2), (float("inf"), 1)):  # 32 ** (1 / 5) = 2
-        sample = [text[0] for text in sampled_sources(pairs, temperature, 99, 0)]
+        sample = [text[0] for text in sample_sources(pairs, temperature, 99, 0)]
         assert sample.count("a") / sample.count("b") == pytest.approx(ratio, rel=0.05) and len(
             sample
         ) in (99, 100)
@@ -131,6 +131,6 @@ def test_the_sample_weighs_languages_by_temperature():
 
 def test_the_sample_repeats_nothing_and_has_every_language():
     pairs = {"a": [(f"a{number}", "x") for number in range(1000)], "b": [("b0", "x"), ("b1", "x")]}
-    sample = sampled_sources(pairs, float("inf"), 100, 0)
+    sample = sample_sources(pairs, float("inf"), 100, 0)
     assert len(set(sample)) == len(sample) == 52 and {"b0", "b1"} < set(sample)
-    assert {text[0] for text in sampled_sources(pairs, 1, 10, 0)} == {"a", "b"}
+    assert {text[0] for text in sample_sources(pairs, 1, 10, 0)} == {"a", "b"}

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from examples.m4.metrics import Metrics, read_metrics
+from namedmesh.training import MetricsLog, read_metrics
 
 ROWS = [{"step": step, "tokens": 100 * step, "loss": 5.0 / step} for step in (1, 2, 3, 4)]
 
@@ -16,7 +16,7 @@ def path(tmp_path):
 
 
 def write(path, step: int, rows) -> None:
-    metrics = Metrics(path, path.with_name("summaries"), step)
+    metrics = MetricsLog(path, step, path.with_name("summaries"))
     for row in rows:
         metrics.write(row)
     metrics.close()
@@ -29,7 +29,7 @@ def test_rows_are_lines_of_json(path):
 
 
 def test_rows_are_there_before_the_file_is_closed(path):
-    metrics = Metrics(path, path.with_name("summaries"), 0)
+    metrics = MetricsLog(path, 0, path.with_name("summaries"))
     metrics.write(ROWS[0])
     assert json.loads(path.read_text()) == ROWS[0]
     metrics.close()

@@ -1,0 +1,99 @@
+"""The flags of the command line: those of the commands, and one for every hyperparameter."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from absl import flags
+
+from examples.m4.settings import OPTIMIZERS, PRESETS, Settings
+from namedmesh.layers import CHOICES, Config
+from namedmesh.runtime.artifact import PRECISIONS
+
+# The help texts of the model's flags; those of the other settings are with their fields.
+MODEL_HELP = {
+    "layers": "layers of encoder and decoder together, half of them each",
+    "experts": "experts in every other layer; 0 for a dense model",
+    "model": "size of the model dimension, M in the paper",
+    "hidden": "size of the hidden layer of each feed-forward network, H in the paper",
+    "heads": "attention heads",
+    "key": "size of the keys, queries and values of a head",
+    "source_vocab": "pieces of the source vocabulary, at most",
+    "target_vocab": "pieces of the target vocabulary, at most",
+    "tied": "use the target embedding as the output projection too",
+    "positions": "how the model knows positions; relative is a bias on attention scores",
+    "longest": "how many positions are learned, with --positions=learned",
+    "norm": "normalize before each layer (pre) or after it (post)",
+    "normalizer": "layer normalization, or root mean square normalization",
+    "activation": "activation function of the feed-forward networks",
+    "gated": "multiply the activation with a gate, as in GLU",
+    "router": "tokens choose experts (top_k); or, in the encoder, experts choose tokens",
+    "k": "experts of a token, with --router=top_k",
+    "second": "take the second expert at random by its gate, as in the paper, or always",
+    "normalize": "normalize the gates of the chosen experts before or after tokens are dropped",
+    "jitter": "noise on the input of the router during training, as a share",
+    "capacity_factor": "places of an expert, as a multiple of an even share of its tokens",
+    "decoding_capacity_factor": "the same while decoding; by default no token is dropped then",
+    "dispatch": "send tokens to experts by index (gather) or by one-hot products (einsum)",
+    "remat": "what the backward pass computes again: nothing, all, or all but matrix products",
+    "dropout": "share of activations that training drops",
+    "word_dropout": "share of source tokens and target inputs that training leaves out",
+    "smoothing": "label smoothing",
+    "aux_weight": "weight of the loss that evens out the load of the experts",
+    "z_weight": "weight of the loss on large logits of the router",
+    "dtype": "dtype of activations; weights are float32",
+}
+KINDS = {
+    "int": flags.DEFINE_integer,
+    "float": flags.DEFINE_float,
+    "bool": flags.DEFINE_boolean,
+    "str": flags.DEFINE_string,
+}
+
+
+def define_flags() -> list[str]:
+    """Define every flag; return the names of the hyperparameters."""
+    flags.DEFINE_string("run", "runs/m4", "the folder of the run")
+    flags.DEFINE_string(
+        "data",
+        "catalogs",
+        "catalogs (downloaded), synthetic (generated), a directory of TSV files, or another run, "
+        "to use its data",
+    )
+    flags.DEFINE_enum("preset", "small", sorted(PRESETS), "the defaults of all hyperparameters")
+    flags.DEFINE_boolean(
+        "profile", False, "trace three train steps with jax.profiler, into RUN/trace"
+    )
+    flags.DEFINE_list("sets", [], "test sets to evaluate; by default all")
+    flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
+    flags.DEFINE_string(
+        "checkpoint",
+        "newest",
+        "what to evaluate or translate with: newest, best (on dev data), or a step",
+    )
+    flags.DEFINE_list(
+        "baselines", [], "folders of evaluated runs of single languages, for delta BLEU"
+    )
+    flags.DEFINE_string(
+        "input", "-", "the file to translate, a sentence per line; - is standard input"
+    )
+    flags.DEFINE_string("output", "-", "the file for translations; - is standard output")
+    return [*_define_hyperparameters(Settings), *_define_hyperparameters(Config)]
+
+
+def _define_hyperparameters(owner: type) -> list[str]:
+    """Define a flag for every field; the preset gives its default."""
+    choices: dict[str, Any] = CHOICES if owner is Config else {}
+    choices = choices | ({"optimizer": OPTIMIZERS, "precision": PRECISIONS} if not choices else {})
+    names = []
+    for field in dataclasses.fields(owner):
+        if owner is Settings and field.name in ("preset", "model"):
+            continue
+        text = field.metadata.get("help") or MODEL_HELP[field.name]
+        if field.name in choices:
+            flags.DEFINE_enum(field.name, None, choices[field.name], text)
+        else:
+            KINDS[str(field.type).split(" ")[0]](field.name, None, text)
+        names.append(field.name)
+    return names

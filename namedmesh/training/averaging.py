@@ -1,0 +1,117 @@
+"""The evaluation loop: results averaged over batches, and a state handed to another program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable, State
+
+
+def average_results(
+    step: Callable[..., tuple[State, Any]],
+    state: State,
+    batches: Iterable[Mapping[str, Any]],
+    *,
+    weigh: Callable[[Mapping[str, Any]], float] | str | None = None,
+    names: Sequence[str] | None = None,
+) -> dict[str, np.ndarray | float]:
+    """Run a step on every batch and average its results; the state stays as it is.
+
+    Args:
+        step: An Executable, or any function from a state and inputs to a state and a dict of
+            results. It must not update its state.
+        state: The state, for every batch.
+        batches: The inputs of each call by name.
+        weigh: The weight of a batch in the averages: a function of the batch, e.g. its number of
+            tokens, or the name of a result; by default all batches weigh the same.
+        names: The results to average; by default all of them.
+
+    Returns:
+        The weighted mean of each result: a float where it is a scalar, else an array.
+
+    Raises:
+        NamedMeshError: If there is no batch, or no batch with a positive weight.
+
+    Example:
+        >>> import numpy as np
+        >>> from namedmesh.training import average_results
+        >>> def step(state, x):
+        ...     return state, {"loss": np.mean(x)}
+        >>> batches = [{"x": np.array([1.0, 3.0, 2.0])}, {"x": np.array([6.0])}]
+        >>> average_results(step, None, batches)
+        {'loss': 4.0}
+        >>> average_results(step, None, batches, weigh=lambda batch: len(batch["x"]))
+        {'loss': 3.0}
+    """
+    rows: list[Mapping[str, Any]] = []
+    weights: list[float] = []
+    for batch in batches:
+        # Results are fetched after the loop, so that the devices need not wait for this process.
+        rows.append(step(state, **batch)[1])
+        weights.append(float(weigh(batch)) if callable(weigh) else 1.0)
+    if not rows:
+        raise NamedMeshError("there is no batch to evaluate", fix="give at least one batch")
+    if isinstance(weigh, str):
+        weights = [float(results[weigh]) for results in rows]
+    if min(weights) < 0 or not sum(weights) > 0:
+        raise NamedMeshError(
+            f"the weights of the batches are {weights}",
+            fix="give weights that are not negative, at least one of them positive",
+        )
+    averages: dict[str, np.ndarray | float] = {}
+    for name in rows[0] if names is None else names:
+        values = [np.asarray(results[name], np.float64) for results in rows]
+        mean = np.average(values, axis=0, weights=weights)
+        averages[name] = float(mean) if mean.ndim == 0 else mean
+    return averages
+
+
+def share_state(state: State, executable: Executable) -> State:
+    """Give another program the variables it needs from a state, e.g. evaluation those of training.
+
+    A variable that lies where the other program needs it is shared, not copied.
+
+    Args:
+        state: A state with at least the variables of the other program.
+        executable: The other program.
+
+    Returns:
+        A state of the other program.
+
+    Raises:
+        NamedMeshError: If the state lacks a variable.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> from namedmesh.training import share_state
+        >>> M = nm.Dimension("model", 4)
+        >>> def loss(x):
+        ...     return nm.sum(x * nm.param("w", [M]))
+        >>> def train(x):
+        ...     nm.state("count", [])
+        ...     return loss(x)
+        >>> mesh = nm.Mesh(data=1)
+        >>> trainer = nm.compile(train, nm.spec([M]), mesh=mesh)
+        >>> tester = nm.compile(loss, nm.spec([M]), mesh=mesh)
+        >>> list(share_state(trainer.init(), tester))
+        ['w']
+    """
+    values = {}
+    for name in executable.variables:
+        array = state.arrays.get(name)
+        shared = array is not None and _is_placed(array, executable, name)
+        values[name] = array if shared else state[name]  # the latter has no padding
+    return executable.place(values)
+
+
+def _is_placed(array: jax.Array, executable: Executable, name: str) -> bool:
+    """Whether an array has the padding and the sharding that a program needs for a variable."""
+    spec = executable.variables[name]
+    if array.shape != spec.padded(executable.artifact.mesh):
+        return False
+    return array.sharding.is_equivalent_to(executable.sharding(spec), array.ndim)

@@ -1,0 +1,97 @@
+"""Metrics of a run: lines of JSON, and the same numbers as TensorBoard summaries."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+
+class MetricsLog:
+    """Appends rows to a file of JSON lines, and to TensorBoard summaries.
+
+    Summaries need tensorboardX; without it there are none.
+
+    Args:
+        path: The file, e.g. run/metrics.jsonl.
+        step: The step a run resumes from; rows and summaries beyond it are removed, since the run
+            will write them again.
+        summaries: The folder of the TensorBoard summaries; None for none.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from namedmesh.training import MetricsLog, read_metrics
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> log = MetricsLog(path)
+        >>> for step in (1, 2, 3):
+        ...     log.write({"step": step, "loss": 1 / step})
+        >>> log.close()
+        >>> MetricsLog(path, step=2).close()
+        >>> read_metrics(path)
+        [{'step': 1, 'loss': 1.0}, {'step': 2, 'loss': 0.5}]
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        step: int = 0,
+        summaries: str | os.PathLike | None = None,
+    ):
+        path = pathlib.Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        rows = [row for row in read_metrics(path) if row["step"] <= step]
+        temporary = path.with_suffix(f".{os.getpid()}.partial")
+        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        os.replace(temporary, path)
+        self._file = path.open("a")
+        self._writer = None if summaries is None else _open_summaries(summaries, step)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row; its numbers become summaries too.
+
+        Args:
+            row: JSON values by name, among them "step".
+        """
+        self._file.write(json.dumps(dict(row)) + "\n")
+        self._file.flush()  # a run that is killed keeps what it has logged
+        for name, value in row.items():
+            if self._writer is not None and name != "step" and isinstance(value, int | float):
+                self._writer.add_scalar(name, value, row["step"])
+
+    def close(self) -> None:
+        """Write what is left, and close the files."""
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+
+def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
+    """Read the rows written so far.
+
+    Args:
+        path: A file that a `MetricsLog` wrote; it may be missing.
+
+    Returns:
+        The rows, up to a line that a crash cut short.
+    """
+    path = pathlib.Path(path)
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines():
+        try:
+            rows.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return rows
+
+
+def _open_summaries(folder: str | os.PathLike, step: int) -> Any:
+    """A TensorBoard writer that voids events beyond the step; None without tensorboardX."""
+    try:
+        from tensorboardX import SummaryWriter
+    except ImportError:
+        return None
+    return SummaryWriter(os.fspath(folder), purge_step=step or None)

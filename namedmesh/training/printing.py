@@ -1,0 +1,65 @@
+"""Numbers as text for people: tables by rich, and durations."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def render_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    title: str | None = None,
+) -> str:
+    """Render rows of text as a table with aligned columns.
+
+    Args:
+        header: The names of the columns.
+        rows: The cells; a row may be shorter than the header.
+        right: The names of the columns to align to the right, as numbers are.
+        title: A line above the table.
+
+    Returns:
+        The lines of the table, plain text without borders or colours.
+
+    Example:
+        >>> from namedmesh.training import render_table
+        >>> rows = [["de", "31.5"], ["gd", "8.0"]]
+        >>> print(render_table(["language", "BLEU"], rows, right=["BLEU"]))
+        language  BLEU
+        de        31.5
+        gd         8.0
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
+    for name in header:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # Wide enough for any table: a file has no width, and a terminal wraps lines by itself.
+    console = Console(file=io.StringIO(), width=10_000, markup=False, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(lines if title is None else [title, *lines])
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as minutes and seconds, or hours, minutes and seconds.
+
+    Args:
+        seconds: A duration; a negative one counts as zero.
+
+    Returns:
+        The duration as text.
+
+    >>> format_duration(187), format_duration(3720)
+    ('3:07', '1:02:00')
+    """
+    minutes, whole = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"

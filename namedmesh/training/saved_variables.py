@@ -1,0 +1,123 @@
+"""Which variables a file holds, and whether they are those that a program needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.runtime import State
+
+MISSING = ("error", "init")
+
+
+@dataclass(frozen=True)
+class SavedVariable:
+    """Size and dtype of a variable in a file, without the padding that some layouts add.
+
+    >>> str(SavedVariable((4, 8), "bfloat16"))
+    'bfloat16[4, 8]'
+    """
+
+    sizes: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.sizes)}"
+
+
+def describe_state(state: State) -> dict[str, SavedVariable]:
+    """Describe every variable of a state by its size without padding and its dtype.
+
+    Args:
+        state: A state; a variable without a spec is described by its array.
+
+    Returns:
+        A description of each variable, by name.
+    """
+    variables = {}
+    for name, array in state.arrays.items():
+        sizes = state.specs[name].sizes if name in state.specs else array.shape
+        variables[name] = SavedVariable(tuple(sizes), str(array.dtype))
+    return variables
+
+
+def check_missing(missing: str) -> None:
+    """Raise unless missing is one of the choices for variables that a file does not have."""
+    if missing not in MISSING:
+        raise NamedMeshError(
+            f"missing={missing!r} is not a choice", fix=did_you_mean(missing, MISSING)
+        )
+
+
+def match_variables(
+    where: str,
+    saved: Mapping[str, SavedVariable],
+    specs: Mapping[str, Any],
+    *,
+    names: Mapping[str, str] | None = None,
+    missing: str = "error",
+    cast: bool = False,
+    fix: str,
+) -> list[str]:
+    """Compare the variables of a program with those of a file, and report every difference at once.
+
+    Args:
+        where: The file or checkpoint, for the error.
+        saved: The variables of the file, by their names there.
+        specs: The variables of the program: anything with `sizes` and `dtype`, by name.
+        names: The name in the file of each variable; its own name where left out.
+        missing: "error", or "init" to allow variables that the file does not have.
+        cast: Whether another floating-point dtype is accepted.
+        fix: What to do about a difference, for the error.
+
+    Returns:
+        The names of the program's variables that the file has.
+
+    Raises:
+        NamedMeshError: If variables are missing, or differ in size or dtype; it lists all of them.
+
+    >>> from types import SimpleNamespace
+    >>> match_variables("w.safetensors", {"w": SavedVariable((4,), "float32")},
+    ...                 {"w": SimpleNamespace(sizes=(4,), dtype="float32")}, fix="save it again")
+    ['w']
+    """
+    check_missing(missing)
+    names = names or {name: name for name in specs}
+    present, problems = [], []
+    for name, label in names.items():
+        expected = SavedVariable(tuple(specs[name].sizes), str(specs[name].dtype))
+        as_label = name if label == name else f"{name} (saved as {label})"
+        if label not in saved:
+            if missing == "error":
+                problems.append(f"{as_label}: {expected} is missing")
+            continue
+        found = saved[label]
+        convertible = cast and _is_float(found.dtype) and _is_float(expected.dtype)
+        if found.sizes != expected.sizes or not (found.dtype == expected.dtype or convertible):
+            problems.append(f"{as_label}: expected {expected}, found {found}")
+        present.append(name)
+    if problems:
+        count = f"{len(problems)} variable" + "s" * (len(problems) > 1)
+        raise NamedMeshError(f"{where} does not fit the program: {count}", *problems, fix=fix)
+    if names and not present:
+        raise NamedMeshError(
+            f"{where} has no variable of the program",
+            f"it has: {_join_some(saved)}",
+            f"the program has: {_join_some(names.values())}",
+            fix=fix,
+        )
+    return present
+
+
+def _is_float(dtype: str) -> bool:
+    """Whether a dtype is floating point."""
+    return "float" in dtype
+
+
+def _join_some(names: Iterable[str]) -> str:
+    """The first eight names, and how many more there are."""
+    names = list(names)
+    more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
+    return ", ".join(names[:8] + more) or "none"

@@ -1,0 +1,132 @@
+"""Streams of batches: each batch comes with the position after it, from which to continue."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from typing import Any, Protocol, TypeVar
+
+import jax
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable
+
+Item = TypeVar("Item")
+
+
+class Stream(Protocol):
+    """What a Trainer reads batches from."""
+
+    @property
+    def digest(self) -> str:
+        """A name of the data; a run only continues with data of the same digest."""
+        ...
+
+    def read_from(self, position: Any) -> Iterator[tuple[Any, Any]]:
+        """Iterate over pairs of a batch and the position after it.
+
+        Args:
+            position: Where to start: a position that came with a batch, which is a JSON value, or
+                None for the beginning.
+        """
+        ...
+
+
+class NumberedBatches:
+    """A stream whose batches are a function of their number.
+
+    Args:
+        make_batch: The batch of each number, from 0.
+        digest: A name of the data.
+
+    Example:
+        >>> from namedmesh.training import NumberedBatches
+        >>> stream = NumberedBatches(lambda number: {"x": number * 10})
+        >>> batches = stream.read_from(None)
+        >>> next(batches), next(batches)
+        (({'x': 0}, 1), ({'x': 10}, 2))
+        >>> next(stream.read_from(2))
+        ({'x': 20}, 3)
+    """
+
+    def __init__(self, make_batch: Callable[[int], Any], digest: str = ""):
+        self.make_batch, self.digest = make_batch, digest
+
+    def read_from(self, position: int | None) -> Iterator[tuple[Any, int]]:
+        """Iterate over pairs of a batch and the number of the next one."""
+        number = position or 0
+        while True:
+            yield self.make_batch(number), number + 1
+            number += 1
+
+
+def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
+    """Make items ahead of time in a thread.
+
+    The thread ends when the iterator is closed or dropped. An error in making an item is raised
+    where the item would have come.
+
+    Args:
+        items: The items.
+        depth: How many items to make ahead.
+
+    Returns:
+        An iterator over the same items.
+
+    >>> list(prefetch(range(4)))
+    [0, 1, 2, 3]
+    """
+    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+        raise NamedMeshError(f"depth={depth!r}", fix="make at least one item ahead")
+    return _prefetch(items, depth)
+
+
+def _prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
+    """The generator behind `prefetch`, which checks its arguments at once."""
+    ready: queue.SimpleQueue = queue.SimpleQueue()
+    room, closed = threading.Semaphore(depth), threading.Event()
+
+    def work() -> None:
+        try:
+            iterator = iter(items)
+            while room.acquire() and not closed.is_set():
+                ready.put((next(iterator), None))
+        except BaseException as error:
+            ready.put((None, error))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            room.release()
+            yield item
+    finally:
+        closed.set()
+        room.release()
+        thread.join()
+
+
+def place_rows(executable: Executable, batch: Mapping[str, Any]) -> dict[str, Any]:
+    """Make global inputs of the rows that each process has.
+
+    Args:
+        executable: The program that takes the inputs.
+        batch: This process's rows of each input by name.
+
+    Returns:
+        The same batch if there is one process; else arrays that all processes share.
+    """
+    if jax.process_count() == 1:
+        return dict(batch)
+    return {
+        name: jax.make_array_from_process_local_data(
+            executable.sharding(executable.inputs[name]), rows
+        )
+        for name, rows in batch.items()
+    }

@@ -1,0 +1,320 @@
+"""The training loop: steps, logging, evaluation, checkpoints, and an exact continuation."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable, State
+from namedmesh.training.checkpoints import Checkpoints
+from namedmesh.training.metrics import MetricsLog
+from namedmesh.training.profiling import StepProfiler, TraceWindow
+from namedmesh.training.progress import ProgressBar
+from namedmesh.training.signals import StopRequest, graceful_stop
+from namedmesh.training.streams import Stream, place_rows, prefetch
+from namedmesh.training.throughput import model_flops_utilization
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """How long to train, and how often to do what.
+
+    Args:
+        steps: The last step.
+        log_every: Steps between two rows of metrics, each the mean of its steps.
+        save_every: Steps between two checkpoints.
+        evaluate_every: Steps between two evaluations; 0 for none.
+        minutes: A time limit, compilation not counted; 0 for none.
+    """
+
+    steps: int
+    log_every: int = 10
+    save_every: int = 200
+    evaluate_every: int = 0
+    minutes: float = 0.0
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name}={getattr(self, name)}"
+            for name, least in (
+                ("steps", 1), ("log_every", 1), ("save_every", 1),
+                ("evaluate_every", 0), ("minutes", 0),
+            )
+            if not getattr(self, name) >= least
+        ]  # fmt: skip
+        if problems:
+            raise NamedMeshError(
+                f"intervals cannot have {', '.join(problems)}",
+                fix="give positive numbers; evaluate_every and minutes may be 0",
+            )
+
+
+class Trainer:
+    """Trains a step from its newest checkpoint, or from scratch, to the last step.
+
+    A run that is stopped or killed and started again continues bit for bit as if it had not been
+    interrupted: the checkpoint has the state, the position in the data and the number of tokens.
+    SIGTERM and SIGINT stop it after the current step, with a checkpoint. A loss or gradient that is
+    not finite stops it with an error, and the last good checkpoint is kept.
+
+    Args:
+        executable: The train step: it takes a batch and returns a dict of scalars to log.
+        stream: The batches, e.g. `NumberedBatches`.
+        intervals: How long to train, and how often to log, save and evaluate.
+        checkpoints: Where to save the state and continue from; None to do neither.
+        metrics: The file of the metrics; None for none.
+        summaries: The folder of the TensorBoard summaries; None for none.
+        initial: The first state; by default `executable.init(seed)`.
+        seed: The seed of that.
+        feed: The inputs of a step, from a batch and the number of steps taken before; by default
+            the batch itself, of which each process has its rows.
+        count_tokens: The number of tokens in a batch, to log tokens per second.
+        evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
+        watch: The results that must be finite.
+        advice: What to do when one is not, for the error.
+        flops: The FLOPs of a step, to log the model FLOPs utilization; needs `peak_flops`.
+        peak_flops: The peak of one device, e.g. `device_peak_flops()`.
+        profile: Which steps to trace with the profiler.
+        say: Prints a message.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
+        >>> B = nm.Dimension("batch", 4)
+        >>> def step(x, y):
+        ...     w = nm.param("w", [], nm.constant_init(0.0))
+        ...     loss = nm.mean(nm.square(x * w - y))
+        ...     nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
+        ...     return {"loss": loss}
+        >>> executable = nm.compile(step, x=nm.spec([B]), y=nm.spec([B]), mesh=nm.Mesh(data=1))
+        >>> def batch(number):
+        ...     x = np.random.default_rng(number).normal(size=4).astype(np.float32)
+        ...     return {"x": x, "y": 3 * x}
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> for steps in (20, 40):  # the second trainer continues where the first one ended
+        ...     with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
+        ...         trainer = Trainer(executable, NumberedBatches(batch), Intervals(steps),
+        ...                           checkpoints=checkpoints, metrics=folder / "metrics.jsonl")
+        ...         row = trainer.run()
+        resuming from step 20
+        >>> row["step"], row["loss"] < 0.1
+        (40, True)
+    """
+
+    def __init__(
+        self,
+        executable: Executable,
+        stream: Stream,
+        intervals: Intervals,
+        *,
+        checkpoints: Checkpoints | None = None,
+        metrics: str | os.PathLike | None = None,
+        summaries: str | os.PathLike | None = None,
+        initial: State | None = None,
+        seed: int = 0,
+        feed: Callable[[Any, int], Mapping[str, Any]] | None = None,
+        count_tokens: Callable[[Any], int] | None = None,
+        evaluate: Callable[[State], Mapping[str, float]] | None = None,
+        watch: Sequence[str] = ("loss", "grad_norm"),
+        advice: str = "lower the learning rate or lengthen its warmup, and start again",
+        flops: float | None = None,
+        peak_flops: float | None = None,
+        profile: TraceWindow | None = None,
+        say: Callable[[str], None] = print,
+    ):
+        self.executable, self.stream, self.intervals = executable, stream, intervals
+        self.checkpoints, self._say = checkpoints, say
+        self._feed = feed or (lambda batch, _step: place_rows(executable, batch))
+        self._count_tokens, self._evaluate = count_tokens, evaluate
+        self._watch, self._advice = watch, advice
+        self._flops, self._peak = flops, peak_flops
+        self._profiler = None if profile is None else StepProfiler(profile)
+        self.steps_taken, self.tokens, self.position = 0, 0, None
+        if checkpoints is not None and checkpoints.latest is not None:
+            self.state = self._resume(checkpoints)
+        else:
+            self.state = executable.init(seed) if initial is None else initial
+        self.first_step = self.steps_taken
+        self._writes = jax.process_index() == 0  # the other processes have the same numbers
+        self._log = (
+            MetricsLog(metrics, self.steps_taken, summaries)
+            if metrics is not None and self._writes
+            else None
+        )
+        self.last: dict[str, float] = {"step": self.steps_taken}  # the latest row of metrics
+        self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
+        self._since, self._paused = time.monotonic(), 0.0
+        self.stop = StopRequest()
+
+    def _resume(self, checkpoints: Checkpoints) -> State:
+        """Continue from the newest checkpoint, with the same data."""
+        step, state, extra = checkpoints.restore(self.executable)
+        if extra["stream"] != self.stream.digest:
+            raise NamedMeshError(
+                f"the checkpoint of step {step} in {checkpoints.folder} was trained on other data",
+                fix="restore the data, or start another run",
+            )
+        self.steps_taken, self.tokens, self.position = step, extra["tokens"], extra["position"]
+        self._say(f"resuming from step {step}")
+        return state
+
+    def run(self) -> dict[str, float]:
+        """Train until the last step, the time limit or a signal; then evaluate and save.
+
+        Returns:
+            The last row of metrics. `stop` tells whether a signal ended the training.
+
+        Raises:
+            NamedMeshError: If a watched result is not finite.
+        """
+        intervals = self.intervals
+        deadline = time.monotonic() + intervals.minutes * 60 if intervals.minutes else math.inf
+        with ExitStack() as stack:
+            self.stop = stack.enter_context(graceful_stop())
+            if self._log is not None:
+                stack.callback(self._log.close)
+            progress = self._open_progress(stack)
+            if self._profiler is not None:
+                stack.enter_context(self._profiler.open())
+            batches = prefetch(self.stream.read_from(self.position))
+            stack.callback(batches.close)
+            for batch, position in batches:
+                out_of_time = time.monotonic() > deadline
+                if self.steps_taken >= intervals.steps or self.stop or out_of_time:
+                    break
+                self.take_step(batch, position)
+                self._do_what_is_due(progress)
+            batches.close()
+            self._write_row()
+            # Skip the evaluation when stopping on a signal: the process may be killed soon.
+            if self._evaluate is not None and self.steps_taken > self.first_step and not self.stop:
+                self._measure()
+            self._save()
+        return self.last
+
+    def _open_progress(self, stack: ExitStack) -> ProgressBar | None:
+        """A progress bar, closed at the end."""
+        if not self._writes:
+            return None
+        bar = ProgressBar(self.steps_taken, self.intervals.steps, minutes=self.intervals.minutes)
+        stack.callback(bar.close)
+        return bar
+
+    def take_step(self, batch: Any, position: Any) -> None:
+        """Take one step.
+
+        Args:
+            batch: A batch of the stream.
+            position: The position after it.
+        """
+        number = self.steps_taken + 1
+        inputs = self._feed(batch, self.steps_taken)
+        if self._profiler is not None:
+            self._profiler.before(number)
+        self.state, results = self.executable(self.state, **inputs)
+        if self._profiler is not None:
+            self._profiler.after(number, results)
+        self.steps_taken, self.position = number, position
+        tokens = 0 if self._count_tokens is None else self._count_tokens(batch)
+        self._pending.append((number, tokens, results))
+
+    def _do_what_is_due(self, progress: ProgressBar | None) -> None:
+        """Log, evaluate and save after a step, if it is time to."""
+        intervals, step = self.intervals, self.steps_taken
+        if step % intervals.log_every == 0 or step == intervals.steps:
+            self._write_row()
+            if progress is not None:
+                progress.show(step, self.last)
+        every = intervals.evaluate_every
+        if self._evaluate is not None and every and step % every == 0:
+            self._measure()
+        if step % intervals.save_every == 0 and step < intervals.steps:
+            self._save()
+
+    def _write_row(self) -> None:
+        """Fetch the results of the steps since the last row, check them, and log their means."""
+        if not self._pending:
+            return
+        rows = [
+            (step, tokens, {name: float(value) for name, value in results.items()})
+            for step, tokens, results in self._pending
+        ]
+        self._pending = []
+        now = time.monotonic()
+        seconds, self._since, self._paused = now - self._since - self._paused, now, 0.0
+        for step, tokens, values in rows:
+            self._check_finite(step, values)
+            self.tokens += tokens
+        names = rows[-1][2]
+        means = {name: float(np.mean([values[name] for _, _, values in rows])) for name in names}
+        row = {"step": self.steps_taken, **means, "seconds_per_step": seconds / len(rows)}
+        if self._count_tokens is not None:
+            count = sum(tokens for _, tokens, _ in rows)
+            row |= {"tokens": self.tokens, "tokens_per_second": count / max(seconds, 1e-9)}
+        if self._flops and self._peak:
+            devices = self.executable.artifact.mesh.devices
+            each = max(seconds, 1e-9) / len(rows)
+            row["mfu"] = model_flops_utilization(self._flops, each, devices, self._peak)
+        self.last = row
+        self._append(row)
+
+    def _append(self, row: Mapping[str, float]) -> None:
+        """Add a row to the metrics."""
+        if self._log is not None:
+            self._log.write(row)
+
+    def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
+        """Stop if a watched result is not finite."""
+        wrong = [name for name in self._watch if not math.isfinite(values.get(name, 0.0))]
+        if not wrong:
+            return
+        good = None
+        if self.checkpoints is not None:
+            self.checkpoints.delete(step - 1)  # its weights are what led to this
+            self.checkpoints.wait()
+            good = self.checkpoints.latest
+        raise NamedMeshError(
+            f"the {wrong[0]} of step {step} is {values[wrong[0]]}",
+            *(f"so is its {name}: {values[name]}" for name in wrong[1:]),
+            "there is no checkpoint yet"
+            if good is None
+            else f"the last good checkpoint, of step {good}, is kept",
+            fix=self._advice,
+        )
+
+    def _save(self) -> None:
+        """Save a checkpoint, once everything up to it is known to be finite."""
+        start = time.monotonic()
+        self._write_row()
+        if self.checkpoints is not None:
+            extra = {
+                "position": self.position,
+                "stream": self.stream.digest,
+                "tokens": self.tokens,
+            }
+            step, values = self._measured
+            metrics = values if step == self.steps_taken else None
+            self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
+        self._paused += time.monotonic() - start
+
+    def _measure(self) -> None:
+        """Evaluate the state on held-out data, once for each step."""
+        start = time.monotonic()
+        if self._evaluate is not None and self._measured[0] != self.steps_taken:
+            values = {name: float(value) for name, value in self._evaluate(self.state).items()}
+            self._measured = self.steps_taken, values
+            tokens = {} if self._count_tokens is None else {"tokens": self.tokens}
+            self._append({"step": self.steps_taken, **tokens, **values})
+        self._paused += time.monotonic() - start

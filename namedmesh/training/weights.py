@@ -1,0 +1,240 @@
+"""Weights in safetensors files, which other libraries write and read as well."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, overload
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable, State
+from namedmesh.training.saved_variables import SavedVariable, check_missing, match_variables
+
+Names = Mapping[str, str | None] | Callable[[str], str | None]
+# The dtypes of safetensors that a variable can have.
+DTYPES = {
+    "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
+    "U32": "uint32", "I32": "int32", "U64": "uint64", "I64": "int64",
+    "F16": "float16", "BF16": "bfloat16", "F32": "float32", "F64": "float64",
+}  # fmt: skip
+
+
+def save_weights(
+    path: str | os.PathLike,
+    state: State,
+    names: Names | None = None,
+    *,
+    everything: bool = False,
+    metadata: Mapping[str, str] | None = None,
+) -> None:
+    """Save the weights of a state to a safetensors file, without padding.
+
+    The file is complete or not written at all. With several processes, all of them must call this,
+    and the first one writes.
+
+    Args:
+        path: The file, e.g. "model.safetensors".
+        state: The state; by default its trainable variables (`nm.param`) are saved.
+        names: The name in the file for each variable: a function from the variable's name, or a
+            dict, in which variables that keep their names need not be. None leaves a variable out.
+        everything: Save the other variables (`nm.state`) too, e.g. the slots of an optimizer.
+        metadata: Strings to store in the header of the file.
+
+    Raises:
+        NamedMeshError: If two variables get the same name, a name in the dict is not a variable, or
+            the file cannot be written.
+
+    Example:
+        >>> import os, tempfile
+        >>> import namedmesh as nm
+        >>> from safetensors.numpy import load_file
+        >>> from namedmesh.training import load_weights, save_weights
+        >>> M = nm.Dimension("model", 2)
+        >>> step = nm.compile(
+        ...     lambda x: nm.sum(x * nm.param("out/w", [M], nm.constant_init(3.0))),
+        ...     nm.spec([M]), mesh=nm.Mesh(data=1))
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save_weights(path, step.init(), names=lambda name: name.replace("/", "."))
+        >>> load_file(path)
+        {'out.w': array([3., 3.], dtype=float32)}
+        >>> load_weights(path, step, names={"out/w": "out.w"})["out/w"].tolist()
+        [3.0, 3.0]
+    """
+    chosen = {
+        name: spec
+        for name, spec in state.specs.items()
+        if name in state.arrays and (everything or getattr(spec, "trainable", True))
+    }
+    labels = _map_names(names, chosen)
+    arrays = {label: _fetch_array(state, name) for name, label in labels.items()}
+    if jax.process_index() != 0:
+        return
+    target = pathlib.Path(path)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(arrays, temporary, metadata=dict(metadata or {}) or None)
+        os.replace(temporary, target)
+    except (OSError, SafetensorError) as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise NamedMeshError(
+            f"cannot write the weights {os.fspath(path)!r}: {error}", fix="name another file"
+        ) from None
+
+
+@overload
+def load_weights(
+    path: str | os.PathLike,
+    target: Executable,
+    names: Names | None = None,
+    *,
+    missing: str = "error",
+    cast: bool = False,
+    seed: int = 0,
+) -> State: ...
+
+
+@overload
+def load_weights(
+    path: str | os.PathLike,
+    target: Mapping[str, Any],
+    names: Names | None = None,
+    *,
+    missing: str = "error",
+    cast: bool = False,
+    seed: int = 0,
+) -> dict[str, np.ndarray]: ...
+
+
+def load_weights(
+    path: str | os.PathLike,
+    target: Executable | Mapping[str, Any],
+    names: Names | None = None,
+    *,
+    missing: str = "error",
+    cast: bool = False,
+    seed: int = 0,
+) -> State | dict[str, np.ndarray]:
+    """Load the variables of a program from a safetensors file; what else the file has is not read.
+
+    Args:
+        path: The file.
+        target: An Executable, to get a State in which each device has read its own piece; or specs
+            by name (anything with `sizes` and `dtype`), to get whole numpy arrays.
+        names: The name in the file for each variable, in the same direction as for `save_weights`:
+            a function from the variable's name, or a dict, in which variables that keep their names
+            need not be. None means that the variable is not in the file: it is initialized.
+        missing: "error", or "init" to initialize variables that the file does not have, e.g. the
+            slots of an optimizer. With specs such variables are left out of the result.
+        cast: Convert other floating-point dtypes to those of the program.
+        seed: The seed of the initialization.
+
+    Returns:
+        A State, or a dict of arrays if target is a mapping of specs.
+
+    Raises:
+        NamedMeshError: If the file cannot be read, or if variables are missing or have another size
+            or dtype; the error lists all of them.
+
+    See `save_weights` for an example.
+    """
+    check_missing(missing)
+    specs = target if isinstance(target, Mapping) else target.variables
+    labels = _map_names(names, specs)
+    try:
+        with safe_open(path, framework="numpy") as file:
+            saved = {}
+            for label in file.keys():  # noqa: SIM118 - a safetensors file is not iterable
+                header = file.get_slice(label)
+                dtype = str(header.get_dtype())
+                saved[label] = SavedVariable(tuple(header.get_shape()), DTYPES.get(dtype, dtype))
+            fix = "map names with names=, save the file again, or allow missing='init' or cast=True"
+            where = f"the file {os.fspath(path)!r}"
+            present = match_variables(
+                where, saved, specs, names=labels, missing=missing, cast=cast, fix=fix
+            )
+            if isinstance(target, Mapping):
+                whole = lambda name: np.asarray(file.get_tensor(labels[name]))
+                return {
+                    name: whole(name).astype(jnp.dtype(specs[name].dtype), copy=False)
+                    for name in present
+                }
+            arrays = {
+                name: _read_pieces(file.get_slice(labels[name]), target, name) for name in present
+            }
+    except (OSError, SafetensorError) as error:
+        raise NamedMeshError(
+            f"cannot read the weights {os.fspath(path)!r}: {error}", fix="check the path"
+        ) from None
+    if len(arrays) < len(specs):
+        arrays = target.init(seed).arrays | arrays
+    return State({name: arrays[name] for name in specs}, target.variables)
+
+
+def _map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
+    """The name in the file of each variable that is saved or loaded."""
+    if isinstance(names, Mapping):
+        unknown = [name for name in names if name not in variables]
+        if unknown:
+            raise NamedMeshError(
+                f"names= has {len(unknown)} that are not variables of the program",
+                *unknown,
+                fix="give the names of variables as keys and the names in the file as values",
+            )
+        labels = {name: names.get(name, name) for name in variables}
+    else:
+        labels = {name: name if names is None else names(name) for name in variables}
+    present = {name: label for name, label in labels.items() if label is not None}
+    owners: dict[str, list[str]] = {}
+    for name, label in present.items():
+        owners.setdefault(label, []).append(name)
+    clashes = [f"{label}: {', '.join(same)}" for label, same in owners.items() if len(same) > 1]
+    if clashes:
+        raise NamedMeshError(
+            "names= gives several variables the same name in the file",
+            *clashes,
+            fix="give each variable a name of its own",
+        )
+    return present
+
+
+def _fetch_array(state: State, name: str) -> np.ndarray:
+    """A variable whole on this host, without padding."""
+    array = state.arrays[name]
+    if not array.is_fully_addressable:  # other processes have pieces of it
+        array = multihost_utils.process_allgather(array, tiled=True)
+        array = np.asarray(array)[tuple(slice(size) for size in state.specs[name].sizes)]
+    else:
+        array = np.asarray(state[name])
+    return np.ascontiguousarray(array).reshape(array.shape)
+
+
+def _read_pieces(entry: Any, executable: Executable, name: str) -> jax.Array:
+    """Read a variable, each device its own piece, padded with zeros where the layout needs it."""
+    spec = executable.variables[name]
+    shape, dtype = spec.padded(executable.artifact.mesh), jnp.dtype(spec.dtype)
+
+    def read(index: Any) -> np.ndarray:
+        bounds = [one.indices(size)[:2] for one, size in zip(index, shape, strict=True)]
+        inside = tuple(
+            slice(min(start, size), min(stop, size))
+            for (start, stop), size in zip(bounds, spec.sizes, strict=True)
+        )
+        empty = any(one.start == one.stop for one in inside)
+        piece = np.zeros([stop - start for start, stop in bounds], dtype)
+        if not empty:
+            values = np.asarray(entry[inside] if inside else entry[()])
+            piece[tuple(slice(size) for size in values.shape)] = values.astype(dtype, copy=False)
+        return piece
+
+    return jax.make_array_from_callback(shape, executable.sharding(spec), read)

@@ -1,0 +1,65 @@
+"""Streams: positions to continue from, and items made ahead in a thread."""
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training import NumberedBatches, place_rows, prefetch
+from tests.training.programs import batch, compiled
+
+
+def test_a_stream_continues_from_any_position():
+    stream = NumberedBatches(lambda number: {"x": number**2}, "squares")
+    whole = list(itertools.islice(stream.read_from(None), 7))
+    assert [item["x"] for item, _ in whole] == [0, 1, 4, 9, 16, 25, 36]
+    for index, (_, position) in enumerate(whole[:-1]):
+        assert next(stream.read_from(position)) == whole[index + 1]
+    assert stream.digest == "squares"
+
+
+def test_prefetching_changes_nothing():
+    assert list(prefetch(range(100), 1)) == list(range(100))
+    assert list(prefetch([])) == []
+
+
+def test_prefetching_raises_errors_after_the_items_before_them():
+    def items():
+        yield 1
+        yield 2
+        raise KeyError("lost")
+
+    received = []
+    with pytest.raises(KeyError, match="lost"):
+        for item in prefetch(items()):
+            received.append(item)
+    assert received == [1, 2]
+
+
+def test_prefetching_stays_within_its_depth_and_ends_when_closed():
+    made = []
+    items = prefetch((made.append(number) or number for number in itertools.count()), 3)
+    assert next(items) == 0
+    deadline = time.monotonic() + 10
+    while len(made) < 4 and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(0.05)
+    assert made == [0, 1, 2, 3]
+    assert any(thread.name == "prefetch" for thread in threading.enumerate())
+    items.close()
+    assert not any(thread.name == "prefetch" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("depth", [0, -1, True, 1.5])
+def test_the_depth_is_checked_before_anything_is_made(depth):
+    with pytest.raises(NamedMeshError, match="depth="):
+        prefetch([], depth)
+
+
+def test_one_process_has_all_rows():
+    rows = place_rows(compiled("train", "two"), batch())
+    assert rows.keys() == {"x", "y"} and rows["x"] is not None
+    np.testing.assert_array_equal(rows["x"], batch()["x"])
