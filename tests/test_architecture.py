@@ -143,13 +143,13 @@ print(json.dumps([plan.count("AllReduce"), [name for name in ("tensorflow", "jax
     assert json.loads(done.stdout) == [1, []]
 
 
-def definitions() -> dict[str, list[str]]:
+def definitions() -> dict[str, set[str]]:
     """The public classes and functions at the top of every file, by name, with the files they are in."""
-    places = defaultdict(list)
+    places = defaultdict(set)
     for module, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-                places[node.name].append(module)
+                places[node.name].add(module)
     return places
 
 
