@@ -28,6 +28,10 @@ def __getattr__(name: str) -> Any:
     module = _public_names().get(name)
     if module is None:
         raise AttributeError(f"module 'namedmesh' has no attribute {name!r}")
+    if module.startswith("namedmesh.ir."):
+        # The catalogue enters what tensors' + and ** call; ir itself does not know the ops.
+        for part in ("arithmetic", "logic", "mathematics"):
+            importlib.import_module(f"namedmesh.ops.{part}")
     if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
         value = importlib.import_module(f"{module}.{name}")
     else:

@@ -184,11 +184,46 @@ def elementwise(
 
 
 def cast(x: Operand, dtype: str) -> Tensor:
-    """Converts a tensor to another dtype."""
+    """Converts a tensor to another dtype.
+
+    The gradient is converted back. Conversion to an integer dtype drops the fraction, and no
+    gradient flows through it.
+
+    Args:
+        x: A tensor, or a number.
+        dtype: The name of the new dtype.
+
+    Returns:
+        A tensor of the same shape; `x` itself where it has the dtype already.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.cast(x, "int32"), x=([M], [1.75, -1.75]))
+        array([ 1, -1], dtype=int32)
+    """
     x = as_tensor("cast", x)
     return x if check_dtype(dtype) == x.dtype else Cast((x,), dtype).output
 
 
 def stop_gradient(x: Operand) -> Tensor:
-    """Returns the same value, through which no gradient flows."""
+    """Returns the same value, through which no gradient flows.
+
+    Args:
+        x: A tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def slope(x):
+        ...     return nm.grad(nm.sum(x * nm.stop_gradient(x)), [x])[0]
+        >>> nm.evaluate(slope, x=([M], [2.0, 3.0]))
+        array([2., 3.], dtype=float32)
+    """
     return StopGradient((as_tensor("stop_gradient", x),)).output

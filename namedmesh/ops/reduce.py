@@ -11,9 +11,10 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arithmetic import equal, maximum, where
+from namedmesh.ops.arithmetic import maximum
 from namedmesh.ops.broadcast import check_over, sum
 from namedmesh.ops.elementwise import cast, stop_gradient
+from namedmesh.ops.logic import equal, where
 from namedmesh.ops.mathematics import exp, log
 
 
