@@ -63,7 +63,29 @@ class Sum(Op):
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Repeats a tensor along the dimensions it lacks, in the order given."""
+    """Repeats a tensor along the dimensions it lacks.
+
+    Ops broadcast their operands by name, so this is needed only where a result must have a
+    dimension. It moves no data: every device repeats its own piece. The gradient is summed over the
+    new dimensions.
+
+    Args:
+        x: The tensor.
+        dims: Every dimension of the result, in order: those of `x` and the new ones.
+
+    Returns:
+        A tensor with exactly these dimensions; `x` itself where it has them already.
+
+    Raises:
+        NamedMeshError: `dims` leaves out a dimension of `x`, or has it at another size.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.broadcast(x, [B, M]), x=([M], [1, 2, 3]))
+        array([[1, 2, 3],
+               [1, 2, 3]], dtype=int32)
+    """
     shape = make_shape("broadcast", dims, check_tensor("broadcast", x))
     check_same_sizes("broadcast", x, result=shape)
     lost = [dim.name for dim in x.shape if dim.name not in shape.names]
@@ -94,7 +116,26 @@ def check_over(
 
 
 def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Adds up the elements over some dimensions; over all of them by default."""
+    """Adds up the elements over some dimensions.
+
+    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.sum(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([ 6, 15], dtype=int32)
+    """
     dims = check_over("sum", x, over)
     return Sum((x,), dims).output if dims else x
 

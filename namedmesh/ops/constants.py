@@ -37,20 +37,93 @@ def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Ten
 
 
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
-    """A tensor filled with one number."""
+    """Makes a tensor filled with one number.
+
+    It takes no memory until it is used, and lies wherever its readers do.
+
+    Args:
+        dims: The dimensions, in order.
+        value: The number, known while tracing.
+        dtype: The dtype of the tensor.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known, or the value does not fit it.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: x + nm.full([M], 7.0), x=([M], [1.0, 2.0]))
+        array([8., 9.], dtype=float32)
+    """
     return _filled("full", dims, value, dtype)
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """A tensor of zeros."""
+    """Makes a tensor of zeros.
+
+    Args:
+        dims: The dimensions, in order.
+        dtype: The dtype of the tensor; False for bool.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda: nm.zeros([M]))
+        array([0., 0.], dtype=float32)
+    """
     return _filled("zeros", dims, 0, dtype)
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """A tensor of ones."""
+    """Makes a tensor of ones.
+
+    Args:
+        dims: The dimensions, in order.
+        dtype: The dtype of the tensor; True for bool.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda: nm.ones([M]))
+        array([1., 1.], dtype=float32)
+    """
     return _filled("ones", dims, 1, dtype)
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
-    """0, 1, 2 ... along a dimension."""
+    """Counts 0, 1, 2 ... along a dimension.
+
+    Where the dimension is split, every device counts its own piece, without communication.
+
+    Args:
+        dim: The dimension.
+        dtype: The dtype of the numbers.
+
+    Returns:
+        A tensor with this dimension alone.
+
+    Raises:
+        NamedMeshError: `dim` is not a Dimension, or the dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda: nm.range(M))
+        array([0, 1, 2], dtype=int32)
+    """
     return Range((), check_dimension("range", dim), check_dtype(dtype)).output

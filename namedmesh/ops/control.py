@@ -138,7 +138,33 @@ def _check_condition(what: str, condition: Tensor) -> Tensor:
 def cond(
     condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor
 ) -> Any:
-    """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
+    """Runs one of two functions, chosen by a bool scalar when the step runs.
+
+    Use Python's own `if` for a choice that is known while tracing, and `nm.where` for a choice per
+    element. Both functions may use tensors from outside; the gradient flows through the one that
+    ran.
+
+    Args:
+        condition: A bool tensor without dimensions.
+        yes: Called with the operands where the condition is true.
+        no: Called with the operands where it is false; returns tensors nested as those of `yes`,
+            each of the same dimensions and dtype.
+        *operands: Tensors that both functions take.
+
+    Returns:
+        What `yes` returns.
+
+    Raises:
+        NamedMeshError: The condition is not a bool scalar, or the functions' results differ.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def halve_if_large(x):
+        ...     return nm.cond(nm.sum(x) > 5.0, lambda x: x / 2.0, lambda x: x, x)
+        >>> nm.evaluate(halve_if_large, x=([M], [2.0, 4.0]))
+        array([1., 2.], dtype=float32)
+    """
     _check_condition("cond", condition)
     check_callable("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
@@ -154,7 +180,32 @@ def cond(
 
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
-    """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
+    """Repeats a function while a condition holds.
+
+    The number of turns is known only when the step runs, so the loop has no derivative; use
+    `nm.scan` for one that is differentiated.
+
+    Args:
+        test: Called with the carried values; returns a bool scalar.
+        body: Called with the carried values; returns the next ones: one value where there is one,
+            else a tuple or list, each nested as the first ones and of the same dimensions and
+            dtypes.
+        *start: The values of the first turn: tensors, numbers, or tuples, lists and dicts of them.
+
+    Returns:
+        The values of the last turn: a single value itself, several as a tuple.
+
+    Raises:
+        NamedMeshError: The test does not return a bool scalar, or the body's results do not have
+            the structure, dimensions and dtypes of what is carried.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def double_to_100(x):
+        ...     return nm.while_loop(lambda x: x < 100, lambda x: x * 2, x)
+        >>> nm.evaluate(double_to_100, x=([], 3))
+        array(192, dtype=int32)
+    """
     check_callable("while_loop", test, body)
     leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]

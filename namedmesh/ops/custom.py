@@ -76,9 +76,33 @@ class CustomVjp(Op):
 
 
 def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with a derivative of its own.
+    """Gives a function a derivative of its own.
 
-    forward(*tensors) returns (result, residuals); backward(residuals, cotangent) returns a cotangent per tensor.
+    Args:
+        forward: Called with tensors; returns (result, residuals), both nested as you like. The
+            residuals are the tensors that the backward function needs; None for none.
+        backward: Called with the residuals and the cotangent of the result; returns a cotangent, or
+            None, for each argument of `forward`: a tuple or list where there are several.
+
+    Returns:
+        A function of the arguments of `forward` that returns its result.
+
+    Raises:
+        NamedMeshError: `forward` does not return a pair, or `backward` returns too many or too few
+            cotangents, or some of another shape or dtype than the argument. This is raised when the
+            function is called or differentiated.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> clip_gradient = nm.custom_vjp(
+        ...     lambda x: (x, None),
+        ...     lambda residuals, dy: nm.clip(dy, -1.0, 1.0),
+        ... )
+        >>> def slope(x):
+        ...     return nm.grad(nm.sum(clip_gradient(x) * 5.0), x)
+        >>> nm.evaluate(slope, x=([M], [2.0, 3.0]))
+        array([1., 1.], dtype=float32)
     """
 
     check_callable("custom_vjp", forward, backward)
@@ -202,11 +226,33 @@ def call_tf(
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
 ) -> Any:
-    """Any TensorFlow function as a named op, differentiated by TensorFlow.
+    """Calls any TensorFlow function as a named op, differentiated by TensorFlow.
 
-    It receives positional tensors in the order of their dimensions and returns what result describes
-    (nm.spec). Dimensions in batch may be split over devices: the function sees one device's piece of them and
-    must treat their elements independently. All other dimensions are made whole first.
+    All dimensions but those in `batch` are made whole first. Prefer named ops where they exist:
+    what a TensorFlow function does is not seen by the plan.
+
+    Args:
+        function: Takes TensorFlow tensors whose dimensions come in the order of the named ones.
+        *tensors: The named tensors it is called with.
+        result: The dimensions and dtype of what it returns: an `nm.spec`, or a list of them.
+        batch: Dimensions that may stay split: the function sees one device's piece of them, and
+            must treat their elements independently of each other.
+
+    Returns:
+        A tensor, or a tuple of them where `result` is a list.
+
+    Raises:
+        NamedMeshError: `result` holds no spec, or a batch dimension is in no tensor or is missing
+            in a result. When the step is compiled: the function returns other shapes or dtypes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> import tensorflow as tf
+        >>> def flip(x):
+        ...     return nm.call_tf(lambda value: tf.reverse(value, [0]), x, result=nm.spec([M]))
+        >>> nm.evaluate(flip, x=([M], [1.0, 2.0]))
+        array([2., 1.], dtype=float32)
     """
     check_callable("call_tf", function)
     given = tuple(as_tensor("call_tf", tensor) for tensor in tensors)

@@ -82,9 +82,31 @@ class Einsum(Op):
 
 
 def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
-    """Multiplies tensors, by name, and sums over every dimension that is not in dims.
+    """Multiplies tensors by name and sums over every dimension that is not in the result.
 
-    The result has exactly dims, in that order: nm.einsum([x, w], [G, S, H]).
+    Three and more operands are contracted in pairs, in the cheapest order. Where a dimension that
+    is summed over is split, every device sums its own piece, and an AllReduce adds the partial
+    sums.
+
+    Args:
+        operands: The tensors, all of one dtype of numbers.
+        dims: The dimensions of the result, in order.
+
+    Returns:
+        A tensor with exactly these dimensions and the operands' dtype.
+
+    Raises:
+        NamedMeshError: A dimension of the result is in none of the operands, one name has two
+            sizes, or the dtypes differ or are bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=2 model=2 hidden=2")
+        >>> def layer(x, w):
+        ...     return nm.einsum([x, w], [B, H])
+        >>> nm.evaluate(layer, x=([B, M], [[1, 2], [3, 4]]), w=([M, H], [[1, 0], [1, 1]]))
+        array([[3, 2],
+               [7, 4]], dtype=int32)
     """
     operands = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
     shape = make_shape("einsum", dims, *operands)

@@ -173,7 +173,30 @@ def _check_indices(what: str, indices: Tensor) -> Tensor:
 
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
-    """One at each index along a new last dimension, zero elsewhere."""
+    """Makes ones at some indices along a new last dimension, and zeros elsewhere.
+
+    An index outside the dimension gives zeros alone. The dimension may be split without
+    communication. The result carries no gradient.
+
+    Args:
+        indices: A tensor of integers.
+        dim: The new dimension.
+        dtype: The dtype of the result.
+
+    Returns:
+        A tensor with the dimensions of the indices and then `dim`.
+
+    Raises:
+        NamedMeshError: The indices are not integers, or have the dimension already.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=3 vocab=2")
+        >>> nm.evaluate(lambda i: nm.one_hot(i, V), i=([B], [1, 0, 7]))
+        array([[0., 1.],
+               [1., 0.],
+               [0., 0.]], dtype=float32)
+    """
     _check_indices("one_hot", indices)
     if indices.shape.named(check_dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
@@ -185,7 +208,33 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
-    """The slices of table at indices along a dimension; shared names are batch dimensions; outside reads zero."""
+    """Reads slices of a table at some indices along a dimension.
+
+    Dimensions that table and indices share by name are batch dimensions: each index reads in its
+    own slice of the table. An index outside the dimension reads zeros. Where the dimension is
+    split, every device reads what it has, and an AllReduce joins the results. The gradient is added
+    up where an index occurs several times.
+
+    Args:
+        table: The tensor that is read.
+        indices: A tensor of integers.
+        dim: The dimension of the table that the indices count along.
+
+    Returns:
+        A tensor with the dimensions of the indices and then the table's others, of the table's
+        dtype.
+
+    Raises:
+        NamedMeshError: The table does not have the dimension, the indices are not integers, or a
+            shared dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=4 vocab=3")
+        >>> table, indices = ([V], [10, 20, 30]), ([B], [2, 0, 0, 7])
+        >>> nm.evaluate(lambda table, i: nm.gather(table, i, V), table=table, i=indices)
+        array([30, 10, 10,  0], dtype=int32)
+    """
     check_has_dims("gather", table, dim)
     _check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
@@ -198,10 +247,29 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
 def scatter_add(
     updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
 ) -> Tensor:
-    """Zeros along a new dimension, with updates added at indices.
+    """Adds updates, at some indices along a new dimension, to zeros.
 
-    Dimensions of the indices are summed over, except those listed in batch; every other dimension of
-    updates is kept. An index outside the dimension adds nothing.
+    The dimensions of the indices are summed over, except those in `batch`; where one of them is
+    split, an AllReduce adds the partial sums. An index outside the dimension adds nothing.
+
+    Args:
+        updates: A tensor of numbers that has all dimensions of the indices, and perhaps others.
+        indices: A tensor of integers.
+        dim: The new dimension that the indices count along.
+        batch: Dimensions of the indices that the result keeps.
+
+    Returns:
+        A tensor with the batch dimensions, `dim`, and the other dimensions of the updates.
+
+    Raises:
+        NamedMeshError: The indices are not integers, or the updates lack one of their dimensions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=4 vocab=3")
+        >>> updates, indices = ([B], [1, 2, 3, 4]), ([B], [2, 0, 0, 7])
+        >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=updates, i=indices)
+        array([5, 0, 1], dtype=int32)
     """
     _check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)

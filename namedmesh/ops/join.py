@@ -47,7 +47,29 @@ class Concat(Op):
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
-    """Tensors one after the other along the dimension of that name; the sizes along it add up."""
+    """Puts tensors one after the other along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first. The other dimensions may
+    come in any order.
+
+    Args:
+        tensors: The tensors, equal in dtype and in all dimensions but one.
+        dim: That dimension, at any size, or its name.
+
+    Returns:
+        A tensor in which the sizes along the dimension add up, its dimensions in the order of the
+        first.
+
+    Raises:
+        NamedMeshError: A tensor lacks the dimension, or differs from the first in another one or in
+            dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> A, B = nm.dims("seq=2")[0], nm.dims("seq=1")[0]
+        >>> nm.evaluate(lambda a, b: nm.concat([a, b], "seq"), a=([A], [1, 2]), b=([B], [3]))
+        array([1, 2, 3], dtype=int32)
+    """
     tensors = check_tensors("concat", tensors, "nm.concat([a, b], S)")
     name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
     for tensor in tensors:
@@ -68,7 +90,25 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
-    """Tensors of one shape side by side along a new first dimension."""
+    """Puts tensors of one shape side by side along a new first dimension.
+
+    Args:
+        tensors: The tensors, equal in dtype and dimensions.
+        dim: The new dimension, whose size is the number of tensors.
+
+    Returns:
+        A tensor with the new dimension first.
+
+    Raises:
+        NamedMeshError: The size is another, or the tensors differ in dimensions or dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M, C = nm.dims("model=2 copy=2")
+        >>> nm.evaluate(lambda x: nm.stack([x, -x], C), x=([M], [1, 2]))
+        array([[ 1,  2],
+               [-1, -2]], dtype=int32)
+    """
     tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
     if len(tensors) != check_dimension("stack", dim, *tensors).size:
         raise NamedMeshError(
@@ -81,7 +121,28 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """The tensor cut into pieces along a dimension: so many equal ones, or pieces of the sizes given."""
+    """Cuts a tensor into pieces along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first. (`nm.split` is about
+    placement: it splits a dimension over devices.)
+
+    Args:
+        x: The tensor.
+        dim: The dimension that is cut.
+        parts: The number of equal pieces, or a list of their sizes.
+
+    Returns:
+        The pieces in order, each with the dimension at its own size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or the parts do not add up to its size.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> nm.evaluate(lambda x: nm.chunk(x, S, [1, 3])[1], x=([S], [1, 2, 3, 4]))
+        array([2, 3, 4], dtype=int32)
+    """
     check_has_dims("chunk", x, dim)
     if isinstance(parts, (list, tuple)):
         sizes = [check_int("chunk", "size", size, x) for size in parts]

@@ -72,10 +72,33 @@ def grouped_by_lack(
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Runs a function on each device's own piece along some dimensions, where no communication can happen.
+    """Runs a function on each device's own piece of some dimensions, without any communication.
 
-    Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
-    the result is the same under every layout. All other dimensions are whole inside.
+    Inside, no op may mix the elements of the dimensions in `over` (that is checked), so the result
+    is the same under every layout. All other dimensions are whole inside: they are gathered before.
+    The gradient of a tensor that lacks a dimension of `over` is an AllReduce after the region.
+
+    Args:
+        function: Called with the tensors; returns tensors, nested as you like, that all have the
+            dimensions in `over`. It may use tensors from outside.
+        *tensors: What it is called with.
+        over: One dimension or several that may stay split inside.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        NamedMeshError: An op in the function mixes elements of a dimension in `over` or moves a
+            tensor, or a result lacks one of these dimensions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> def sort_rows(x):
+        ...     return nm.manual(lambda x: nm.sort(x, M), x, over=B)
+        >>> program = nm.trace(sort_rows, x=nm.spec([B, M]))
+        >>> nm.plan(program, nm.Mesh(data=8), "batch:data").collectives
+        []
     """
     check_callable("manual", function)
     for tensor in tensors:

@@ -125,14 +125,59 @@ class Argsort(Op):
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Running sums along a dimension; exclusive leaves out the element itself, reverse sums from the end."""
+    """Takes running sums along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        exclusive: Whether to leave the element itself out of its sum.
+        reverse: Whether to sum from the end.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.cumsum(x, S), x=([S], [1, 2, 3]))
+        array([1, 3, 6], dtype=int32)
+    """
     check_has_dims("cumsum", x, dim)
     check_dtype_kind("cumsum", "number", x)
     return Cumsum((x,), dim, exclusive, reverse).output
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """The k.size largest elements along a dimension and their indices, the largest first, in dimension k."""
+    """Finds the largest elements along a dimension, and their indices.
+
+    The dimension must be whole: where it is split, it is gathered first. Of elements that tie, the
+    first comes first. The gradient of the values goes to the elements that were chosen; the indices
+    carry none.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        k: The dimension that takes its place, as large as the number of elements to find.
+
+    Returns:
+        The values, the largest first, and their int32 indices along `dim`.
+
+    Raises:
+        NamedMeshError: `x` does not have `dim`, is bool, or has `k` already, or `k` is larger than
+            `dim`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, K = nm.dims("seq=4 best=2")
+        >>> values, indices = nm.evaluate(lambda x: nm.top_k(x, S, K), x=([S], [3, 9, 1, 7]))
+        >>> values, indices
+        (array([9, 7], dtype=int32), array([1, 3], dtype=int32))
+    """
     check_has_dims("top_k", x, dim)
     check_dtype_kind("top_k", "number", x)
     if check_dimension("top_k", k, x).size > dim.size or (
@@ -148,7 +193,28 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 
 
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """The indices that sort a dimension; equal elements keep their order."""
+    """Finds the indices that sort a dimension; elements that tie keep their order.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        descending: Whether the largest comes first.
+
+    Returns:
+        An int32 tensor of the shape of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.argsort(x, S), x=([S], [3, 1, 2]))
+        array([1, 2, 0], dtype=int32)
+    """
     return _order("argsort", x, dim, descending)
 
 
@@ -159,7 +225,28 @@ def _order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """The elements along a dimension in order."""
+    """Sorts the elements along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first. The gradient goes back to
+    where each element came from.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        descending: Whether the largest comes first.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.sort(x, S, descending=True), x=([S], [3, 1, 2]))
+        array([3, 2, 1], dtype=int32)
+    """
     indices = _order("sort", x, dim, descending)
     hidden = Dimension(f"{dim.name}_sorted", dim.size)
     found = gather(x, rename(indices, dim, hidden), dim)

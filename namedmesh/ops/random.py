@@ -84,12 +84,49 @@ class FoldIn(Op):
 
 
 def key(seed: int) -> Tensor:
-    """A random key from a seed known while tracing; take one as an input to draw anew each step."""
+    """Makes a random key from a seed known while tracing.
+
+    The seed is part of the program, so that every step draws the same numbers; take the seed as an
+    input and use `nm.random.key_from_seed` to draw anew each step.
+
+    Args:
+        seed: A whole number.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: The seed is not a whole number that int32 holds.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> nm.trace(lambda: nm.random.key(0)).outputs[0].shape
+        [key_word=2]
+    """
     return key_from_seed(as_tensor("random.key", seed))
 
 
 def key_from_seed(seed: Tensor) -> Tensor:
-    """A random key from an int32 scalar."""
+    """Makes a random key from a seed that is given when the step runs.
+
+    Args:
+        seed: An int32 scalar, such as an input that counts the steps.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: The seed is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 2)
+        >>> def draw(seed):
+        ...     return nm.random.uniform(nm.random.key_from_seed(seed), [B])
+        >>> first, second = nm.evaluate(draw, seed=([], 1)), nm.evaluate(draw, seed=([], 2))
+        >>> bool((first == second).any())
+        False
+    """
     if len(seed.shape) or seed.dtype != "int32":
         raise NamedMeshError(
             "random.key: the seed is not an int32 scalar",
@@ -100,7 +137,30 @@ def key_from_seed(seed: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, number: Operand) -> Tensor:
-    """A new key from a key and a whole number: a step, a layer."""
+    """Makes a new key from a key and a whole number: that of a step, a layer, a head.
+
+    Keys folded with different numbers draw independent numbers.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        number: A whole number, or an int32 scalar.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the number is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 1)
+        >>> def draw():
+        ...     key = nm.random.key(0)
+        ...     first = nm.random.bits(nm.random.fold_in(key, 1), [B])
+        ...     return nm.equal(first, nm.random.bits(nm.random.fold_in(key, 2), [B]))
+        >>> nm.evaluate(draw)
+        array([False])
+    """
     _check_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
@@ -113,12 +173,48 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
 
 
 def fold_in_name(key: Tensor, name: str) -> Tensor:
-    """A new key from a key and a name."""
+    """Makes a new key from a key and a name.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        name: Any string.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> nm.trace(lambda: nm.random.fold_in_name(nm.random.key(0), "dropout")).outputs[0].dtype
+        'uint32'
+    """
     return fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """32 random bits an element, as uint32."""
+    """Draws 32 random bits for each element.
+
+    Every element is drawn from the key and its own index along the named dimensions, so that every
+    layout draws the same bits, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+
+    Returns:
+        A uint32 tensor. It carries no gradient.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 2)
+        >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [B]))
+        array([3596746518,   88467390], dtype=uint32)
+    """
     return _bits("random.bits", key, dims)
 
 
@@ -156,7 +252,30 @@ def uniform(
     high: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Numbers evenly spread from low (included) to high (not included)."""
+    """Draws numbers evenly spread from `low` (included) to `high` (not included).
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        low: The smallest number.
+        high: The bound above.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), [N], low=2.0, high=3.0))
+        >>> bool(2.0 <= x.min() < 2.1 and 2.9 < x.max() < 3.0)
+        True
+    """
     return _uniform("random.uniform", key, dims, low, high, dtype)
 
 
@@ -167,7 +286,30 @@ def normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Normally distributed numbers."""
+    """Draws normally distributed numbers.
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        mean: Their mean.
+        stddev: Their standard deviation.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.normal(nm.random.key(0), [N], mean=5.0))
+        >>> bool(4.9 < x.mean() < 5.1 and 0.9 < x.std() < 1.1)
+        True
+    """
     centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
     return cast(
         erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype)
@@ -175,12 +317,54 @@ def normal(
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
-    """True with a probability, which may be a tensor that broadcasts by name."""
+    """Draws True with some probability, False otherwise.
+
+    Every layout draws the same values, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        probability: That of True: a number, or a float32 tensor that broadcasts by name.
+
+    Returns:
+        A bool tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.bernoulli(nm.random.key(0), [N], 0.25))
+        >>> bool(200 < x.sum() < 300)
+        True
+    """
     return _uniform("random.bernoulli", key, dims, 0.0, 1.0) < probability
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Gumbel noise: added to logits, its argmax is a sample."""
+    """Draws Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), [N]))
+        >>> bool(0.45 < x.mean() < 0.7)
+        True
+    """
     return _gumbel("random.gumbel", key, dims, dtype)
 
 
@@ -189,7 +373,31 @@ def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Te
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
-    """An index along a dimension drawn with probability softmax(logits)."""
+    """Draws an index along a dimension with probability softmax(logits).
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        logits: A floating point tensor.
+        over: The dimension that is drawn from.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the logits are not floating point or lack the
+            dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> V = nm.Dimension("vocab", 3)
+        >>> def sample(logits):
+        ...     return nm.random.categorical(nm.random.key(0), logits, over=V)
+        >>> nm.evaluate(sample, logits=([V], [0.0, 100.0, 0.0]))
+        array(1, dtype=int32)
+    """
     check_has_dims("random.categorical", logits, over)
     check_dtype_kind("random.categorical", "float", logits)
     return argmax(logits + _gumbel("random.categorical", key, logits.shape, logits.dtype), over)

@@ -121,52 +121,225 @@ def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | No
 
 
 def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The mean over some dimensions."""
+    """Takes the mean over some dimensions.
+
+    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is not floating point, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1.0, 2, 3], [4, 5, 6]]))
+        array([2., 5.], dtype=float32)
+    """
     count = Shape(_check_float("mean", x, over)).elements
     return sum(x, over) * (1.0 / count)
 
 
 def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The maximum over some dimensions."""
+    """Takes the maximum over some dimensions.
+
+    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    `nm.maximum` for the larger of two tensors.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.max(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([3, 6], dtype=int32)
+    """
     return _reduce("max", x, over)
 
 
 def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The minimum over some dimensions."""
+    """Takes the minimum over some dimensions.
+
+    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    `nm.minimum` for the smaller of two tensors.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.min(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([1, 4], dtype=int32)
+    """
     return _reduce("min", x, over)
 
 
 def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The product over some dimensions."""
+    """Takes the product over some dimensions.
+
+    Over a split dimension this is an AllReduce. The gradient is right also where elements are zero.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.prod(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([  6, 120], dtype=int32)
+    """
     return _reduce("prod", x, over)
 
 
 def any(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Whether any element over some dimensions holds."""
+    """Returns whether any element is true, over some dimensions.
+
+    Over a split dimension this is an AllReduce.
+
+    Args:
+        x: A bool tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A bool tensor without those dimensions.
+
+    Raises:
+        NamedMeshError: `x` is not bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.any(x > 3, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([False,  True])
+    """
     return _reduce("any", x, over)
 
 
 def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Whether all elements over some dimensions hold."""
+    """Returns whether all elements are true, over some dimensions.
+
+    Over a split dimension this is an AllReduce.
+
+    Args:
+        x: A bool tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A bool tensor without those dimensions.
+
+    Raises:
+        NamedMeshError: `x` is not bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.all(x > 1, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([False,  True])
+    """
     return _reduce("all", x, over)
 
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """log of the sum of exponentials, without overflow."""
+    """Takes the logarithm of the sum of exponentials over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is not floating point, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.logsumexp(x), x=([M], [1000.0, 0.0]))
+        array(1000., dtype=float32)
+    """
     dims = _check_float("logsumexp", x, over)
     peak = stop_gradient(maximum(max(x, dims), _lowest(x)))
     return log(sum(exp(x - peak), dims)) + peak
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Exponentials normalised to sum to one over some dimensions."""
+    """Takes exponentials, normalised to sum to one over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.softmax(x, over=M), x=([M], [7.0, 7.0]))
+        array([0.5, 0.5], dtype=float32)
+    """
     dims = _check_named("softmax", x, over)
     e = exp(x - stop_gradient(max(x, dims)))
     return e / sum(e, dims)
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """The logarithm of softmax, without overflow."""
+    """Takes the logarithm of the softmax over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.log_softmax(x, over=M), x=([M], [1000.0, 0.0]))
+        array([    0., -1000.], dtype=float32)
+    """
     dims = _check_named("log_softmax", x, over)
     shifted = x - stop_gradient(max(x, dims))
     return shifted - log(sum(exp(shifted), dims))
@@ -177,12 +350,52 @@ def _lowest(x: Tensor) -> float:
 
 
 def argmax(x: Tensor, over: Dimension) -> Tensor:
-    """The index of the largest element along a dimension, the first at ties."""
+    """Finds the index of the largest element along a dimension, the first of those that tie.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        over: The dimension.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.argmax(x, over=M), x=([B, M], [[1, 3, 2], [4, 4, 0]]))
+        array([1, 0], dtype=int32)
+    """
     check_has_dims("argmax", x, over)
     return ArgReduce((x,), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension) -> Tensor:
-    """The index of the smallest element along a dimension, the first at ties."""
+    """Finds the index of the smallest element along a dimension, the first of those that tie.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        over: The dimension.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.argmin(x, over=M), x=([B, M], [[1, 3, 2], [4, 0, 0]]))
+        array([0, 1], dtype=int32)
+    """
     check_has_dims("argmin", x, over)
     return ArgReduce((x,), "argmin", over).output

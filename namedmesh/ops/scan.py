@@ -194,15 +194,43 @@ def scan(
     remat: str = "none",
     stack: bool = False,
 ) -> tuple[Any, Any]:
-    """Repeats function(carry, x) -> (carry, y) along a dimension; returns the last carry and the ys stacked along it.
+    """Repeats a function along a dimension: a loop over time, layers or microbatches.
 
-    Every tensor in xs has the dimension; function sees slices without it. remat says what the backward pass
-    keeps: "none" recomputes nothing and stores all it needs, "full" stores only the carries and computes each
-    body again, "dots" stores the results of einsums and of reshards besides, so that nothing is sent twice. Program
-    size does not depend on the length.
+    The program's size does not depend on the length. The loop is differentiable; its backward pass
+    runs the other way round.
 
-    With stack, a parameter or state made inside the body is stacked along the dimension, a slice for each
-    iteration: a stack of layers. Without it, all iterations share it.
+    Args:
+        function: Called with the carry and a slice of `xs`; returns (carry, y): the next carry,
+            nested as the first and of the same dimensions and dtypes, and what to keep of this
+            turn, nested as you like, or None.
+        carry: The first carry: tensors, numbers, or tuples, lists and dicts of them.
+        xs: Tensors that have the dimension, nested as you like; the function sees slices without
+            it.
+        over: The dimension.
+        reverse: Whether to start at the end.
+        remat: What is stored for the backward pass: "none" stores all that it needs and computes
+            nothing again, "full" stores the carries and computes each turn again, "dots" stores the
+            results of einsums and reshards besides, so that nothing is communicated twice.
+        stack: Whether a variable made in the function has a slice for each turn, stacked along the
+            dimension: a stack of layers. Otherwise all turns share it.
+
+    Returns:
+        The last carry, and what was kept, stacked along the dimension, which comes first.
+
+    Raises:
+        NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
+            does not return a pair, or its carry has another structure, shape or dtype than the
+            first.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> T = nm.Dimension("time", 4)
+        >>> def add(total, x):
+        ...     return total + x, total + x
+        >>> def sums(x):
+        ...     return nm.scan(add, 0.0, x, over=T)
+        >>> nm.evaluate(sums, x=([T], [1.0, 2.0, 3.0, 4.0]))
+        (array(10., dtype=float32), array([ 1.,  3.,  6., 10.], dtype=float32))
     """
     if not isinstance(over, Dimension):
         raise NamedMeshError(

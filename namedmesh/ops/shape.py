@@ -94,7 +94,27 @@ class Reshape(Op):
 
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """The same dimensions in another order."""
+    """Puts the dimensions of a tensor in another order.
+
+    Ops match dimensions by name, so the order matters only for arrays that are given or returned.
+
+    Args:
+        x: The tensor.
+        dims: Its dimensions in the new order.
+
+    Returns:
+        The tensor; `x` itself where it has the order already.
+
+    Raises:
+        NamedMeshError: `dims` does not list the dimensions of `x` once each.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=2")
+        >>> nm.evaluate(lambda x: nm.transpose(x, [M, B]), x=([B, M], [[1, 2], [3, 4]]))
+        array([[1, 3],
+               [2, 4]], dtype=int32)
+    """
     shape = make_shape("transpose", dims, check_tensor("transpose", x))
     if {*shape} != {*x.shape}:
         raise NamedMeshError(
@@ -107,7 +127,28 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 
 def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
-    """The tensor with one dimension under another name of the same size."""
+    """Gives a dimension another name.
+
+    The new dimension takes the mesh axes that the old one held.
+
+    Args:
+        x: The tensor.
+        old: The dimension.
+        new: The dimension of the same size that takes its place.
+
+    Returns:
+        The tensor with the new dimension in the place of the old one.
+
+    Raises:
+        NamedMeshError: `x` does not have the old dimension or has the new one, or their sizes
+            differ.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, K = nm.dims("seq=4 key=4")
+        >>> nm.trace(lambda x: nm.rename(x, S, K), x=nm.spec([S])).outputs[0].shape
+        [key=4]
+    """
     check_has_dims("rename", x, old)
     if check_dimension("rename", new, x).size != old.size:
         raise NamedMeshError(
@@ -125,7 +166,29 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
 def reshape(
     x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
 ) -> Tensor:
-    """Merges dimensions into one or splits one into several: nm.reshape(x, [H, W], P), nm.reshape(x, P, [H, W])."""
+    """Merges dimensions into one, splits one into several, or both, in row-major order.
+
+    The first new dimension takes the mesh axes that the first old one held, where the devices
+    divide both sizes; all others must be whole and are gathered where they are split.
+
+    Args:
+        x: The tensor.
+        old: One dimension or several, in the order they are merged.
+        new: What takes their place: one or several of the same number of elements.
+
+    Returns:
+        The tensor, with the new dimensions where the first of the old ones was.
+
+    Raises:
+        NamedMeshError: `x` does not have an old dimension or has a new one, or the sizes do not
+            fit.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, H, W, P = nm.dims("batch=2 height=3 width=4 pixel=12")
+        >>> nm.trace(lambda x: nm.reshape(x, [H, W], P), x=nm.spec([B, H, W])).outputs[0].shape
+        [batch=2, pixel=12]
+    """
     before, after = as_tuple(old), as_tuple(new)
     if not before or not after:
         raise NamedMeshError(

@@ -26,10 +26,35 @@ def param(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
 ) -> Tensor:
-    """A trainable tensor that lives from step to step; the same name again gives the same tensor.
+    """Makes a parameter: a floating point tensor that is trained and lives from step to step.
 
-    init(key, shape, dtype) makes its first value (by default normal, variance one over the first dimension).
-    Dimensions in whole stay unsplit under every layout: a small weight that every device keeps.
+    The same name again returns the same tensor. Inside `nm.scope` names carry a prefix, and inside
+    `nm.scan(..., stack=True)` a parameter has a slice for each turn.
+
+    Args:
+        name: An identifier, or several joined with slashes.
+        dims: The dimensions, in order.
+        init: Makes the first value from a key, a shape and a dtype. By default normally
+            distributed, of variance one over the size of the first dimension; zeros where there are
+            fewer than two dimensions.
+        dtype: A floating point dtype.
+        whole: Dimensions that stay unsplit under every layout: a small weight that every device
+            keeps.
+
+    Returns:
+        The parameter's value in this step.
+
+    Raises:
+        NamedMeshError: The name is taken by a variable of another shape, dtype or role, the dtype
+            is not floating point, or `init` is not a function.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
+        >>> def layer(x):
+        ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        >>> list(nm.trace(layer, x=nm.spec([B, M])).parameters)
+        ['w']
     """
     shape = make_shape(f"parameter {name}", dims)
     if check_dtype(dtype) not in FLOATS:
@@ -56,9 +81,36 @@ def state(
     whole: Sequence[Dimension] = (),
     of: Tensor | None = None,
 ) -> Tensor:
-    """A tensor that lives from step to step and is not trained: a counter, an optimizer's slot, a cache.
+    """Makes a tensor that lives from step to step and is not trained: a counter, a cache, a slot.
 
-    A slot says which parameter it is of, and rests where that parameter rests.
+    `nm.assign` gives it its next value. The same name again returns the same tensor.
+
+    Args:
+        name: An identifier, or several joined with slashes.
+        dims: The dimensions, in order.
+        init: The first value: a number, or a function that makes it from a key, a shape and a
+            dtype.
+        dtype: The dtype.
+        whole: Dimensions that stay unsplit under every layout.
+        of: The parameter that an optimizer's slot belongs to: the slot is placed like it.
+
+    Returns:
+        The value in this step.
+
+    Raises:
+        NamedMeshError: The name is taken by a variable of another shape, dtype or role, `init` does
+            not fit the dtype, or `of` is not a variable.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def count():
+        ...     steps = nm.state("steps", [], dtype="int32")
+        ...     nm.assign(steps, steps + 1)
+        ...     return steps
+        >>> program = nm.trace(count)
+        >>> state, _ = program.evaluate({"steps": 41})
+        >>> int(state["steps"])
+        42
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
@@ -173,7 +225,23 @@ def _of(what: str, tensor: Tensor) -> Variable:
 
 
 def parameters() -> dict[str, Tensor]:
-    """Every parameter made so far, by name."""
+    """Returns every parameter made so far.
+
+    Returns:
+        The parameters by name, scopes included.
+
+    Raises:
+        NamedMeshError: No function is being traced.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def norm():
+        ...     nm.param("w", [M], init=nm.constant_init(3.0))
+        ...     return {name: nm.sum(w * w) for name, w in nm.parameters().items()}
+        >>> nm.evaluate(norm)
+        {'w': array(18., dtype=float32)}
+    """
     return {
         name: variable.tensor
         for name, variable in current("parameters").root.variables.items()
@@ -182,7 +250,28 @@ def parameters() -> dict[str, Tensor]:
 
 
 def assign(variable: Tensor, value: Operand) -> None:
-    """Gives a variable its value for the next step."""
+    """Gives a variable its value for the next step.
+
+    Its value in this step does not change. Only the outermost function may assign: return the value
+    from a loop body or branch.
+
+    Args:
+        variable: What `nm.param` or `nm.state` returned.
+        value: A tensor with the variable's dimensions, in any order, and its dtype, or a number.
+
+    Raises:
+        NamedMeshError: The tensor is not a variable, the value does not fit it, or it was assigned
+            before in this step.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def count():
+        ...     steps = nm.state("steps", [], dtype="int32")
+        ...     nm.assign(steps, steps + 1)
+        ...     return steps
+        >>> list(nm.trace(count).updates)
+        ['steps']
+    """
     trace = current("assign")
     found = _of("assign", variable)
     if trace is not trace.root:
@@ -210,7 +299,26 @@ def assign(variable: Tensor, value: Operand) -> None:
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """Variables made within carry a prefix: with nm.scope('layer_0'): ..."""
+    """Gives the variables and ops made within it a common prefix.
+
+    Args:
+        name: The prefix, an identifier. Scopes nest.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        NamedMeshError: The name is not an identifier.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def network():
+        ...     with nm.scope("layer_0"):
+        ...         return nm.param("b", [M])
+        >>> list(nm.trace(network).parameters)
+        ['layer_0/b']
+    """
     check_identifier(name, "scope")
     return _scoped(name)
 

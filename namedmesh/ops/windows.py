@@ -181,7 +181,30 @@ def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
-    """size elements from start on along a dimension, every stride-th; the dimension keeps its name."""
+    """Takes elements in a row along a dimension, or every so many.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        start: The index of the first element, known while tracing. `nm.dynamic_slice` takes a
+            tensor.
+        size: How many elements to take.
+        stride: The distance from one to the next.
+
+    Returns:
+        A tensor in which the dimension has the new size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or the elements do not lie in it.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> nm.evaluate(lambda x: nm.slice(x, S, start=1, size=2), x=([S], [1, 2, 3, 4]))
+        array([2, 3], dtype=int32)
+    """
     check_has_dims("slice", x, dim)
     given = {"start": start, "size": size, "stride": stride}
     start, size, stride = (check_int("slice", name, value, x) for name, value in given.items())
@@ -195,7 +218,30 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 
 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
-    """The tensor made longer along a dimension, filled with a value; the dimension keeps its name."""
+    """Makes a tensor longer along a dimension, filled with a value.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        low: How many elements to put before.
+        high: How many elements to put after.
+        value: What they hold, a number known while tracing.
+
+    Returns:
+        A tensor in which the dimension has the new size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, a number of elements is negative, or the
+            value does not fit the dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.pad(x, S, low=1, value=9), x=([S], [1, 2, 3]))
+        array([9, 1, 2, 3], dtype=int32)
+    """
     check_has_dims("pad", x, dim)
     low, high = check_int("pad", "low", low, x), check_int("pad", "high", high, x)
     value = check_number("pad", value, x.dtype, x)
@@ -209,20 +255,81 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 
 
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
-    """The elements along a dimension from last to first."""
+    """Reverses the order of the elements along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.reverse(x, S), x=([S], [1, 2, 3]))
+        array([3, 2, 1], dtype=int32)
+    """
     check_has_dims("reverse", x, dim)
     return Reverse((x,), dim).output
 
 
 def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
-    """The elements moved on along a dimension, coming in again at the other end."""
+    """Moves the elements along a dimension; those that leave at one end enter at the other.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        by: How far to move, towards higher indices; back where negative.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or `by` is not a whole number.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.roll(x, S, 1), x=([S], [1, 2, 3]))
+        array([3, 1, 2], dtype=int32)
+    """
     check_has_dims("roll", x, dim)
     by = check_int("roll", "by", by, x) % dim.size
     return Roll((x,), dim, by).output if by else x
 
 
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
-    """The elements moved on along a dimension (back, when negative), a value coming in."""
+    """Moves the elements along a dimension; a value fills the places they leave.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        by: How far to move, towards higher indices; back where negative.
+        value: What enters, a number known while tracing.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, it is no larger than `by`, or the value
+            does not fit the dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.shift(x, S, 1), x=([S], [1, 2, 3]))
+        array([0, 1, 2], dtype=int32)
+    """
     check_has_dims("shift", x, dim)
     by, value = check_int("shift", "by", by, x), check_number("shift", value, x.dtype, x)
     if abs(by) >= dim.size:
@@ -236,7 +343,31 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
-    """size elements along a dimension from a start known at run time (kept inside the dimension)."""
+    """Takes elements in a row along a dimension, from a start that is known when the step runs.
+
+    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
+    inside, so that all elements lie in the dimension.
+
+    Args:
+        x: The tensor.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension.
+        size: How many elements to take.
+
+    Returns:
+        A tensor in which the dimension has the new size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, the size is larger than it, or the start is
+            not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, start = ([S], [1, 2, 3, 4]), ([], 1)
+        >>> nm.evaluate(lambda x, start: nm.dynamic_slice(x, start, S, 2), x=x, start=start)
+        array([2, 3], dtype=int32)
+    """
     check_has_dims("dynamic_slice", x, dim)
     size = check_int("dynamic_slice", "size", size, x)
     if not 1 <= size <= dim.size:
@@ -249,7 +380,31 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
-    """x with the elements along a dimension, from a start known at run time, replaced by update."""
+    """Replaces elements in a row along a dimension, from a start that is known when the step runs.
+
+    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
+    inside, so that the whole update lies in the dimension.
+
+    Args:
+        x: The tensor.
+        update: What to put there: the dimensions and dtype of `x`, with `dim` at the size to
+            replace.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension, as `x` has it.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: The update does not fit, or the start is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, update = ([S], [1, 2, 3, 4]), ([S.resized(2)], [8, 9])
+        >>> nm.evaluate(lambda x, update: nm.dynamic_update(x, update, 1, S), x=x, update=update)
+        array([1, 8, 9, 4], dtype=int32)
+    """
     check_has_dims("dynamic_update", x, dim)
     patch = check_tensor("dynamic_update", update).shape.named(dim.name)
     if (
