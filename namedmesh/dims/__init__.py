@@ -16,6 +16,8 @@ from namedmesh.dims.sharding import Sharding as Sharding
 
 
 class _Callable(types.ModuleType):
+    """The package as a function: `import namedmesh.dims` hides `nm.dims` otherwise."""
+
     def __call__(self, text: str) -> list[Dimension]:
         return dims(text)
 

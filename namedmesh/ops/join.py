@@ -24,7 +24,7 @@ class Concat(Op):
 
     def results(self):
         first = self.inputs[0].shape
-        return [(first.replaced(self.dim.name, self.dim), self.inputs[0].dtype)]
+        return [(first.replace(self.dim.name, self.dim), self.inputs[0].dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
         order = self.output.shape.names

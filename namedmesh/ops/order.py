@@ -66,7 +66,7 @@ class TopK(Op):
 
     def results(self):
         x = self.inputs[0]
-        shape = x.shape.replaced(self.dim.name, self.k)
+        shape = x.shape.replace(self.dim.name, self.k)
         return [(shape, x.dtype), (shape, "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:

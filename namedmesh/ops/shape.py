@@ -41,7 +41,7 @@ class Rename(Op):
     new: Dimension
 
     def results(self):
-        return [(self.inputs[0].shape.replaced(self.old.name, self.new), self.inputs[0].dtype)]
+        return [(self.inputs[0].shape.replace(self.old.name, self.new), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)

@@ -31,7 +31,7 @@ class Window(Op):
 
     def results(self):
         x = self.inputs[0]
-        return [(x.shape.replaced(self.dim.name, self.resized()), x.dtype)]
+        return [(x.shape.replace(self.dim.name, self.resized()), x.dtype)]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name]))
