@@ -57,6 +57,11 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
 
 
+def name_all(noun: str, names: Sequence[str]) -> str:
+    """Puts a noun before names, in the plural where there are several: dimensions a and b."""
+    return f"{noun if len(names) == 1 else noun + 's'} {join_names(names)}"
+
+
 def check_identifier(name: object, what: str, *details: str) -> str:
     """Returns name when it is an identifier, or raises."""
     if not isinstance(name, str):

@@ -5,7 +5,13 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean, join_names
+from namedmesh.dims.errors import (
+    NamedMeshError,
+    check_identifier,
+    did_you_mean,
+    join_names,
+    name_all,
+)
 from namedmesh.dims.mesh import Mesh
 
 
@@ -189,12 +195,11 @@ class Layout:
             )
         unknown = [name for name in self.rules if name not in sizes]
         if unknown:
-            noun = "dimension" if len(unknown) == 1 else "dimensions"
             listed = (f"{name}={'|'.join(map(str, several))}" for name, several in sizes.items())
             fixes = dict.fromkeys(did_you_mean(name, sizes) for name in unknown)
             pronoun = "it" if len(unknown) == 1 else "them"
             raise NamedMeshError(
-                f"the {label} maps {noun} {join_names([repr(name) for name in unknown])}, "
+                f"the {label} maps {name_all('dimension', [repr(name) for name in unknown])}, "
                 f"which no {owner} has",
                 f"{label}: {self.text}",
                 f"dimensions: {', '.join(listed)}",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import (
@@ -24,17 +24,17 @@ from namedmesh.ops.shape import transpose
 class Broadcast(Op):
     """Repeats a tensor along new dimensions, and puts all in order."""
 
-    constant = True  # one that is carried by a loop starts wherever the layout has it
+    constant = True  # a loop may start with one: it then lies wherever the layout has it
     shape: Shape
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         aligned = context.align(x, self.inputs[0].shape, self.shape)
         return context.tf.broadcast_to(aligned, context.sizes(self.shape))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [fit(dy, self.inputs[0].shape)]
 
 
@@ -43,7 +43,7 @@ class Sum(Op):
 
     over: tuple[Dimension, ...]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
         check_dtype_kind("sum", "number", x, source=self.source)
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
@@ -52,7 +52,7 @@ class Sum(Op):
         at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
         return context.tf.reduce_sum(x, at)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [broadcast(dy, self.inputs[0].shape)]
 
     def flops(self) -> int:
@@ -88,13 +88,13 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """
     shape = make_shape("broadcast", dims, check_tensor("broadcast", x))
     check_same_sizes("broadcast", x, result=shape)
-    lost = [dim.name for dim in x.shape if dim.name not in shape.names]
-    if lost:
+    missing = [dim.name for dim in x.shape if dim.name not in shape.names]
+    if missing:
         raise NamedMeshError(
-            f"broadcast: the result lacks dimension {', '.join(lost)} of {x.label}",
+            f"broadcast: the result lacks dimension {', '.join(missing)} of {x.label}",
             str(x),
             f"the result: {shape}",
-            fix=f"add {', '.join(lost)} to the result, or sum over it first",
+            fix=f"add {', '.join(missing)} to the result, or sum over it first",
         )
     return x if shape == x.shape else Broadcast((x,), shape).output
 
@@ -102,16 +102,19 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def check_over(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions to reduce over (all of them for None), each checked to be there once."""
+    """Returns the dimensions to reduce over (all for None), each checked to be there once."""
     if over is None:
         return check_tensor(what, x).shape.dims
     dims = as_tuple(over)
     check_has_dims(what, x, *dims)
-    for i, dim in enumerate(dims):
-        if dim in dims[:i]:
-            raise NamedMeshError(
-                f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once"
-            )
+    twice = list(dict.fromkeys(str(dim) for i, dim in enumerate(dims) if dim in dims[:i]))
+    if twice:
+        verb = "is" if len(twice) == 1 else "are"
+        raise NamedMeshError(
+            f"{what}: {name_all('dimension', twice)} {verb} named twice in over=",
+            str(x),
+            fix="name it once" if len(twice) == 1 else "name each once",
+        )
     return dims
 
 

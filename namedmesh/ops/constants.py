@@ -21,7 +21,7 @@ class Range(Op):
     dim: Dimension
     dtype: str
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([self.dim]), self.dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
@@ -31,7 +31,10 @@ class Range(Op):
         return numbers if offset is None else numbers + tf.cast(offset, numbers.dtype)
 
 
-def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Tensor:
+def _fill_dims(
+    what: str, dims: Sequence[Dimension], value: float | int | bool, dtype: str
+) -> Tensor:
+    """Makes a tensor filled with a number that is checked; what names the caller in errors."""
     number = check_number(what, value, check_dtype(dtype))
     return fill(make_shape(what, dims), number, dtype, what)
 
@@ -58,7 +61,7 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
         >>> nm.evaluate(lambda x: x + nm.full([M], 7.0), x=([M], [1.0, 2.0]))
         array([8., 9.], dtype=float32)
     """
-    return _filled("full", dims, value, dtype)
+    return _fill_dims("full", dims, value, dtype)
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
@@ -80,7 +83,7 @@ def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
         >>> nm.evaluate(lambda: nm.zeros([M]))
         array([0., 0.], dtype=float32)
     """
-    return _filled("zeros", dims, 0, dtype)
+    return _fill_dims("zeros", dims, 0, dtype)
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
@@ -102,7 +105,7 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
         >>> nm.evaluate(lambda: nm.ones([M]))
         array([1., 1.], dtype=float32)
     """
-    return _filled("ones", dims, 1, dtype)
+    return _fill_dims("ones", dims, 1, dtype)
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:

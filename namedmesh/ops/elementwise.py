@@ -27,8 +27,8 @@ Rule = Callable[..., list[Tensor | None]]
 class Function:
     """An elementwise function: what computes it, its derivative, and the dtypes it takes and gives.
 
-    compute maps the TensorFlow module to the function of aligned values; vjp maps the cotangent, the
-    result and the operands to the operands' cotangents. long functions become many XLA ops each.
+    compute maps the TensorFlow module to the function of aligned values; vjp maps the cotangent,
+    the result and the operands to the operands' cotangents. long functions become many XLA ops.
     """
 
     compute: Callable[[Any], Callable[..., Any]]
@@ -55,7 +55,7 @@ class Elementwise(Op):
     def closed(self) -> bool:
         return FUNCTIONS[self.function].long
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         function = FUNCTIONS[self.function]
         operands = self.inputs[1:] if self.function == "where" else self.inputs
         check_dtype_kind(self.function, function.takes, *operands, source=self.source)
@@ -94,13 +94,13 @@ class Cast(Op):
     same_value = True
     dtype: str
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.cast(x, context.dtype(self.dtype))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cast(dy, self.inputs[0].dtype)]
 
 
@@ -110,13 +110,13 @@ class StopGradient(Op):
     elementwise = True
     stops_gradient = True
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
 
@@ -163,19 +163,19 @@ def elementwise(
         FUNCTIONS[name] = Function(compute, vjp, takes, gives, long)
 
         @functools.wraps(function)
-        def call(*operands: P.args, **named: P.kwargs) -> Tensor:
+        def call(*arguments: P.args, **named: P.kwargs) -> Tensor:
+            operands: tuple[Any, ...] = arguments
             if named or len(operands) != len(signature.parameters):
                 try:
-                    operands = signature.bind(*operands, **named).args
+                    operands = signature.bind(*arguments, **named).args
                 except TypeError:
                     expected = count_noun(len(signature.parameters), "operand")
-                    given = len(operands) + len(named)
                     raise NamedMeshError(
-                        f"{name}: expected {expected}, got {given}",
-                        *map(format_value, (*operands, *named.values())),
+                        f"{name}: expected {expected}, got {len(arguments) + len(named)}",
+                        *map(format_value, (*arguments, *named.values())),
                         fix=f"write nm.{name}({', '.join(signature.parameters)})",
                     ) from None
-            return apply(name, *operands)  # type: ignore[arg-type]
+            return apply(name, *operands)
 
         OPERATORS[name] = call
         return call

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, Placement
@@ -22,22 +22,21 @@ class Concat(Op):
 
     dim: Dimension  # of the result
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         first = self.inputs[0].shape
         return [(first.replace(self.dim.name, self.dim), self.inputs[0].dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
         order = self.output.shape.names
-        ready = [
-            context.arrange(value, x.shape, order)
-            for value, x in zip(values, self.inputs, strict=True)
-        ]
-        return context.tf.concat(ready, order.index(self.dim.name))
+        pairs = zip(values, self.inputs, strict=True)
+        arranged = [context.arrange(value, x.shape, order) for value, x in pairs]
+        return context.tf.concat(arranged, order.index(self.dim.name))
 
-    def vjp(self, dy: Tensor):
-        start, cotangents = 0, []
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        start = 0
+        cotangents: list[Tensor | None] = []
         for x in self.inputs:
-            size = x.shape.named(self.dim.name).size  # type: ignore[union-attr]
+            size = x.shape.size_of(self.dim.name)
             cotangents.append(transpose(slice(dy, self.dim, start, size), x.shape))
             start += size
         return cotangents
@@ -72,20 +71,30 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
     """
     tensors = check_tensors("concat", tensors, "nm.concat([a, b], S)")
     name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
-    for tensor in tensors:
-        if tensor.shape.named(name) is None:
-            check_has_dims("concat", tensor, Dimension(name, 1))
+    without = [tensor for tensor in tensors if tensor.shape.named(name) is None]
+    if without:
+        guesses = dict.fromkeys(did_you_mean(name, tensor.shape.names) for tensor in without)
+        raise NamedMeshError(
+            f"concat: {'; '.join(f'{x.label} has no dimension {name}' for x in without)}",
+            *map(str, without),
+            fix="; ".join(guesses),
+        )
     first = tensors[0]
-    for tensor in tensors:
-        if {*tensor.shape.without(name)} != {
-            *first.shape.without(name)
-        } or tensor.dtype != first.dtype:
-            raise NamedMeshError(
-                f"concat: tensors differ in more than dimension {name}",
-                *map(str, tensors),
-                fix="make their other dimensions and dtypes equal",
-            )
-    total = sum(tensor.shape.named(name).size for tensor in tensors)  # type: ignore[union-attr]
+    others = {*first.shape.without(name)}
+    different = [
+        tensor.label
+        for tensor in tensors
+        if {*tensor.shape.without(name)} != others or tensor.dtype != first.dtype
+    ]
+    if different:
+        verb = "differs" if len(different) == 1 else "differ"
+        raise NamedMeshError(
+            f"concat: {join_names(different)} {verb} from {first.label} "
+            f"in more than dimension {name}",
+            *map(str, tensors),
+            fix="make their other dimensions and dtypes equal",
+        )
+    total = sum(tensor.shape.size_of(name) for tensor in tensors)
     return first if len(tensors) == 1 else Concat(tuple(tensors), Dimension(name, total)).output
 
 
@@ -112,7 +121,7 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
     tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
     if len(tensors) != check_dimension("stack", dim, *tensors).size:
         raise NamedMeshError(
-            f"stack: {dim} where {len(tensors)} tensors are given",
+            f"stack: {dim} does not have the size of {len(tensors)} tensors",
             *map(str, tensors),
             fix=f"give a dimension of size {len(tensors)}",
         )

@@ -1,12 +1,12 @@
-"""Explicit placement: which dimension holds which mesh axes, said in names and independent of any layout."""
+"""Explicit placement: which dimension holds which mesh axes, in names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_identifier
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, check_identifier, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value
@@ -18,8 +18,9 @@ from namedmesh.ir.tensor import Tensor
 class Move(Op):
     """The same value elsewhere: an op that states where its result lies.
 
-    take: dimensions that take the axes the layout gives them.  give: dimensions that become whole.
-    exact: exactly these axes and no others.
+    take: Dimensions that take the axes the layout gives them.
+    give: Dimensions that become whole.
+    exact: The axes of each dimension, where these and no others are held.
     """
 
     elementwise = True
@@ -39,13 +40,13 @@ class Move(Op):
     def taken_dims(self) -> tuple[str, ...]:
         return (*self.take, *(self.exact or ()))
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]
 
 
@@ -185,7 +186,8 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(
-            f"shard: mesh axis {twice[0]!r} is given to two dimensions of {x.label}",
+            f"shard: mesh axis {join_names([repr(axis) for axis in twice])} "
+            f"is given to two dimensions of {x.label}",
             str(x),
             fix="give each axis to one dimension",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
@@ -21,7 +21,7 @@ class Cumsum(Op):
     exclusive: bool
     reverse: bool
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -30,7 +30,7 @@ class Cumsum(Op):
             return context.tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
         return _doubling_cumsum(context.tf, x, at, self.dim.size, self.exclusive, self.reverse)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
 
     def flops(self) -> int:
@@ -40,19 +40,22 @@ class Cumsum(Op):
         return Placement(whole=frozenset([self.dim.name]))
 
 
-def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool):
-    """Running sums in log2(size) shifted additions; XLA's own takes size additions per element on some backends."""
+def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool) -> Any:
+    """Takes running sums in log2(size) shifted additions.
 
-    def shifted(value, by: int):
-        kept = [slice(None)] * at + [slice(by, None) if reverse else slice(0, size - by)]
+    XLA's own cumulative sum takes size additions per element on some backends.
+    """
+
+    def shift(value: Any, by: int) -> Any:
+        staying = slice(by, None) if reverse else slice(0, size - by)
         paddings = [[0, 0] for _ in range(value.shape.rank)]
         paddings[at] = [0, by] if reverse else [by, 0]
-        return tf.pad(value[tuple(kept)], paddings)
+        return tf.pad(value[(*[slice(None)] * at, staying)], paddings)
 
-    total = shifted(x, 1) if exclusive else x
+    total = shift(x, 1) if exclusive else x
     step = 1
     while step < size:
-        total = total + shifted(total, step)
+        total = total + shift(total, step)
         step *= 2
     return total
 
@@ -64,7 +67,7 @@ class TopK(Op):
     dim: Dimension
     k: Dimension
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         x = self.inputs[0]
         shape = x.shape.replace(self.dim.name, self.k)
         return [(shape, x.dtype), (shape, "int32")]
@@ -74,19 +77,21 @@ class TopK(Op):
         at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
         last = [i for i in range(rank) if i != at] + [at]
         values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
-        back = [*list(range(at)), rank - 1, *list(range(at, rank - 1))]
+        back = [*range(at), rank - 1, *range(at, rank - 1)]
         return tf.transpose(values, back), tf.transpose(indices, back)
 
-    def vjp(self, dvalues: Tensor, dindices: Tensor):
+    def vjp(self, dvalues: Tensor, dindices: Tensor) -> list[Tensor | None]:
         (x,) = self.inputs
-        return [_scattered(dvalues, self.outputs[1], self.k, self.dim, x)]
+        return [_scatter_back(dvalues, self.outputs[1], self.k, self.dim, x)]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name, self.k.name]))
 
 
-def _scattered(dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor) -> Tensor:
-    """dy put back at its indices along a dimension of x, all other dimensions being batch dimensions."""
+def _scatter_back(
+    dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor
+) -> Tensor:
+    """Puts a cotangent back at its indices along a dimension of x, batched over all others."""
     if along.name == dim.name:
         hidden = Dimension(f"{dim.name}_sorted", along.size)
         dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
@@ -100,7 +105,7 @@ class Argsort(Op):
     dim: Dimension
     descending: bool
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -108,16 +113,13 @@ class Argsort(Op):
         direction = "DESCENDING" if self.descending else "ASCENDING"
         at = self.inputs[0].shape.position(self.dim.name)
         if context.compiled and self.descending:
-            size = (
-                self.dim.size
-            )  # TensorFlow's descending order reverses ties under XLA; sort the reversed negatives
-            flipped = tf.argsort(
-                tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x), at, stable=True
-            )
-            return tf.clip_by_value(flipped, 0, size - 1)
+            # TensorFlow's descending order reverses ties under XLA: sort the negatives instead.
+            negatives = tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x)
+            indices = tf.argsort(negatives, at, stable=True)
+            return tf.clip_by_value(indices, 0, self.dim.size - 1)
         return tf.argsort(x, at, direction, stable=True)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
     def placement(self) -> Placement:
@@ -215,10 +217,11 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
         >>> nm.evaluate(lambda x: nm.argsort(x, S), x=([S], [3, 1, 2]))
         array([1, 2, 0], dtype=int32)
     """
-    return _order("argsort", x, dim, descending)
+    return _find_order("argsort", x, dim, descending)
 
 
-def _order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
+def _find_order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
+    """Finds the indices that sort a dimension; what names the caller in errors."""
     check_has_dims(what, x, dim)
     check_dtype_kind(what, "number", x)
     return Argsort((x,), dim, descending).output
@@ -247,7 +250,7 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
         >>> nm.evaluate(lambda x: nm.sort(x, S, descending=True), x=([S], [3, 1, 2]))
         array([3, 2, 1], dtype=int32)
     """
-    indices = _order("sort", x, dim, descending)
+    indices = _find_order("sort", x, dim, descending)
     hidden = Dimension(f"{dim.name}_sorted", dim.size)
-    found = gather(x, rename(indices, dim, hidden), dim)
-    return transpose(rename(found, hidden, dim), x.shape)
+    ordered = gather(x, rename(indices, dim, hidden), dim)
+    return transpose(rename(ordered, hidden, dim), x.shape)

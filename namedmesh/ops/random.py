@@ -1,86 +1,24 @@
-"""Random numbers by counter: each element hashes the key with its own named index, so every layout draws the same bits."""
+"""Random numbers by counter: every layout draws the same numbers, without communication."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.context import Context
-from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, make_shape
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.hashing import fold_number, hash_counter
 from namedmesh.ops.mathematics import erfinv, log
+from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
 from namedmesh.ops.reduce import argmax
 
-KEY = Dimension("key_word", 2)
-_MANTISSA = {"bfloat16": 8, "float16": 11}
-
-
-class Bits(Op):
-    """32 random bits an element; manual, or XLA shares the counters of draws that lie in different places."""
-
-    manual = True
-    shape: Shape
-
-    def results(self):
-        return [(self.shape, "uint32")]
-
-    def lower(self, context: Context, key: Any) -> Any:
-        tf = context.tf
-        inner = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
-        if not inner and len(self.shape) and self.shape.elements < 2**31:
-            return hash_counter(tf, (key[0], key[1]), self._consecutive(context))
-        words = [tf.zeros([], tf.uint32), tf.zeros([], tf.uint32)]
-        word, stride = 0, 1
-        for dim in reversed(self.shape.dims):
-            if stride * dim.size > 2**32:
-                word, stride = word + 1, 1
-            sizes = [context.size(dim) if other is dim else 1 for other in self.shape]
-            index = tf.cast(tf.range(context.size(dim)), tf.uint32)
-            offset = context.offset(dim)
-            index = index if offset is None else index + tf.cast(offset, tf.uint32)
-            words[word] = words[word] + tf.reshape(index * tf.constant(stride, tf.uint32), sizes)
-            stride *= dim.size
-        low = tf.broadcast_to(words[0], context.sizes(self.shape))
-        return hash_counter(tf, (key[0], key[1]), low, words[1] if word else None)
-
-    def _consecutive(self, context: Context):
-        """The counters of a piece that is whole but for its first dimension: numbers in a row."""
-        tf = context.tf
-        sizes = context.sizes(self.shape)
-        count, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
-        count = count if offset is None else count + offset * math.prod(sizes[1:])
-        return tf.reshape(tf.cast(count, tf.uint32), sizes)
-
-    def vjp(self, dy: Tensor):
-        return [None]
-
-
-class FoldIn(Op):
-    """A new key from a key and a number."""
-
-    def results(self):
-        return [(Shape([KEY]), "uint32")]
-
-    def lower(self, context: Context, key: Any, number: Any) -> Any:
-        tf = context.tf
-        return fold_number(tf, key, tf.cast(number, tf.uint32))
-
-    def vjp(self, dy: Tensor):
-        return [None, None]
-
-    def placement(self) -> Placement:
-        return Placement(whole=frozenset([KEY.name]))
+_MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
 
 def key(seed: int) -> Tensor:
@@ -161,7 +99,7 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
         >>> nm.evaluate(draw)
         array([False])
     """
-    _check_key("random.fold_in", key)
+    check_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
         raise NamedMeshError(
@@ -215,15 +153,11 @@ def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
         >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [B]))
         array([3596746518,   88467390], dtype=uint32)
     """
-    return _bits("random.bits", key, dims)
+    return draw_bits("random.bits", key, dims)
 
 
-def _bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    _check_key(what, key)
-    return Bits((key,), make_shape(what, dims)).output
-
-
-def _float_dtype(what: str, dtype: str) -> str:
+def _check_float_dtype(what: str, dtype: str) -> str:
+    """Returns the dtype when it is floating point, or raises."""
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"{what} makes floating point numbers, not {dtype}",
@@ -240,8 +174,9 @@ def _uniform(
     high: Operand,
     dtype: str = "float32",
 ) -> Tensor:
-    digits = _MANTISSA.get(_float_dtype(what, dtype), 24)
-    unit = cast(_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
+    """Draws from low to high, with as many random digits as the dtype holds: high stays out."""
+    digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
+    unit = cast(draw_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
     return cast(unit * (high - low) + low, dtype)
 
 
@@ -311,9 +246,8 @@ def normal(
         True
     """
     centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
-    return cast(
-        erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype)
-    )
+    scaled = erfinv(centred) * (math.sqrt(2.0) * stddev) + mean
+    return cast(scaled, _check_float_dtype("random.normal", dtype))
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
@@ -369,7 +303,9 @@ def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Te
 
 
 def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Tensor:
-    return cast(-log(-log(_open_unit(_bits(what, key, dims)))), _float_dtype(what, dtype))
+    """Draws Gumbel noise; what names the caller in errors."""
+    noise = -log(-log(_open_unit(draw_bits(what, key, dims))))
+    return cast(noise, _check_float_dtype(what, dtype))
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
@@ -404,14 +340,5 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
 
 
 def _open_unit(words: Tensor) -> Tensor:
-    """Random bits as numbers strictly between 0 and 1, both logarithms of which are finite."""
+    """Converts random bits to numbers strictly between 0 and 1, where log(-log(x)) is finite."""
     return (cast(words // 512, "float32") + 0.5) * 2.0**-23
-
-
-def _check_key(what: str, key: Tensor) -> None:
-    if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
-        raise NamedMeshError(
-            f"{what}: the first argument is not a random key",
-            format_value(key),
-            fix="make one with nm.random.key(seed)",
-        )

@@ -24,13 +24,13 @@ class Transpose(Op):
 
     shape: Shape
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.arrange(x, self.inputs[0].shape, self.shape.names)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(dy, self.inputs[0].shape)]
 
 
@@ -40,13 +40,13 @@ class Rename(Op):
     old: Dimension
     new: Dimension
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape.replace(self.old.name, self.new), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [rename(dy, self.new, self.old)]
 
     def placement(self) -> Placement:
@@ -59,29 +59,22 @@ class Reshape(Op):
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         shape = self.inputs[0].shape
         rest = [dim for dim in shape if dim not in self.old]
         at = min(shape.position(dim.name) for dim in self.old)
         before = len([dim for dim in shape.dims[:at] if dim not in self.old])
         return [(Shape([*rest[:before], *self.new, *rest[before:]]), self.inputs[0].dtype)]
 
-    def _gathered(self, shape: Shape, group: tuple[Dimension, ...], other: Shape) -> Shape:
-        """The dimensions with the group side by side, where the other shape has its group."""
-        order: list[Dimension] = []
-        for dim in other:
-            if dim in (self.new if group is self.old else self.old):
-                order.extend(part for part in group if part not in order)
-            else:
-                order.append(dim)
-        return Shape(order)
-
     def lower(self, context: Context, x: Any) -> Any:
         shape, result = self.inputs[0].shape, self.output.shape
-        ready = self._gathered(shape, self.old, result)
-        return context.tf.reshape(context.arrange(x, shape, ready.names), context.sizes(result))
+        # The operand's order with the old dimensions side by side, where the result has the new.
+        order = [dim.name for dim in result if dim not in self.new]
+        at = result.position(self.new[0].name)
+        order[at:at] = [dim.name for dim in self.old]
+        return context.tf.reshape(context.arrange(x, shape, order), context.sizes(result))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(reshape(dy, self.new, self.old), self.inputs[0].shape)]
 
     def placement(self) -> Placement:
@@ -199,10 +192,10 @@ def reshape(
     check_has_dims("reshape", x, *before)
     for dim in after:
         check_dimension("reshape", dim, x)
-    merged, made = make_shape("reshape", before, x), make_shape("reshape", after, x)
-    if merged.elements != made.elements:
+    merged, split = make_shape("reshape", before, x), make_shape("reshape", after, x)
+    if merged.elements != split.elements:
         raise NamedMeshError(
-            f"reshape: {merged} has {merged.elements} elements and {made} has {made.elements}",
+            f"reshape: {merged} has {merged.elements} elements and {split} has {split.elements}",
             str(x),
             fix="make the products of the sizes equal",
         )

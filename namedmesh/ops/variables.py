@@ -70,7 +70,7 @@ def param(
             fix="write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)",
         )
     start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
-    return _variable(name, shape, start, dtype, True, whole, True)
+    return _find_or_make(name, shape, start, dtype, True, whole, True)
 
 
 def state(
@@ -118,12 +118,12 @@ def state(
             check_number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}")
         )
     if of is not None:
-        owner = _of("state", of)
+        owner = _find_variable("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    return _variable(name, shape, init, dtype, False, whole, of is not None)
+    return _find_or_make(name, shape, init, dtype, False, whole, of is not None)
 
 
-def _variable(
+def _find_or_make(
     name: str,
     shape: Shape,
     init: Initializer,
@@ -132,13 +132,14 @@ def _variable(
     whole: Sequence[Dimension],
     at_rest: bool,
 ) -> Tensor:
+    """Returns the variable of that name, which is made where there is none yet."""
     trace = current("param" if trainable else "state")
     full_name = trace.scope + (
         name if isinstance(name, str) else check_identifier(name, "variable")
     )
     for part in full_name.split("/"):
         check_identifier(part, "variable")
-    stacks = _stacks(trace)
+    stacks = _stack_dims(trace)
     shape = Shape([*stacks, *shape])
     known = trace.root.variables.get(full_name)
     if known is None:
@@ -164,13 +165,13 @@ def _variable(
             f"now: {dtype}{shape}",
             fix="give the new one its own name, or put it in its own nm.scope",
         )
-    return _seen_from(trace, known)
+    return _view_from(trace, known)
 
 
 def _from_seed(
     name: str, shape: Shape, dtype: str, init: Initializer, source: Source
 ) -> Callable[[Tensor], Tensor]:
-    """The function that makes a variable's first value from a seed, and checks what init returns."""
+    """Makes the function from a seed to a first value, which checks what init returns."""
 
     def initialize(seed: Tensor) -> Tensor:
         key = random.fold_in_name(random.key_from_seed(seed), name)
@@ -189,17 +190,17 @@ def _from_seed(
     return initialize
 
 
-def _stacks(trace: Trace) -> list[Dimension]:
-    """The dimensions along which a variable made here is stacked, the outermost loop's first."""
-    outer = _stacks(trace.parent) if trace.parent else []
+def _stack_dims(trace: Trace) -> list[Dimension]:
+    """Returns the dimensions along which variables are stacked here, the outermost first."""
+    outer = _stack_dims(trace.parent) if trace.parent else []
     return outer + ([trace.stack] if trace.stack else [])
 
 
-def _seen_from(trace: Trace, variable: Variable) -> Tensor:
-    """The variable as a loop body sees it: the slice of its iteration."""
+def _view_from(trace: Trace, variable: Variable) -> Tensor:
+    """Returns the variable as a loop body sees it: the slice of its turn."""
     if trace.parent is None:
         return variable.tensor
-    outer = _seen_from(trace.parent, variable)
+    outer = _view_from(trace.parent, variable)
     if trace.stack is None:
         return outer
     if variable.name not in trace.stacked:
@@ -210,7 +211,8 @@ def _seen_from(trace: Trace, variable: Variable) -> Tensor:
     return trace.stacked[variable.name][1]
 
 
-def _of(what: str, tensor: Tensor) -> Variable:
+def _find_variable(what: str, tensor: Tensor) -> Variable:
+    """Returns the variable whose value a tensor is, or raises."""
     variables = current(what).root.variables
     for variable in variables.values():
         if variable.tensor is tensor:
@@ -273,29 +275,30 @@ def assign(variable: Tensor, value: Operand) -> None:
         ['steps']
     """
     trace = current("assign")
-    found = _of("assign", variable)
+    target = _find_variable("assign", variable)
     if trace is not trace.root:
         raise NamedMeshError(
-            f"assign: {found.name} is assigned inside a loop body or branch",
-            str(found.tensor),
+            f"assign: {target.name} is assigned inside a loop body or branch",
+            str(target.tensor),
             fix="return the value and assign it outside",
         )
-    value = as_tensor("assign", value, found.tensor)
-    if {*value.shape} != {*found.shape} or value.dtype != found.dtype:
+    tensor = as_tensor("assign", value, target.tensor)
+    if {*tensor.shape} != {*target.shape} or tensor.dtype != target.dtype:
         raise NamedMeshError(
-            f"assign: {found.name} is {found.dtype}{found.shape}, the value {value.dtype}{value.shape}",
+            f"assign: {target.name} is {target.dtype}{target.shape}, "
+            f"the value {tensor.dtype}{tensor.shape}",
             fix="give it the variable's dimensions and dtype, e.g. with nm.cast",
         )
-    if found.name in trace.updates:
-        first = trace.assigned[found.name]
+    if target.name in trace.updates:
+        first = trace.assigned[target.name]
         raise NamedMeshError(
-            f"assign: {found.name} is assigned twice in one step",
-            str(found.tensor),
+            f"assign: {target.name} is assigned twice in one step",
+            str(target.tensor),
             f"first at {first}: {first.code}",
             fix="assign the final value once",
         )
-    trace.assigned[found.name] = caller()
-    trace.updates[found.name] = transpose(trace.bring(value), found.shape)
+    trace.assigned[target.name] = caller()
+    trace.updates[target.name] = transpose(trace.bring(tensor), target.shape)
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
@@ -320,10 +323,11 @@ def scope(name: str) -> contextlib.AbstractContextManager[None]:
         ['layer_0/b']
     """
     check_identifier(name, "scope")
-    return _scoped(name)
+    return _enter_scope(name)
 
 
 @contextlib.contextmanager
-def _scoped(name: str) -> Iterator[None]:
+def _enter_scope(name: str) -> Iterator[None]:
+    """Enters the scope when the block is entered; the name is checked before."""
     with current("scope").in_scope(name):
         yield
