@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, join_names, name_all
@@ -234,12 +234,30 @@ class TfVjp(Op):
         )
 
 
+@overload
+def call_tf(
+    function: Callable[..., Any],
+    *tensors: Operand,
+    result: InputSpec,
+    batch: Sequence[Dimension] = (),
+) -> Tensor: ...
+
+
+@overload
+def call_tf(
+    function: Callable[..., Any],
+    *tensors: Operand,
+    result: Sequence[InputSpec],
+    batch: Sequence[Dimension] = (),
+) -> tuple[Tensor, ...]: ...
+
+
 def call_tf(
     function: Callable[..., Any],
     *tensors: Operand,
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
-) -> Any:
+) -> Tensor | tuple[Tensor, ...]:
     """Calls any TensorFlow function as a named op, differentiated by TensorFlow.
 
     All dimensions but those in `batch` are made whole first. Prefer named ops where they exist:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -164,7 +165,7 @@ def elementwise(
 
         @functools.wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> Tensor:
-            operands: tuple[Any, ...] = arguments
+            operands = typing.cast(tuple[Operand, ...], arguments)
             if named or len(operands) != len(signature.parameters):
                 try:
                     operands = signature.bind(*arguments, **named).args

@@ -1,4 +1,4 @@
-"""Variables declared, started and assigned as they cannot be: found while tracing, on the line that is wrong."""
+"""Variables declared, initialised and assigned wrongly: found while tracing, at their line."""
 
 # pyright: reportArgumentType=false
 

@@ -262,7 +262,7 @@ def test_misuse_is_explained(wrong, message):
         lambda x: np.float32(2) * x,
         lambda x: np.array(2.0) * x,
         lambda x: np.int64(2) * x,
-        lambda x: nm.where(np.float64(0) < x, x, x) * np.int32(2),
+        lambda x: nm.where(np.float64(0) < x, x, x) * np.int32(2),  # pyright: ignore
         lambda x: x * True + x,
     ],
 )
