@@ -57,9 +57,15 @@ def join_names(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
 
 
-def name_all(noun: str, names: Sequence[str]) -> str:
+def suggest_names(names: Iterable[str], known: Iterable[str]) -> str:
+    """Returns a did-you-mean for each of several names that are not known."""
+    known = sorted(set(known))
+    return " ".join(dict.fromkeys(did_you_mean(name, known) for name in names))
+
+
+def name_all(noun: str, names: Sequence[str], plural: str | None = None) -> str:
     """Puts a noun before names, in the plural where there are several: dimensions a and b."""
-    return f"{noun if len(names) == 1 else noun + 's'} {join_names(names)}"
+    return f"{noun if len(names) == 1 else plural or noun + 's'} {join_names(names)}"
 
 
 def check_identifier(name: object, what: str, *details: str) -> str:
@@ -80,12 +86,11 @@ def check_identifier(name: object, what: str, *details: str) -> str:
 
 def check_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
-    whole = isinstance(size, SupportsIndex) and not isinstance(size, bool)
-    if not whole or operator.index(size) < 1:
-        raise NamedMeshError(
-            f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
-        )
-    return operator.index(size)
+    if isinstance(size, SupportsIndex) and not isinstance(size, bool) and operator.index(size) > 0:
+        return operator.index(size)
+    raise NamedMeshError(
+        f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
+    )
 
 
 def check_text(text: object, what: str, example: str) -> str:

@@ -8,9 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from namedmesh.dims.errors import (
     NamedMeshError,
     check_identifier,
-    did_you_mean,
-    join_names,
     name_all,
+    suggest_names,
 )
 from namedmesh.dims.mesh import Mesh
 
@@ -189,21 +188,21 @@ class Layout:
             absent = list(dict.fromkeys(axis for axes in without_axis.values() for axis in axes))
             raise NamedMeshError(
                 f"{label} {', '.join(entries)}: "
-                f"the mesh has no axis {join_names([repr(axis) for axis in absent])}",
+                f"the mesh has no {name_all('axis', [repr(axis) for axis in absent], 'axes')}",
                 f"mesh: {mesh}",
-                fix="; ".join(dict.fromkeys(did_you_mean(axis, mesh.axes) for axis in absent)),
+                fix=suggest_names(absent, mesh.axes),
             )
         unknown = [name for name in self.rules if name not in sizes]
         if unknown:
             listed = (f"{name}={'|'.join(map(str, several))}" for name, several in sizes.items())
-            fixes = dict.fromkeys(did_you_mean(name, sizes) for name in unknown)
             pronoun = "it" if len(unknown) == 1 else "them"
             raise NamedMeshError(
                 f"the {label} maps {name_all('dimension', [repr(name) for name in unknown])}, "
                 f"which no {owner} has",
                 f"{label}: {self.text}",
                 f"dimensions: {', '.join(listed)}",
-                fix=f"{'; '.join(fixes)} (or leave {pronoun} out: layout.only({known}))",
+                fix=f"{suggest_names(unknown, sizes)} "
+                f"(or leave {pronoun} out: layout.only({known}))",
             )
 
     @property

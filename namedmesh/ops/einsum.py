@@ -8,7 +8,7 @@ from typing import Any
 import opt_einsum
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean, name_all
+from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import (
@@ -107,12 +107,11 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
     unknown = [name for name in shape.names if name not in known]
     if unknown:
         verb = "is" if len(unknown) == 1 else "are"
-        guesses = "; ".join(dict.fromkeys(did_you_mean(name, known) for name in unknown))
         raise NamedMeshError(
             f"einsum: result {name_all('dimension', unknown)} {verb} in none of the operands",
             *map(str, tensors),
             f"the result: {shape}",
-            fix=f"{guesses} (to add a dimension use nm.broadcast)",
+            fix=f"{suggest_names(unknown, known)} (to add a dimension use nm.broadcast)",
         )
     check_dtype_kind("einsum", "number", *tensors)
     check_one_dtype("einsum", *tensors)

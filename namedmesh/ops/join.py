@@ -73,11 +73,11 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
     name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
     without = [tensor for tensor in tensors if tensor.shape.named(name) is None]
     if without:
-        guesses = dict.fromkeys(did_you_mean(name, tensor.shape.names) for tensor in without)
+        known = {other for tensor in without for other in tensor.shape.names}
         raise NamedMeshError(
             f"concat: {'; '.join(f'{x.label} has no dimension {name}' for x in without)}",
             *map(str, without),
-            fix="; ".join(guesses),
+            fix=did_you_mean(name, known),
         )
     first = tensors[0]
     others = {*first.shape.without(name)}

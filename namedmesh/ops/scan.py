@@ -249,7 +249,7 @@ def scan(
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
         check_has_dims("scan", row, over)
-    _check_without(over, first, "carry")
+    _check_without(over, first, "carry", "carries")
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
@@ -261,10 +261,10 @@ def scan(
             raise NamedMeshError(
                 "scan: the body did not return (carry, y)", fix="return a pair; y may be None"
             )
-        following, kept = pair
-        structures.append(kept)
-        ys = [as_tensor("scan", y) for y in flatten(kept)]
-        _check_without(over, ys, "result")
+        following, turn = pair
+        structures.append(turn)
+        ys = [as_tensor("scan", y) for y in flatten(turn)]
+        _check_without(over, ys, "result", "results")
         expected = unflatten(carry, iter(first))
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
 
@@ -275,14 +275,14 @@ def scan(
     return last, unflatten(structures[0], iter(outputs[len(first) :]))
 
 
-def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str) -> None:
+def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:
     """Raises for tensors that have the loop's dimension, which the loop takes away or adds."""
     having = [tensor for tensor in tensors if tensor.shape.named(over.name)]
     if having:
         verb = "has" if len(having) == 1 else "have"
         other = f"nm.Dimension('{over.name}_2', {having[0].shape.size_of(over.name)})"
         raise NamedMeshError(
-            f"scan: the {name_all(role, [tensor.label for tensor in having])} {verb} "
+            f"scan: the {name_all(role, [tensor.label for tensor in having], roles)} {verb} "
             f"the loop's own dimension {over.name}",
             *map(str, having),
             fix=f"rename it, e.g. nm.rename(x, {over.name}, {other})",
