@@ -1,6 +1,12 @@
 """What a name is: dimensions, meshes, layouts, and the algebra of shardings.
 
-The package can be called, too: `nm.dims("batch=8 model=16")` makes dimensions.
+The package can be called, too, and makes dimensions from one line of text (see `dims.dims`).
+
+Example:
+    >>> import namedmesh as nm
+    >>> B, M = nm.dims("batch=8 model=16")
+    >>> M.size
+    16
 """
 
 import sys

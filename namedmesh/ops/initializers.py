@@ -12,6 +12,17 @@ from namedmesh.ops import random
 from namedmesh.ops.constants import full
 
 Initializer = Callable[[Tensor, Shape, str], Tensor]
+"""Makes a variable's first value from a random key, its shape and its dtype.
+
+Any such function will do:
+
+Example:
+    >>> import namedmesh as nm
+    >>> M = nm.Dimension("model", 3)
+    >>> ramp = lambda key, shape, dtype: nm.broadcast(nm.range(M, dtype), shape)
+    >>> nm.evaluate(lambda: nm.param("w", [M], init=ramp))
+    array([0., 1., 2.], dtype=float32)
+"""
 
 
 def constant_init(value: float) -> Initializer:

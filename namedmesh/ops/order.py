@@ -230,8 +230,8 @@ def _find_order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tenso
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Sorts the elements along a dimension.
 
-    The dimension must be whole: where it is split, it is gathered first. The gradient goes back to
-    where each element came from.
+    Where the dimension is split, it is gathered to find the order, and an AllReduce joins what
+    each device has of the result. The gradient goes back to where each element came from.
 
     Args:
         x: A tensor of numbers.

@@ -135,7 +135,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "saved": [loop.keep(tensor) for tensor in saved],
     }
 
-    def backward(carry: dict[str, Any], row: dict[str, Any]) -> Any:
+    def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Differentiates one turn; what the body captures gets the sum over all turns."""
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
@@ -173,11 +174,13 @@ def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]
     needed: set[Tensor] = set()
 
     def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
+        """Notes which tensors of the body the derivative rules read."""
         ours = {new: old for old, new in known.items()}
         reads = (tensor for op in current("scan").ops[reverse_start:] for tensor in op.inputs)
         needed.update(ours[tensor] for tensor in reads if tensor in ours)
 
     def probe(*values: Tensor) -> list[Tensor]:
+        """Differentiates the body once, in a trace that is thrown away."""
         count = len(loop.inputs)
         return body_vjp(body, values[:count], values[count:], floating, watch=note)
 

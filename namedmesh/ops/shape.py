@@ -122,7 +122,8 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
     """Gives a dimension another name.
 
-    The new dimension takes the mesh axes that the old one held.
+    The new dimension takes the mesh axes that the old one held, where the layout maps it to them;
+    where it does not, the old dimension is gathered first.
 
     Args:
         x: The tensor.
@@ -161,8 +162,9 @@ def reshape(
 ) -> Tensor:
     """Merges dimensions into one, splits one into several, or both, in row-major order.
 
-    The first new dimension takes the mesh axes that the first old one held, where the devices
-    divide both sizes; all others must be whole and are gathered where they are split.
+    The first new dimension takes the mesh axes that the first old one held, where the layout maps
+    it to them and the devices divide both sizes. All others must be whole and are gathered where
+    they are split.
 
     Args:
         x: The tensor.
