@@ -59,7 +59,7 @@ def param(
     shape = make_shape(f"parameter {name}", dims)
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
-            f"parameter {name} is {dtype}",
+            f"parameter {name} is {dtype}, not floating point",
             f"{name}: {dtype}{shape}",
             fix="parameters are floating point; use nm.state for others",
         )

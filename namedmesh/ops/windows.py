@@ -185,7 +185,7 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
     value = check_number("pad", value, x.dtype, x)
     if low < 0 or high < 0:
         raise NamedMeshError(
-            f"pad: {low} before and {high} after {dim}",
+            f"pad: cannot pad {dim} by {low} before and {high} after",
             str(x),
             fix="use nm.slice to make it shorter",
         )

@@ -136,7 +136,7 @@ def slice_past_the_end(x):
 
 
 @wrong("""
-pad: -1 before and 0 after seq=6
+pad: cannot pad seq=6 by -1 before and 0 after
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.pad(x, S, low=-1)
   fix: use nm.slice to make it shorter
