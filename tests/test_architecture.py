@@ -150,7 +150,8 @@ def definitions() -> dict[str, list[str]]:
     for module, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-                places[node.name].append(module)
+                if module not in places[node.name]:  # overloads are one function
+                    places[node.name].append(module)
     return places
 
 
