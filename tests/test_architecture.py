@@ -150,9 +150,9 @@ def definitions() -> dict[str, list[str]]:
     for module, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-                if module not in places[node.name]:  # overloads are one function
-                    places[node.name].append(module)
-    return places
+                places[node.name].append(module)
+    # The overloads of a function are one definition.
+    return {name: list(dict.fromkeys(modules)) for name, modules in places.items()}
 
 
 def test_one_name_has_one_place():
