@@ -1,6 +1,7 @@
 """Import, trace and plan the train step of a 600-billion-weight model for 2,048 devices.
 
-Each figure comes from a fresh process, the median of several; beside it, what importing TensorFlow takes.
+Each figure comes from a fresh process, the median of several; beside it, what importing TensorFlow
+takes.
 
 python -m benchmarks.plan --json OUT
 """

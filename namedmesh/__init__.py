@@ -1,8 +1,8 @@
 """namedmesh: models in named dimensions, with a communication plan checked against the compiler.
 
-The public names are listed in `__init__.pyi`, which editors read. Here they are served on demand, each from
-the file that defines it: tracing and planning import neither TensorFlow nor jax, and running an Artifact
-imports neither TensorFlow nor the ops.
+The public names are listed in `__init__.pyi`, which editors read. Here they are served on demand,
+each from the file that defines it: tracing and planning import neither TensorFlow nor jax, and
+running an Artifact imports neither TensorFlow nor the ops.
 """
 
 import ast
@@ -28,11 +28,15 @@ def __getattr__(name: str) -> Any:
     module = _public_names().get(name)
     if module is None:
         raise AttributeError(f"module 'namedmesh' has no attribute {name!r}")
+    if module.startswith("namedmesh.ir."):
+        # The catalogue enters what tensors' + and ** call; ir itself does not know the ops.
+        for part in ("arithmetic", "logic", "mathematics"):
+            importlib.import_module(f"namedmesh.ops.{part}")
     if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
         value = importlib.import_module(f"{module}.{name}")
     else:
         value = getattr(importlib.import_module(module), name)
-    # `import namedmesh.dims` leaves the package here under the name, which can be called like the function.
+    # `import namedmesh.dims` leaves the package under this name; it can be called like the function.
     return globals().setdefault(name, value)
 
 

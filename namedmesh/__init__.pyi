@@ -1,4 +1,4 @@
-"""The public names and where each is defined: editors read this file, and __init__.py serves from it."""
+"""The public names and where each is defined, for editors; __init__.py serves them from here."""
 
 from namedmesh import aot as aot
 from namedmesh import layers as layers
@@ -38,25 +38,14 @@ from namedmesh.ops.arithmetic import absolute as absolute
 from namedmesh.ops.arithmetic import add as add
 from namedmesh.ops.arithmetic import clip as clip
 from namedmesh.ops.arithmetic import divide as divide
-from namedmesh.ops.arithmetic import equal as equal
 from namedmesh.ops.arithmetic import floor_divide as floor_divide
-from namedmesh.ops.arithmetic import greater as greater
-from namedmesh.ops.arithmetic import greater_equal as greater_equal
-from namedmesh.ops.arithmetic import less as less
-from namedmesh.ops.arithmetic import less_equal as less_equal
-from namedmesh.ops.arithmetic import logical_and as logical_and
-from namedmesh.ops.arithmetic import logical_not as logical_not
-from namedmesh.ops.arithmetic import logical_or as logical_or
-from namedmesh.ops.arithmetic import logical_xor as logical_xor
 from namedmesh.ops.arithmetic import maximum as maximum
 from namedmesh.ops.arithmetic import minimum as minimum
 from namedmesh.ops.arithmetic import multiply as multiply
 from namedmesh.ops.arithmetic import negative as negative
-from namedmesh.ops.arithmetic import not_equal as not_equal
 from namedmesh.ops.arithmetic import remainder as remainder
 from namedmesh.ops.arithmetic import sign as sign
 from namedmesh.ops.arithmetic import subtract as subtract
-from namedmesh.ops.arithmetic import where as where
 from namedmesh.ops.broadcast import broadcast as broadcast
 from namedmesh.ops.broadcast import sum as sum
 from namedmesh.ops.constants import full as full
@@ -67,6 +56,8 @@ from namedmesh.ops.control import cond as cond
 from namedmesh.ops.control import while_loop as while_loop
 from namedmesh.ops.custom import call_tf as call_tf
 from namedmesh.ops.custom import custom_vjp as custom_vjp
+from namedmesh.ops.dynamic import dynamic_slice as dynamic_slice
+from namedmesh.ops.dynamic import dynamic_update as dynamic_update
 from namedmesh.ops.einsum import einsum as einsum
 from namedmesh.ops.elementwise import cast as cast
 from namedmesh.ops.elementwise import stop_gradient as stop_gradient
@@ -80,6 +71,17 @@ from namedmesh.ops.initializers import normal_init as normal_init
 from namedmesh.ops.join import chunk as chunk
 from namedmesh.ops.join import concat as concat
 from namedmesh.ops.join import stack as stack
+from namedmesh.ops.logic import equal as equal
+from namedmesh.ops.logic import greater as greater
+from namedmesh.ops.logic import greater_equal as greater_equal
+from namedmesh.ops.logic import less as less
+from namedmesh.ops.logic import less_equal as less_equal
+from namedmesh.ops.logic import logical_and as logical_and
+from namedmesh.ops.logic import logical_not as logical_not
+from namedmesh.ops.logic import logical_or as logical_or
+from namedmesh.ops.logic import logical_xor as logical_xor
+from namedmesh.ops.logic import not_equal as not_equal
+from namedmesh.ops.logic import where as where
 from namedmesh.ops.manual import manual as manual
 from namedmesh.ops.mathematics import cos as cos
 from namedmesh.ops.mathematics import erf as erf
@@ -107,24 +109,22 @@ from namedmesh.ops.reduce import all as all
 from namedmesh.ops.reduce import any as any
 from namedmesh.ops.reduce import argmax as argmax
 from namedmesh.ops.reduce import argmin as argmin
-from namedmesh.ops.reduce import log_softmax as log_softmax
-from namedmesh.ops.reduce import logsumexp as logsumexp
 from namedmesh.ops.reduce import max as max
 from namedmesh.ops.reduce import mean as mean
 from namedmesh.ops.reduce import min as min
 from namedmesh.ops.reduce import prod as prod
-from namedmesh.ops.reduce import softmax as softmax
 from namedmesh.ops.scan import scan as scan
 from namedmesh.ops.shape import rename as rename
 from namedmesh.ops.shape import reshape as reshape
 from namedmesh.ops.shape import transpose as transpose
+from namedmesh.ops.softmax import log_softmax as log_softmax
+from namedmesh.ops.softmax import logsumexp as logsumexp
+from namedmesh.ops.softmax import softmax as softmax
 from namedmesh.ops.variables import assign as assign
 from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters
 from namedmesh.ops.variables import scope as scope
 from namedmesh.ops.variables import state as state
-from namedmesh.ops.windows import dynamic_slice as dynamic_slice
-from namedmesh.ops.windows import dynamic_update as dynamic_update
 from namedmesh.ops.windows import pad as pad
 from namedmesh.ops.windows import reverse as reverse
 from namedmesh.ops.windows import roll as roll

@@ -1,4 +1,4 @@
-"""What every family of ops is checked with: NumPy for values, finite differences for gradients, a mesh for layouts."""
+"""What ops are checked with: NumPy for values, finite differences for gradients, a mesh."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ MESH = nm.Mesh(a=2, b=4)
 
 @dataclass(frozen=True)
 class Case:
-    """One op: how it is written in names, and the same in NumPy on float64 arrays in the order of the dimensions.
+    """One op: how it is written in names, and the same in NumPy on float64 arrays.
 
-    inputs names the arguments of both; wrt those whose gradient is checked (by finite differences of the reference).
+    inputs names the arguments of both; wrt those whose gradient is checked (by finite differences
+    of the reference).
     """
 
     named: Callable[..., nm.Tensor]
@@ -48,7 +49,7 @@ def cotangent_array(sizes: Sequence[int]) -> np.ndarray:
 
 
 def function_of(cases: Mapping[str, Case]) -> Callable[..., dict[str, nm.Tensor]]:
-    """The function that makes every case's value and gradients; all values come first, so that they count as forward."""
+    """The function that makes every case's value and gradients; values first, to count as forward."""
 
     def everything(**given: nm.Tensor) -> dict[str, nm.Tensor]:
         made = {
@@ -89,7 +90,7 @@ def as_float64(array: np.ndarray) -> np.ndarray:
 def numeric_gradient(
     function: Callable[..., Any], given: Sequence[np.ndarray], at: int, step: float = 1e-6
 ) -> np.ndarray:
-    """The gradient of sum(function(*given) * cotangent) in argument number at, by central differences."""
+    """The gradient of sum(function(*given) * cotangent) in one argument, by central differences."""
 
     def loss(argument: np.ndarray) -> float:
         value = np.asarray(function(*given[:at], argument, *given[at + 1 :]))
@@ -139,7 +140,7 @@ def assert_sharded_same(
     layout: str,
     **options: Any,
 ) -> nm.Step:
-    """A compiled run on the mesh makes what an unsharded one makes, without a collective that was not planned."""
+    """A compiled run makes what an unsharded one makes, with planned collectives alone."""
     program = function if isinstance(function, nm.Program) else nm.trace(function, **specs)
     step = nm.compile(
         program, mesh=options.pop("mesh", MESH), layout=layout, strict=True, **options
@@ -147,11 +148,16 @@ def assert_sharded_same(
     state, results = step(step.init(0), **arrays)
     updated, expected = program.evaluate(program.initial_state(0), **arrays)
     if not isinstance(expected, dict):
-        results, expected = dict(enumerate(flatten(results))), dict(enumerate(flatten(expected)))
+        results, expected = number_leaves(results), number_leaves(expected)
     assert_same(results, expected)
     if updated:
         assert_same({name: state[name] for name in updated}, updated)
     return step
+
+
+def number_leaves(results: Any) -> dict[str, Any]:
+    """The leaves of nested results by their number."""
+    return {str(i): leaf for i, leaf in enumerate(flatten(results))}
 
 
 def moved_bytes(plan: nm.Plan, *phases: str) -> int:

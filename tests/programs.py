@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import hypothesis.strategies as st
 
@@ -18,8 +20,8 @@ class Case:
     """What one test runs: a function of inputs, and where it runs."""
 
     text: str
-    function: object
-    specs: dict[str, nm.Tensor]
+    function: Callable[..., Any]
+    specs: dict[str, nm.InputSpec]
     mesh: nm.Mesh
     layouts: list[
         nm.Layout
@@ -216,7 +218,7 @@ def structure(x, y, dims, picks):
             else x * 1.1
         )
     other = _one(x, picks)
-    if other != dim and next(picks) % 2:
+    if other is not None and other != dim and next(picks) % 2:
         return nm.reshape(x, [dim, other], nm.Dimension("r", dim.size * other.size))
     target = _other(x, dims, picks)
     if target is not None and target.size == dim.size:
@@ -236,6 +238,7 @@ def choice(x, y, dims, picks):
 
 
 STEPS = [
-    elementwise, einsum, einsum, einsum3, reduction, softmax, reshard, reshard, gather, scatter, scan, random,
+    elementwise, einsum, einsum, einsum3, reduction, softmax, reshard, reshard, gather, scatter,
+    scan, random,
     ordering, window, structure, growth, choice,
 ]  # fmt: skip

@@ -36,7 +36,7 @@ MODULES = {module_of(path): path for path in FILES}
 
 
 def imports_of(path: pathlib.Path) -> set[str]:
-    """Every module that a file imports, wherever in it: inside functions and for type checking too."""
+    """Every module that a file imports, inside functions and for type checking too."""
     names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -136,7 +136,8 @@ def step(x):
 program = nm.trace(step, x=nm.spec([B, M]))
 plan = nm.plan(program, nm.Mesh(data=8), "batch:data")
 text, document = str(plan), json.dumps(plan.to_json())
-print(json.dumps([plan.count("AllReduce"), [name for name in ("tensorflow", "jax", "flatbuffers") if name in sys.modules]]))
+heavy = [name for name in ("tensorflow", "jax", "flatbuffers") if name in sys.modules]
+print(json.dumps([plan.count("AllReduce"), heavy]))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
@@ -144,7 +145,7 @@ print(json.dumps([plan.count("AllReduce"), [name for name in ("tensorflow", "jax
 
 
 def definitions() -> dict[str, set[str]]:
-    """The public classes and functions at the top of every file, by name, with the files they are in."""
+    """The public classes and functions at the top of files, by name, with the files they are in."""
     places = defaultdict(set)
     for module, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:

@@ -1,6 +1,12 @@
 """What a name is: dimensions, meshes, layouts, and the algebra of shardings.
 
-The package can be called, too: `nm.dims("batch=8 model=16")` makes dimensions.
+The package can be called, too, and makes dimensions from one line of text (see `dims.dims`).
+
+Example:
+    >>> import namedmesh as nm
+    >>> B, M = nm.dims("batch=8 model=16")
+    >>> M.size
+    16
 """
 
 import sys
@@ -16,6 +22,8 @@ from namedmesh.dims.sharding import Sharding as Sharding
 
 
 class _Callable(types.ModuleType):
+    """The package as a function: `import namedmesh.dims` hides `nm.dims` otherwise."""
+
     def __call__(self, text: str) -> list[Dimension]:
         return dims(text)
 

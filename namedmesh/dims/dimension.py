@@ -4,13 +4,30 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from namedmesh.dims.errors import NamedMeshError, check_identifier, check_size, check_text
 
 
 @dataclass(frozen=True)
 class Dimension:
-    """A named dimension of a known size; a layout sees only its name."""
+    """A named dimension of a known size.
+
+    Ops match dimensions by name; a layout maps names to mesh axes.
+
+    Args:
+        name: An identifier.
+        size: A positive whole number.
+
+    Raises:
+        NamedMeshError: The name is not an identifier, or the size is not a positive whole number.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 8)
+        >>> print(B, B.resized(4))
+        batch=8 batch=4
+    """
 
     name: str
     size: int
@@ -20,7 +37,7 @@ class Dimension:
         object.__setattr__(self, "size", check_size(self.size, f"dimension {self.name}"))
 
     def resized(self, size: int) -> "Dimension":
-        """The same name at another size."""
+        """Returns a dimension of the same name and another size."""
         return Dimension(self.name, size)
 
     def __str__(self) -> str:
@@ -28,7 +45,25 @@ class Dimension:
 
 
 class Shape(Sequence[Dimension]):
-    """Ordered dimensions with unique names."""
+    """Dimensions in order, each name once: the shape of a tensor.
+
+    Shapes are immutable sequences of dimensions; equal ones have equal dimensions in the same
+    order.
+
+    Args:
+        dims: The dimensions.
+
+    Raises:
+        NamedMeshError: An item is not a Dimension, or a name occurs twice.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> shape = nm.Shape(nm.dims("batch=8 model=16"))
+        >>> shape.names, shape.sizes, shape.elements
+        (('batch', 'model'), (8, 16), 128)
+        >>> shape.without("batch")
+        [model=16]
+    """
 
     __slots__ = ("dims",)
 
@@ -44,7 +79,7 @@ class Shape(Sequence[Dimension]):
                 fix="make dimensions with nm.dims('batch=8 model=16') and pass a list of them",
             )
         self.dims = tuple(dims)
-        seen: dict[str, Dimension] = {}
+        seen: set[str] = set()
         for dim in self.dims:
             if not isinstance(dim, Dimension):
                 raise NamedMeshError(
@@ -52,11 +87,12 @@ class Shape(Sequence[Dimension]):
                     fix="make dimensions with nm.dims('batch=8 model=16') and pass those",
                 )
             if dim.name in seen:
+                other = f"nm.Dimension('{dim.name}_2', {dim.size})"
                 raise NamedMeshError(
-                    f"dimension {dim.name} appears twice in one shape: [{', '.join(map(str, self.dims))}]",
-                    fix=f"rename one of them, e.g. nm.rename(x, {dim.name}, nm.Dimension('{dim.name}_2', {dim.size}))",
+                    f"dimension {dim.name} appears twice in one shape: {self}",
+                    fix=f"rename one of them, e.g. nm.rename(x, {dim.name}, {other})",
                 )
-            seen[dim.name] = dim
+            seen.add(dim.name)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -74,7 +110,7 @@ class Shape(Sequence[Dimension]):
         return math.prod(self.sizes)
 
     def named(self, name: str) -> Dimension | None:
-        """The dimension of that name, if there is one."""
+        """Returns the dimension of that name, or None where there is none."""
         return next((dim for dim in self.dims if dim.name == name), None)
 
     def size_of(self, name: str) -> int:
@@ -82,19 +118,29 @@ class Shape(Sequence[Dimension]):
         return self.dims[self.position(name)].size
 
     def position(self, name: str) -> int:
-        """The position of the dimension of that name."""
+        """Returns the position of the dimension of that name."""
         return self.names.index(name)
 
     def without(self, *names: str) -> "Shape":
-        """This shape less the dimensions of those names."""
+        """Returns this shape less the dimensions of those names."""
         return Shape(dim for dim in self.dims if dim.name not in names)
 
-    def replaced(self, name: str, *dims: Dimension) -> "Shape":
-        """This shape with other dimensions in the place of the named one."""
+    def replace(self, name: str, *dims: Dimension) -> "Shape":
+        """Returns this shape with other dimensions in the place of the named one."""
         at = self.position(name)
         return Shape(self.dims[:at] + dims + self.dims[at + 1 :])
 
-    def __getitem__(self, index):  # type: ignore[override]
+    def select(self, names: Iterable[str]) -> "Shape":
+        """Returns the dimensions of these names, in their order."""
+        return Shape(self.dims[self.position(name)] for name in names)
+
+    @overload
+    def __getitem__(self, index: int) -> Dimension: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Dimension, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Dimension | tuple[Dimension, ...]:
         return self.dims[index]
 
     def __len__(self) -> int:
@@ -116,29 +162,37 @@ class Shape(Sequence[Dimension]):
 
 
 def dims(text: str) -> list[Dimension]:
-    """Dimensions from one line, in order.
+    """Makes dimensions from one line of text, in order.
 
-    >>> G, S = dims("group=64 seq=128")
-    >>> G
-    Dimension(name='group', size=64)
+    Args:
+        text: Names with sizes, such as 'batch=8 model=16', separated by spaces or commas.
+
+    Returns:
+        The dimensions.
+
+    Raises:
+        NamedMeshError: A part does not read as name=size, or a name is given twice.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> G, S = nm.dims("group=64 seq=128")
+        >>> G
+        Dimension(name='group', size=64)
     """
-    found: dict[str, Dimension] = {}
+    parsed: dict[str, Dimension] = {}
     for match in re.finditer(r"[^\s,;]+", check_text(text, "dimensions", "batch=8 model=16")):
-        name, equals, size = match.group().partition("=")
-        if (
-            not equals
-            or not name.isidentifier()
-            or not re.fullmatch(r"\d{1,18}", size)
-            or int(size) < 1
-            or name in found
-        ):
+        name, _, size = match.group().partition("=")
+        positive = re.fullmatch(r"\d{1,18}", size) and int(size) > 0
+        if not name.isidentifier() or not positive or name in parsed:
+            problem = f"cannot read {match.group()!r} as name=size"
+            if name in parsed:
+                problem = f"dimension {name} is given twice"
             raise NamedMeshError(
-                f"dimension {name} is given twice"
-                if name in found
-                else f"cannot read {match.group()!r} as name=size",
+                problem,
                 text,
                 " " * match.start() + "^" * len(match.group()),
-                fix="write dimensions as 'batch=8 model=16', each name once, each size a positive whole number",
+                fix="write dimensions as 'batch=8 model=16', each name once, "
+                "each size a positive whole number",
             )
-        found[name] = Dimension(name, int(size))
-    return [*found.values()]
+        parsed[name] = Dimension(name, int(size))
+    return [*parsed.values()]

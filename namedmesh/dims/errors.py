@@ -1,30 +1,49 @@
 """The one error class, and the sentences every error is made of."""
 
 import difflib
+import operator
 from collections.abc import Iterable, Sequence
+from typing import SupportsIndex
 
 from namedmesh.dims.source import Source, caller
 
 
 class NamedMeshError(ValueError):
-    """A mistake in a program, mesh, layout or input: what is wrong, where, and how to mend it."""
+    """A mistake in a program, mesh, layout or input: what is wrong, where, and how to mend it.
+
+    Args:
+        problem: What is wrong, in one sentence.
+        *details: The tensors, layouts and the like that it is about, a line each.
+        fix: What to do about it.
+        source: The user's line; by default the one that is running.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> try:
+        ...     nm.Dimension("batch", 0)
+        ... except nm.NamedMeshError as error:
+        ...     print(error.problem, "|", error.fix)
+        dimension batch has size 0 | a size is a positive whole number
+    """
 
     def __init__(self, problem: str, *details: str, fix: str, source: Source | None = None):
         source = source or caller()
         user = caller(layers=False)
         if source.of_a_layer and source.code.startswith("raise "):
-            source = user  # a layer's own complaint is about the line that called it
+            source = user  # an error that a layer raises is about the line that called it
         self.problem, self.details, self.fix, self.source = problem, details, fix, source
         lines = [problem, *(f"  {detail}" for detail in details)]
-        for place, one in (("at", source), ("for", user)):
-            if place == "at" or (source.of_a_layer and not user.of_a_layer):
-                lines.append(f"  {place} {one}: {one.code}" if one.code else f"  {place} {one}")
+        places = {"at": source}
+        if source.of_a_layer and not user.of_a_layer:
+            places["for"] = user
+        for role, place in places.items():
+            lines.append(f"  {role} {place}: {place.code}" if place.code else f"  {role} {place}")
         lines.append(f"  fix: {fix}")
         super().__init__("\n".join(lines))
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A did-you-mean for a name that is not known, or the list of what is."""
+    """Returns the closest known name as a question, or the list of all of them."""
     known = sorted(set(known))
     close = difflib.get_close_matches(name, known, n=1)
     if close:
@@ -33,19 +52,28 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Names in a sentence: a, b and c."""
+    """Joins names into a phrase: a, b and c."""
     names = list(names)
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
+
+
+def suggest_names(names: Iterable[str], known: Iterable[str]) -> str:
+    """Returns a did-you-mean for each of several names that are not known."""
+    known = sorted(set(known))
+    return " ".join(dict.fromkeys(did_you_mean(name, known) for name in names))
+
+
+def name_all(noun: str, names: Sequence[str], plural: str | None = None) -> str:
+    """Puts a noun before names, in the plural where there are several: dimensions a and b."""
+    return f"{noun if len(names) == 1 else plural or noun + 's'} {join_names(names)}"
 
 
 def check_identifier(name: object, what: str, *details: str) -> str:
     """Returns name when it is an identifier, or raises."""
     if not isinstance(name, str):
-        fix = (
-            f"write its name, {name.name!r}"
-            if hasattr(name, "name")
-            else "write the name as a string"
-        )  # type: ignore[attr-defined]
+        fix = "write the name as a string"
+        if hasattr(name, "name"):
+            fix = f"write its name, {getattr(name, 'name')!r}"  # noqa: B009
         raise NamedMeshError(f"{what} name {name!r} is not a string", *details, fix=fix)
     if not name.isidentifier():
         raise NamedMeshError(
@@ -58,11 +86,11 @@ def check_identifier(name: object, what: str, *details: str) -> str:
 
 def check_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
-    if isinstance(size, bool) or not hasattr(size, "__index__") or int(size) < 1:  # type: ignore[arg-type]
-        raise NamedMeshError(
-            f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
-        )
-    return int(size)  # type: ignore[arg-type]
+    if isinstance(size, SupportsIndex) and not isinstance(size, bool) and operator.index(size) > 0:
+        return operator.index(size)
+    raise NamedMeshError(
+        f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
+    )
 
 
 def check_text(text: object, what: str, example: str) -> str:

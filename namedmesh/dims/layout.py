@@ -5,21 +5,38 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.dims.errors import (
+    NamedMeshError,
+    check_identifier,
+    name_all,
+    suggest_names,
+)
 from namedmesh.dims.mesh import Mesh
 
 
 class Layout:
-    """A function from dimension name to zero or more mesh axes.
+    """Which dimensions are split over which mesh axes, by name.
 
-    >>> Layout("group:data+expert, expert:expert")
-    Layout('group:data+expert, expert:expert')
-    >>> Layout({"hidden": "model"}).axes("hidden")
-    ('model',)
+    Where a dimension lies on several axes, those that other dimensions share come last, in whatever
+    order they were written: moving the last axis to another dimension is one AllToAll, moving an
+    earlier one costs a CollectivePermute as well.
 
-    Where a dimension lies on several axes, those that other dimensions share come last whatever order they
-    were written in: moving the last axis to another dimension is one AllToAll, moving an earlier one costs a
-    CollectivePermute as well.
+    Args:
+        rules: A line such as 'group:data+expert, hidden:model', a dict from dimension to an axis or
+            a list of axes, or a Layout.
+
+    Attributes:
+        rules: The axes of each dimension, by name.
+
+    Raises:
+        NamedMeshError: The rules cannot be read, or map a dimension twice.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> nm.Layout("group:data+expert, expert:expert")
+        Layout('group:data+expert, expert:expert')
+        >>> nm.Layout({"hidden": "model"}).axes("hidden")
+        ('model',)
     """
 
     def __init__(self, rules: "str | Mapping[str, str | Iterable[str]] | Layout" = ""):
@@ -28,11 +45,12 @@ class Layout:
         elif isinstance(rules, str):
             entries = _parse(rules)
         elif isinstance(rules, Mapping):
-            entries = [_entry(name, axes) for name, axes in rules.items()]
+            entries = [_check_entry(name, axes) for name, axes in rules.items()]
         else:
             raise NamedMeshError(
                 f"a layout cannot be made from {type(rules).__name__} {rules!r}",
-                fix="give a string such as 'batch:data, hidden:model', a dict, or Layout.from_yaml(path)",
+                fix="give a string such as 'batch:data, hidden:model', a dict, "
+                "or Layout.from_yaml(path)",
             )
         written = f"layout: {rules}"
         shared = Counter(axis for _, axes in entries for axis in axes)
@@ -42,9 +60,11 @@ class Layout:
             for axis in axes:
                 check_identifier(axis, "mesh axis", written)
             if name in self.rules:
-                both = "+".join(dict.fromkeys((*self.rules[name], *axes)))
+                first = self.rules[name]
+                both = "+".join(dict.fromkeys((*first, *axes)))
                 raise NamedMeshError(
-                    f"the layout maps dimension {name} twice: to {'+'.join(self.rules[name])} and to {'+'.join(axes)}",
+                    f"the layout maps dimension {name} twice: "
+                    f"to {'+'.join(first)} and to {'+'.join(axes)}",
                     written,
                     fix=f"write it once; several axes are joined with a plus, e.g. {name}:{both}",
                 )
@@ -58,7 +78,23 @@ class Layout:
 
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
-        """A layout from YAML text or a file of it: a mapping from dimension to an axis or a list of axes."""
+        """Makes a layout from YAML: a mapping from dimension to an axis or a list of axes.
+
+        Args:
+            text_or_path: The text itself, or the path of a file: a Path, or a string that ends
+                in .yaml or .yml.
+
+        Returns:
+            The layout.
+
+        Raises:
+            NamedMeshError: The file cannot be read, or is not such a mapping.
+
+        Example:
+            >>> import namedmesh as nm
+            >>> nm.Layout.from_yaml("group: [data, expert]")
+            Layout('group:data+expert')
+        """
         import yaml
 
         text, what = str(text_or_path), "the layout"
@@ -95,19 +131,32 @@ class Layout:
             if key.value in seen:
                 raise NamedMeshError(
                     f"{what} maps dimension {key.value} twice",
-                    fix=f"write it once; several axes are a list, e.g. '{key.value}: [data, model]'",
+                    fix="write it once; several axes are a list, "
+                    f"e.g. '{key.value}: [data, model]'",
                 )
             seen.add(key.value)
         return cls(rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The axes a dimension name lies on."""
+        """Returns the axes that a dimension is split over, none for one that is not mapped."""
         return self.rules.get(name, ())
 
     def only(self, names: Iterable[str]) -> "Layout":
-        """This layout restricted to some names: for a program that uses fewer dimensions."""
-        keep = set(names)
-        return Layout({name: axes for name, axes in self.rules.items() if name in keep})
+        """Restricts the layout to some dimensions, for a program that has fewer.
+
+        Args:
+            names: The names to keep, such as `program.dims`.
+
+        Returns:
+            The restricted layout.
+
+        Example:
+            >>> import namedmesh as nm
+            >>> nm.Layout("batch:data, hidden:model").only(["batch"])
+            Layout('batch:data')
+        """
+        wanted = set(names)
+        return Layout({name: axes for name, axes in self.rules.items() if name in wanted})
 
     def check(
         self,
@@ -117,20 +166,44 @@ class Layout:
         owner: str = "tensor of the program",
         known: str = "program.dims",
     ) -> None:
-        """Raises for axes the mesh does not have and names no owner has; sizes are those of each name that some has."""
-        for name, axes in self.rules.items():
-            for axis in axes:
-                mesh.check_axis(axis, f"{label} {name}:{'+'.join(axes)}")
-            if name not in sizes:
-                having = ", ".join(
-                    f"{one}={'|'.join(map(str, found))}" for one, found in sizes.items()
-                )
-                raise NamedMeshError(
-                    f"the {label} maps dimension {name!r}, which no {owner} has",
-                    f"{label}: {self.text}",
-                    f"dimensions: {having}",
-                    fix=did_you_mean(name, sizes) + f" (or leave it out: layout.only({known}))",
-                )
+        """Checks the layout against a mesh and the dimensions of a program.
+
+        Args:
+            mesh: The mesh whose axes it may name.
+            sizes: The sizes of every dimension it may name.
+            label: What an error calls the layout.
+            owner: What an error says the dimensions belong to.
+            known: The expression that the fix names for those dimensions.
+
+        Raises:
+            NamedMeshError: The layout names an axis or a dimension that is not there.
+        """
+        without_axis = {
+            name: [axis for axis in axes if axis not in mesh.axes]
+            for name, axes in self.rules.items()
+            if not {*axes} <= {*mesh.axes}
+        }
+        if without_axis:
+            entries = [f"{name}:{'+'.join(self.rules[name])}" for name in without_axis]
+            absent = list(dict.fromkeys(axis for axes in without_axis.values() for axis in axes))
+            raise NamedMeshError(
+                f"{label} {', '.join(entries)}: "
+                f"the mesh has no {name_all('axis', [repr(axis) for axis in absent], 'axes')}",
+                f"mesh: {mesh}",
+                fix=suggest_names(absent, mesh.axes),
+            )
+        unknown = [name for name in self.rules if name not in sizes]
+        if unknown:
+            listed = (f"{name}={'|'.join(map(str, several))}" for name, several in sizes.items())
+            pronoun = "it" if len(unknown) == 1 else "them"
+            raise NamedMeshError(
+                f"the {label} maps {name_all('dimension', [repr(name) for name in unknown])}, "
+                f"which no {owner} has",
+                f"{label}: {self.text}",
+                f"dimensions: {', '.join(listed)}",
+                fix=f"{suggest_names(unknown, sizes)} "
+                f"(or leave {pronoun} out: layout.only({known}))",
+            )
 
     @property
     def text(self) -> str:
@@ -150,28 +223,30 @@ class Layout:
         return f"Layout({self.text!r})"
 
 
-def _entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
+def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
+    """Returns one entry of a mapping as a name and its axes, or raises."""
     if axes is None:
         axes = ()
     if isinstance(axes, str):
         axes = [axis for axis in re.split(r"\s*\+\s*", axes.strip()) if axis]
-    listed = list(axes) if isinstance(axes, Iterable) else [axes]
-    if not all(isinstance(axis, str) for axis in listed):
+    names = list(axes) if isinstance(axes, Iterable) else [axes]
+    if not all(isinstance(axis, str) for axis in names):
         raise NamedMeshError(
             f"the layout maps dimension {name!r} to {axes!r}, which is not the name of a mesh axis",
             fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
-    return check_identifier(name, "dimension"), tuple(listed)
+    return check_identifier(name, "dimension"), tuple(names)
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    entries = []
+    """Reads one line such as 'group:data+expert, hidden:model', or raises with a caret."""
+    entries: list[tuple[str, tuple[str, ...]]] = []
     for match in re.finditer(r"[^,;\n]+", text):
         part = match.group()
         if not part.strip():
             continue
-        found = re.fullmatch(r"\s*([^\s:]+)\s*:\s*([^\s:+]+(?:\s*\+\s*[^\s:+]+)*)\s*", part)
-        if not found:
+        entry = re.fullmatch(r"\s*([^\s:]+)\s*:\s*([^\s:+]+(?:\s*\+\s*[^\s:+]+)*)\s*", part)
+        if not entry:
             start = match.start() + len(part) - len(part.lstrip())
             line = text.rfind("\n", 0, start) + 1
             raise NamedMeshError(
@@ -180,5 +255,5 @@ def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
                 " " * (start - line) + "^" * len(part.strip()),
                 fix="write a layout as 'group:data+expert, hidden:model'",
             )
-        entries.append((found.group(1), tuple(re.split(r"\s*\+\s*", found.group(2)))))
+        entries.append((entry.group(1), tuple(re.split(r"\s*\+\s*", entry.group(2)))))
     return entries

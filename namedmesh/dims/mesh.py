@@ -16,11 +16,23 @@ from namedmesh.dims.errors import (
 class Mesh:
     """Devices in a grid of named axes, the last axis changing fastest.
 
-    >>> Mesh(data=2, expert=4)
-    Mesh(data=2, expert=4)
+    Args:
+        device_assignment: For each place of the grid, in row-major order, the number of the device
+            that takes it; by default devices take their places in order.
+        **axes: The size of each axis.
 
-    device_assignment lists, for each place of the grid in row-major order, the number of the device
-    that takes it; without one, devices take their places in order.
+    Attributes:
+        axes: The size of each axis, by name.
+
+    Raises:
+        NamedMeshError: There is no axis, a size is not a positive whole number, or the assignment
+            does not place every device once.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> mesh = nm.Mesh(data=2, expert=4)
+        >>> mesh.devices
+        8
     """
 
     def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
@@ -32,23 +44,23 @@ class Mesh:
             for name, size in axes.items()
         }
         if not self.axes:
-            given = "" if device_assignment is None else f", and {device_assignment!r} names none"
+            reason = "" if device_assignment is None else f", and {device_assignment!r} names none"
             raise NamedMeshError(
-                f"a mesh needs at least one axis{given}", fix="write e.g. nm.Mesh(data=8)"
+                f"a mesh needs at least one axis{reason}", fix="write e.g. nm.Mesh(data=8)"
             )
-        self.device_assignment = (
-            None if device_assignment is None else self._permutation(device_assignment)
-        )
+        self.device_assignment: tuple[int, ...] | None = None
+        if device_assignment is not None:
+            self.device_assignment = self._check_permutation(device_assignment)
 
-    def _permutation(self, given: Sequence[int]) -> tuple[int, ...]:
-        numbers = (
-            [int(number) for number in given if hasattr(number, "__index__")]
-            if isinstance(given, Iterable)
-            else []
-        )
-        if sorted(numbers) != list(range(self.devices)) or len(numbers) != len(given):
+    def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
+        """Returns the assignment when it has every device once, or raises."""
+        numbers: list[int] = []
+        if isinstance(assignment, Iterable):
+            numbers = [int(number) for number in assignment if hasattr(number, "__index__")]
+        if sorted(numbers) != list(range(self.devices)) or len(numbers) != len(assignment):
             raise NamedMeshError(
-                f"device_assignment does not place {self.devices} devices once each: {given!r}",
+                f"device_assignment does not place {self.devices} devices once each: "
+                f"{assignment!r}",
                 f"mesh: {self}",
                 fix=f"give a permutation of 0 to {self.devices - 1}",
             )
@@ -56,7 +68,22 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
-        """A mesh from one line: 'data=2 expert=4'."""
+        """Makes a mesh from one line of text.
+
+        Args:
+            text: Axes with sizes, such as 'data=2 expert=4', separated by spaces or commas.
+
+        Returns:
+            The mesh.
+
+        Raises:
+            NamedMeshError: A part does not read as axis=size, or an axis is given twice.
+
+        Example:
+            >>> import namedmesh as nm
+            >>> nm.Mesh.parse("data=2 expert=4")
+            Mesh(data=2, expert=4)
+        """
         axes: dict[str, int] = {}
         for match in re.finditer(r"[^\s,;]+", check_text(text, "a mesh", "data=2 expert=4")):
             name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
@@ -78,7 +105,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def size(self, axes: Sequence[str]) -> int:
-        """How many devices lie along the axes together."""
+        """Returns how many devices lie along the axes together."""
         return math.prod(self.axes[axis] for axis in axes)
 
     def check_axis(self, axis: str, what: str) -> None:

@@ -1,4 +1,4 @@
-"""The sharding algebra: which dimension of a tensor holds which mesh axes, and what moving them costs."""
+"""The sharding algebra: which dimension holds which mesh axes, and what moving them costs."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -12,8 +12,8 @@ from namedmesh.dims.mesh import Mesh
 class Sharding:
     """For one tensor, the axes each of its dimensions holds; each axis is held at most once.
 
-    whole names the dimensions that were asked to stay whole whatever the layout says; it does not take
-    part in equality, since it says nothing of where the data is.
+    whole names the dimensions that were asked to stay whole whatever the layout says; equality
+    ignores it, since it does not say where the data is.
     """
 
     held: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -21,7 +21,7 @@ class Sharding:
 
     @classmethod
     def of(cls, held: Mapping[str, Iterable[str]], whole: Iterable[str] = ()) -> "Sharding":
-        """A sharding from a mapping of dimension name to axes."""
+        """Makes a sharding from the axes of each dimension."""
         pairs = sorted((name, tuple(axes)) for name, axes in held.items())
         return cls(tuple((name, axes) for name, axes in pairs if axes), frozenset(whole))
 
@@ -31,11 +31,11 @@ class Sharding:
         return dict(self.held)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """The axes a dimension holds."""
+        """Returns the axes that a dimension holds."""
         return self.mapping.get(name, ())
 
     def holder(self, axis: str) -> str | None:
-        """The dimension that holds an axis."""
+        """Returns the dimension that holds an axis, or None."""
         return next((name for name, axes in self.held if axis in axes), None)
 
     @property
@@ -44,26 +44,26 @@ class Sharding:
         return tuple(axis for _, axes in self.held for axis in axes)
 
     def only(self, names: Iterable[str]) -> "Sharding":
-        """This sharding restricted to some dimensions."""
+        """Restricts the sharding to some dimensions."""
         names = set(names)
         return Sharding.of(
             {name: axes for name, axes in self.held if name in names}, self.whole & names
         )
 
     def kept_whole(self, names: Iterable[str]) -> "Sharding":
-        """The same places, with these dimensions asked to stay whole."""
+        """Returns the same places, with these dimensions asked to stay whole."""
         return Sharding(self.held, frozenset(names))
 
     def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
-        """The size of one device's piece, the padding of sizes that do not divide included."""
+        """Returns the sizes of one device's piece, with the padding of those that do not divide."""
         return tuple(-(-dim.size // mesh.size(self.axes(dim.name))) for dim in shape)
 
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
-        """Whether every held dimension divides evenly."""
+        """Returns whether every held dimension divides evenly."""
         return all(dim.size % mesh.size(self.axes(dim.name)) == 0 for dim in shape)
 
     def waste(self, shape: Shape, mesh: Mesh) -> float:
-        """The share of all devices' elements that is padding."""
+        """Returns the share of all devices' elements that is padding."""
         padded = math.prod(
             local * mesh.size(self.axes(dim.name))
             for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
@@ -71,7 +71,7 @@ class Sharding:
         return 1 - shape.elements / padded
 
     def text(self, shape: Shape) -> str:
-        """The shape with the held axes: [group=64/data+expert, model=512]."""
+        """Formats a shape with the held axes: [group=64/data+expert, model=512]."""
         parts = (
             str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "")
             for dim in shape
@@ -81,7 +81,10 @@ class Sharding:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One move on the way from one sharding to another; elements counts what one device sends or receives."""
+    """One move on the way from one sharding to another.
+
+    elements counts what one device sends or receives.
+    """
 
     kind: str  # Slice (free), AllGather, AllToAll, CollectivePermute or AllReduce
     axes: tuple[str, ...]
@@ -90,10 +93,11 @@ class Transfer:
 
 
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
-    """The moves that take a tensor from source to target, each one collective or a free local slice.
+    """Finds the moves that take a tensor from source to target, each a collective or a local slice.
 
-    An axis leaves a dimension only from the end of its list, and joins another at the end; what is in the
-    way is put last by a CollectivePermute first. AllToAlls come before AllGathers, so that they move less.
+    An axis leaves a dimension only from the end of its list, and joins another at the end; an axis
+    that is not at the end is put there by a CollectivePermute first. AllToAlls come before
+    AllGathers, so that they move less.
     """
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}
     goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
@@ -101,29 +105,32 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     steps: list[Transfer] = []
 
     def local(name: str) -> int:
+        """Returns the size of one device's piece of a dimension."""
         return -(-sizes[name] // mesh.size(current[name]))
 
     def emit(kind: str, axes: Iterable[str], elements: int) -> None:
+        """Appends a move to where the axes lie now."""
         steps.append(Transfer(kind, tuple(axes), Sharding.of(current, target.whole), elements))
 
     def pieces() -> int:
+        """Returns the elements of one device's piece of the tensor."""
         return math.prod(local(name) for name in current)
 
     def ragged(name: str) -> bool:
-        """Several axes on a size they do not divide: XLA re-tiles these expensively, so go through whole."""
+        """Returns whether to gather a dimension first: XLA re-tiles uneven pieces expensively."""
         lists = (current[name], goal[name])
-        return any(len(axes) > 1 and sizes[name] % mesh.size(axes) for axes in lists) or (
-            bool(current[name])
-            and bool(goal[name])
-            and any(sizes[name] % mesh.size(axes) for axes in lists)
-        )
+        uneven = [axes for axes in lists if sizes[name] % mesh.size(axes)]
+        split_twice = bool(current[name]) and bool(goal[name])
+        return any(len(axes) > 1 for axes in uneven) or (split_twice and bool(uneven))
 
     def permute(name: str, order: list[str]) -> None:
+        """Puts the axes of a dimension in another order."""
         if order != current[name]:
             current[name] = order
             emit("CollectivePermute", order, pieces())
 
     def append_missing(name: str) -> None:
+        """Splits a dimension over its axes that nothing holds."""
         used = {axis for axes in current.values() for axis in axes}
         missing = [axis for axis in goal[name] if axis not in used]
         if missing:
@@ -131,13 +138,13 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
             emit("Slice", missing, pieces())
 
     def gather(name: str, keep: list[str]) -> None:
+        """Gathers a dimension along all axes but the first ones, which it keeps."""
         axes = current[name][len(keep) :]
         ways = mesh.size(axes)
         if not axes:
             return
-        if (
-            2 * sizes[name] <= ways
-        ):  # mostly padding: XLA sums pieces that are zero elsewhere instead
+        if 2 * sizes[name] <= ways:
+            # Mostly padding: XLA sums pieces that are zero elsewhere instead.
             received, kind = pieces() // local(name) * sizes[name], "AllReduce"
         else:
             received, kind = pieces() * ways, "AllGather"

@@ -11,9 +11,9 @@ import sys
 from dataclasses import dataclass
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_LAYERS = (
-    os.path.join(_PACKAGE, "layers") + os.sep
-)  # models, as a user would write them: their lines count
+# Layers are models, as a user would write them: their lines count as the user's.
+_LAYERS = os.path.join(_PACKAGE, "layers") + os.sep
+# Frames between the user's line and ours; <string> is the code that dataclasses generate.
 _BETWEEN = (
     _PACKAGE,
     contextlib.__file__,
@@ -21,7 +21,7 @@ _BETWEEN = (
     functools.__file__,
     inspect.__file__,
     "<string>",
-)  # <string>: dataclasses' generated code
+)
 
 
 @dataclass(frozen=True)
@@ -51,16 +51,19 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
-def _between(file: str) -> bool:
+def _is_between(file: str) -> bool:
+    """Returns whether frames of a file are skipped on the way to the user's line."""
     return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
 
 
 def caller(layers: bool = True) -> Source:
-    """The innermost line on the stack that is not namedmesh's own (its layers' lines count, unless said otherwise),
-    nor of the standard library's that runs it.
+    """Finds the user's line: the innermost on the stack that is not namedmesh's own.
+
+    Lines of the standard library that run ours are skipped too; those of namedmesh.layers count
+    as the user's unless layers is False.
     """
     frame = sys._getframe(1)
-    between = _between if layers else lambda file: file.startswith(_BETWEEN)
-    while frame.f_back is not None and between(frame.f_code.co_filename):
+    skip = _is_between if layers else lambda file: file.startswith(_BETWEEN)
+    while frame.f_back is not None and skip(frame.f_code.co_filename):
         frame = frame.f_back
     return Source(frame.f_code.co_filename, frame.f_lineno)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def human(size: float) -> str:
-    """Bytes in the largest unit that keeps them above one."""
+    """Formats a number of bytes in the largest unit that keeps it above one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -15,7 +15,7 @@ def human(size: float) -> str:
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
-    """Rows with their cells aligned."""
+    """Formats rows as lines with aligned cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

@@ -6,20 +6,53 @@ import math
 
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.arithmetic import minimum, where
+from namedmesh.ops.arithmetic import minimum
 from namedmesh.ops.elementwise import elementwise
+from namedmesh.ops.logic import where
 from namedmesh.ops.mathematics import erf, exp
 
 
 @elementwise(lambda tf: tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 def tanh(x: Operand) -> Tensor:
-    """Takes the hyperbolic tangent."""
+    """Takes the hyperbolic tangent of every element.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.tanh(x), x=([M], [-20.0, 0.0, 20.0]))
+        array([-1.,  0.,  1.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 def sigmoid(x: Operand) -> Tensor:
-    """Takes the logistic function, 1 / (1 + exp(-x))."""
+    """Takes the logistic function of every element, 1 / (1 + exp(-x)).
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.sigmoid(x), x=([M], [-200.0, 0.0, 200.0]))
+        array([0. , 0.5, 1. ], dtype=float32)
+    """
     ...
 
 
@@ -27,35 +60,134 @@ def sigmoid(x: Operand) -> Tensor:
     lambda tf: tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float", long=True
 )
 def softplus(x: Operand) -> Tensor:
-    """Takes log(1 + exp(x)), without overflow."""
+    """Takes log(1 + exp(x)) of every element, without overflow.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.softplus(x), x=([M], [-1000.0, 1000.0]))
+        array([   0., 1000.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 def relu(x: Operand) -> Tensor:
-    """Takes x where positive, zero elsewhere."""
+    """Keeps positive elements and replaces all others by zero.
+
+    The gradient at zero is zero.
+
+    Args:
+        x: A tensor of numbers, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.relu(x), x=([M], [-1.0, 0.0, 2.0]))
+        array([0., 0., 2.], dtype=float32)
+    """
     ...
 
 
 def gelu(x: Operand) -> Tensor:
-    """Takes the Gaussian error linear unit, exactly: x times the normal distribution function of x."""
+    """Takes the exact Gaussian error linear unit: x times the normal distribution function of x.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.gelu(x), x=([M], [0.0, 20.0]))
+        array([ 0., 20.], dtype=float32)
+    """
     x = as_tensor("gelu", x)
     return x * 0.5 * (erf(x * math.sqrt(0.5)) + 1.0)
 
 
 def swish(x: Operand) -> Tensor:
-    """Takes x times its sigmoid."""
+    """Multiplies every element by its sigmoid (also called SiLU).
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.swish(x), x=([M], [0.0, 200.0]))
+        array([  0., 200.], dtype=float32)
+    """
     x = as_tensor("swish", x)
     return x * sigmoid(x)
 
 
 def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
-    """Takes x where positive, a small slope elsewhere."""
+    """Keeps positive elements and multiplies all others by a small slope.
+
+    Args:
+        x: A floating point tensor, or a number.
+        slope: The factor of elements that are not positive.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.leaky_relu(x, slope=0.5), x=([M], [-1.0, 2.0]))
+        array([-0.5,  2. ], dtype=float32)
+    """
     x = as_tensor("leaky_relu", x)
     return where(x > 0, x, x * slope)
 
 
 def elu(x: Operand) -> Tensor:
-    """Takes x where positive, exp(x) - 1 elsewhere."""
+    """Keeps positive elements and takes exp(x) - 1 of all others.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.elu(x), x=([M], [-200.0, 0.0, 2.0]))
+        array([-1.,  0.,  2.], dtype=float32)
+    """
     x = as_tensor("elu", x)
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)

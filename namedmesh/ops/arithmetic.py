@@ -1,38 +1,132 @@
-"""Arithmetic, comparison and logic, element by element."""
+"""Arithmetic, element by element."""
 
 from __future__ import annotations
 
+from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
+from namedmesh.ops.logic import where
 
 
 @elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy])
 def add(x: Operand, y: Operand) -> Tensor:
-    """Adds two tensors, broadcasting by name: `x + y`."""
+    """Adds two tensors, broadcasting by name: `x + y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=2")
+        >>> x, bias = ([B, M], [[1, 2], [3, 4]]), ([M], [10, 20])
+        >>> nm.evaluate(lambda x, bias: nm.add(x, bias), x=x, bias=bias)
+        array([[11, 22],
+               [13, 24]], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy])
 def subtract(x: Operand, y: Operand) -> Tensor:
-    """Subtracts the second tensor from the first, broadcasting by name: `x - y`."""
+    """Subtracts the second tensor from the first, broadcasting by name: `x - y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.subtract(x, 1), x=([M], [1, 2]))
+        array([0, 1], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a])
 def multiply(x: Operand, y: Operand) -> Tensor:
-    """Multiplies two tensors, broadcasting by name: `x * y`."""
+    """Multiplies two tensors element by element, broadcasting by name: `x * y`.
+
+    Use `nm.einsum` for a product that is summed over a dimension.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> outer = lambda x, y: nm.transpose(nm.multiply(x, y), [B, M])
+        >>> nm.evaluate(outer, x=([B], [1, 10]), y=([M], [1, 2, 3]))
+        array([[ 1,  2,  3],
+               [10, 20, 30]], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.divide, lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float")
 def divide(x: Operand, y: Operand) -> Tensor:
-    """Divides the first tensor by the second, broadcasting by name: `x / y`."""
+    """Divides the first tensor by the second, broadcasting by name: `x / y`.
+
+    Args:
+        x: A floating point tensor, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are not floating point, or one dimension has two
+            sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.divide(x, 2.0), x=([M], [1.0, 2.0]))
+        array([0.5, 1. ], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.math.floordiv, long=True)
 def floor_divide(x: Operand, y: Operand) -> Tensor:
-    """Divides and rounds towards minus infinity: `x // y`. No gradient flows through it."""
+    """Divides and rounds towards minus infinity: `x // y`. No gradient flows through it.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.floor_divide(x, 2), x=([M], [-3, 3]))
+        array([-2,  1], dtype=int32)
+    """
     ...
 
 
@@ -40,7 +134,24 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True
 )
 def remainder(x: Operand, y: Operand) -> Tensor:
-    """Takes the remainder of floor division, with the sign of the divisor: `x % y`."""
+    """Takes the remainder of floor division, which has the sign of the divisor: `x % y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.remainder(x, 4), x=([M], [-3, 3]))
+        array([1, 3], dtype=int32)
+    """
     ...
 
 
@@ -48,7 +159,26 @@ def remainder(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)]
 )
 def maximum(x: Operand, y: Operand) -> Tensor:
-    """Takes the larger of two tensors; at ties the gradient goes to the first."""
+    """Takes the larger of two tensors, element by element, broadcasting by name.
+
+    Where both are equal, the gradient goes to `x`. Use `nm.max` for the maximum along a dimension.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.maximum(x, 2), x=([M], [1, 2, 3]))
+        array([2, 2, 3], dtype=int32)
+    """
     ...
 
 
@@ -56,100 +186,119 @@ def maximum(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)]
 )
 def minimum(x: Operand, y: Operand) -> Tensor:
-    """Takes the smaller of two tensors; at ties the gradient goes to the first."""
+    """Takes the smaller of two tensors, element by element, broadcasting by name.
+
+    Where both are equal, the gradient goes to `x`. Use `nm.min` for the minimum along a dimension.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.minimum(x, 2), x=([M], [1, 2, 3]))
+        array([1, 2, 2], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.negative, lambda dy, y, x: [-dy])
 def negative(x: Operand) -> Tensor:
-    """Changes the sign: `-x`."""
+    """Changes the sign of every element: `-x`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.negative(x), x=([M], [1, -2]))
+        array([-1,  2], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.abs, lambda dy, y, x: [dy * sign(x)])
 def absolute(x: Operand) -> Tensor:
-    """Takes the absolute value: `abs(x)`."""
+    """Takes the absolute value of every element: `abs(x)`. The gradient at zero is zero.
+
+    Args:
+        x: A tensor of numbers, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.absolute(x), x=([M], [1, -2]))
+        array([1, 2], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.sign)
 def sign(x: Operand) -> Tensor:
-    """Returns -1, 0 or 1 for negative, zero and positive elements. No gradient flows through it."""
-    ...
+    """Returns -1, 0 or 1 for negative, zero and positive elements. No gradient flows through it.
 
+    Args:
+        x: A tensor of numbers, or a number.
 
-@elementwise(lambda tf: tf.equal, takes="any", gives="bool")
-def equal(x: Operand, y: Operand) -> Tensor:
-    """Compares for equality. (`x == y` compares Python objects and is an error.)"""
-    ...
+    Returns:
+        A tensor of the shape and dtype of `x`.
 
+    Raises:
+        NamedMeshError: `x` is bool.
 
-@elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
-def not_equal(x: Operand, y: Operand) -> Tensor:
-    """Compares for inequality. (`x != y` compares Python objects and is an error.)"""
-    ...
-
-
-@elementwise(lambda tf: tf.less, gives="bool")
-def less(x: Operand, y: Operand) -> Tensor:
-    """Compares: `x < y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.less_equal, gives="bool")
-def less_equal(x: Operand, y: Operand) -> Tensor:
-    """Compares: `x <= y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.greater, gives="bool")
-def greater(x: Operand, y: Operand) -> Tensor:
-    """Compares: `x > y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.greater_equal, gives="bool")
-def greater_equal(x: Operand, y: Operand) -> Tensor:
-    """Compares: `x >= y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.logical_and, takes="bool")
-def logical_and(x: Operand, y: Operand) -> Tensor:
-    """Returns whether both hold: `x & y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.logical_or, takes="bool")
-def logical_or(x: Operand, y: Operand) -> Tensor:
-    """Returns whether either holds: `x | y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.math.logical_xor, takes="bool")
-def logical_xor(x: Operand, y: Operand) -> Tensor:
-    """Returns whether exactly one holds: `x ^ y`."""
-    ...
-
-
-@elementwise(lambda tf: tf.logical_not, takes="bool")
-def logical_not(x: Operand) -> Tensor:
-    """Returns whether it does not hold: `~x`."""
-    ...
-
-
-@elementwise(
-    lambda tf: lambda condition, x, y: tf.where(condition, x, y),
-    lambda dy, y, condition, a, b: [None, where(condition, dy, 0.0), where(condition, 0.0, dy)],
-    takes="any",
-)
-def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """Takes x where the condition holds and y elsewhere, broadcasting by name."""
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.sign(x), x=([M], [-2.5, 0.0, 4.0]))
+        array([-1.,  0.,  1.], dtype=float32)
+    """
     ...
 
 
 def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) -> Tensor:
-    """Keeps the elements between two bounds."""
+    """Limits the elements to the range between two bounds.
+
+    The gradient of an element outside the range goes to the bound.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        low: The smallest value of the result: a number or a tensor that broadcasts by name. None
+            for no limit.
+        high: The largest value of the result, in the same way.
+
+    Returns:
+        A tensor with the dimensions of `x` and of the bounds.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.clip(x, low=2, high=3), x=([M], [1, 2, 9]))
+        array([2, 2, 3], dtype=int32)
+    """
+    tensor = as_tensor("clip", x, next((y for y in (low, high) if isinstance(y, Tensor)), None))
     if low is not None:
-        x = maximum(x, low)
-    return x if high is None else minimum(x, high)
+        tensor = maximum(tensor, low)
+    return tensor if high is None else minimum(tensor, high)

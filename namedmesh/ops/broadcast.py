@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import (
@@ -24,17 +24,17 @@ from namedmesh.ops.shape import transpose
 class Broadcast(Op):
     """Repeats a tensor along new dimensions, and puts all in order."""
 
-    constant = True  # one that is carried by a loop starts wherever the layout has it
+    constant = True  # a loop may start with one: it then lies wherever the layout has it
     shape: Shape
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         aligned = context.align(x, self.inputs[0].shape, self.shape)
         return context.tf.broadcast_to(aligned, context.sizes(self.shape))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [fit(dy, self.inputs[0].shape)]
 
 
@@ -43,7 +43,7 @@ class Sum(Op):
 
     over: tuple[Dimension, ...]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
         check_dtype_kind("sum", "number", x, source=self.source)
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
@@ -52,7 +52,7 @@ class Sum(Op):
         at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
         return context.tf.reduce_sum(x, at)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [broadcast(dy, self.inputs[0].shape)]
 
     def flops(self) -> int:
@@ -63,16 +63,38 @@ class Sum(Op):
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Repeats a tensor along the dimensions it lacks, in the order given."""
+    """Repeats a tensor along the dimensions it lacks.
+
+    Ops broadcast their operands by name, so this is needed only where a result must have a
+    dimension. It moves no data: every device repeats its own piece. The gradient is summed over the
+    new dimensions.
+
+    Args:
+        x: The tensor.
+        dims: Every dimension of the result, in order: those of `x` and the new ones.
+
+    Returns:
+        A tensor with exactly these dimensions; `x` itself where it has them already.
+
+    Raises:
+        NamedMeshError: `dims` leaves out a dimension of `x`, or has it at another size.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.broadcast(x, [B, M]), x=([M], [1, 2, 3]))
+        array([[1, 2, 3],
+               [1, 2, 3]], dtype=int32)
+    """
     shape = make_shape("broadcast", dims, check_tensor("broadcast", x))
     check_same_sizes("broadcast", x, result=shape)
-    lost = [dim.name for dim in x.shape if dim.name not in shape.names]
-    if lost:
+    missing = [dim.name for dim in x.shape if dim.name not in shape.names]
+    if missing:
         raise NamedMeshError(
-            f"broadcast: the result lacks dimension {', '.join(lost)} of {x.label}",
+            f"broadcast: the result lacks dimension {', '.join(missing)} of {x.label}",
             str(x),
             f"the result: {shape}",
-            fix=f"add {', '.join(lost)} to the result, or sum over it first",
+            fix=f"add {', '.join(missing)} to the result, or sum over it first",
         )
     return x if shape == x.shape else Broadcast((x,), shape).output
 
@@ -80,21 +102,43 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def check_over(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions to reduce over (all of them for None), each checked to be there once."""
+    """Returns the dimensions to reduce over (all for None), each checked to be there once."""
     if over is None:
         return check_tensor(what, x).shape.dims
     dims = as_tuple(over)
     check_has_dims(what, x, *dims)
-    for i, dim in enumerate(dims):
-        if dim in dims[:i]:
-            raise NamedMeshError(
-                f"{what}: dimension {dim} is named twice in over=", str(x), fix="name it once"
-            )
+    twice = list(dict.fromkeys(str(dim) for i, dim in enumerate(dims) if dim in dims[:i]))
+    if twice:
+        verb = "is" if len(twice) == 1 else "are"
+        raise NamedMeshError(
+            f"{what}: {name_all('dimension', twice)} {verb} named twice in over=",
+            str(x),
+            fix="name it once" if len(twice) == 1 else "name each once",
+        )
     return dims
 
 
 def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Adds up the elements over some dimensions; over all of them by default."""
+    """Adds up the elements over some dimensions.
+
+    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.sum(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([ 6, 15], dtype=int32)
+    """
     dims = check_over("sum", x, over)
     return Sum((x,), dims).output if dims else x
 

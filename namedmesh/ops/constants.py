@@ -21,7 +21,7 @@ class Range(Op):
     dim: Dimension
     dtype: str
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([self.dim]), self.dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
@@ -31,26 +31,102 @@ class Range(Op):
         return numbers if offset is None else numbers + tf.cast(offset, numbers.dtype)
 
 
-def _filled(what: str, dims: Sequence[Dimension], value: Any, dtype: str) -> Tensor:
+def _fill_dims(
+    what: str, dims: Sequence[Dimension], value: float | int | bool, dtype: str
+) -> Tensor:
+    """Makes a tensor filled with a number that is checked; what names the caller in errors."""
     number = check_number(what, value, check_dtype(dtype))
     return fill(make_shape(what, dims), number, dtype, what)
 
 
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
-    """A tensor filled with one number."""
-    return _filled("full", dims, value, dtype)
+    """Makes a tensor filled with one number.
+
+    It takes no memory until it is used, and lies wherever its readers do.
+
+    Args:
+        dims: The dimensions, in order.
+        value: The number, known while tracing.
+        dtype: The dtype of the tensor.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known, or the value does not fit it.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: x + nm.full([M], 7.0), x=([M], [1.0, 2.0]))
+        array([8., 9.], dtype=float32)
+    """
+    return _fill_dims("full", dims, value, dtype)
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """A tensor of zeros."""
-    return _filled("zeros", dims, 0, dtype)
+    """Makes a tensor of zeros.
+
+    Args:
+        dims: The dimensions, in order.
+        dtype: The dtype of the tensor; False for bool.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda: nm.zeros([M]))
+        array([0., 0.], dtype=float32)
+    """
+    return _fill_dims("zeros", dims, 0, dtype)
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """A tensor of ones."""
-    return _filled("ones", dims, 1, dtype)
+    """Makes a tensor of ones.
+
+    Args:
+        dims: The dimensions, in order.
+        dtype: The dtype of the tensor; True for bool.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda: nm.ones([M]))
+        array([1., 1.], dtype=float32)
+    """
+    return _fill_dims("ones", dims, 1, dtype)
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
-    """0, 1, 2 ... along a dimension."""
+    """Counts 0, 1, 2 ... along a dimension.
+
+    Where the dimension is split, every device counts its own piece, without communication.
+
+    Args:
+        dim: The dimension.
+        dtype: The dtype of the numbers.
+
+    Returns:
+        A tensor with this dimension alone.
+
+    Raises:
+        NamedMeshError: `dim` is not a Dimension, or the dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda: nm.range(M))
+        array([0, 1, 2], dtype=int32)
+    """
     return Range((), check_dimension("range", dim), check_dtype(dtype)).output

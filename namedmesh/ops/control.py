@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.errors import NamedMeshError, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, zeros_like
 from namedmesh.ir.format import format_value
@@ -30,7 +31,7 @@ class Cond(Op):
         """Both branches, for passes that look at every op."""
         return self.yes, self.no
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(tensor.shape, tensor.dtype) for tensor in self.yes.outputs]
 
     def lower(self, context: Context, condition: Any, *values: Any) -> Any:
@@ -41,25 +42,28 @@ class Cond(Op):
         )
         return context.tf.cond(condition, *branches)
 
-    def vjp(self, *cotangents: Tensor):
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.yes.captures)
         sides = self.inputs[1 : 1 + count], self.inputs[1 + count :]
         wanted = [[i for i, tensor in enumerate(side) if tensor.floating] for side in sides]
 
         def branch(body: Body, which: int) -> Callable[[], list[Tensor]]:
+            """Makes the backward branch of one side, with zeros for what the other captures."""
+
             def backward() -> list[Tensor]:
                 trace = current("cond")
-                given = [trace.bring(cotangent) for cotangent in cotangents]
-                made = body_vjp(body, [trace.bring(t) for t in sides[which]], given, wanted[which])
+                incoming = [trace.bring(cotangent) for cotangent in cotangents]
+                captured = [trace.bring(tensor) for tensor in sides[which]]
+                own = body_vjp(body, captured, incoming, wanted[which])
                 other = [zeros_like(sides[1 - which][i]) for i in wanted[1 - which]]
-                return made + other if which == 0 else other + made
+                return own + other if which == 0 else other + own
 
             return backward
 
-        made = cond(self.inputs[0], branch(self.yes, 0), branch(self.no, 1))
-        places = [1 + i for i in wanted[0]] + [1 + count + i for i in wanted[1]]
-        found = dict(zip(places, made, strict=True))
-        return [found.get(i) for i in range(len(self.inputs))]
+        gradients = cond(self.inputs[0], branch(self.yes, 0), branch(self.no, 1))
+        positions = [1 + i for i in wanted[0]] + [1 + count + i for i in wanted[1]]
+        by_position = dict(zip(positions, gradients, strict=True))
+        return [by_position.get(i) for i in range(len(self.inputs))]
 
     def flops(self) -> int:
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)
@@ -77,7 +81,7 @@ class While(Op):
         """Condition and body, for passes that look at every op."""
         return self.test, self.body
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(tensor.shape, tensor.dtype) for tensor in self.body.inputs]
 
     def lower(self, context: Context, *values: Any) -> Any:
@@ -90,37 +94,48 @@ class While(Op):
             parallel_iterations=1,
         )
 
-    def vjp(self, *cotangents: Tensor):
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         raise self.error(
-            "a loop of unknown length has no derivative", *map(str, self.inputs[: len(self.body.inputs)]),
+            "a loop of unknown length has no derivative",
+            *map(str, self.inputs[: len(self.body.inputs)]),
             fix="use nm.scan over a dimension, or nm.stop_gradient on the loop's start",
-        )  # fmt: skip
+        )
 
 
-def match_structure(what: str, made: Any, expected: Any, structure: Any) -> list[Tensor]:
-    """The leaves of a result, in the order of the expected ones and each like it (its order of dimensions restored)."""
-    leaves, wanted = match_leaves(expected, made), flatten(expected)
+def match_structure(what: str, result: Any, expected: Any, structure: str) -> list[Tensor]:
+    """Returns the leaves of a result in the order of the expected ones, or raises.
+
+    Each leaf has the dimensions and dtype of the expected one; their order is restored.
+    """
+    leaves, wanted = match_leaves(expected, result), flatten(expected)
     if leaves is None:
         label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else format_value(leaf)
         raise NamedMeshError(
-            f"{what} is {format_nest(made, label)}, expected {format_nest(expected, label)}",
-            *(f"got: {format_value(leaf)}" for leaf in flatten(made)),
+            f"{what} is {format_nest(result, label)}, expected {format_nest(expected, label)}",
+            *(f"got: {format_value(leaf)}" for leaf in flatten(result)),
             *(f"expected: {leaf}" for leaf in wanted),
             fix=f"return the structure of {structure}",
         )
-    result = []
-    for given, want in zip(leaves, wanted, strict=True):
-        leaf = as_tensor(what, given, want)
+    tensors = [as_tensor(what, leaf, want) for leaf, want in zip(leaves, wanted, strict=True)]
+    problems: list[str] = []
+    unlike: list[str] = []
+    for leaf, want in zip(tensors, wanted, strict=True):
         if {*leaf.shape} != {*want.shape} or leaf.dtype != want.dtype:
-            raise NamedMeshError(
-                f"{what}: {leaf.label} is {leaf.dtype}{leaf.shape}, expected {want.dtype}{want.shape}",
-                fix=f"make it like {want.label}, e.g. with nm.cast, nm.sum or nm.broadcast",
-            )
-        result.append(transpose(leaf, want.shape))
-    return result
+            expectation = f"expected {want.dtype}{want.shape}"
+            problems.append(f"{leaf.label} is {leaf.dtype}{leaf.shape}, {expectation}")
+            unlike.append(want.label)
+    if problems:
+        pronoun = "it" if len(unlike) == 1 else "them"
+        raise NamedMeshError(
+            f"{what}: {'; '.join(problems)}",
+            fix=f"make {pronoun} like {join_names(unlike)}, "
+            "e.g. with nm.cast, nm.sum or nm.broadcast",
+        )
+    return [transpose(leaf, want.shape) for leaf, want in zip(tensors, wanted, strict=True)]
 
 
-def _check_condition(what: str, condition: Tensor) -> Tensor:
+def _check_condition(what: str, condition: Any) -> Tensor:
+    """Returns the condition when it is a bool scalar, or raises."""
     if not isinstance(condition, Tensor):
         raise NamedMeshError(
             f"{what}: the condition {format_value(condition)} is not a Tensor",
@@ -138,7 +153,33 @@ def _check_condition(what: str, condition: Tensor) -> Tensor:
 def cond(
     condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor
 ) -> Any:
-    """Runs yes(*operands) where a bool scalar holds, no(*operands) where it does not; both return tensors alike."""
+    """Runs one of two functions, chosen by a bool scalar when the step runs.
+
+    Use Python's own `if` for a choice that is known while tracing, and `nm.where` for a choice per
+    element. Both functions may use tensors from outside; the gradient flows through the one that
+    ran.
+
+    Args:
+        condition: A bool tensor without dimensions.
+        yes: Called with the operands where the condition is true.
+        no: Called with the operands where it is false; returns tensors nested as those of `yes`,
+            each of the same dimensions and dtype.
+        *operands: Tensors that both functions take.
+
+    Returns:
+        What `yes` returns.
+
+    Raises:
+        NamedMeshError: The condition is not a bool scalar, or the functions' results differ.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def halve_if_large(x):
+        ...     return nm.cond(nm.sum(x) > 5.0, lambda x: x / 2.0, lambda x: x, x)
+        >>> nm.evaluate(halve_if_large, x=([M], [2.0, 4.0]))
+        array([1., 2.], dtype=float32)
+    """
     _check_condition("cond", condition)
     check_callable("cond", yes, no)
     first, structure = trace_body(lambda: yes(*operands), [])
@@ -154,19 +195,50 @@ def cond(
 
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
-    """Repeats body(*carry) -> carry while test(*carry) holds; one value alone is carried and returned as itself."""
+    """Repeats a function while a condition holds.
+
+    The number of turns is known only when the step runs, so the loop has no derivative; use
+    `nm.scan` for one that is differentiated.
+
+    Args:
+        test: Called with the carried values; returns a bool scalar.
+        body: Called with the carried values; returns the next ones: one value where there is one,
+            else a tuple or list, each nested as the first ones and of the same dimensions and
+            dtypes.
+        *start: The values of the first turn: tensors, numbers, or tuples, lists and dicts of them.
+
+    Returns:
+        The values of the last turn: a single value itself, several as a tuple.
+
+    Raises:
+        NamedMeshError: The test does not return a bool scalar, or the body's results do not have
+            the structure, dimensions and dtypes of what is carried.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def double_to_100(x):
+        ...     return nm.while_loop(lambda x: x < 100, lambda x: x * 2, x)
+        >>> nm.evaluate(double_to_100, x=([], 3))
+        array(192, dtype=int32)
+    """
     check_callable("while_loop", test, body)
     leaves = [as_tensor("while_loop", leaf) for leaf in flatten(list(start))]
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in leaves]
-    arguments = lambda carry: unflatten(list(start), iter(carry))
+
+    def arguments(carry: Sequence[Tensor]) -> list[Any]:
+        return unflatten(list(start), iter(carry))
+
+    def check_test(*carry: Tensor) -> Tensor:
+        return _check_condition("while_loop", test(*arguments(carry)))
+
+    def check_carry(*carry: Tensor) -> list[Tensor]:
+        following = body(*arguments(carry))
+        return match_structure("while_loop: the body's carry", following, expected, "the carry")
+
     expected = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
-    checked, _ = trace_body(
-        lambda *carry: _check_condition("while_loop", test(*arguments(carry))), specs
-    )
-    repeat = lambda *carry: match_structure(
-        "while_loop: the body's carry", body(*arguments(carry)), expected, "the carry"
-    )
-    repeated, _ = trace_body(repeat, specs)
-    outputs = While((*leaves, *checked.captured, *repeated.captured), checked, repeated).outputs
-    made = unflatten(list(start), iter(outputs))
-    return made[0] if len(start) == 1 else tuple(made)
+    traced_test, _ = trace_body(check_test, specs)
+    traced_body, _ = trace_body(check_carry, specs)
+    inputs = (*leaves, *traced_test.captured, *traced_body.captured)
+    outputs = While(inputs, traced_test, traced_body).outputs
+    carried = arguments(outputs)
+    return carried[0] if len(start) == 1 else tuple(carried)

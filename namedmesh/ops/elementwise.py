@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ParamSpec
@@ -27,8 +28,8 @@ Rule = Callable[..., list[Tensor | None]]
 class Function:
     """An elementwise function: what computes it, its derivative, and the dtypes it takes and gives.
 
-    compute maps the TensorFlow module to the function of aligned values; vjp maps the cotangent, the
-    result and the operands to the operands' cotangents. long functions become many XLA ops each.
+    compute maps the TensorFlow module to the function of aligned values; vjp maps the cotangent,
+    the result and the operands to the operands' cotangents. long functions become many XLA ops.
     """
 
     compute: Callable[[Any], Callable[..., Any]]
@@ -55,7 +56,7 @@ class Elementwise(Op):
     def closed(self) -> bool:
         return FUNCTIONS[self.function].long
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         function = FUNCTIONS[self.function]
         operands = self.inputs[1:] if self.function == "where" else self.inputs
         check_dtype_kind(self.function, function.takes, *operands, source=self.source)
@@ -94,13 +95,13 @@ class Cast(Op):
     same_value = True
     dtype: str
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.cast(x, context.dtype(self.dtype))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cast(dy, self.inputs[0].dtype)]
 
 
@@ -110,13 +111,13 @@ class StopGradient(Op):
     elementwise = True
     stops_gradient = True
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
 
@@ -163,19 +164,19 @@ def elementwise(
         FUNCTIONS[name] = Function(compute, vjp, takes, gives, long)
 
         @functools.wraps(function)
-        def call(*operands: P.args, **named: P.kwargs) -> Tensor:
+        def call(*arguments: P.args, **named: P.kwargs) -> Tensor:
+            operands = typing.cast(tuple[Operand, ...], arguments)
             if named or len(operands) != len(signature.parameters):
                 try:
-                    operands = signature.bind(*operands, **named).args
+                    operands = signature.bind(*arguments, **named).args
                 except TypeError:
                     expected = count_noun(len(signature.parameters), "operand")
-                    given = len(operands) + len(named)
                     raise NamedMeshError(
-                        f"{name}: expected {expected}, got {given}",
-                        *map(format_value, (*operands, *named.values())),
+                        f"{name}: expected {expected}, got {len(arguments) + len(named)}",
+                        *map(format_value, (*arguments, *named.values())),
                         fix=f"write nm.{name}({', '.join(signature.parameters)})",
                     ) from None
-            return apply(name, *operands)  # type: ignore[arg-type]
+            return apply(name, *operands)
 
         OPERATORS[name] = call
         return call
@@ -184,11 +185,46 @@ def elementwise(
 
 
 def cast(x: Operand, dtype: str) -> Tensor:
-    """Converts a tensor to another dtype."""
+    """Converts a tensor to another dtype.
+
+    The gradient is converted back. Conversion to an integer dtype drops the fraction, and no
+    gradient flows through it.
+
+    Args:
+        x: A tensor, or a number.
+        dtype: The name of the new dtype.
+
+    Returns:
+        A tensor of the same shape; `x` itself where it has the dtype already.
+
+    Raises:
+        NamedMeshError: The dtype is not known.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.cast(x, "int32"), x=([M], [1.75, -1.75]))
+        array([ 1, -1], dtype=int32)
+    """
     x = as_tensor("cast", x)
     return x if check_dtype(dtype) == x.dtype else Cast((x,), dtype).output
 
 
 def stop_gradient(x: Operand) -> Tensor:
-    """Returns the same value, through which no gradient flows."""
+    """Returns the same value, through which no gradient flows.
+
+    Args:
+        x: A tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def slope(x):
+        ...     return nm.grad(nm.sum(x * nm.stop_gradient(x)), [x])[0]
+        >>> nm.evaluate(slope, x=([M], [2.0, 3.0]))
+        array([2., 3.], dtype=float32)
+    """
     return StopGradient((as_tensor("stop_gradient", x),)).output

@@ -1,7 +1,7 @@
 """The hash behind random numbers: from a key and a counter to 32 bits, in TensorFlow.
 
-Two rounds of a cheap mixer, a word of the key entering each: a sixth of the operations of Threefry, in
-the program as on the device.
+Two rounds of a cheap mixer, with a word of the key in each: a sixth of the operations of Threefry,
+in the program as on the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ GOLDEN = 0x9E3779B9
 
 @functools.cache
 def _mixer(tf: Any) -> Any:
-    """One TensorFlow function, traced once: random bits are drawn in hundreds of places."""
+    """Makes one TensorFlow function, traced once: bits are drawn in hundreds of places."""
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)
-    def mixer(x):
+    def mixer(x: Any) -> Any:
         for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
             x = tf.bitwise.bitwise_xor(x, tf.bitwise.right_shift(x, tf.constant(shift, tf.uint32)))
             if factor is not None:
@@ -28,7 +28,7 @@ def _mixer(tf: Any) -> Any:
 
 
 def _mix(tf: Any, x: Any) -> Any:
-    """Permutes 32-bit words so that every bit of the input moves every bit of the output (lowbias32)."""
+    """Permutes 32-bit words; every input bit changes every output bit (lowbias32)."""
     mixed = _mixer(tf)(x)
     mixed.set_shape(x.shape)
     return mixed
@@ -44,10 +44,11 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
 
 @functools.cache
 def _folder(tf: Any) -> Any:
+    """Makes one TensorFlow function, traced once, as for the mixer."""
     signature = [tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)]
 
     @tf.function(input_signature=signature, autograph=False)
-    def fold(key, number):
+    def fold(key: Any, number: Any) -> Any:
         words = key[0], key[1]
         second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
         return tf.stack([hash_counter(tf, words, number), second])

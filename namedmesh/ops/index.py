@@ -1,4 +1,4 @@
-"""Reading and writing by index along one named dimension; dimensions shared by name are batch dimensions."""
+"""Reading and writing by index along one named dimension."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from namedmesh.ops.shape import rename, transpose
 
 
 class OneHot(Op):
-    """One at each index along a new last dimension, zero elsewhere (everywhere, for an index outside it)."""
+    """Ones at some indices along a new last dimension, zeros elsewhere."""
 
     dim: Dimension
     dtype: str
@@ -32,23 +32,23 @@ class OneHot(Op):
     def closed(self) -> bool:
         return True
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([*self.inputs[0].shape, self.dim]), self.dtype)]
 
     def lower(self, context: Context, indices: Any) -> Any:
         tf = context.tf
-        places = tf.range(context.size(self.dim), dtype=indices.dtype)
+        numbers = tf.range(context.size(self.dim), dtype=indices.dtype)
         offset = context.offset(self.dim)
         if offset is not None:
-            places += tf.cast(offset, indices.dtype)
-        return tf.cast(tf.equal(tf.expand_dims(indices, -1), places), tf.as_dtype(self.dtype))
+            numbers += tf.cast(offset, indices.dtype)
+        return tf.cast(tf.equal(tf.expand_dims(indices, -1), numbers), tf.as_dtype(self.dtype))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
 
 class Gather(Op):
-    """The slices of a tensor at some indices along a dimension; zeros for an index outside it."""
+    """Slices of a table at some indices along a dimension, zeros for an index outside it."""
 
     manual = True
     dim: Dimension
@@ -63,33 +63,31 @@ class Gather(Op):
             if name in table.shape.names and name != self.dim.name
         ]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         table, indices = self.inputs
         rest = [dim for dim in table.shape if dim.name not in (self.dim.name, *self.batch)]
         return [(Shape([*indices.shape, *rest]), table.dtype)]
 
     def lower(self, context: Context, table: Any, indices: Any) -> Any:
         tf = context.tf
-        source, places = (tensor.shape for tensor in self.inputs)
+        table_shape, index_shape = (tensor.shape for tensor in self.inputs)
         batch, size = self.batch, context.size(self.dim)
-        others = [name for name in places.names if name not in batch]
-        rest = [name for name in source.names if name not in (self.dim.name, *batch)]
-        table = context.arrange(table, source, [*batch, self.dim.name, *rest])
-        indices = context.arrange(indices, places, [*batch, *others])
+        others = [name for name in index_shape.names if name not in batch]
+        rest = [name for name in table_shape.names if name not in (self.dim.name, *batch)]
+        table = context.arrange(table, table_shape, [*batch, self.dim.name, *rest])
+        indices = context.arrange(indices, index_shape, [*batch, *others])
         offset = context.offset(self.dim)
         if offset is not None:
             indices -= tf.cast(offset, indices.dtype)
         inside = (indices >= 0) & (indices < size)
-        found = tf.gather(
-            table, tf.where(inside, indices, 0), axis=len(batch), batch_dims=len(batch)
-        )
+        safe = tf.where(inside, indices, 0)
+        slices = tf.gather(table, safe, axis=len(batch), batch_dims=len(batch))
         mask = tf.reshape(inside, inside.shape.as_list() + [1] * len(rest))
-        found = tf.where(mask, found, tf.zeros([], found.dtype))
-        made = self.output.shape
-        order = [*batch, *others, *rest]
-        return context.arrange(found, Shape(made.named(name) for name in order), made.names)  # type: ignore[arg-type]
+        slices = tf.where(mask, slices, tf.zeros([], slices.dtype))
+        shape = self.output.shape
+        return context.arrange(slices, shape.select([*batch, *others, *rest]), shape.names)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         table, indices = self.inputs
         return [ScatterAdd((indices, dy), self.dim, table.shape).output, None]
 
@@ -98,55 +96,40 @@ class Gather(Op):
 
 
 class ScatterAdd(Op):
-    """Zeros with updates added at some indices along a dimension; an index outside it adds nothing."""
+    """Zeros with updates added at some indices along a dimension."""
 
     manual = True
     dim: Dimension
     shape: Shape
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[1].dtype)]
 
     def lower(self, context: Context, indices: Any, updates: Any) -> Any:
         tf = context.tf
-        places, given = (tensor.shape for tensor in self.inputs)
-        batch = [name for name in places.names if name in self.shape.names]
-        others = [name for name in places.names if name not in batch]
+        index_shape, update_shape = (tensor.shape for tensor in self.inputs)
+        batch = [name for name in index_shape.names if name in self.shape.names]
+        others = [name for name in index_shape.names if name not in batch]
         rest = [name for name in self.shape.names if name not in (self.dim.name, *batch)]
-        indices = context.arrange(indices, places, [*batch, *others])
-        updates = context.arrange(updates, given, [*batch, *others, *rest])
+        indices = context.arrange(indices, index_shape, [*batch, *others])
+        updates = context.arrange(updates, update_shape, [*batch, *others, *rest])
         size = context.size(self.dim)
         offset = context.offset(self.dim)
         if offset is not None:
             indices -= tf.cast(offset, indices.dtype)
         indices = tf.where((indices >= 0) & (indices < size), indices, size)
-        sizes = indices.shape.as_list()
-        grid = [
-            tf.broadcast_to(
-                tf.reshape(
-                    tf.range(n, dtype=indices.dtype),
-                    [-1 if i == j else 1 for j in range(len(sizes))],
-                ),
-                sizes,
-            )
-            for i, n in enumerate(sizes[: len(batch)])
-        ]
-        made = {dim.name: context.size(dim) for dim in self.shape}
-        order = [*batch, self.dim.name, *rest]
-        spare = (
-            0 if context.compiled else 1
-        )  # XLA drops indices outside; eager TensorFlow needs a row for them
-        target = tf.zeros(
-            [made[name] + (spare if name == self.dim.name else 0) for name in order], updates.dtype
-        )
+        grid = [_count_along(tf, indices, i) for i in range(len(batch))]
+        shape = self.shape.select([*batch, self.dim.name, *rest])
+        sizes = context.sizes(shape)
+        if not context.compiled:
+            sizes[len(batch)] += 1  # a row for indices outside, which XLA drops by itself
+        target = tf.zeros(sizes, updates.dtype)
         target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
-        if spare:
-            target = target[tuple([slice(None)] * len(batch) + [slice(0, size)])]
-        return context.arrange(
-            target, Shape(self.shape.named(name) for name in order), self.shape.names
-        )  # type: ignore[arg-type]
+        if not context.compiled:
+            target = target[(*[slice(None)] * len(batch), slice(0, size))]
+        return context.arrange(target, shape, self.shape.names)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         indices, updates = self.inputs
         return [None, transpose(Gather((dy, indices), self.dim).output, updates.shape)]
 
@@ -157,12 +140,21 @@ class ScatterAdd(Op):
         return Placement(reduced=frozenset(set(self.inputs[0].shape.names) - set(self.shape.names)))
 
 
-def _apart(dim: Dimension) -> Dimension:
-    """A dimension of the indices under a name that is not the indexed one."""
+def _count_along(tf: Any, indices: Any, at: int) -> Any:
+    """Returns each index's own position along one of the indices' dimensions."""
+    sizes = indices.shape.as_list()
+    numbers = tf.range(sizes[at], dtype=indices.dtype)
+    aligned = tf.reshape(numbers, [-1 if i == at else 1 for i in range(len(sizes))])
+    return tf.broadcast_to(aligned, sizes)
+
+
+def _index_dim(dim: Dimension) -> Dimension:
+    """Returns another name for a dimension of the indices that is also the indexed one."""
     return Dimension(f"{dim.name}_index", dim.size)
 
 
 def _check_indices(what: str, indices: Tensor) -> Tensor:
+    """Returns the indices when they are integers, or raises."""
     if check_tensor(what, indices).dtype not in INTEGERS:
         raise NamedMeshError(
             f"{what}: the indices are not integers",
@@ -173,7 +165,30 @@ def _check_indices(what: str, indices: Tensor) -> Tensor:
 
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
-    """One at each index along a new last dimension, zero elsewhere."""
+    """Makes ones at some indices along a new last dimension, and zeros elsewhere.
+
+    An index outside the dimension gives zeros alone. The dimension may be split without
+    communication. The result carries no gradient.
+
+    Args:
+        indices: A tensor of integers.
+        dim: The new dimension.
+        dtype: The dtype of the result.
+
+    Returns:
+        A tensor with the dimensions of the indices and then `dim`.
+
+    Raises:
+        NamedMeshError: The indices are not integers, or have the dimension already.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=3 vocab=2")
+        >>> nm.evaluate(lambda i: nm.one_hot(i, V), i=([B], [1, 0, 7]))
+        array([[0., 1.],
+               [1., 0.],
+               [0., 0.]], dtype=float32)
+    """
     _check_indices("one_hot", indices)
     if indices.shape.named(check_dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
@@ -185,31 +200,78 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
-    """The slices of table at indices along a dimension; shared names are batch dimensions; outside reads zero."""
+    """Reads slices of a table at some indices along a dimension.
+
+    Dimensions that table and indices share by name are batch dimensions: each index reads in its
+    own slice of the table. An index outside the dimension reads zeros. Where the dimension is
+    split, every device reads what it has, and an AllReduce joins the results. The gradient is added
+    up where an index occurs several times.
+
+    Args:
+        table: The tensor that is read.
+        indices: A tensor of integers.
+        dim: The dimension of the table that the indices count along.
+
+    Returns:
+        A tensor with the dimensions of the indices and then the table's others, of the table's
+        dtype.
+
+    Raises:
+        NamedMeshError: The table does not have the dimension, the indices are not integers, or a
+            shared dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=4 vocab=3")
+        >>> table, indices = ([V], [10, 20, 30]), ([B], [2, 0, 0, 7])
+        >>> nm.evaluate(lambda table, i: nm.gather(table, i, V), table=table, i=indices)
+        array([30, 10, 10,  0], dtype=int32)
+    """
     check_has_dims("gather", table, dim)
     _check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
     own = indices.shape.named(dim.name)
     if own is None:
         return Gather((table, indices), dim).output
-    return rename(Gather((table, rename(indices, own, _apart(own))), dim).output, _apart(own), own)
+    apart = _index_dim(own)
+    return rename(Gather((table, rename(indices, own, apart)), dim).output, apart, own)
 
 
 def scatter_add(
     updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
 ) -> Tensor:
-    """Zeros along a new dimension, with updates added at indices.
+    """Adds updates, at some indices along a new dimension, to zeros.
 
-    Dimensions of the indices are summed over, except those listed in batch; every other dimension of
-    updates is kept. An index outside the dimension adds nothing.
+    The dimensions of the indices are summed over, except those in `batch`; where one of them is
+    split, an AllReduce adds the partial sums. An index outside the dimension adds nothing.
+
+    Args:
+        updates: A tensor of numbers that has all dimensions of the indices, and perhaps others.
+        indices: A tensor of integers.
+        dim: The new dimension that the indices count along.
+        batch: Dimensions of the indices that the result keeps.
+
+    Returns:
+        A tensor with the batch dimensions, `dim`, and the other dimensions of the updates.
+
+    Raises:
+        NamedMeshError: The indices are not integers, or the updates lack one of their dimensions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, V = nm.dims("batch=4 vocab=3")
+        >>> updates, indices = ([B], [1, 2, 3, 4]), ([B], [2, 0, 0, 7])
+        >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=updates, i=indices)
+        array([5, 0, 1], dtype=int32)
     """
     _check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)
-    kept = as_tuple(batch)
-    check_has_dims("scatter_add", indices, *kept)
+    batch_dims = as_tuple(batch)
+    check_has_dims("scatter_add", indices, *batch_dims)
     own = indices.shape.named(check_dimension("scatter_add", dim, updates, indices).name)
     if own is not None:
-        updates, indices = rename(updates, own, _apart(own)), rename(indices, own, _apart(own))
-    rest = [one for one in updates.shape if one.name not in indices.shape.names]
-    shape = make_shape("scatter_add", [*kept, dim, *rest], updates, indices)
+        apart = _index_dim(own)
+        updates, indices = rename(updates, own, apart), rename(indices, own, apart)
+    rest = [other for other in updates.shape if other.name not in indices.shape.names]
+    shape = make_shape("scatter_add", [*batch_dims, dim, *rest], updates, indices)
     return ScatterAdd((indices, updates), dim, shape).output

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, Placement
@@ -22,22 +22,21 @@ class Concat(Op):
 
     dim: Dimension  # of the result
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         first = self.inputs[0].shape
-        return [(first.replaced(self.dim.name, self.dim), self.inputs[0].dtype)]
+        return [(first.replace(self.dim.name, self.dim), self.inputs[0].dtype)]
 
     def lower(self, context: Context, *values: Any) -> Any:
         order = self.output.shape.names
-        ready = [
-            context.arrange(value, x.shape, order)
-            for value, x in zip(values, self.inputs, strict=True)
-        ]
-        return context.tf.concat(ready, order.index(self.dim.name))
+        pairs = zip(values, self.inputs, strict=True)
+        arranged = [context.arrange(value, x.shape, order) for value, x in pairs]
+        return context.tf.concat(arranged, order.index(self.dim.name))
 
-    def vjp(self, dy: Tensor):
-        start, cotangents = 0, []
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        start = 0
+        cotangents: list[Tensor | None] = []
         for x in self.inputs:
-            size = x.shape.named(self.dim.name).size  # type: ignore[union-attr]
+            size = x.shape.size_of(self.dim.name)
             cotangents.append(transpose(slice(dy, self.dim, start, size), x.shape))
             start += size
         return cotangents
@@ -47,32 +46,82 @@ class Concat(Op):
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
-    """Tensors one after the other along the dimension of that name; the sizes along it add up."""
+    """Puts tensors one after the other along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first. The other dimensions may
+    come in any order.
+
+    Args:
+        tensors: The tensors, equal in dtype and in all dimensions but one.
+        dim: That dimension, at any size, or its name.
+
+    Returns:
+        A tensor in which the sizes along the dimension add up, its dimensions in the order of the
+        first.
+
+    Raises:
+        NamedMeshError: A tensor lacks the dimension, or differs from the first in another one or in
+            dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> A, B = nm.dims("seq=2")[0], nm.dims("seq=1")[0]
+        >>> nm.evaluate(lambda a, b: nm.concat([a, b], "seq"), a=([A], [1, 2]), b=([B], [3]))
+        array([1, 2, 3], dtype=int32)
+    """
     tensors = check_tensors("concat", tensors, "nm.concat([a, b], S)")
     name = dim if isinstance(dim, str) else check_dimension("concat", dim, *tensors).name
-    for tensor in tensors:
-        if tensor.shape.named(name) is None:
-            check_has_dims("concat", tensor, Dimension(name, 1))
+    without = [tensor for tensor in tensors if tensor.shape.named(name) is None]
+    if without:
+        known = {other for tensor in without for other in tensor.shape.names}
+        raise NamedMeshError(
+            f"concat: {'; '.join(f'{x.label} has no dimension {name}' for x in without)}",
+            *map(str, without),
+            fix=did_you_mean(name, known),
+        )
     first = tensors[0]
-    for tensor in tensors:
-        if {*tensor.shape.without(name)} != {
-            *first.shape.without(name)
-        } or tensor.dtype != first.dtype:
-            raise NamedMeshError(
-                f"concat: tensors differ in more than dimension {name}",
-                *map(str, tensors),
-                fix="make their other dimensions and dtypes equal",
-            )
-    total = sum(tensor.shape.named(name).size for tensor in tensors)  # type: ignore[union-attr]
+    others = {*first.shape.without(name)}
+    different = [
+        tensor.label
+        for tensor in tensors
+        if {*tensor.shape.without(name)} != others or tensor.dtype != first.dtype
+    ]
+    if different:
+        verb = "differs" if len(different) == 1 else "differ"
+        raise NamedMeshError(
+            f"concat: {join_names(different)} {verb} from {first.label} "
+            f"in more than dimension {name}",
+            *map(str, tensors),
+            fix="make their other dimensions and dtypes equal",
+        )
+    total = sum(tensor.shape.size_of(name) for tensor in tensors)
     return first if len(tensors) == 1 else Concat(tuple(tensors), Dimension(name, total)).output
 
 
 def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
-    """Tensors of one shape side by side along a new first dimension."""
+    """Puts tensors of one shape side by side along a new first dimension.
+
+    Args:
+        tensors: The tensors, equal in dtype and dimensions.
+        dim: The new dimension, whose size is the number of tensors.
+
+    Returns:
+        A tensor with the new dimension first.
+
+    Raises:
+        NamedMeshError: The size is another, or the tensors differ in dimensions or dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M, C = nm.dims("model=2 copy=2")
+        >>> nm.evaluate(lambda x: nm.stack([x, -x], C), x=([M], [1, 2]))
+        array([[ 1,  2],
+               [-1, -2]], dtype=int32)
+    """
     tensors = check_tensors("stack", tensors, "nm.stack([a, b], nm.Dimension('copy', 2))")
     if len(tensors) != check_dimension("stack", dim, *tensors).size:
         raise NamedMeshError(
-            f"stack: {dim} where {len(tensors)} tensors are given",
+            f"stack: {dim} does not have the size of {len(tensors)} tensors",
             *map(str, tensors),
             fix=f"give a dimension of size {len(tensors)}",
         )
@@ -81,7 +130,28 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """The tensor cut into pieces along a dimension: so many equal ones, or pieces of the sizes given."""
+    """Cuts a tensor into pieces along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first. (`nm.split` is about
+    placement: it splits a dimension over devices.)
+
+    Args:
+        x: The tensor.
+        dim: The dimension that is cut.
+        parts: The number of equal pieces, or a list of their sizes.
+
+    Returns:
+        The pieces in order, each with the dimension at its own size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or the parts do not add up to its size.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> nm.evaluate(lambda x: nm.chunk(x, S, [1, 3])[1], x=([S], [1, 2, 3, 4]))
+        array([2, 3, 4], dtype=int32)
+    """
     check_has_dims("chunk", x, dim)
     if isinstance(parts, (list, tuple)):
         sizes = [check_int("chunk", "size", size, x) for size in parts]

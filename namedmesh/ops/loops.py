@@ -3,12 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
+from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.context import Context
+from namedmesh.ir.op import Body
+from namedmesh.ir.tensor import Tensor
 
 
-def lower_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
+class Loop(Protocol):
+    """What the lowering of a loop reads of its op."""
+
+    @property
+    def inputs(self) -> tuple[Tensor, ...]:
+        """The first carry, the tensors read along the dimension, and what the body captures."""
+        ...
+
+    @property
+    def body(self) -> Body:
+        """One turn."""
+        ...
+
+    @property
+    def over(self) -> Dimension:
+        """The dimension."""
+        ...
+
+    @property
+    def carries(self) -> int:
+        """How many inputs and results are carried from turn to turn."""
+        ...
+
+    @property
+    def stacked(self) -> int:
+        """How many inputs are read along the dimension."""
+        ...
+
+    @property
+    def histories(self) -> tuple[Tensor, ...]:
+        """The results that hold a value for every turn."""
+        ...
+
+    @property
+    def reverse(self) -> bool:
+        """Whether the last turn comes first."""
+        ...
+
+
+def lower_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any]:
     """Lowers a scan as one while loop over buffers: its size does not depend on the length."""
     tf = context.tf
     carries, stacked = loop.carries, loop.stacked
@@ -20,7 +62,7 @@ def lower_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
         for tensor in loop.histories
     ]
 
-    def step(i, carry, buffers):
+    def step(i: Any, carry: list[Any], buffers: list[Any]) -> tuple[Any, list[Any], list[Any]]:
         index = loop.over.size - 1 - i if loop.reverse else i
         rows = [context.hold(x, loop, i) for i, x in enumerate(xs, carries)]
         begins: dict[tuple[int, int], Any] = {}
@@ -43,7 +85,7 @@ def lower_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
     return [*carry, *buffers]
 
 
-def unroll_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]:
+def unroll_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any]:
     """Runs a scan turn by turn and stacks what each makes."""
     tf = context.tf
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
@@ -61,14 +103,14 @@ def unroll_loop(loop: Any, context: Context, values: Sequence[Any]) -> list[Any]
     return [*carry, *(tf.stack(column) for column in zip(*turns, strict=True))]
 
 
-def row_positions(loop: Any) -> list[int]:
+def row_positions(loop: Loop) -> list[int]:
     """Returns where the loop's dimension stands in each tensor that is read along it."""
     rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
     return [x.shape.position(loop.over.name) for x in rows]
 
 
 def slice_begin(tf: Any, index: Any, rank: int, at: int, begins: dict[tuple[int, int], Any]) -> Any:
-    """Returns the start of a slice; made once for all slices of a turn that start alike."""
+    """Returns the start of a slice, computed once for all slices of a turn that start alike."""
     if (rank, at) not in begins:
         begins[rank, at] = tf.stack([index if i == at else 0 for i in range(rank)])
     return begins[rank, at]

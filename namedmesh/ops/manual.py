@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, join_names, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
@@ -17,7 +17,10 @@ from namedmesh.ir.trace import trace_body
 
 
 class Manual(Op):
-    """A region each device runs on its own piece, without any communication; sums over summed are finished after it."""
+    """A region that each device runs on its own piece, without any communication.
+
+    Its results are partial sums over the dimensions in summed, which are added up after it.
+    """
 
     manual = True
     body: Body
@@ -29,7 +32,7 @@ class Manual(Op):
         """The region, for passes that look at every op."""
         return (self.body,)
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(tensor.shape, tensor.dtype) for tensor in self.body.outputs]
 
     def lower(self, context: Context, *values: Any) -> Any:
@@ -37,31 +40,34 @@ class Manual(Op):
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
-        found: dict[int, Tensor] = {}
-        for lacking, wanted in grouped_by_lack(self.inputs, self.over).items():
+        gradients: dict[int, Tensor] = {}
+        for missing, wanted in group_by_missing(self.inputs, self.over).items():
 
-            def backward(*values, wanted=wanted):
+            def backward(*values: Tensor, wanted: Sequence[int] = wanted) -> list[Tensor]:
                 return body_vjp(self.body, values[:count], values[count:], wanted)
 
-            made = _region(backward, (*self.inputs, *cotangents), self.over, lacking)
-            found.update(zip(wanted, made, strict=True))
-        return [found.get(i) for i in range(count)]
+            results = _record_region(backward, (*self.inputs, *cotangents), self.over, missing)
+            gradients.update(zip(wanted, results, strict=True))
+        return [gradients.get(i) for i in range(count)]
 
     def flops(self) -> int:
         return sum(op.flops() for op in self.body.ops)
 
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.over}
-        named = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
+        names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
         return Placement(
-            whole=frozenset(named - batch), reduced=frozenset(dim.name for dim in self.summed)
+            whole=frozenset(names - batch), reduced=frozenset(dim.name for dim in self.summed)
         )
 
 
-def grouped_by_lack(
+def group_by_missing(
     tensors: Sequence[Tensor], over: Sequence[Dimension]
 ) -> dict[tuple[Dimension, ...], list[int]]:
-    """The places of the floating point tensors, by which of some dimensions they lack: their cotangents are sums over those."""
+    """Groups the positions of floating point tensors by which of some dimensions they lack.
+
+    Their cotangents are sums over those dimensions.
+    """
     groups: dict[tuple[Dimension, ...], list[int]] = {}
     for i, tensor in enumerate(tensors):
         if tensor.floating:
@@ -72,29 +78,48 @@ def grouped_by_lack(
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Runs a function on each device's own piece along some dimensions, where no communication can happen.
+    """Runs a function on each device's own piece of some dimensions, without any communication.
 
-    Inside, the dimensions in over are batch dimensions: no op may mix their elements (that is checked), so
-    the result is the same under every layout. All other dimensions are whole inside.
+    Inside, no op may mix the elements of the dimensions in `over` (that is checked), so the result
+    is the same under every layout. All other dimensions are whole inside: they are gathered before.
+    The gradient of a tensor that lacks a dimension of `over` is an AllReduce after the region.
+
+    Args:
+        function: Called with the tensors; returns tensors, nested as you like, that all have the
+            dimensions in `over`. It may use tensors from outside.
+        *tensors: What it is called with.
+        over: One dimension or several that may stay split inside.
+
+    Returns:
+        What the function returns.
+
+    Raises:
+        NamedMeshError: An op in the function mixes elements of a dimension in `over` or moves a
+            tensor, or a result lacks one of these dimensions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> def sort_rows(x):
+        ...     return nm.manual(lambda x: nm.sort(x, M), x, over=B)
+        >>> program = nm.trace(sort_rows, x=nm.spec([B, M]))
+        >>> nm.plan(program, nm.Mesh(data=8), "batch:data").collectives
+        []
     """
     check_callable("manual", function)
     for tensor in tensors:
         check_tensor("manual", tensor)
-    return _region(
-        function,
-        tensors,
-        tuple(check_dimension("manual", dim, *tensors) for dim in as_tuple(over)),
-        (),
-    )
+    dims = tuple(check_dimension("manual", dim, *tensors) for dim in as_tuple(over))
+    return _record_region(function, tensors, dims, ())
 
 
-def _region(
+def _record_region(
     function: Callable[..., Any],
     tensors: Sequence[Tensor],
     over: tuple[Dimension, ...],
     summed: tuple[Dimension, ...],
 ) -> Any:
-    """A manual region whose results are sums over the dimensions in summed, and have all others of over."""
+    """Records a region; its results are sums over the dimensions in summed, and have the others."""
     body, structure = trace_body(function, [(t.shape, t.dtype, t.label) for t in tensors])
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
     for op in every_op(body.ops):
@@ -107,26 +132,37 @@ def _region(
                 fix="move the tensor before the region",
             )
         if mixed:
-            name = sorted(mixed)[0]
+            dims = sorted(mixed)
             raise op.error(
-                f"mixes elements of dimension {name}, over which the region is split",
+                f"mixes elements of {name_all('dimension', dims)}, over which the region is split",
                 *map(str, op.inputs),
-                fix=f"leave {name} out of over=, or do this outside the region",
+                fix=f"leave {join_names(dims)} out of over=, or do this outside the region",
             )
+    _check_region_results(body, tensors, names - sums)
+    results = Manual((*tensors, *body.captured), body, over, summed).outputs
+    return unflatten(structure, iter(results))
+
+
+def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]) -> None:
+    """Raises unless every result of a region has the dimensions over which it is split."""
+    known = {name for tensor in (*tensors, *body.captured) for name in tensor.shape.names}
     for tensor in body.outputs:
-        lost = sorted(names - sums - {*tensor.shape.names})
-        if lost and not any(x.shape.named(lost[0]) for x in (*tensors, *body.captured)):
+        missing = sorted(names - {*tensor.shape.names})
+        unknown = [name for name in missing if name not in known]
+        if unknown:
+            noun = "a dimension" if len(unknown) == 1 else "dimensions"
+            verb = "is" if len(unknown) == 1 else "are"
             raise NamedMeshError(
-                f"manual: over={lost[0]} is a dimension of none of the tensors",
+                f"manual: over={join_names(unknown)} {verb} {noun} of none of the tensors",
                 *map(str, tensors),
-                fix=f"leave {lost[0]} out of over=",
+                fix=f"leave {join_names(unknown)} out of over=",
             )
-        if lost:
+        if missing:
             raise NamedMeshError(
-                f"manual: the result {tensor.label} lacks dimension {lost[0]}, over which the region is split",
+                f"manual: the result {tensor.label} lacks {name_all('dimension', missing)}, "
+                "over which the region is split",
                 str(tensor),
-                fix=f"compute it outside the region, or nm.broadcast it to include {lost[0]}",
+                fix="compute it outside the region, "
+                f"or nm.broadcast it to include {join_names(missing)}",
                 source=tensor.source,
             )
-    made = Manual((*tensors, *body.captured), body, over, summed).outputs
-    return unflatten(structure, iter(made))

@@ -5,69 +5,222 @@ from __future__ import annotations
 import math
 
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.arithmetic import equal, where
 from namedmesh.ops.elementwise import elementwise
+from namedmesh.ops.logic import equal, where
 
 
-@elementwise(
-    lambda tf: tf.pow,
-    lambda dy, y, a, b: [
+def _power_vjp(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[Tensor | None]:
+    """Differentiates a power; the inner `where` keeps the logarithm finite where it is not used."""
+    return [
         where(equal(b, 0.0), 0.0, dy * b * power(a, b - 1.0)),
         where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0),
-    ],
-    takes="float",
-    long=True,
-)
+    ]
+
+
+@elementwise(lambda tf: tf.pow, _power_vjp, takes="float", long=True)
 def power(x: Operand, y: Operand) -> Tensor:
-    """Raises the first tensor to the power of the second: `x ** y`."""
+    """Raises the first tensor to the power of the second: `x ** y`.
+
+    Where `x` is not positive, no gradient flows to the exponent.
+
+    Args:
+        x: A floating point tensor, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of both, in the order of the operand that has more.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are not floating point, or one dimension has two
+            sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.power(x, 3.0), x=([M], [1.0, 2.0]))
+        array([1., 8.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.square, lambda dy, y, x: [dy * x * 2.0])
 def square(x: Operand) -> Tensor:
-    """Multiplies every element by itself."""
+    """Multiplies every element by itself.
+
+    Args:
+        x: A tensor of numbers, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.square(x), x=([M], [-3, 2]))
+        array([9, 4], dtype=int32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.exp, lambda dy, y, x: [dy * y], takes="float")
 def exp(x: Operand) -> Tensor:
-    """Takes the exponential."""
+    """Takes the exponential of every element.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.exp(x), x=([M], [-1000.0, 0.0]))
+        array([0., 1.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.math.log, lambda dy, y, x: [dy / x], takes="float")
 def log(x: Operand) -> Tensor:
-    """Takes the natural logarithm."""
+    """Takes the natural logarithm of every element: -inf of zero, nan of negative elements.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.log(x), x=([M], [0.0, 1.0]))
+        array([-inf,   0.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.sqrt, lambda dy, y, x: [dy * 0.5 / y], takes="float")
 def sqrt(x: Operand) -> Tensor:
-    """Takes the square root."""
+    """Takes the square root of every element. Its gradient at zero is infinite.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.sqrt(x), x=([M], [4.0, 9.0]))
+        array([2., 3.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.math.rsqrt, lambda dy, y, x: [dy * -0.5 * y / x], takes="float")
 def rsqrt(x: Operand) -> Tensor:
-    """Takes one over the square root."""
+    """Takes one over the square root of every element.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.rsqrt(x), x=([M], [4.0, 16.0]))
+        array([0.5 , 0.25], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.math.reciprocal, lambda dy, y, x: [-(dy * y * y)], takes="float")
 def reciprocal(x: Operand) -> Tensor:
-    """Takes one over every element."""
+    """Takes one over every element.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.reciprocal(x), x=([M], [2.0, 4.0]))
+        array([0.5 , 0.25], dtype=float32)
+    """
     ...
 
 
-@elementwise(lambda tf: tf.sin, lambda dy, y, x: [dy * cos(x)], takes="float")
+def _sin_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
+    """Differentiates a sine (a function, since `cos` refers back to `sin`)."""
+    return [dy * cos(x)]
+
+
+@elementwise(lambda tf: tf.sin, _sin_vjp, takes="float")
 def sin(x: Operand) -> Tensor:
-    """Takes the sine of radians."""
+    """Takes the sine of every element, in radians.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.sin(x), x=([M], [0.0, 1.5707964]))
+        array([0., 1.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
 def cos(x: Operand) -> Tensor:
-    """Takes the cosine of radians."""
+    """Takes the cosine of every element, in radians.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.cos(x), x=([M], [0.0, 3.1415927]))
+        array([ 1., -1.], dtype=float32)
+    """
     ...
 
 
@@ -78,7 +231,23 @@ def cos(x: Operand) -> Tensor:
     long=True,
 )
 def erf(x: Operand) -> Tensor:
-    """Takes the error function."""
+    """Takes the error function of every element.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.erf(x), x=([M], [0.0, 9.0]))
+        array([0., 1.], dtype=float32)
+    """
     ...
 
 
@@ -89,23 +258,87 @@ def erf(x: Operand) -> Tensor:
     long=True,
 )
 def erfinv(x: Operand) -> Tensor:
-    """Takes the inverse of the error function."""
+    """Takes the inverse of the error function of every element: infinite at -1 and 1.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.erfinv(x), x=([M], [0.0, 1.0]))
+        array([ 0., inf], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.floor, takes="float")
 def floor(x: Operand) -> Tensor:
-    """Rounds down. No gradient flows through it."""
+    """Rounds every element down. No gradient flows through it.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.floor(x), x=([M], [-1.5, 1.5]))
+        array([-2.,  1.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.round, takes="float", long=True)
 def round(x: Operand) -> Tensor:
-    """Rounds to the nearest whole number, halves to the even one. No gradient flows through it."""
+    """Rounds to the nearest whole number, halves to the even one. No gradient flows through it.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.round(x), x=([M], [0.5, 1.5, 1.75]))
+        array([0., 2., 2.], dtype=float32)
+    """
     ...
 
 
 @elementwise(lambda tf: tf.math.is_finite, takes="float", gives="bool")
 def is_finite(x: Operand) -> Tensor:
-    """Returns whether elements are neither infinite nor nan."""
+    """Returns which elements are neither infinite nor nan.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A bool tensor of the shape of `x`. It carries no gradient.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.is_finite(x), x=([M], [1.0, float("nan")]))
+        array([ True, False])
+    """
     ...

@@ -1,12 +1,12 @@
-"""Explicit placement: which dimension holds which mesh axes, said in names and independent of any layout."""
+"""Explicit placement: which dimension holds which mesh axes, in names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_identifier
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, check_identifier, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value
@@ -18,8 +18,9 @@ from namedmesh.ir.tensor import Tensor
 class Move(Op):
     """The same value elsewhere: an op that states where its result lies.
 
-    take: dimensions that take the axes the layout gives them.  give: dimensions that become whole.
-    exact: exactly these axes and no others.
+    take: Dimensions that take the axes the layout gives them.
+    give: Dimensions that become whole.
+    exact: The axes of each dimension, where these and no others are held.
     """
 
     elementwise = True
@@ -39,21 +40,42 @@ class Move(Op):
     def taken_dims(self) -> tuple[str, ...]:
         return (*self.take, *(self.exact or ()))
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]
 
 
 def reshard(x: Tensor, *dims: Dimension) -> Tensor:
-    """The dimensions become the holders of their axes.
+    """Moves the mesh axes of some dimensions to them.
 
-    If another dimension held them this is an AllToAll; if none did, a free local slice; if the layout does
-    not map them, nothing. So the same model text is right under every layout.
+    If another dimension held the axes, this is an AllToAll; if none did, every device cuts out its
+    piece, without communication; if the layout does not map the dimensions, nothing happens. So the
+    same model is right under every layout. The gradient is moved back.
+
+    Args:
+        x: The tensor.
+        *dims: The dimensions that take the axes the layout gives them.
+
+    Returns:
+        The same values, placed elsewhere.
+
+    Raises:
+        NamedMeshError: No dimension is named, or `x` does not have one of them.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> G, E, M = nm.dims("group=8 expert=8 model=4")
+        >>> def dispatch(x):
+        ...     return nm.reshard(x, E)
+        >>> program = nm.trace(dispatch, x=nm.spec([G, E, M], whole=[E]))
+        >>> plan = nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")
+        >>> plan.count("AllToAll")
+        1
     """
     check_has_dims("reshard", x, *dims)
     if not dims:
@@ -64,7 +86,27 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def replicate(x: Tensor, *dims: Dimension) -> Tensor:
-    """The dimensions become whole on every device (all of them, when none is named): an AllGather of what was held."""
+    """Makes dimensions whole on every device.
+
+    What was split is gathered: an AllGather. The gradient is moved back.
+
+    Args:
+        x: The tensor.
+        *dims: The dimensions; all of them where none is named.
+
+    Returns:
+        The same values, whole along these dimensions.
+
+    Raises:
+        NamedMeshError: `x` does not have one of the dimensions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.replicate(x, B), x=nm.spec([B, M]))
+        >>> nm.plan(program, nm.Mesh(data=8), "batch:data").count("AllGather")
+        1
+    """
     check_has_dims("replicate", x, *dims)
     return Move(
         (x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate"
@@ -72,7 +114,28 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
-    """The paper's split: this dimension alone is split, over the axes the layout gives it."""
+    """Splits one dimension alone, over the mesh axes that the layout gives it (GShard's `split`).
+
+    All other dimensions become whole. To cut a tensor into pieces use `nm.chunk`.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+
+    Returns:
+        The same values, split along this dimension alone.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.split(x, M), x=nm.spec([B, M]))
+        >>> plan = nm.plan(program, nm.Mesh(data=2, model=2), "batch:data, model:model")
+        >>> plan.shardings[program.outputs[0]].mapping
+        {'model': ('model',)}
+    """
     if not isinstance(dim, Dimension):
         details = str(check_tensor("split", x))
         raise NamedMeshError(
@@ -86,7 +149,29 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
 
 
 def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
-    """The paper's shard: exactly these dimensions lie on exactly these mesh axes, whatever the layout says."""
+    """Places dimensions on exactly these mesh axes, whatever the layout says (GShard's `shard`).
+
+    Dimensions that are not named become whole. The model then fits meshes with these axes only;
+    prefer `nm.reshard`, which leaves the axes to the layout.
+
+    Args:
+        x: The tensor.
+        axes: A mesh axis, or a list of them, for each dimension that is split.
+
+    Returns:
+        The same values, placed so.
+
+    Raises:
+        NamedMeshError: `x` does not have one of the dimensions, or two of them are given one axis.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.shard(x, {M: "model"}), x=nm.spec([B, M]))
+        >>> plan = nm.plan(program, nm.Mesh(model=4))
+        >>> plan.shardings[program.outputs[0]].mapping
+        {'model': ('model',)}
+    """
     if not isinstance(axes, Mapping):
         raise NamedMeshError(
             f"shard: {format_value(axes)} does not map dimensions to mesh axes",
@@ -101,7 +186,8 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(
-            f"shard: mesh axis {twice[0]!r} is given to two dimensions of {x.label}",
+            f"shard: mesh axis {join_names([repr(axis) for axis in twice])} "
+            f"is given to two dimensions of {x.label}",
             str(x),
             fix="give each axis to one dimension",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
@@ -21,7 +21,7 @@ class Cumsum(Op):
     exclusive: bool
     reverse: bool
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -30,7 +30,7 @@ class Cumsum(Op):
             return context.tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
         return _doubling_cumsum(context.tf, x, at, self.dim.size, self.exclusive, self.reverse)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
 
     def flops(self) -> int:
@@ -40,19 +40,22 @@ class Cumsum(Op):
         return Placement(whole=frozenset([self.dim.name]))
 
 
-def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool):
-    """Running sums in log2(size) shifted additions; XLA's own takes size additions per element on some backends."""
+def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool) -> Any:
+    """Takes running sums in log2(size) shifted additions.
 
-    def shifted(value, by: int):
-        kept = [slice(None)] * at + [slice(by, None) if reverse else slice(0, size - by)]
+    XLA's own cumulative sum takes size additions per element on some backends.
+    """
+
+    def shift(value: Any, by: int) -> Any:
+        staying = slice(by, None) if reverse else slice(0, size - by)
         paddings = [[0, 0] for _ in range(value.shape.rank)]
         paddings[at] = [0, by] if reverse else [by, 0]
-        return tf.pad(value[tuple(kept)], paddings)
+        return tf.pad(value[(*[slice(None)] * at, staying)], paddings)
 
-    total = shifted(x, 1) if exclusive else x
+    total = shift(x, 1) if exclusive else x
     step = 1
     while step < size:
-        total = total + shifted(total, step)
+        total = total + shift(total, step)
         step *= 2
     return total
 
@@ -64,9 +67,9 @@ class TopK(Op):
     dim: Dimension
     k: Dimension
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         x = self.inputs[0]
-        shape = x.shape.replaced(self.dim.name, self.k)
+        shape = x.shape.replace(self.dim.name, self.k)
         return [(shape, x.dtype), (shape, "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -74,19 +77,21 @@ class TopK(Op):
         at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
         last = [i for i in range(rank) if i != at] + [at]
         values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
-        back = [*list(range(at)), rank - 1, *list(range(at, rank - 1))]
+        back = [*range(at), rank - 1, *range(at, rank - 1)]
         return tf.transpose(values, back), tf.transpose(indices, back)
 
-    def vjp(self, dvalues: Tensor, dindices: Tensor):
+    def vjp(self, dvalues: Tensor, dindices: Tensor) -> list[Tensor | None]:
         (x,) = self.inputs
-        return [_scattered(dvalues, self.outputs[1], self.k, self.dim, x)]
+        return [_scatter_back(dvalues, self.outputs[1], self.k, self.dim, x)]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name, self.k.name]))
 
 
-def _scattered(dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor) -> Tensor:
-    """dy put back at its indices along a dimension of x, all other dimensions being batch dimensions."""
+def _scatter_back(
+    dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor
+) -> Tensor:
+    """Puts a cotangent back at its indices along a dimension of x, batched over all others."""
     if along.name == dim.name:
         hidden = Dimension(f"{dim.name}_sorted", along.size)
         dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
@@ -100,7 +105,7 @@ class Argsort(Op):
     dim: Dimension
     descending: bool
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -108,16 +113,13 @@ class Argsort(Op):
         direction = "DESCENDING" if self.descending else "ASCENDING"
         at = self.inputs[0].shape.position(self.dim.name)
         if context.compiled and self.descending:
-            size = (
-                self.dim.size
-            )  # TensorFlow's descending order reverses ties under XLA; sort the reversed negatives
-            flipped = tf.argsort(
-                tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x), at, stable=True
-            )
-            return tf.clip_by_value(flipped, 0, size - 1)
+            # TensorFlow's descending order reverses ties under XLA: sort the negatives instead.
+            negatives = tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x)
+            indices = tf.argsort(negatives, at, stable=True)
+            return tf.clip_by_value(indices, 0, self.dim.size - 1)
         return tf.argsort(x, at, direction, stable=True)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
     def placement(self) -> Placement:
@@ -125,14 +127,59 @@ class Argsort(Op):
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Running sums along a dimension; exclusive leaves out the element itself, reverse sums from the end."""
+    """Takes running sums along a dimension.
+
+    The dimension must be whole: where it is split, it is gathered first.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        exclusive: Whether to leave the element itself out of its sum.
+        reverse: Whether to sum from the end.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.cumsum(x, S), x=([S], [1, 2, 3]))
+        array([1, 3, 6], dtype=int32)
+    """
     check_has_dims("cumsum", x, dim)
     check_dtype_kind("cumsum", "number", x)
     return Cumsum((x,), dim, exclusive, reverse).output
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """The k.size largest elements along a dimension and their indices, the largest first, in dimension k."""
+    """Finds the largest elements along a dimension, and their indices.
+
+    The dimension must be whole: where it is split, it is gathered first. Of elements that tie, the
+    first comes first. The gradient of the values goes to the elements that were chosen; the indices
+    carry none.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        k: The dimension that takes its place, as large as the number of elements to find.
+
+    Returns:
+        The values, the largest first, and their int32 indices along `dim`.
+
+    Raises:
+        NamedMeshError: `x` does not have `dim`, is bool, or has `k` already, or `k` is larger than
+            `dim`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, K = nm.dims("seq=4 best=2")
+        >>> values, indices = nm.evaluate(lambda x: nm.top_k(x, S, K), x=([S], [3, 9, 1, 7]))
+        >>> values, indices
+        (array([9, 7], dtype=int32), array([1, 3], dtype=int32))
+    """
     check_has_dims("top_k", x, dim)
     check_dtype_kind("top_k", "number", x)
     if check_dimension("top_k", k, x).size > dim.size or (
@@ -148,19 +195,62 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 
 
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """The indices that sort a dimension; equal elements keep their order."""
-    return _order("argsort", x, dim, descending)
+    """Finds the indices that sort a dimension; elements that tie keep their order.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        descending: Whether the largest comes first.
+
+    Returns:
+        An int32 tensor of the shape of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.argsort(x, S), x=([S], [3, 1, 2]))
+        array([1, 2, 0], dtype=int32)
+    """
+    return _find_order("argsort", x, dim, descending)
 
 
-def _order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
+def _find_order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
+    """Finds the indices that sort a dimension; what names the caller in errors."""
     check_has_dims(what, x, dim)
     check_dtype_kind(what, "number", x)
     return Argsort((x,), dim, descending).output
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """The elements along a dimension in order."""
-    indices = _order("sort", x, dim, descending)
+    """Sorts the elements along a dimension.
+
+    Where the dimension is split, it is gathered to find the order, and an AllReduce joins what
+    each device has of the result. The gradient goes back to where each element came from.
+
+    Args:
+        x: A tensor of numbers.
+        dim: The dimension.
+        descending: Whether the largest comes first.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or is bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 3)
+        >>> nm.evaluate(lambda x: nm.sort(x, S, descending=True), x=([S], [3, 1, 2]))
+        array([3, 2, 1], dtype=int32)
+    """
+    indices = _find_order("sort", x, dim, descending)
     hidden = Dimension(f"{dim.name}_sorted", dim.size)
-    found = gather(x, rename(indices, dim, hidden), dim)
-    return transpose(rename(found, hidden, dim), x.shape)
+    ordered = gather(x, rename(indices, dim, hidden), dim)
+    return transpose(rename(ordered, hidden, dim), x.shape)

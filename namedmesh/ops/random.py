@@ -1,95 +1,70 @@
-"""Random numbers by counter: each element hashes the key with its own named index, so every layout draws the same bits."""
+"""Random numbers by counter: every layout draws the same numbers, without communication."""
 
 from __future__ import annotations
 
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.context import Context
-from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, make_shape
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.hashing import fold_number, hash_counter
 from namedmesh.ops.mathematics import erfinv, log
+from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
 from namedmesh.ops.reduce import argmax
 
-KEY = Dimension("key_word", 2)
-_MANTISSA = {"bfloat16": 8, "float16": 11}
-
-
-class Bits(Op):
-    """32 random bits an element; manual, or XLA shares the counters of draws that lie in different places."""
-
-    manual = True
-    shape: Shape
-
-    def results(self):
-        return [(self.shape, "uint32")]
-
-    def lower(self, context: Context, key: Any) -> Any:
-        tf = context.tf
-        inner = [dim for dim in self.shape.dims[1:] if context.offset(dim) is not None]
-        if not inner and len(self.shape) and self.shape.elements < 2**31:
-            return hash_counter(tf, (key[0], key[1]), self._consecutive(context))
-        words = [tf.zeros([], tf.uint32), tf.zeros([], tf.uint32)]
-        word, stride = 0, 1
-        for dim in reversed(self.shape.dims):
-            if stride * dim.size > 2**32:
-                word, stride = word + 1, 1
-            sizes = [context.size(dim) if other is dim else 1 for other in self.shape]
-            index = tf.cast(tf.range(context.size(dim)), tf.uint32)
-            offset = context.offset(dim)
-            index = index if offset is None else index + tf.cast(offset, tf.uint32)
-            words[word] = words[word] + tf.reshape(index * tf.constant(stride, tf.uint32), sizes)
-            stride *= dim.size
-        low = tf.broadcast_to(words[0], context.sizes(self.shape))
-        return hash_counter(tf, (key[0], key[1]), low, words[1] if word else None)
-
-    def _consecutive(self, context: Context):
-        """The counters of a piece that is whole but for its first dimension: numbers in a row."""
-        tf = context.tf
-        sizes = context.sizes(self.shape)
-        count, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
-        count = count if offset is None else count + offset * math.prod(sizes[1:])
-        return tf.reshape(tf.cast(count, tf.uint32), sizes)
-
-    def vjp(self, dy: Tensor):
-        return [None]
-
-
-class FoldIn(Op):
-    """A new key from a key and a number."""
-
-    def results(self):
-        return [(Shape([KEY]), "uint32")]
-
-    def lower(self, context: Context, key: Any, number: Any) -> Any:
-        tf = context.tf
-        return fold_number(tf, key, tf.cast(number, tf.uint32))
-
-    def vjp(self, dy: Tensor):
-        return [None, None]
-
-    def placement(self) -> Placement:
-        return Placement(whole=frozenset([KEY.name]))
+_MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
 
 def key(seed: int) -> Tensor:
-    """A random key from a seed known while tracing; take one as an input to draw anew each step."""
+    """Makes a random key from a seed known while tracing.
+
+    The seed is part of the program, so that every step draws the same numbers; take the seed as an
+    input and use `nm.random.key_from_seed` to draw anew each step.
+
+    Args:
+        seed: A whole number.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: The seed is not a whole number that int32 holds.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> nm.trace(lambda: nm.random.key(0)).outputs[0].shape
+        [key_word=2]
+    """
     return key_from_seed(as_tensor("random.key", seed))
 
 
 def key_from_seed(seed: Tensor) -> Tensor:
-    """A random key from an int32 scalar."""
+    """Makes a random key from a seed that is given when the step runs.
+
+    Args:
+        seed: An int32 scalar, such as an input that counts the steps.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: The seed is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 2)
+        >>> def draw(seed):
+        ...     return nm.random.uniform(nm.random.key_from_seed(seed), [B])
+        >>> first, second = nm.evaluate(draw, seed=([], 1)), nm.evaluate(draw, seed=([], 2))
+        >>> bool((first == second).any())
+        False
+    """
     if len(seed.shape) or seed.dtype != "int32":
         raise NamedMeshError(
             "random.key: the seed is not an int32 scalar",
@@ -100,8 +75,31 @@ def key_from_seed(seed: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, number: Operand) -> Tensor:
-    """A new key from a key and a whole number: a step, a layer."""
-    _check_key("random.fold_in", key)
+    """Makes a new key from a key and a whole number: that of a step, a layer, a head.
+
+    Keys folded with different numbers draw independent numbers.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        number: A whole number, or an int32 scalar.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the number is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 1)
+        >>> def draw():
+        ...     key = nm.random.key(0)
+        ...     first = nm.random.bits(nm.random.fold_in(key, 1), [B])
+        ...     return nm.equal(first, nm.random.bits(nm.random.fold_in(key, 2), [B]))
+        >>> nm.evaluate(draw)
+        array([False])
+    """
+    check_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
     if len(number.shape) or number.dtype not in ("int32", "uint32"):
         raise NamedMeshError(
@@ -113,21 +111,53 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
 
 
 def fold_in_name(key: Tensor, name: str) -> Tensor:
-    """A new key from a key and a name."""
+    """Makes a new key from a key and a name.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        name: Any string.
+
+    Returns:
+        A key: a uint32 tensor of two words.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> nm.trace(lambda: nm.random.fold_in_name(nm.random.key(0), "dropout")).outputs[0].dtype
+        'uint32'
+    """
     return fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
 
 
 def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """32 random bits an element, as uint32."""
-    return _bits("random.bits", key, dims)
+    """Draws 32 random bits for each element.
+
+    Every element is drawn from the key and its own index along the named dimensions, so that every
+    layout draws the same bits, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+
+    Returns:
+        A uint32 tensor. It carries no gradient.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B = nm.Dimension("batch", 2)
+        >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [B]))
+        array([3596746518,   88467390], dtype=uint32)
+    """
+    return draw_bits("random.bits", key, dims)
 
 
-def _bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    _check_key(what, key)
-    return Bits((key,), make_shape(what, dims)).output
-
-
-def _float_dtype(what: str, dtype: str) -> str:
+def _check_float_dtype(what: str, dtype: str) -> str:
+    """Returns the dtype when it is floating point, or raises."""
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"{what} makes floating point numbers, not {dtype}",
@@ -144,8 +174,9 @@ def _uniform(
     high: Operand,
     dtype: str = "float32",
 ) -> Tensor:
-    digits = _MANTISSA.get(_float_dtype(what, dtype), 24)
-    unit = cast(_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
+    """Draws from low to high, with as many random digits as the dtype holds: high stays out."""
+    digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
+    unit = cast(draw_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
     return cast(unit * (high - low) + low, dtype)
 
 
@@ -156,7 +187,30 @@ def uniform(
     high: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Numbers evenly spread from low (included) to high (not included)."""
+    """Draws numbers evenly spread from `low` (included) to `high` (not included).
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        low: The smallest number.
+        high: The bound above.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), [N], low=2.0, high=3.0))
+        >>> bool(2.0 <= x.min() < 2.1 and 2.9 < x.max() < 3.0)
+        True
+    """
     return _uniform("random.uniform", key, dims, low, high, dtype)
 
 
@@ -167,43 +221,124 @@ def normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Normally distributed numbers."""
+    """Draws normally distributed numbers.
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        mean: Their mean.
+        stddev: Their standard deviation.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.normal(nm.random.key(0), [N], mean=5.0))
+        >>> bool(4.9 < x.mean() < 5.1 and 0.9 < x.std() < 1.1)
+        True
+    """
     centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
-    return cast(
-        erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, _float_dtype("random.normal", dtype)
-    )
+    scaled = erfinv(centred) * (math.sqrt(2.0) * stddev) + mean
+    return cast(scaled, _check_float_dtype("random.normal", dtype))
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
-    """True with a probability, which may be a tensor that broadcasts by name."""
+    """Draws True with some probability, False otherwise.
+
+    Every layout draws the same values, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        probability: That of True: a number, or a float32 tensor that broadcasts by name.
+
+    Returns:
+        A bool tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.bernoulli(nm.random.key(0), [N], 0.25))
+        >>> bool(200 < x.sum() < 300)
+        True
+    """
     return _uniform("random.bernoulli", key, dims, 0.0, 1.0) < probability
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Gumbel noise: added to logits, its argmax is a sample."""
+    """Draws Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), [N]))
+        >>> bool(0.45 < x.mean() < 0.7)
+        True
+    """
     return _gumbel("random.gumbel", key, dims, dtype)
 
 
 def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Tensor:
-    return cast(-log(-log(_open_unit(_bits(what, key, dims)))), _float_dtype(what, dtype))
+    """Draws Gumbel noise; what names the caller in errors."""
+    noise = -log(-log(_open_unit(draw_bits(what, key, dims))))
+    return cast(noise, _check_float_dtype(what, dtype))
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
-    """An index along a dimension drawn with probability softmax(logits)."""
+    """Draws an index along a dimension with probability softmax(logits).
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        logits: A floating point tensor.
+        over: The dimension that is drawn from.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, or the logits are not floating point or lack the
+            dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> V = nm.Dimension("vocab", 3)
+        >>> def sample(logits):
+        ...     return nm.random.categorical(nm.random.key(0), logits, over=V)
+        >>> nm.evaluate(sample, logits=([V], [0.0, 100.0, 0.0]))
+        array(1, dtype=int32)
+    """
     check_has_dims("random.categorical", logits, over)
     check_dtype_kind("random.categorical", "float", logits)
     return argmax(logits + _gumbel("random.categorical", key, logits.shape, logits.dtype), over)
 
 
 def _open_unit(words: Tensor) -> Tensor:
-    """Random bits as numbers strictly between 0 and 1, both logarithms of which are finite."""
+    """Converts random bits to numbers strictly between 0 and 1, where log(-log(x)) is finite."""
     return (cast(words // 512, "float32") + 0.5) * 2.0**-23
-
-
-def _check_key(what: str, key: Tensor) -> None:
-    if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
-        raise NamedMeshError(
-            f"{what}: the first argument is not a random key",
-            format_value(key),
-            fix="make one with nm.random.key(seed)",
-        )

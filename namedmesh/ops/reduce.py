@@ -6,19 +6,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arithmetic import equal, maximum, where
 from namedmesh.ops.broadcast import check_over, sum
-from namedmesh.ops.elementwise import cast, stop_gradient
-from namedmesh.ops.mathematics import exp, log
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.logic import equal, where
 
 
 class Reduce(Op):
-    """The maximum, minimum or product over some dimensions, or whether any or all elements hold."""
+    """The maximum, minimum or product over some dimensions, or whether any or all are true."""
 
     function: str
     over: tuple[Dimension, ...]
@@ -27,7 +25,7 @@ class Reduce(Op):
     def kind(self) -> str:
         return self.function
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
         check_dtype_kind(
             self.function,
@@ -41,7 +39,7 @@ class Reduce(Op):
         at = [self.inputs[0].shape.position(dim.name) for dim in self.over]
         return getattr(context.tf, f"reduce_{self.function}")(x, at)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         (x,) = self.inputs
         if self.function in ("max", "min"):
             winners = cast(equal(x, self.output), x.dtype)
@@ -56,7 +54,7 @@ class Reduce(Op):
 
 
 def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """The product of all the other elements, without dividing by any: right also where some are zero."""
+    """Multiplies by the product of all other elements, which is right also where some are zero."""
     zero = equal(x, 0.0)
     zeros = sum(cast(zero, x.dtype), over=over)
     others = prod(where(zero, 1.0, x), over=over)
@@ -79,7 +77,7 @@ class ArgReduce(Op):
     def closed(self) -> bool:
         return True
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape.without(self.over.name), "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -87,101 +85,222 @@ class ArgReduce(Op):
         compute = tf.argmax if self.function == "argmax" else tf.argmin
         return compute(x, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.over.name]))
 
 
-def _check_float(
+def check_float_over(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
+    """Returns the dimensions to reduce a floating point tensor over, or raises."""
     dims = check_over(what, x, over)
     check_dtype_kind(what, "float", x)
     return dims
 
 
-def _check_named(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension]
-) -> tuple[Dimension, ...]:
-    if over is None:
-        raise NamedMeshError(
-            f"{what}: over=None names no dimension",
-            str(check_tensor(what, x)),
-            fix="name one, e.g. over=S",
-        )
-    return _check_float(what, x, over)
-
-
 def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> Tensor:
+    """Records a reduction; there is none over no dimensions."""
     dims = check_over(function, x, over)
     return Reduce((x,), function, dims).output if dims else x
 
 
 def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The mean over some dimensions."""
-    count = Shape(_check_float("mean", x, over)).elements
+    """Takes the mean over some dimensions.
+
+    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is not floating point, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1.0, 2, 3], [4, 5, 6]]))
+        array([2., 5.], dtype=float32)
+    """
+    count = Shape(check_float_over("mean", x, over)).elements
     return sum(x, over) * (1.0 / count)
 
 
 def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The maximum over some dimensions."""
+    """Takes the maximum over some dimensions.
+
+    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    `nm.maximum` for the larger of two tensors.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.max(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([3, 6], dtype=int32)
+    """
     return _reduce("max", x, over)
 
 
 def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The minimum over some dimensions."""
+    """Takes the minimum over some dimensions.
+
+    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    `nm.minimum` for the smaller of two tensors.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.min(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([1, 4], dtype=int32)
+    """
     return _reduce("min", x, over)
 
 
 def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """The product over some dimensions."""
+    """Takes the product over some dimensions.
+
+    Over a split dimension this is an AllReduce. The gradient is right also where elements are zero.
+
+    Args:
+        x: A tensor of numbers.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Raises:
+        NamedMeshError: `x` is bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.prod(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([  6, 120], dtype=int32)
+    """
     return _reduce("prod", x, over)
 
 
 def any(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Whether any element over some dimensions holds."""
+    """Returns whether any element is true, over some dimensions.
+
+    Over a split dimension this is an AllReduce.
+
+    Args:
+        x: A bool tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A bool tensor without those dimensions.
+
+    Raises:
+        NamedMeshError: `x` is not bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.any(x > 3, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([False,  True])
+    """
     return _reduce("any", x, over)
 
 
 def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Whether all elements over some dimensions hold."""
+    """Returns whether all elements are true, over some dimensions.
+
+    Over a split dimension this is an AllReduce.
+
+    Args:
+        x: A bool tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A bool tensor without those dimensions.
+
+    Raises:
+        NamedMeshError: `x` is not bool, or does not have a dimension of `over`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.all(x > 1, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
+        array([False,  True])
+    """
     return _reduce("all", x, over)
 
 
-def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """log of the sum of exponentials, without overflow."""
-    dims = _check_float("logsumexp", x, over)
-    peak = stop_gradient(maximum(max(x, dims), _lowest(x)))
-    return log(sum(exp(x - peak), dims)) + peak
-
-
-def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Exponentials normalised to sum to one over some dimensions."""
-    dims = _check_named("softmax", x, over)
-    e = exp(x - stop_gradient(max(x, dims)))
-    return e / sum(e, dims)
-
-
-def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """The logarithm of softmax, without overflow."""
-    dims = _check_named("log_softmax", x, over)
-    shifted = x - stop_gradient(max(x, dims))
-    return shifted - log(sum(exp(shifted), dims))
-
-
-def _lowest(x: Tensor) -> float:
-    return -6e4 if x.dtype == "float16" else -1e38
-
-
 def argmax(x: Tensor, over: Dimension) -> Tensor:
-    """The index of the largest element along a dimension, the first at ties."""
+    """Finds the index of the largest element along a dimension, the first of those that tie.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        over: The dimension.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.argmax(x, over=M), x=([B, M], [[1, 3, 2], [4, 4, 0]]))
+        array([1, 0], dtype=int32)
+    """
     check_has_dims("argmax", x, over)
     return ArgReduce((x,), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension) -> Tensor:
-    """The index of the smallest element along a dimension, the first at ties."""
+    """Finds the index of the smallest element along a dimension, the first of those that tie.
+
+    The dimension must be whole: where it is split, it is gathered first. The result carries no
+    gradient.
+
+    Args:
+        x: A tensor of numbers.
+        over: The dimension.
+
+    Returns:
+        An int32 tensor without the dimension.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=3")
+        >>> nm.evaluate(lambda x: nm.argmin(x, over=M), x=([B, M], [[1, 3, 2], [4, 0, 0]]))
+        array([0, 1], dtype=int32)
+    """
     check_has_dims("argmin", x, over)
     return ArgReduce((x,), "argmin", over).output

@@ -1,4 +1,4 @@
-"""Scan: one body repeated along a dimension, differentiable, with a choice of what the backward pass keeps."""
+"""Scan: one body repeated along a dimension, and its derivative."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, did_you_mean, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
@@ -26,7 +26,11 @@ REMAT = ("none", "full", "dots")
 
 
 class Scan(Op):
-    """A loop over one dimension; inputs are the first carry, the stacked xs, then what the body captures."""
+    """A loop over one dimension.
+
+    Its inputs are the first carry, the tensors read along the dimension, and what the body
+    captures.
+    """
 
     rule = "scan"
     body: Body
@@ -48,7 +52,7 @@ class Scan(Op):
     def histories(self) -> tuple[Tensor, ...]:
         return self.outputs[self.carries :]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         outputs = self.body.outputs
         last = [(tensor.shape, tensor.dtype) for tensor in outputs[: self.carries]]
         stacked = outputs[self.carries :]
@@ -58,14 +62,14 @@ class Scan(Op):
         return (lower_loop if context.compiled else unroll_loop)(self, context, values)
 
     def with_history(self, inner: Tensor) -> Scan:
-        """Returns this loop with one more result, the last: a tensor of the body, for every turn."""
+        """Returns this loop with one more result at the end: a tensor of the body, every turn."""
         shape = Shape([self.over, *inner.shape])
         history = self._tensor(shape, inner.dtype, f"{inner.label}_history")
         body = dataclasses.replace(self.body, outputs=(*self.body.outputs, inner))
         return self.rebuild(body=body, outputs=(*self.outputs, history))
 
     def keep(self, inner: Tensor) -> Tensor:
-        """Returns the values of a tensor of the body for every turn, as a result of the recorded loop."""
+        """Returns a tensor of the body for every turn, as a result of the recorded loop."""
         trace = current("scan")
         loop = trace.recorded(self)
         for form in (self, loop):  # what was saved of a loop that is computed again goes first
@@ -81,7 +85,7 @@ class Scan(Op):
         return differentiate_scan(self, cotangents)
 
     def drop_results(self, needed: set[Tensor]) -> Scan:
-        """Returns the loop without results that are not needed, and carries that only those depend on."""
+        """Returns the loop without unneeded results, and carries that only those depend on."""
         body, arguments = self.body, self.body.arguments
         keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed}
         while True:
@@ -95,7 +99,7 @@ class Scan(Op):
             i
             for i, tensor in enumerate(arguments)
             if (i in keep if i < self.carries else tensor in used)
-        ]
+        ]  # positions of the arguments that are still read
         if len(stays) == len(arguments) and len(keep) == len(self.outputs):
             return self
         count = sum(i < len(body.inputs) for i in stays)
@@ -114,7 +118,7 @@ class Scan(Op):
 
 
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
-    """Records the backward loop: the same dimension the other way round, reading what forward kept."""
+    """Records the backward loop: the other way round, reading what the forward loop stored."""
     count, total = loop.carries, len(loop.body.inputs)
     body = dataclasses.replace(loop.body, outputs=loop.body.outputs[: len(cotangents)])
     floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
@@ -131,7 +135,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "saved": [loop.keep(tensor) for tensor in saved],
     }
 
-    def backward(carry: dict[str, Any], row: dict[str, Any]) -> Any:
+    def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
+        """Differentiates one turn; what the body captures gets the sum over all turns."""
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
@@ -152,10 +157,10 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "sum": [mark_cotangent(zeros_like(loop.inputs[i]), loop.inputs[i]) for i in captured],
     }
     final, ys = scan(backward, start, rows, over=loop.over, reverse=not loop.reverse)
-    everything = [*final["carry"], *final["sum"], *ys]
-    found = dict(zip(carried + captured + read, everything, strict=True))
+    results = [*final["carry"], *final["sum"], *ys]
+    gradients = dict(zip(carried + captured + read, results, strict=True))
     return [
-        transpose(found[i], tensor.shape) if i in found else None
+        transpose(gradients[i], tensor.shape) if i in gradients else None
         for i, tensor in enumerate(loop.inputs)
     ]
 
@@ -169,19 +174,21 @@ def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]
     needed: set[Tensor] = set()
 
     def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
+        """Notes which tensors of the body the derivative rules read."""
         ours = {new: old for old, new in known.items()}
         reads = (tensor for op in current("scan").ops[reverse_start:] for tensor in op.inputs)
         needed.update(ours[tensor] for tensor in reads if tensor in ours)
 
     def probe(*values: Tensor) -> list[Tensor]:
+        """Differentiates the body once, in a trace that is thrown away."""
         count = len(loop.inputs)
         return body_vjp(body, values[:count], values[count:], floating, watch=note)
 
     tensors = (*body.arguments, *body.outputs)
     trace_body(probe, [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors])
-    given = {*body.arguments}
-    made = (tensor for op in body.ops for tensor in op.outputs)
-    return [tensor for tensor in made if tensor in needed and tensor not in given]
+    arguments = {*body.arguments}
+    computed = (tensor for op in body.ops for tensor in op.outputs)
+    return [tensor for tensor in computed if tensor in needed and tensor not in arguments]
 
 
 def scan(
@@ -194,15 +201,43 @@ def scan(
     remat: str = "none",
     stack: bool = False,
 ) -> tuple[Any, Any]:
-    """Repeats function(carry, x) -> (carry, y) along a dimension; returns the last carry and the ys stacked along it.
+    """Repeats a function along a dimension: a loop over time, layers or microbatches.
 
-    Every tensor in xs has the dimension; function sees slices without it. remat says what the backward pass
-    keeps: "none" recomputes nothing and stores all it needs, "full" stores only the carries and computes each
-    body again, "dots" stores the results of einsums and of reshards besides, so that nothing is sent twice. Program
-    size does not depend on the length.
+    The program's size does not depend on the length. The loop is differentiable; its backward pass
+    runs the other way round.
 
-    With stack, a parameter or state made inside the body is stacked along the dimension, a slice for each
-    iteration: a stack of layers. Without it, all iterations share it.
+    Args:
+        function: Called with the carry and a slice of `xs`; returns (carry, y): the next carry,
+            nested as the first and of the same dimensions and dtypes, and what to keep of this
+            turn, nested as you like, or None.
+        carry: The first carry: tensors, numbers, or tuples, lists and dicts of them.
+        xs: Tensors that have the dimension, nested as you like; the function sees slices without
+            it.
+        over: The dimension.
+        reverse: Whether to start at the end.
+        remat: What is stored for the backward pass: "none" stores all that it needs and computes
+            nothing again, "full" stores the carries and computes each turn again, "dots" stores the
+            results of einsums and reshards besides, so that nothing is communicated twice.
+        stack: Whether a variable made in the function has a slice for each turn, stacked along the
+            dimension: a stack of layers. Otherwise all turns share it.
+
+    Returns:
+        The last carry, and what was kept, stacked along the dimension, which comes first.
+
+    Raises:
+        NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
+            does not return a pair, or its carry has another structure, shape or dtype than the
+            first.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> T = nm.Dimension("time", 4)
+        >>> def add(total, x):
+        ...     return total + x, total + x
+        >>> def sums(x):
+        ...     return nm.scan(add, 0.0, x, over=T)
+        >>> nm.evaluate(sums, x=([T], [1.0, 2.0, 3.0, 4.0]))
+        (array(10., dtype=float32), array([ 1.,  3.,  6., 10.], dtype=float32))
     """
     if not isinstance(over, Dimension):
         raise NamedMeshError(
@@ -217,44 +252,41 @@ def scan(
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
         check_has_dims("scan", row, over)
-    for leaf in first:
-        _without(over, leaf, "carry")
+    _check_without(over, first, "carry", "carries")
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
 
-    def body(*values):
-        made = function(
-            unflatten(carry, iter(values[: len(first)])), unflatten(xs, iter(values[len(first) :]))
-        )
-        if not isinstance(made, tuple) or len(made) != 2:
+    def body(*values: Tensor) -> list[Tensor]:
+        row = unflatten(xs, iter(values[len(first) :]))
+        pair = function(unflatten(carry, iter(values[: len(first)])), row)
+        if not isinstance(pair, tuple) or len(pair) != 2:
             raise NamedMeshError(
                 "scan: the body did not return (carry, y)", fix="return a pair; y may be None"
             )
-        structures.append(made[1])
-        ys = [as_tensor("scan", y) for y in flatten(made[1])]
-        for y in ys:
-            _without(over, y, "result")
-        return [
-            *match_structure(
-                "scan: the body's carry", made[0], unflatten(carry, iter(first)), "the carry"
-            ),
-            *ys,
-        ]
+        following, turn = pair
+        structures.append(turn)
+        ys = [as_tensor("scan", y) for y in flatten(turn)]
+        _check_without(over, ys, "result", "results")
+        expected = unflatten(carry, iter(first))
+        return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
 
     traced, _ = trace_body(body, specs, over if stack else None)
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
-    return unflatten(carry, iter(outputs[: len(first)])), unflatten(
-        structures[0], iter(outputs[len(first) :])
-    )
+    last = unflatten(carry, iter(outputs[: len(first)]))
+    return last, unflatten(structures[0], iter(outputs[len(first) :]))
 
 
-def _without(over: Dimension, tensor: Tensor, role: str) -> None:
-    found = tensor.shape.named(over.name)
-    if found is not None:
+def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:
+    """Raises for tensors that have the loop's dimension, which the loop takes away or adds."""
+    having = [tensor for tensor in tensors if tensor.shape.named(over.name)]
+    if having:
+        verb = "has" if len(having) == 1 else "have"
+        other = f"nm.Dimension('{over.name}_2', {having[0].shape.size_of(over.name)})"
         raise NamedMeshError(
-            f"scan: the {role} {tensor.label} has the loop's own dimension {over.name}",
-            str(tensor),
-            fix=f"rename it, e.g. nm.rename(x, {over.name}, nm.Dimension('{over.name}_2', {found.size}))",
+            f"scan: the {name_all(role, [tensor.label for tensor in having], roles)} {verb} "
+            f"the loop's own dimension {over.name}",
+            *map(str, having),
+            fix=f"rename it, e.g. nm.rename(x, {over.name}, {other})",
         )

@@ -24,13 +24,13 @@ class Transpose(Op):
 
     shape: Shape
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.arrange(x, self.inputs[0].shape, self.shape.names)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(dy, self.inputs[0].shape)]
 
 
@@ -40,13 +40,13 @@ class Rename(Op):
     old: Dimension
     new: Dimension
 
-    def results(self):
-        return [(self.inputs[0].shape.replaced(self.old.name, self.new), self.inputs[0].dtype)]
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape.replace(self.old.name, self.new), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [rename(dy, self.new, self.old)]
 
     def placement(self) -> Placement:
@@ -59,29 +59,22 @@ class Reshape(Op):
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
 
-    def results(self):
+    def results(self) -> list[tuple[Shape, str]]:
         shape = self.inputs[0].shape
         rest = [dim for dim in shape if dim not in self.old]
         at = min(shape.position(dim.name) for dim in self.old)
         before = len([dim for dim in shape.dims[:at] if dim not in self.old])
         return [(Shape([*rest[:before], *self.new, *rest[before:]]), self.inputs[0].dtype)]
 
-    def _gathered(self, shape: Shape, group: tuple[Dimension, ...], other: Shape) -> Shape:
-        """The dimensions with the group side by side, where the other shape has its group."""
-        order: list[Dimension] = []
-        for dim in other:
-            if dim in (self.new if group is self.old else self.old):
-                order.extend(part for part in group if part not in order)
-            else:
-                order.append(dim)
-        return Shape(order)
-
     def lower(self, context: Context, x: Any) -> Any:
         shape, result = self.inputs[0].shape, self.output.shape
-        ready = self._gathered(shape, self.old, result)
-        return context.tf.reshape(context.arrange(x, shape, ready.names), context.sizes(result))
+        # The operand's order with the old dimensions side by side, where the result has the new.
+        order = [dim.name for dim in result if dim not in self.new]
+        at = result.position(self.new[0].name)
+        order[at:at] = [dim.name for dim in self.old]
+        return context.tf.reshape(context.arrange(x, shape, order), context.sizes(result))
 
-    def vjp(self, dy: Tensor):
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [transpose(reshape(dy, self.new, self.old), self.inputs[0].shape)]
 
     def placement(self) -> Placement:
@@ -94,7 +87,27 @@ class Reshape(Op):
 
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """The same dimensions in another order."""
+    """Puts the dimensions of a tensor in another order.
+
+    Ops match dimensions by name, so the order matters only for arrays that are given or returned.
+
+    Args:
+        x: The tensor.
+        dims: Its dimensions in the new order.
+
+    Returns:
+        The tensor; `x` itself where it has the order already.
+
+    Raises:
+        NamedMeshError: `dims` does not list the dimensions of `x` once each.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=2 model=2")
+        >>> nm.evaluate(lambda x: nm.transpose(x, [M, B]), x=([B, M], [[1, 2], [3, 4]]))
+        array([[1, 3],
+               [2, 4]], dtype=int32)
+    """
     shape = make_shape("transpose", dims, check_tensor("transpose", x))
     if {*shape} != {*x.shape}:
         raise NamedMeshError(
@@ -107,7 +120,29 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 
 
 def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
-    """The tensor with one dimension under another name of the same size."""
+    """Gives a dimension another name.
+
+    The new dimension takes the mesh axes that the old one held, where the layout maps it to them;
+    where it does not, the old dimension is gathered first.
+
+    Args:
+        x: The tensor.
+        old: The dimension.
+        new: The dimension of the same size that takes its place.
+
+    Returns:
+        The tensor with the new dimension in the place of the old one.
+
+    Raises:
+        NamedMeshError: `x` does not have the old dimension or has the new one, or their sizes
+            differ.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, K = nm.dims("seq=4 key=4")
+        >>> nm.trace(lambda x: nm.rename(x, S, K), x=nm.spec([S])).outputs[0].shape
+        [key=4]
+    """
     check_has_dims("rename", x, old)
     if check_dimension("rename", new, x).size != old.size:
         raise NamedMeshError(
@@ -125,7 +160,30 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
 def reshape(
     x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
 ) -> Tensor:
-    """Merges dimensions into one or splits one into several: nm.reshape(x, [H, W], P), nm.reshape(x, P, [H, W])."""
+    """Merges dimensions into one, splits one into several, or both, in row-major order.
+
+    The first new dimension takes the mesh axes that the first old one held, where the layout maps
+    it to them and the devices divide both sizes. All others must be whole and are gathered where
+    they are split.
+
+    Args:
+        x: The tensor.
+        old: One dimension or several, in the order they are merged.
+        new: What takes their place: one or several of the same number of elements.
+
+    Returns:
+        The tensor, with the new dimensions where the first of the old ones was.
+
+    Raises:
+        NamedMeshError: `x` does not have an old dimension or has a new one, or the sizes do not
+            fit.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, H, W, P = nm.dims("batch=2 height=3 width=4 pixel=12")
+        >>> nm.trace(lambda x: nm.reshape(x, [H, W], P), x=nm.spec([B, H, W])).outputs[0].shape
+        [batch=2, pixel=12]
+    """
     before, after = as_tuple(old), as_tuple(new)
     if not before or not after:
         raise NamedMeshError(
@@ -136,10 +194,10 @@ def reshape(
     check_has_dims("reshape", x, *before)
     for dim in after:
         check_dimension("reshape", dim, x)
-    merged, made = make_shape("reshape", before, x), make_shape("reshape", after, x)
-    if merged.elements != made.elements:
+    merged, split = make_shape("reshape", before, x), make_shape("reshape", after, x)
+    if merged.elements != split.elements:
         raise NamedMeshError(
-            f"reshape: {merged} has {merged.elements} elements and {made} has {made.elements}",
+            f"reshape: {merged} has {merged.elements} elements and {split} has {split.elements}",
             str(x),
             fix="make the products of the sizes equal",
         )

@@ -26,15 +26,40 @@ def param(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
 ) -> Tensor:
-    """A trainable tensor that lives from step to step; the same name again gives the same tensor.
+    """Makes a parameter: a floating point tensor that is trained and lives from step to step.
 
-    init(key, shape, dtype) makes its first value (by default normal, variance one over the first dimension).
-    Dimensions in whole stay unsplit under every layout: a small weight that every device keeps.
+    The same name again returns the same tensor. Inside `nm.scope` names carry a prefix, and inside
+    `nm.scan(..., stack=True)` a parameter has a slice for each turn.
+
+    Args:
+        name: An identifier, or several joined with slashes.
+        dims: The dimensions, in order.
+        init: Makes the first value from a key, a shape and a dtype. By default normally
+            distributed, of variance one over the size of the first dimension; zeros where there are
+            fewer than two dimensions.
+        dtype: A floating point dtype.
+        whole: Dimensions that stay unsplit under every layout: a small weight that every device
+            keeps.
+
+    Returns:
+        The parameter's value in this step.
+
+    Raises:
+        NamedMeshError: The name is taken by a variable of another shape, dtype or role, the dtype
+            is not floating point, or `init` is not a function.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
+        >>> def layer(x):
+        ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        >>> list(nm.trace(layer, x=nm.spec([B, M])).parameters)
+        ['w']
     """
     shape = make_shape(f"parameter {name}", dims)
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
-            f"parameter {name} is {dtype}",
+            f"parameter {name} is {dtype}, not floating point",
             f"{name}: {dtype}{shape}",
             fix="parameters are floating point; use nm.state for others",
         )
@@ -45,7 +70,7 @@ def param(
             fix="write e.g. init=nm.constant_init(1.0) or init=nm.fan_in_init(M)",
         )
     start = init or (fan_in_init(shape[0]) if len(shape) > 1 else constant_init(0.0))
-    return _variable(name, shape, start, dtype, True, whole, True)
+    return _find_or_make(name, shape, start, dtype, True, whole, True)
 
 
 def state(
@@ -56,9 +81,36 @@ def state(
     whole: Sequence[Dimension] = (),
     of: Tensor | None = None,
 ) -> Tensor:
-    """A tensor that lives from step to step and is not trained: a counter, an optimizer's slot, a cache.
+    """Makes a tensor that lives from step to step and is not trained: a counter, a cache, a slot.
 
-    A slot says which parameter it is of, and rests where that parameter rests.
+    `nm.assign` gives it its next value. The same name again returns the same tensor.
+
+    Args:
+        name: An identifier, or several joined with slashes.
+        dims: The dimensions, in order.
+        init: The first value: a number, or a function that makes it from a key, a shape and a
+            dtype.
+        dtype: The dtype.
+        whole: Dimensions that stay unsplit under every layout.
+        of: The parameter that an optimizer's slot belongs to: the slot is placed like it.
+
+    Returns:
+        The value in this step.
+
+    Raises:
+        NamedMeshError: The name is taken by a variable of another shape, dtype or role, `init` does
+            not fit the dtype, or `of` is not a variable.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def count():
+        ...     steps = nm.state("steps", [], dtype="int32")
+        ...     nm.assign(steps, steps + 1)
+        ...     return steps
+        >>> program = nm.trace(count)
+        >>> state, _ = program.evaluate({"steps": 41})
+        >>> int(state["steps"])
+        42
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
@@ -66,12 +118,12 @@ def state(
             check_number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}")
         )
     if of is not None:
-        owner = _of("state", of)
+        owner = _find_variable("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    return _variable(name, shape, init, dtype, False, whole, of is not None)
+    return _find_or_make(name, shape, init, dtype, False, whole, of is not None)
 
 
-def _variable(
+def _find_or_make(
     name: str,
     shape: Shape,
     init: Initializer,
@@ -80,13 +132,14 @@ def _variable(
     whole: Sequence[Dimension],
     at_rest: bool,
 ) -> Tensor:
+    """Returns the variable of that name, which is made where there is none yet."""
     trace = current("param" if trainable else "state")
     full_name = trace.scope + (
         name if isinstance(name, str) else check_identifier(name, "variable")
     )
     for part in full_name.split("/"):
         check_identifier(part, "variable")
-    stacks = _stacks(trace)
+    stacks = _stack_dims(trace)
     shape = Shape([*stacks, *shape])
     known = trace.root.variables.get(full_name)
     if known is None:
@@ -112,13 +165,13 @@ def _variable(
             f"now: {dtype}{shape}",
             fix="give the new one its own name, or put it in its own nm.scope",
         )
-    return _seen_from(trace, known)
+    return _view_from(trace, known)
 
 
 def _from_seed(
     name: str, shape: Shape, dtype: str, init: Initializer, source: Source
 ) -> Callable[[Tensor], Tensor]:
-    """The function that makes a variable's first value from a seed, and checks what init returns."""
+    """Makes the function from a seed to a first value, which checks what init returns."""
 
     def initialize(seed: Tensor) -> Tensor:
         key = random.fold_in_name(random.key_from_seed(seed), name)
@@ -137,17 +190,17 @@ def _from_seed(
     return initialize
 
 
-def _stacks(trace: Trace) -> list[Dimension]:
-    """The dimensions along which a variable made here is stacked, the outermost loop's first."""
-    outer = _stacks(trace.parent) if trace.parent else []
+def _stack_dims(trace: Trace) -> list[Dimension]:
+    """Returns the dimensions along which variables are stacked here, the outermost first."""
+    outer = _stack_dims(trace.parent) if trace.parent else []
     return outer + ([trace.stack] if trace.stack else [])
 
 
-def _seen_from(trace: Trace, variable: Variable) -> Tensor:
-    """The variable as a loop body sees it: the slice of its iteration."""
+def _view_from(trace: Trace, variable: Variable) -> Tensor:
+    """Returns the variable as a loop body sees it: the slice of its turn."""
     if trace.parent is None:
         return variable.tensor
-    outer = _seen_from(trace.parent, variable)
+    outer = _view_from(trace.parent, variable)
     if trace.stack is None:
         return outer
     if variable.name not in trace.stacked:
@@ -158,7 +211,8 @@ def _seen_from(trace: Trace, variable: Variable) -> Tensor:
     return trace.stacked[variable.name][1]
 
 
-def _of(what: str, tensor: Tensor) -> Variable:
+def _find_variable(what: str, tensor: Tensor) -> Variable:
+    """Returns the variable whose value a tensor is, or raises."""
     variables = current(what).root.variables
     for variable in variables.values():
         if variable.tensor is tensor:
@@ -173,7 +227,23 @@ def _of(what: str, tensor: Tensor) -> Variable:
 
 
 def parameters() -> dict[str, Tensor]:
-    """Every parameter made so far, by name."""
+    """Returns every parameter made so far.
+
+    Returns:
+        The parameters by name, scopes included.
+
+    Raises:
+        NamedMeshError: No function is being traced.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def norm():
+        ...     nm.param("w", [M], init=nm.constant_init(3.0))
+        ...     return {name: nm.sum(w * w) for name, w in nm.parameters().items()}
+        >>> nm.evaluate(norm)
+        {'w': array(18., dtype=float32)}
+    """
     return {
         name: variable.tensor
         for name, variable in current("parameters").root.variables.items()
@@ -182,40 +252,82 @@ def parameters() -> dict[str, Tensor]:
 
 
 def assign(variable: Tensor, value: Operand) -> None:
-    """Gives a variable its value for the next step."""
+    """Gives a variable its value for the next step.
+
+    Its value in this step does not change. Only the outermost function may assign: return the value
+    from a loop body or branch.
+
+    Args:
+        variable: What `nm.param` or `nm.state` returned.
+        value: A tensor with the variable's dimensions, in any order, and its dtype, or a number.
+
+    Raises:
+        NamedMeshError: The tensor is not a variable, the value does not fit it, or it was assigned
+            before in this step.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> def count():
+        ...     steps = nm.state("steps", [], dtype="int32")
+        ...     nm.assign(steps, steps + 1)
+        ...     return steps
+        >>> list(nm.trace(count).updates)
+        ['steps']
+    """
     trace = current("assign")
-    found = _of("assign", variable)
+    target = _find_variable("assign", variable)
     if trace is not trace.root:
         raise NamedMeshError(
-            f"assign: {found.name} is assigned inside a loop body or branch",
-            str(found.tensor),
+            f"assign: {target.name} is assigned inside a loop body or branch",
+            str(target.tensor),
             fix="return the value and assign it outside",
         )
-    value = as_tensor("assign", value, found.tensor)
-    if {*value.shape} != {*found.shape} or value.dtype != found.dtype:
+    tensor = as_tensor("assign", value, target.tensor)
+    if {*tensor.shape} != {*target.shape} or tensor.dtype != target.dtype:
         raise NamedMeshError(
-            f"assign: {found.name} is {found.dtype}{found.shape}, the value {value.dtype}{value.shape}",
+            f"assign: {target.name} is {target.dtype}{target.shape}, "
+            f"the value {tensor.dtype}{tensor.shape}",
             fix="give it the variable's dimensions and dtype, e.g. with nm.cast",
         )
-    if found.name in trace.updates:
-        first = trace.assigned[found.name]
+    if target.name in trace.updates:
+        first = trace.assigned[target.name]
         raise NamedMeshError(
-            f"assign: {found.name} is assigned twice in one step",
-            str(found.tensor),
+            f"assign: {target.name} is assigned twice in one step",
+            str(target.tensor),
             f"first at {first}: {first.code}",
             fix="assign the final value once",
         )
-    trace.assigned[found.name] = caller()
-    trace.updates[found.name] = transpose(trace.bring(value), found.shape)
+    trace.assigned[target.name] = caller()
+    trace.updates[target.name] = transpose(trace.bring(tensor), target.shape)
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """Variables made within carry a prefix: with nm.scope('layer_0'): ..."""
+    """Gives the variables and ops made within it a common prefix.
+
+    Args:
+        name: The prefix, an identifier. Scopes nest.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        NamedMeshError: The name is not an identifier.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def network():
+        ...     with nm.scope("layer_0"):
+        ...         return nm.param("b", [M])
+        >>> list(nm.trace(network).parameters)
+        ['layer_0/b']
+    """
     check_identifier(name, "scope")
-    return _scoped(name)
+    return _enter_scope(name)
 
 
 @contextlib.contextmanager
-def _scoped(name: str) -> Iterator[None]:
+def _enter_scope(name: str) -> Iterator[None]:
+    """Enters the scope when the block is entered; the name is checked before."""
     with current("scope").in_scope(name):
         yield

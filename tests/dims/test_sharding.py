@@ -1,4 +1,4 @@
-"""Conversions between shardings, held against a simulation that moves numbered elements between devices."""
+"""Conversions between shardings, compared with a simulation that moves numbered elements."""
 
 import itertools
 

@@ -37,7 +37,7 @@ def compiled() -> dict[str, nm.Step]:
 
 
 def given() -> dict[str, object]:
-    """What a row may ask for by name: the programs, a fresh state, an artifact and its file's contents."""
+    """What a row may ask for by name: programs, a fresh state, an artifact and its file."""
     step = compiled()["step"]
     return {
         **compiled(),
@@ -49,7 +49,7 @@ def given() -> dict[str, object]:
 
 @functools.cache
 def expected() -> float:
-    """The loss of a second step from the first state, of a program that nothing wrong was done to."""
+    """Returns the loss of a second step from the first state, of an unharmed program."""
     step = compiled()["elsewhere"]
     state, _ = step(step.init(0), X, 0.1)
     return float(step(state, X, 0.1)[1])

@@ -1,4 +1,4 @@
-"""Gradients, regions, loops and branches that do not fit: found while tracing, on the line that is wrong."""
+"""Gradients, regions, loops and branches that do not fit: found while tracing, at their line."""
 
 # pyright: reportArgumentType=false
 
@@ -113,7 +113,8 @@ def scan_whose_carry_changes_shape(x):
 
 @wrong("""
 scan: the body's carry: cast is bfloat16[batch=4, model=8], expected float32[batch=4, model=8]
-  at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, over=S)
+  at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, \
+over=S)
   fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
 def scan_whose_carry_changes_dtype(x):
@@ -188,7 +189,8 @@ def cond_on_many_bools(x, mask):
 
 
 @wrong("""
-cond: the second branch's result: sum is float32[batch=4, seq=6], expected float32[batch=4, seq=6, model=8]
+cond: the second branch's result: sum is float32[batch=4, seq=6], expected float32[batch=4, \
+seq=6, model=8]
   at LINE: nm.cond(flag, lambda: x, lambda: nm.sum(x, over=M))
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -209,7 +211,8 @@ def cond_whose_branches_return_other_numbers_of_tensors(x, flag):
 
 
 @wrong("""
-while_loop: the body's carry: sum is float32[batch=4, seq=6], expected float32[batch=4, seq=6, model=8]
+while_loop: the body's carry: sum is float32[batch=4, seq=6], expected float32[batch=4, seq=6, \
+model=8]
   at LINE: nm.while_loop(lambda v: nm.max(v) > 1.0, lambda v: nm.sum(v, over=M), x)
   fix: make it like x, e.g. with nm.cast, nm.sum or nm.broadcast
 """)
@@ -285,7 +288,8 @@ def while_loop_whose_body_drops_a_value(x):
 scan: the body's carry is {'z': add}, expected {'a': zeros}
   got: add: float32[batch=4, model=8]
   expected: zeros: float32[batch=4, model=8]
-  at LINE: nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, x, over=S)
+  at LINE: nm.scan(lambda total, row: ({"z": total["a"] + row}, None), {"a": nm.zeros([B, M])}, \
+x, over=S)
   fix: return the structure of the carry
 """)
 def scan_whose_carry_has_other_names(x):

@@ -1,6 +1,7 @@
 """Derivatives and TensorFlow functions of the user's own that do not do what they should."""
 
-# pyright: reportArgumentType=false
+# The calls are wrong on purpose, and a comment on their lines would enter the messages.
+# pyright: reportCallIssue=false, reportArgumentType=false
 
 import tensorflow as tf
 
@@ -28,7 +29,8 @@ def custom_vjp_with_a_cotangent_too_few(x, w):
 @wrong("""
 custom_vjp: the backward function's cotangent of x is float32[batch=4, seq=6]
   x: float32[batch=4, seq=6, model=8]
-  declared at LINE: double = nm.custom_vjp(lambda x: (x * 2.0, None), lambda saved, dy: nm.sum(dy, over=M))
+  declared at LINE: double = nm.custom_vjp(lambda x: (x * 2.0, None), lambda saved, dy: \
+nm.sum(dy, over=M))
   at LINE: y = double(x)
   fix: give it the shape and dtype of its argument
 """)

@@ -1,4 +1,4 @@
-"""Programs that are right under some layout and wrong under the one given: found by nm.plan, before anything is compiled."""
+"""Programs that are wrong under the layout given: found by nm.plan, before compilation."""
 
 # pyright: reportArgumentType=false
 
@@ -120,7 +120,8 @@ def compile_of_a_program_with_specs():
 
 
 @wrong("""
-tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which holds it
+tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
+holds it
   x: float32[group=8, expert=4, model=10]
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
@@ -158,7 +159,8 @@ def parameter_of_which_two_dimensions_want_one_axis():
 
 
 @wrong("""
-tensor noise: dimensions group and expert both map to mesh axis 'expert', and nothing says which holds it
+tensor noise: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
+holds it
   noise: uint32[group=8, expert=4, model=10]
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
@@ -181,7 +183,8 @@ einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
   at LINE: return nm.einsum([x, w], [G, E, H])
-  fix: write nm.reshard(x, expert) or nm.replicate(w, expert) before it, or whole=[expert] where w is declared
+  fix: write nm.reshard(x, expert) or nm.replicate(w, expert) before it, or whole=[expert] where \
+w is declared
 """)
 def operands_that_disagree_on_the_holder_of_an_axis():
     def function(x):
@@ -229,7 +232,8 @@ def operands_that_lie_on_other_axes():
 
 
 @wrong("""
-tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which holds it
+tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
+holds it
   x: float32[group=8, expert=4, model=10]
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
@@ -273,7 +277,8 @@ the layout maps dimension expert to mesh axis 'expert', but every tensor keeps i
   layout: group:data, expert:expert
   mesh: Mesh(data=2, expert=4)
   at LINE: w = nm.param("w", [M, E], whole=[E])
-  fix: write nm.reshard(w, expert) where expert should take over the axis, or leave it out of the layout
+  fix: write nm.reshard(w, expert) where expert should take over the axis, or leave it out of the \
+layout
 """)
 def parameter_dimension_that_stays_whole_everywhere():
     def function(x):

@@ -1,4 +1,4 @@
-"""What is no dimension, or not one of the tensor's, where an op is to be told one: found while tracing."""
+"""Arguments that are not dimensions, or not the tensor's: found while tracing."""
 
 # pyright: reportArgumentType=false
 

@@ -1,4 +1,4 @@
-"""Operands that are no tensors, dimensions or numbers where those are due: found while tracing, on the line that is wrong."""
+"""Operands that are not tensors, dimensions or numbers: found while tracing, at their line."""
 
 # pyright: reportArgumentType=false
 
@@ -39,7 +39,8 @@ def broadcast_of_a_number(x):
 
 
 @wrong("""
-transpose: [x: float32[batch=4, seq=6, model=8], x: float32[batch=4, seq=6, model=8]] of type list is not a Tensor
+transpose: [x: float32[batch=4, seq=6, model=8], x: float32[batch=4, seq=6, model=8]] of type \
+list is not a Tensor
   at LINE: nm.transpose([x, x], [B])
   fix: pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 """)

@@ -1,4 +1,4 @@
-"""Variables declared, started and assigned as they cannot be: found while tracing, on the line that is wrong."""
+"""Variables declared, initialised and assigned wrongly: found while tracing, at their line."""
 
 # pyright: reportArgumentType=false
 
@@ -18,7 +18,7 @@ def param_name_that_is_no_identifier(x):
 
 
 @wrong("""
-parameter table is int32
+parameter table is int32, not floating point
   table: int32[model=8, hidden=16]
   at LINE: nm.param("table", [M, H], dtype="int32")
   fix: parameters are floating point; use nm.state for others

@@ -1,4 +1,4 @@
-"""Dimensions renamed, regrouped, cut and placed as they cannot be: found while tracing, on the line that is wrong."""
+"""Dimensions renamed, regrouped, cut and placed wrongly: found while tracing, at their line."""
 
 # pyright: reportArgumentType=false
 
@@ -84,7 +84,7 @@ def reshape_to_a_dimension_it_has(x):
 
 
 @wrong("""
-concat: tensors differ in more than dimension model
+concat: w differs from x in more than dimension model
   x: float32[batch=4, seq=6, model=8]
   w: float32[model=8, hidden=16]
   at LINE: nm.concat([x, w], M)
@@ -105,7 +105,7 @@ def concat_along_a_dimension_one_lacks(x, w):
 
 
 @wrong("""
-stack: copy=3 where 2 tensors are given
+stack: copy=3 does not have the size of 2 tensors
   x: float32[batch=4, seq=6, model=8]
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.stack([x, x], nm.Dimension("copy", 3))
@@ -136,7 +136,7 @@ def slice_past_the_end(x):
 
 
 @wrong("""
-pad: -1 before and 0 after seq=6
+pad: cannot pad seq=6 by -1 before and 0 after
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.pad(x, S, low=-1)
   fix: use nm.slice to make it shorter

@@ -1,4 +1,4 @@
-"""Tensors and inputs used outside their program, and programs traced and evaluated on what does not fit."""
+"""Tensors used outside their program, and inputs and values that do not fit a program."""
 
 # pyright: reportArgumentType=false
 

@@ -1,4 +1,4 @@
-"""Tables of wrong programs: each row a function that does the wrong thing, beside the whole message it must raise."""
+"""Tables of wrong programs: each row a function, beside the whole message it must raise."""
 
 import inspect
 import re
@@ -44,7 +44,7 @@ def traced(function: Callable[..., object]) -> nm.Program:
 
 
 def message_of(function: Callable[..., object], **given: object) -> str:
-    """What a wrong function raises, the numbers of source lines left out; one whose arguments are not given is traced."""
+    """Returns what a wrong function raises, without line numbers; it is traced by default."""
     arguments = inspect.signature(function).parameters
     with pytest.raises(nm.NamedMeshError) as caught:
         if arguments and not given:

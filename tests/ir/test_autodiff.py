@@ -117,7 +117,7 @@ def test_ops_are_forward_backward_and_update_in_turn():
 
 
 def test_every_cotangent_lies_where_its_tensor_lies():
-    """Names survive differentiation: a gradient holds the axes its tensor holds, and is called after it."""
+    """A gradient holds the axes that its tensor holds, and is called after it."""
 
     def loss(x):
         w = nm.param("w", [M, H])

@@ -1,4 +1,4 @@
-"""Programs are values: nothing that was recorded is changed afterwards, and threads trace side by side."""
+"""Programs are values: nothing that was recorded is changed, and threads trace side by side."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""Draws of one shape in two places share no counters, whatever the compiler folds into one constant."""
+"""Draws of one shape in two places share no counters, whatever the compiler folds together."""
 
 import numpy as np
 

@@ -1,4 +1,6 @@
 import math
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -260,7 +262,7 @@ def test_misuse_is_explained(wrong, message):
         lambda x: np.float32(2) * x,
         lambda x: np.array(2.0) * x,
         lambda x: np.int64(2) * x,
-        lambda x: nm.where(np.float64(0) < x, x, x) * np.int32(2),
+        lambda x: nm.where(np.float64(0) < x, x, x) * np.int32(2),  # pyright: ignore
         lambda x: x * True + x,
     ],
 )
@@ -278,3 +280,10 @@ def test_a_tensor_is_equal_to_itself_and_a_key_of_dicts():
 
     x = uniform(1, 3)
     np.testing.assert_array_equal(nm.trace(function, x=nm.spec([S])).evaluate({}, x=x)[1], 4 * x)
+
+
+def test_operators_need_no_other_import():
+    program = "import namedmesh as nm; M = nm.Dimension('model', 2)\n"
+    program += "print(nm.trace(lambda x: x**2.0 + 1.0 > x, x=nm.spec([M])).outputs[0].dtype)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert run.stdout == "bool\n", run.stderr

@@ -41,8 +41,18 @@ def put(updates, indices, size):
 
 
 CASES = {
-    "one_hot": Case(lambda i: nm.one_hot(i, V), lambda i: (i[..., None] == np.arange(10)).astype(np.float32), "i", ()),
-    "one_hot_int": Case(lambda i: nm.one_hot(i, V, "int32"), lambda i: (i[..., None] == np.arange(10)).astype(np.int32), "i", ()),
+    "one_hot": Case(
+        lambda i: nm.one_hot(i, V),
+        lambda i: (i[..., None] == np.arange(10)).astype(np.float32),
+        "i",
+        (),
+    ),
+    "one_hot_int": Case(
+        lambda i: nm.one_hot(i, V, "int32"),
+        lambda i: (i[..., None] == np.arange(10)).astype(np.int32),
+        "i",
+        (),
+    ),
     "embed": Case(lambda t, i: nm.gather(t, i, V), take, "ti", "t"),
     "embed_transposed": Case(
         lambda t, i: nm.gather(nm.transpose(t, [M, V]), nm.transpose(i, [S, B]), V),
@@ -51,15 +61,27 @@ CASES = {
         "t",
     ),
     "pick": Case(lambda q, i: nm.gather(q, i, V), take_each, "qi", "q"),
-    "pick_scalar": Case(lambda q, j: nm.gather(q, j, V), lambda q, j: take_each(q, j[:, None])[:, 0], "qj", "q"),
-    "reorder_own_dim": Case(
-        lambda x, k: nm.gather(x, k, S), lambda x, k: np.stack([take(a, b) for a, b in zip(x, k, strict=True)]), "xk", "x"
+    "pick_scalar": Case(
+        lambda q, j: nm.gather(q, j, V), lambda q, j: take_each(q, j[:, None])[:, 0], "qj", "q"
     ),
-    "reorder_shared": Case(lambda x, n: nm.gather(x, n, S), lambda x, n: take(x.transpose(1, 0, 2), n), "xn", "x"),
+    "reorder_own_dim": Case(
+        lambda x, k: nm.gather(x, k, S),
+        lambda x, k: np.stack([take(a, b) for a, b in zip(x, k, strict=True)]),
+        "xk",
+        "x",
+    ),
+    "reorder_shared": Case(
+        lambda x, n: nm.gather(x, n, S), lambda x, n: take(x.transpose(1, 0, 2), n), "xn", "x"
+    ),
     "fewer_own_dim": Case(
         lambda x, f: nm.gather(x, f, S), lambda x, f: take(x.transpose(1, 0, 2), f), "xf", "x"
     ),
-    "scatter": Case(lambda x, i: nm.scatter_add(x, i, V), lambda x, i: put(x.reshape(24, 8), i.ravel(), 10), "xi", "x"),
+    "scatter": Case(
+        lambda x, i: nm.scatter_add(x, i, V),
+        lambda x, i: put(x.reshape(24, 8), i.ravel(), 10),
+        "xi",
+        "x",
+    ),
     "scatter_batch": Case(
         lambda x, i: nm.scatter_add(x, i, V, batch=[B]),
         lambda x, i: np.stack([put(a, b, 10) for a, b in zip(x, i, strict=True)]),
@@ -74,7 +96,9 @@ CASES = {
     ),
     "scatter_both_batch": Case(
         lambda x, i: nm.scatter_add(x, i, V, batch=[B, S]),
-        lambda x, i: np.stack([np.stack([put(x[b, s][None], i[b, s][None], 10) for s in range(6)]) for b in range(4)]),
+        lambda x, i: np.stack(
+            [np.stack([put(x[b, s][None], i[b, s][None], 10) for s in range(6)]) for b in range(4)]
+        ),
         "xi",
         "x",
     ),
@@ -82,7 +106,10 @@ CASES = {
         lambda x, j: nm.scatter_add(x, j, V), lambda x, j: put(x, j, 10), "xj", "x"
     ),
     "scatter_own_dim": Case(
-        lambda x, n: nm.scatter_add(x, n, S), lambda x, n: put(x.transpose(1, 0, 2), n, 6), "xn", "x"
+        lambda x, n: nm.scatter_add(x, n, S),
+        lambda x, n: put(x.transpose(1, 0, 2), n, 6),
+        "xn",
+        "x",
     ),
     "scatter_int": Case(
         lambda i: nm.scatter_add(nm.ones([B, S], "int32"), i, V),
@@ -90,7 +117,7 @@ CASES = {
         "i",
         (),
     ),
-}  # fmt: skip
+}
 SPECS = {
     "x": nm.spec([B, S, M]),
     "t": nm.spec([V, M]),
@@ -129,7 +156,7 @@ def test_sharded(layout):
 
 
 def test_an_embedding_split_over_its_rows_moves_no_table():
-    """Each device reads the rows it has: one sum of the results, and nothing of the table's size."""
+    """Each device reads the rows it has: one sum of the results, nothing of the table's size."""
     vocab, model = nm.dims("vocab=1024 model=8")
 
     def embed(t, i):

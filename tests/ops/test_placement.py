@@ -57,7 +57,7 @@ def counts(function, layout, **specs):
 
 
 def test_what_each_move_costs():
-    """reshard: an AllToAll where another dimension holds the axis, a free slice where none does, nothing where unmapped."""
+    """An AllToAll from another holder, a free slice without one, nothing where unmapped."""
     x = nm.spec([G, E, H], whole=[E])
     whole = nm.spec([G, E, H], whole=[G, E])
     assert counts(lambda x: nm.reshard(x, E), "group:b, expert:b", x=x) == {"AllToAll": 1}
@@ -78,7 +78,7 @@ def test_the_gradient_of_a_reshard_is_the_reshard_back():
 
 
 def region(x, w, v):
-    """A manual region that captures a weight, takes another, and sorts along a dimension that is whole inside."""
+    """Captures a weight, takes another, and sorts along a dimension that is whole inside."""
     scale = nm.exp(v)
 
     def inside(x, w):
@@ -190,7 +190,7 @@ def test_second_derivative_through_a_manual_region():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda x: nm.split(x, 2), "not a Dimension"),
+        (lambda x: nm.split(x, 2), "not a Dimension"),  # pyright: ignore[reportArgumentType]
         (lambda x: nm.reshard(x), "no dimension given"),
         (lambda x: nm.shard(x, {G: "a", E: "a"}), "given to two dimensions"),
         (

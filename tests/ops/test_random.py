@@ -78,7 +78,7 @@ def test_bits_are_even_and_neighbours_independent():
 
 
 def test_counters_beyond_32_bits_use_the_second_word():
-    """The leading dimension of more than 2^32 elements counts in the second word; checked on its last rows alone."""
+    """Counts a dimension that makes more than 2^32 elements; checks its last rows alone."""
     rows, columns = nm.dims("rows=3 columns=4")
     from namedmesh.ir.context import Context
 

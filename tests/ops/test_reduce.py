@@ -91,7 +91,7 @@ TIES = np.array(
 
 
 def test_gradients_at_ties_and_zeros():
-    """Equal winners share the gradient; a product's gradient is the product of the others, zeros or not."""
+    """Elements that tie share the gradient; a product's is right where elements are zero."""
     found = evaluated(nm.trace(extremes, x=nm.spec([B, M])), {"x": TIES})
     others = np.stack([[np.prod(np.delete(row, i)) for i in range(10)] for row in TIES])
     top, low = (
@@ -167,7 +167,7 @@ def test_logsumexp_of_nothing_possible_is_minus_infinity():
         (lambda x: nm.sum(x > 0, over=M), "number"),
         (lambda x: nm.any(x, over=M), "bool"),
         (lambda x: nm.max(x, over=[M, M]), "twice"),
-        (lambda x: nm.sum(x, over="model"), "not a Dimension"),
+        (lambda x: nm.sum(x, over="model"), "not a Dimension"),  # pyright: ignore
     ],
 )
 def test_misuse_is_explained(wrong, message):

@@ -29,7 +29,7 @@ def recurrent(remat="none", reverse=False):
         return nm.concat([rows, nm.broadcast(last, [T.resized(1), B, M])], T)
 
     def reference(x, w, v):
-        h, rows = np.zeros((4, 8)), [None] * 5
+        h, rows = np.zeros((4, 8)), np.zeros((5, 4, 8))
         for t in reversed(range(5)) if reverse else range(5):
             h = np.tanh(h @ w + x[:, t] * v)
             rows[t] = h**2 + x[:, t]
@@ -72,7 +72,7 @@ def nested(remat, inner):
         return h + nm.broadcast(nm.sum(means, over=L), [B, M])
 
     def reference(y, k, x):
-        total = 0
+        total = np.zeros(4)
         for w in k:
             sums = 0
             for t in range(5):
@@ -85,7 +85,7 @@ def nested(remat, inner):
 
 
 def mixed(y, i):
-    """A whole number in the carry and in the ys, a structure for each, a choice in the body, no gradient through either."""
+    """A whole number in the carry and in the ys, structures, and a choice in the body."""
 
     def body(carry, row):
         h = nm.cond(row["i"] > 2, lambda: nm.sin(carry["h"]), lambda: carry["h"] * 0.5)
@@ -97,7 +97,7 @@ def mixed(y, i):
 
 
 def mixed_reference(y, i):
-    n, total = 0, 0
+    n, total = 0, np.zeros(4)
     for value in i:
         y = np.sin(y) if value > 2 else y * 0.5
         total = total + y.sum(1) * n
@@ -240,7 +240,7 @@ def test_second_derivative_through_a_loop():
 
 
 def test_every_kind_of_op_inside_a_loop():
-    """Sorting, choosing, indexing, TensorFlow's own and a loop of unknown length, with their gradients where they have one."""
+    """Sorting, choosing, indexing, a TensorFlow function and a while loop, with gradients."""
     kept = nm.Dimension("kept", 2)
 
     def body(c, _):
@@ -280,10 +280,13 @@ def test_every_kind_of_op_inside_a_loop():
 @pytest.mark.parametrize(
     "wrong, message",
     [
-        (lambda y: nm.scan(lambda c, _: (c, None), y, over="layer"), "not a Dimension"),
+        (
+            lambda y: nm.scan(lambda c, _: (c, None), y, over="layer"),  # pyright: ignore
+            "not a Dimension",
+        ),
         (lambda y: nm.scan(lambda c, _: (c, None), y, over=L, remat="some"), "not a choice"),
         (lambda y: nm.scan(lambda c, _: c, y, over=L), "return"),
-        (lambda y: nm.scan(lambda c, _: (nm.sum(c), None), y, over=L), "is due"),
+        (lambda y: nm.scan(lambda c, _: (nm.sum(c), None), y, over=L), "expected"),
         (lambda y: nm.scan(lambda c, _: (c, None), y, over=M), "loop's own dimension"),
         (lambda y: nm.scan(lambda c, _: (c, nm.range(L)), y, over=L), "loop's own dimension"),
         (lambda y: nm.scan(lambda c, r: (c, r), y, y, over=L), "no dimension layer"),

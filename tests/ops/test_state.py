@@ -52,9 +52,8 @@ def test_two_steps():
         state, loss = program.evaluate(state, x=X)
         wide, expected = numpy_train(wide, X.astype(np.float64))
         np.testing.assert_allclose(loss, expected, rtol=1e-5)
-    state["count"], wide["count"] = np.asarray(state["count"]), np.int32(wide["count"])
     assert state["count"] == 2
-    assert_same(state, wide)
+    assert_same(state, wide | {"count": np.int32(wide["count"])})
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,11 @@ def test_names_roles_and_shapes():
     program = nm.trace(train, x=nm.spec([B, M]))
     assert set(program.parameters) == {"layer/w", "layer/norm/g"}
     assert set(program.variables) - set(program.parameters) == {
-        "count", "table", "momentum/layer/w", "momentum/layer/norm/g",
-    }  # fmt: skip
+        "count",
+        "table",
+        "momentum/layer/w",
+        "momentum/layer/norm/g",
+    }
     assert program.variables["momentum/layer/w"].at_rest and not program.variables["table"].at_rest
 
 

@@ -16,40 +16,62 @@ B, S, M = nm.dims("batch=4 seq=3 model=10")
 H, D, P, Q, T, K = nm.dims("head=2 depth=5 rows=12 flat=40 three=3 pair=2")
 
 CASES = {
-    "broadcast": Case(lambda w: nm.broadcast(w, [M, B, S]), lambda w: np.broadcast_to(w.T[:, None], (10, 4, 3)), "w"),
-    "broadcast_scalar": Case(lambda w: nm.broadcast(nm.sum(w), [B, S]), lambda w: np.full((4, 3), w.sum()), "w"),
+    "broadcast": Case(
+        lambda w: nm.broadcast(w, [M, B, S]),
+        lambda w: np.broadcast_to(w.T[:, None], (10, 4, 3)),
+        "w",
+    ),
+    "broadcast_scalar": Case(
+        lambda w: nm.broadcast(nm.sum(w), [B, S]), lambda w: np.full((4, 3), w.sum()), "w"
+    ),
     "transpose": Case(lambda x: nm.transpose(x, [M, B, S]), lambda x: x.transpose(2, 0, 1)),
     "rename": Case(lambda x: nm.rename(x, S, T), lambda x: x),
-    "rename_mapped": Case(lambda x: nm.rename(x, M, nm.Dimension("other", 10)) * 2.0, lambda x: x * 2),
+    "rename_mapped": Case(
+        lambda x: nm.rename(x, M, nm.Dimension("other", 10)) * 2.0, lambda x: x * 2
+    ),
     "merge": Case(lambda x: nm.reshape(x, [B, S], P), lambda x: x.reshape(12, 10)),
-    "merge_apart": Case(lambda x: nm.reshape(x, [B, M], Q), lambda x: x.transpose(0, 2, 1).reshape(40, 3)),
-    "merge_backwards": Case(lambda x: nm.reshape(x, [M, B], Q), lambda x: x.transpose(2, 0, 1).reshape(40, 3)),
+    "merge_apart": Case(
+        lambda x: nm.reshape(x, [B, M], Q), lambda x: x.transpose(0, 2, 1).reshape(40, 3)
+    ),
+    "merge_backwards": Case(
+        lambda x: nm.reshape(x, [M, B], Q), lambda x: x.transpose(2, 0, 1).reshape(40, 3)
+    ),
     "split": Case(lambda x: nm.reshape(x, M, [H, D]), lambda x: x.reshape(4, 3, 2, 5)),
     "split_first": Case(lambda x: nm.reshape(x, B, [H, K]), lambda x: x.reshape(2, 2, 3, 10)),
     "split_keeping_the_name": Case(
         lambda x: nm.reshape(x, M, [M.resized(2), D]), lambda x: x.reshape(4, 3, 2, 5)
     ),
     "merge_keeping_the_name": Case(
-        lambda x: nm.reshape(x, [M, S], M.resized(30)), lambda x: x.transpose(0, 2, 1).reshape(4, 30)
+        lambda x: nm.reshape(x, [M, S], M.resized(30)),
+        lambda x: x.transpose(0, 2, 1).reshape(4, 30),
     ),
     "regroup": Case(
         lambda x: nm.reshape(x, [S, M], [nm.Dimension("six", 6), D]), lambda x: x.reshape(4, 6, 5)
     ),
     "there_and_back": Case(lambda x: nm.reshape(nm.reshape(x, [B, S], P), P, [B, S]), lambda x: x),
-    "concat": Case(lambda x, y: nm.concat([x, y, x], M), lambda x, y: np.concatenate([x, y, x], 2), ("x", "y")),
+    "concat": Case(
+        lambda x, y: nm.concat([x, y, x], M), lambda x, y: np.concatenate([x, y, x], 2), ("x", "y")
+    ),
     "concat_by_name": Case(
         lambda x, z: nm.concat([x, nm.transpose(z, [S, M.resized(2), B])], "model"),
         lambda x, z: np.concatenate([x, z], 2),
         ("x", "z"),
     ),
-    "concat_batch": Case(lambda x, y: nm.concat([x, y], B), lambda x, y: np.concatenate([x, y], 0), ("x", "y")),
+    "concat_batch": Case(
+        lambda x, y: nm.concat([x, y], B), lambda x, y: np.concatenate([x, y], 0), ("x", "y")
+    ),
     "stack": Case(lambda x, y: nm.stack([x, y], K), lambda x, y: np.stack([x, y]), ("x", "y")),
     "chunk": Case(lambda x: nm.chunk(x, M, 5)[3], lambda x: x[:, :, 6:8]),
     "chunk_sizes": Case(lambda x: nm.chunk(x, M, [3, 1, 6])[2], lambda x: x[:, :, 4:]),
-    "chunk_batch": Case(lambda x: nm.chunk(x, B, 2)[1] + nm.chunk(x, B, 2)[0] * 2.0, lambda x: x[2:] + 2 * x[:2]),
-    "bool": Case(lambda x: nm.transpose(nm.concat([x > 0, x > 1], M), [M.resized(20), S, B]),
-                 lambda x: np.concatenate([x > 0, x > 1], 2).transpose(2, 1, 0), wrt=()),
-}  # fmt: skip
+    "chunk_batch": Case(
+        lambda x: nm.chunk(x, B, 2)[1] + nm.chunk(x, B, 2)[0] * 2.0, lambda x: x[2:] + 2 * x[:2]
+    ),
+    "bool": Case(
+        lambda x: nm.transpose(nm.concat([x > 0, x > 1], M), [M.resized(20), S, B]),
+        lambda x: np.concatenate([x > 0, x > 1], 2).transpose(2, 1, 0),
+        wrt=(),
+    ),
+}
 SPECS = {
     "x": nm.spec([B, S, M]),
     "y": nm.spec([B, S, M]),

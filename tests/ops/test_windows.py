@@ -35,7 +35,7 @@ def shifted(x, by, value=0.0):
     return made
 
 
-def padded(x, low, high, value=0):
+def padded(x, low, high, value=0.0):
     return np.pad(x, [(0, 0), (0, 0), (low, high)], constant_values=value)
 
 
@@ -140,7 +140,7 @@ def test_windows_along_an_unsplit_dimension_are_free():
         (lambda x: nm.pad(x, S, -1), "before"),
         (lambda x: nm.shift(x, S, 8), "cannot move"),
         (lambda x: nm.dynamic_slice(x, 0, S, 9), "do not lie"),
-        (lambda x: nm.dynamic_slice(x, 0.5, S, 2), "int32 scalar"),
+        (lambda x: nm.dynamic_slice(x, 0.5, S, 2), "int32 scalar"),  # pyright: ignore
         (lambda x: nm.dynamic_update(x, nm.zeros([B, S.resized(9), M]), 0, S), "does not fit"),
         (lambda x: nm.dynamic_update(x, nm.zeros([B, S, M], "int32"), 0, S), "dtypes differ"),
         (lambda x: nm.reverse(x, nm.Dimension("seq", 9)), "has seq=8, not seq=9"),

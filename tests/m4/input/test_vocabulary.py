@@ -85,7 +85,9 @@ def test_a_size_that_the_text_cannot_fill_is_lowered_and_said():
 def test_a_size_below_the_characters_names_the_least():
     with pytest.raises(NamedMeshError, match="a vocabulary of 100 is too small") as raised:
         Vocabulary.train(["abc", "def"], 100)
-    least = int(re.search(r"at least (\d+)", raised.value.fix)[1])
+    match = re.search(r"at least (\d+)", raised.value.fix)
+    assert match
+    least = int(match[1])
     assert Vocabulary.train(["abc", "def"], least).size == least > 256
 
 

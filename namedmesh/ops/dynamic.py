@@ -1,0 +1,156 @@
+"""Windows of a dimension whose start is known only when the step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.context import Context
+from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.constants import zeros
+from namedmesh.ops.windows import Window
+
+
+class DynamicSlice(Window):
+    """A window whose start is known only when the step runs, moved inside the dimension."""
+
+    size: int
+
+    def result_dim(self) -> Dimension:
+        return self.dim.resized(self.size)
+
+    def lower(self, context: Context, x: Any, start: Any) -> Any:
+        tf = context.tf
+        start = tf.clip_by_value(start, 0, self.dim.size - self.size)
+        begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
+        sizes = context.sizes(self.inputs[0].shape)
+        sizes[self.at] = self.size
+        return tf.slice(x, tf.stack(begin), sizes)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        x, start = self.inputs
+        return [dynamic_update(zeros(x.shape, x.dtype), dy, start, self.dim), None]
+
+
+class DynamicUpdate(Window):
+    """A tensor with a window replaced whose start is known only when the step runs."""
+
+    def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
+        tf = context.tf
+        shape, patch = self.inputs[0].shape, self.inputs[1].shape
+        size = patch.size_of(self.dim.name)
+        start = tf.clip_by_value(start, 0, self.dim.size - size)
+        update = context.arrange(update, patch, shape.names)
+        if context.compiled:
+            begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
+            return context.xla.dynamic_update_slice(x, update, tf.stack(begin))
+        before, after = x[self.index(0, start)], x[self.index(start + size, None)]
+        return tf.concat([before, update, after], self.at)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        _x, update, start = self.inputs
+        blank = zeros(update.shape, update.dtype)
+        size = update.shape.size_of(self.dim.name)
+        return [
+            dynamic_update(dy, blank, start, self.dim),
+            dynamic_slice(dy, start, self.dim, size),
+            None,
+        ]
+
+
+def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
+    """Takes elements in a row along a dimension, from a start that is known when the step runs.
+
+    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
+    inside, so that all elements lie in the dimension.
+
+    Args:
+        x: The tensor.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension.
+        size: How many elements to take.
+
+    Returns:
+        A tensor in which the dimension has the new size.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, the size is larger than it, or the start is
+            not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, start = ([S], [1, 2, 3, 4]), ([], 1)
+        >>> nm.evaluate(lambda x, start: nm.dynamic_slice(x, start, S, 2), x=x, start=start)
+        array([2, 3], dtype=int32)
+    """
+    check_has_dims("dynamic_slice", x, dim)
+    size = check_int("dynamic_slice", "size", size, x)
+    if not 1 <= size <= dim.size:
+        raise NamedMeshError(
+            f"dynamic_slice: {size} elements do not lie in {dim}",
+            str(x),
+            fix="ask for at most its size",
+        )
+    return DynamicSlice((x, _check_start("dynamic_slice", start)), dim, size).output
+
+
+def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
+    """Replaces elements in a row along a dimension, from a start that is known when the step runs.
+
+    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
+    inside, so that the whole update lies in the dimension.
+
+    Args:
+        x: The tensor.
+        update: What to put there: the dimensions and dtype of `x`, with `dim` at the size to
+            replace.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension, as `x` has it.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: The update does not fit, or the start is not an int32 scalar.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, update = ([S], [1, 2, 3, 4]), ([S.resized(2)], [8, 9])
+        >>> nm.evaluate(lambda x, update: nm.dynamic_update(x, update, 1, S), x=x, update=update)
+        array([1, 8, 9, 4], dtype=int32)
+    """
+    check_has_dims("dynamic_update", x, dim)
+    patch = check_tensor("dynamic_update", update).shape.named(dim.name)
+    if (
+        patch is None
+        or patch.size > dim.size
+        or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}
+    ):
+        raise NamedMeshError(
+            f"dynamic_update: the update does not fit along {dim}",
+            str(x),
+            str(update),
+            fix=f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}",
+        )
+    if update.dtype != x.dtype:
+        raise NamedMeshError(
+            "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
+        )
+    return DynamicUpdate((x, update, _check_start("dynamic_update", start)), dim).output
+
+
+def _check_start(what: str, start: Tensor | int) -> Tensor:
+    """Returns the start as a tensor when it is an int32 scalar, or raises."""
+    index = as_tensor(what, start)
+    if len(index.shape) or index.dtype != "int32":
+        raise NamedMeshError(
+            f"{what}: the start is not an int32 scalar",
+            str(index),
+            fix="use nm.cast(start, 'int32')",
+        )
+    return index

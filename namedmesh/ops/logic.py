@@ -1,0 +1,269 @@
+"""Comparison, logic and choice, element by element."""
+
+from __future__ import annotations
+
+from namedmesh.ir.tensor import Operand, Tensor
+from namedmesh.ops.elementwise import elementwise
+
+
+@elementwise(lambda tf: tf.equal, takes="any", gives="bool")
+def equal(x: Operand, y: Operand) -> Tensor:
+    """Returns where two tensors are equal. (`x == y` would compare Python objects and is an error.)
+
+    Args:
+        x: A tensor of any dtype, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.equal(x, 2), x=([M], [1, 2]))
+        array([False,  True])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
+def not_equal(x: Operand, y: Operand) -> Tensor:
+    """Returns where two tensors differ. (`x != y` would compare Python objects and is an error.)
+
+    Args:
+        x: A tensor of any dtype, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.not_equal(x, 2), x=([M], [1, 2]))
+        array([ True, False])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.less, gives="bool")
+def less(x: Operand, y: Operand) -> Tensor:
+    """Returns where the first tensor is less than the second: `x < y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.less(x, 2), x=([M], [1, 2, 3]))
+        array([ True, False, False])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.less_equal, gives="bool")
+def less_equal(x: Operand, y: Operand) -> Tensor:
+    """Returns where the first tensor is at most the second: `x <= y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.less_equal(x, 2), x=([M], [1, 2, 3]))
+        array([ True,  True, False])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.greater, gives="bool")
+def greater(x: Operand, y: Operand) -> Tensor:
+    """Returns where the first tensor is greater than the second: `x > y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.greater(x, 2), x=([M], [1, 2, 3]))
+        array([False, False,  True])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.greater_equal, gives="bool")
+def greater_equal(x: Operand, y: Operand) -> Tensor:
+    """Returns where the first tensor is at least the second: `x >= y`.
+
+    Args:
+        x: A tensor of numbers, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A bool tensor with the dimensions of both. It carries no gradient.
+
+    Raises:
+        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.greater_equal(x, 2), x=([M], [1, 2, 3]))
+        array([False,  True,  True])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.logical_and, takes="bool")
+def logical_and(x: Operand, y: Operand) -> Tensor:
+    """Returns where both tensors are true: `x & y`.
+
+    Args:
+        x: A bool tensor, True or False.
+        y: The same; the two broadcast by name.
+
+    Returns:
+        A bool tensor with the dimensions of both.
+
+    Raises:
+        NamedMeshError: An operand is not bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.logical_and(x > 1, x < 3), x=([M], [1, 2, 3]))
+        array([False,  True, False])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.logical_or, takes="bool")
+def logical_or(x: Operand, y: Operand) -> Tensor:
+    """Returns where at least one tensor is true: `x | y`.
+
+    Args:
+        x: A bool tensor, True or False.
+        y: The same; the two broadcast by name.
+
+    Returns:
+        A bool tensor with the dimensions of both.
+
+    Raises:
+        NamedMeshError: An operand is not bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.logical_or(x < 2, x > 2), x=([M], [1, 2, 3]))
+        array([ True, False,  True])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.math.logical_xor, takes="bool")
+def logical_xor(x: Operand, y: Operand) -> Tensor:
+    """Returns where exactly one tensor is true: `x ^ y`.
+
+    Args:
+        x: A bool tensor, True or False.
+        y: The same; the two broadcast by name.
+
+    Returns:
+        A bool tensor with the dimensions of both.
+
+    Raises:
+        NamedMeshError: An operand is not bool, or one dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.logical_xor(x > 1, x > 2), x=([M], [1, 2, 3]))
+        array([False,  True, False])
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.logical_not, takes="bool")
+def logical_not(x: Operand) -> Tensor:
+    """Returns where a tensor is false: `~x`.
+
+    Args:
+        x: A bool tensor, True or False.
+
+    Returns:
+        A bool tensor of the shape of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not bool.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.logical_not(x > 1), x=([M], [1, 2]))
+        array([ True, False])
+    """
+    ...
+
+
+def _where_vjp(
+    dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor
+) -> list[Tensor | None]:
+    """Sends the cotangent to the operand that was taken."""
+    return [None, where(condition, dy, 0.0), where(condition, 0.0, dy)]
+
+
+@elementwise(lambda tf: tf.where, _where_vjp, takes="any")
+def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
+    """Takes `x` where a condition is true and `y` elsewhere, broadcasting by name.
+
+    Both `x` and `y` are computed everywhere; the gradient goes to the one that was taken.
+
+    Args:
+        condition: A bool tensor.
+        x: A tensor of any dtype, or a number.
+        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
+
+    Returns:
+        A tensor with the dimensions of all three and the dtype of `x` and `y`.
+
+    Raises:
+        NamedMeshError: The condition is not bool, the dtypes of `x` and `y` differ, or one
+            dimension has two sizes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: nm.where(x > 1, x, -1), x=([M], [1, 2, 3]))
+        array([-1,  2,  3], dtype=int32)
+    """
+    ...
