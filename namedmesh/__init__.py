@@ -36,7 +36,7 @@ def __getattr__(name: str) -> Any:
         value = importlib.import_module(f"{module}.{name}")
     else:
         value = getattr(importlib.import_module(module), name)
-    # `import namedmesh.dims` leaves the package under this name; it can be called like the function.
+    # `import namedmesh.dims` leaves the package under this name; it is callable like the function.
     return globals().setdefault(name, value)
 
 

@@ -49,7 +49,7 @@ def cotangent_array(sizes: Sequence[int]) -> np.ndarray:
 
 
 def function_of(cases: Mapping[str, Case]) -> Callable[..., dict[str, nm.Tensor]]:
-    """The function that makes every case's value and gradients; values first, to count as forward."""
+    """The function that makes every case's values, first, to count as forward, and gradients."""
 
     def everything(**given: nm.Tensor) -> dict[str, nm.Tensor]:
         made = {

@@ -56,7 +56,6 @@ TOPICS = (
             "namedmesh.dims",
             "namedmesh.ops.manual",
             "namedmesh.ops.move",
-            "namedmesh.ops.placement",
         ),
     ),
     Topic(
