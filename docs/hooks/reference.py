@@ -15,8 +15,7 @@ from typing import Any
 import griffe
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
-# Where the public names of `nm` are imported, one after the other; the first that exists.
-SOURCES = ("namedmesh/__init__.pyi", "namedmesh/api.py")
+SOURCE = ROOT / "namedmesh" / "__init__.pyi"
 
 
 @dataclass(frozen=True)
@@ -224,8 +223,7 @@ def find_public_names() -> dict[str, str]:
     This reads the imports instead of asking griffe, for which the package `namedmesh.dims` hides
     the function `nm.dims`.
     """
-    source = next(ROOT / name for name in SOURCES if (ROOT / name).exists())
-    nodes = ast.parse(source.read_text()).body
+    nodes = ast.parse(SOURCE.read_text()).body
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
         for node in nodes
