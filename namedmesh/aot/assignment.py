@@ -27,6 +27,17 @@ class Assignment:
         hops: The links between two devices that communicate, on average over all bytes; None for
             targets without a torus.
         listed_hops: The same if devices took their places in the order jax lists them.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> from namedmesh.aot import Target, Torus
+        >>> from namedmesh.aot.assignment import assign_devices
+        >>> torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
+        >>> assignment = assign_devices(nm.Mesh(data=2, model=4), torus, {"data": 8.0})
+        >>> assignment.order  # the two devices along data are the cores of one chip
+        (0, 2, 4, 6, 1, 3, 5, 7)
+        >>> print(assignment.hops, assignment.listed_hops)
+        0.0 1.0
     """
 
     order: tuple[int, ...] | None

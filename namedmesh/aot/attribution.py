@@ -26,6 +26,12 @@ class Buffer:
         shape: Its shape there, as text.
         origin: The tensor, entry or op it belongs to.
         count: How many are alike.
+
+    Example:
+        >>> from namedmesh.aot import Buffer
+        >>> buffer = Buffer(4096, "f32[32,32]", "w", count=3)
+        >>> buffer.bytes * buffer.count
+        12288
     """
 
     bytes: int

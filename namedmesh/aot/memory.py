@@ -24,6 +24,13 @@ class Memory:
         activations: What loops of the forward pass keep for the backward pass, as planned.
         temporaries: Whatever else lives within a step.
         code: The program.
+
+    Example:
+        >>> from namedmesh.aot import Memory
+        >>> memory = Memory(weights=400, state=800, inputs=64, results=4, activations=128,
+        ...                 temporaries=32, code=0)
+        >>> memory.total
+        1428
     """
 
     weights: int

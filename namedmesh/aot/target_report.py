@@ -50,6 +50,16 @@ class TargetReport:
         compute_seconds: Time of a step's computation, by the compiler's estimate of cycles.
         compile_seconds: How long compiling took.
         assignment: Which device takes which place of the mesh.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> program = nm.trace(lambda x: nm.exp(x), x=nm.spec([B]))
+        >>> report = nm.aot.compile_for(nm.export(program, nm.Mesh(data=1), ""), "cpu:1")
+        >>> report.target, report.cores, report.collectives()
+        ('cpu:1', 1, [])
+        >>> report.row()["memory"]["inputs"]
+        16
     """
 
     model: str

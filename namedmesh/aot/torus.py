@@ -21,6 +21,14 @@ class Torus:
         places: The chip coordinates of each device, x first; cores of a chip share a place.
         cores: Which core of its chip each device is.
         rings: Whether each dimension closes to a ring.
+
+    Example:
+        >>> from namedmesh.aot import Target, Torus
+        >>> torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
+        >>> torus.places[:4], torus.cores[:4]
+        (((0, 0), (0, 0), (1, 0), (1, 0)), (0, 1, 0, 1))
+        >>> torus.sizes
+        (2, 2, 2)
     """
 
     places: tuple[tuple[int, ...], ...]

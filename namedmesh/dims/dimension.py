@@ -37,7 +37,17 @@ class Dimension:
         object.__setattr__(self, "size", check_size(self.size, f"dimension {self.name}"))
 
     def resized(self, size: int) -> "Dimension":
-        """Returns a dimension of the same name and another size."""
+        """Returns a dimension of the same name and another size.
+
+        Args:
+            size: A positive whole number.
+
+        Returns:
+            The new dimension.
+
+        Raises:
+            NamedMeshError: The size is not a positive whole number.
+        """
         return Dimension(self.name, size)
 
     def __str__(self) -> str:
@@ -110,28 +120,85 @@ class Shape(Sequence[Dimension]):
         return math.prod(self.sizes)
 
     def named(self, name: str) -> Dimension | None:
-        """Returns the dimension of that name, or None where there is none."""
+        """Returns the dimension of that name, if there is one.
+
+        Args:
+            name: The name to look for.
+
+        Returns:
+            The dimension, or None.
+        """
         return next((dim for dim in self.dims if dim.name == name), None)
 
     def size_of(self, name: str) -> int:
-        """Returns the size of the dimension of that name."""
+        """Returns the size of the dimension of that name.
+
+        Args:
+            name: The name of a dimension of this shape.
+
+        Returns:
+            The size.
+
+        Raises:
+            ValueError: No dimension has that name.
+        """
         return self.dims[self.position(name)].size
 
     def position(self, name: str) -> int:
-        """Returns the position of the dimension of that name."""
+        """Returns the position of the dimension of that name.
+
+        Args:
+            name: The name of a dimension of this shape.
+
+        Returns:
+            The position, counted from 0.
+
+        Raises:
+            ValueError: No dimension has that name.
+        """
         return self.names.index(name)
 
     def without(self, *names: str) -> "Shape":
-        """Returns this shape less the dimensions of those names."""
+        """Returns this shape without some dimensions.
+
+        Args:
+            *names: The names to leave out; those that the shape does not have are ignored.
+
+        Returns:
+            The other dimensions, in order.
+        """
         return Shape(dim for dim in self.dims if dim.name not in names)
 
     def replace(self, name: str, *dims: Dimension) -> "Shape":
-        """Returns this shape with other dimensions in the place of the named one."""
+        """Returns this shape with other dimensions in the place of the named one.
+
+        Args:
+            name: The name of the dimension to replace.
+            *dims: What takes its place: any number of dimensions.
+
+        Returns:
+            The new shape.
+
+        Raises:
+            ValueError: No dimension has that name.
+            NamedMeshError: A name would occur twice.
+        """
         at = self.position(name)
         return Shape(self.dims[:at] + dims + self.dims[at + 1 :])
 
     def select(self, names: Iterable[str]) -> "Shape":
-        """Returns the dimensions of these names, in their order."""
+        """Returns the dimensions of some names.
+
+        Args:
+            names: The names of dimensions of this shape, each once.
+
+        Returns:
+            A shape of these dimensions, in the order of the names.
+
+        Raises:
+            ValueError: No dimension has one of the names.
+            NamedMeshError: A name is given twice.
+        """
         return Shape(self.dims[self.position(name)] for name in names)
 
     @overload

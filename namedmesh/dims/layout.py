@@ -138,7 +138,14 @@ class Layout:
         return cls(rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Returns the axes that a dimension is split over, none for one that is not mapped."""
+        """Returns the axes that a dimension is split over.
+
+        Args:
+            name: The name of a dimension.
+
+        Returns:
+            The mesh axes; none for a dimension that is not mapped.
+        """
         return self.rules.get(name, ())
 
     def only(self, names: Iterable[str]) -> "Layout":

@@ -105,11 +105,26 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def size(self, axes: Sequence[str]) -> int:
-        """Returns how many devices lie along the axes together."""
+        """Returns how many devices lie along the axes together.
+
+        Args:
+            axes: Names of axes of the mesh.
+
+        Returns:
+            The product of their sizes; 1 for no axis.
+        """
         return math.prod(self.axes[axis] for axis in axes)
 
     def check_axis(self, axis: str, what: str) -> None:
-        """Raises when the mesh has no such axis."""
+        """Raises when the mesh has no such axis.
+
+        Args:
+            axis: The name of an axis.
+            what: What asks for it, for the error.
+
+        Raises:
+            NamedMeshError: The mesh has no axis of that name.
+        """
         if axis not in self.axes:
             raise NamedMeshError(
                 f"{what}: the mesh has no axis {axis!r}",

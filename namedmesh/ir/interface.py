@@ -16,7 +16,21 @@ DTYPES = (*FLOATS, *INTEGERS, "bool")
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape and dtype of a program input, and the dimensions that no layout splits."""
+    """The shape and dtype of a program input, and the dimensions that no layout splits.
+
+    `nm.spec` makes one, and checks it.
+
+    Attributes:
+        shape: The named dimensions, in the order of the array that will be given.
+        dtype: The element type: float32, bfloat16, int32, bool ...
+        whole: The names of the dimensions that stay unsplit under every layout.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> nm.spec([B, M], "bfloat16", whole=[M])
+        InputSpec(shape=[batch=4, model=8], dtype='bfloat16', whole=frozenset({'model'}))
+    """
 
     shape: Shape
     dtype: str

@@ -156,19 +156,41 @@ class Op:
         return ()
 
     def results(self) -> list[tuple[Shape, str]]:
-        """The shape rule: returns each result's shape and dtype, or raises for unfit operands."""
+        """The shape rule: returns each result's shape and dtype, or raises for unfit operands.
+
+        Returns:
+            A shape and a dtype for each result.
+
+        Raises:
+            NamedMeshError: The operands do not fit the op; `self.error` makes one.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no results()")
 
     def lower(self, context: Context, *values: Any) -> Any:
-        """Computes the results with TensorFlow (`context.tf`) from values in the order of `inputs`.
+        """Computes the results with TensorFlow, which is `context.tf`.
 
-        Each value has its tensor's dimensions in order; inside a manual op, one device's piece of
-        them (`context.size(dim)`). Returns one value, or a list where there are several results.
+        Args:
+            context: Where the op is lowered.
+            *values: A value for each of `inputs`, with its tensor's dimensions in order; inside a
+                manual op, one device's piece of them (`context.size(dim)`).
+
+        Returns:
+            One value, or a list if there are several results.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no lower()")
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        """Returns a cotangent (or None) for each input, in named ops, given one for each result."""
+        """The derivative: computes the cotangents of the inputs, in named ops.
+
+        Args:
+            *cotangents: The cotangent of each result.
+
+        Returns:
+            A cotangent for each input, or None for one that gets no gradient.
+
+        Raises:
+            NamedMeshError: The op has no derivative.
+        """
         raise NamedMeshError(
             f"{self.kind} has no derivative",
             *map(str, self.inputs),
@@ -186,11 +208,25 @@ class Op:
         return Placement()
 
     def drop_results(self, needed: set[Tensor]) -> Op:
-        """Returns this op without the results that are not needed, where it can."""
+        """Returns this op without the results that are not needed, if it can leave them out.
+
+        Args:
+            needed: The results that something depends on.
+
+        Returns:
+            An op with fewer results, or this one.
+        """
         return self
 
     def rebuild(self, **changes: Any) -> Self:
-        """Returns a copy with some attributes changed, which is recorded nowhere by itself."""
+        """Returns a copy with some attributes changed, which is recorded nowhere by itself.
+
+        Args:
+            **changes: The new values, by attribute.
+
+        Returns:
+            The copy.
+        """
         other = copy.copy(self)
         other._set(**changes)
         return other
@@ -201,7 +237,16 @@ class Op:
         return {name: value for name, value in values.items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
-        """Makes an error about this op, with the user's line."""
+        """Makes an error about this op, with the user's line.
+
+        Args:
+            problem: What is wrong, in one line.
+            *details: The tensors and dimensions it is about, each on a line of its own.
+            fix: What to do about it.
+
+        Returns:
+            The error, to be raised.
+        """
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)
 
 

@@ -37,6 +37,19 @@ class Program:
         structure: What the function returned, tensors included.
         outputs: The tensors in it, in order.
         initializers: For each variable, the program that makes its first value from a seed.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=4 model=8")
+        >>> def scale(x):
+        ...     return x * nm.param("w", [M])
+        >>> program = nm.trace(scale, x=nm.spec([B, M]))
+        >>> [op.kind for op in program.ops]
+        ['placeholder', 'placeholder', 'multiply']
+        >>> list(program.inputs), list(program.variables)
+        (['x'], ['w'])
+        >>> program.dims
+        {'batch': [4], 'model': [8]}
     """
 
     name: str
@@ -84,6 +97,9 @@ class Program:
 
         Args:
             phase: forward, backward or update alone; all of them by default.
+
+        Returns:
+            The count.
         """
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 

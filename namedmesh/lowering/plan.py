@@ -32,8 +32,24 @@ class Plan:
         params: The same for parameters and their slots at rest.
         names: What each op is called, in compiled code too.
         shardings: Where each tensor lies.
+        natural: Where each tensor lies as its op makes it, before any move.
+        operands: The moves of each op's operands, by op and position.
+        moves: The moves of each tensor after the op that makes it.
+        results: The moves of a loop body's or branch's results, by body and position.
+        partial: The axes over which an op's result is a partial sum, to be added up.
         collectives: Every communication of a step, in order.
+        producers: The op that makes each tensor.
         initializers: The plan of each variable's first value.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
+        >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
+        >>> plan.count("AllReduce"), plan.total_bytes()
+        (1, 16)
+        >>> plan.shardings[program.inputs["x"]].mapping
+        {'batch': ('data',)}
     """
 
     program: Program
@@ -52,14 +68,28 @@ class Plan:
     initializers: dict[str, Plan] = field(default_factory=dict)
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """Returns what one device's piece of a tensor takes, padding included."""
+        """Returns what one device's piece of a tensor takes, padding included.
+
+        Args:
+            tensor: A tensor of the program.
+
+        Returns:
+            The bytes.
+        """
         size = tensor.itemsize
         for local in self.shardings[tensor].local_sizes(tensor.shape, self.mesh):
             size *= local
         return size
 
     def value_of(self, tensor: Tensor) -> object:
-        """Returns what equal values (casts of one tensor) have in common, to be moved once."""
+        """Returns what equal values (casts of one tensor) have in common, to be moved once.
+
+        Args:
+            tensor: A tensor of the program.
+
+        Returns:
+            The same key for tensors of equal value.
+        """
         producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:
             return tensor
@@ -80,17 +110,39 @@ class Plan:
         return [one for plan in self.initializers.values() for one in plan.collectives]
 
     def of_phase(self, phase: str) -> list[Collective]:
-        """Returns the collectives of forward, backward or update, or of init."""
+        """Returns the collectives of one phase.
+
+        Args:
+            phase: forward, backward or update, which make up a step; or init.
+
+        Returns:
+            The collectives, in order.
+        """
         if phase == "init":
             return self.initial_collectives
         return [collective for collective in self.collectives if collective.phase == phase]
 
     def count(self, kind: str, phase: str | None = None) -> int:
-        """Counts how many collectives of a kind one step runs."""
+        """Counts how many collectives of a kind one step runs.
+
+        Args:
+            kind: Such as `AllReduce`.
+            phase: forward, backward or update alone; all of them by default.
+
+        Returns:
+            The count; a collective in a loop counts once for each iteration.
+        """
         return sum(c.times for c in self.collectives if c.kind == kind and phase in (None, c.phase))
 
     def total_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Returns the bytes per device that one step communicates."""
+        """Returns the bytes per device that one step communicates.
+
+        Args:
+            phases: The phases to add up; by default those of a step.
+
+        Returns:
+            The bytes.
+        """
         return sum(c.total_bytes for phase in phases for c in self.of_phase(phase))
 
     @property

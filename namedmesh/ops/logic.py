@@ -8,7 +8,9 @@ from namedmesh.ops.elementwise import elementwise
 
 @elementwise(lambda tf: tf.equal, takes="any", gives="bool")
 def equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where two tensors are equal. (`x == y` would compare Python objects and is an error.)
+    """Returns where two tensors are equal.
+
+    The operator `x == y` would compare Python objects, and is an error.
 
     Args:
         x: A tensor of any dtype, or a number.
@@ -31,7 +33,9 @@ def equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
 def not_equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where two tensors differ. (`x != y` would compare Python objects and is an error.)
+    """Returns where two tensors differ.
+
+    The operator `x != y` would compare Python objects, and is an error.
 
     Args:
         x: A tensor of any dtype, or a number.

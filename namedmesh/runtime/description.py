@@ -37,6 +37,12 @@ def dtype_of(name: str) -> np.dtype:
 class TensorSpec:
     """One tensor of a module: its name, named dimensions, dtype, and where its pieces lie.
 
+    Attributes:
+        name: Its name.
+        shape: Its named dimensions.
+        dtype: The name of its dtype, such as `bfloat16`.
+        sharding: The mesh axes that each dimension is split over.
+
     Example:
         >>> from namedmesh.dims import dims
         >>> spec = TensorSpec("x", Shape(dims("batch=10 model=4")), "float32",
@@ -100,8 +106,21 @@ class VariableSpec(TensorSpec):
     """A variable: a tensor that lives from step to step.
 
     Attributes:
+        name: Its name.
+        shape: Its named dimensions.
+        dtype: The name of its dtype, such as `bfloat16`.
+        sharding: The mesh axes that each dimension is split over.
         trainable: Whether it is a parameter.
         updated: Whether a step gives it a new value.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> from namedmesh.dims.sharding import Sharding
+        >>> from namedmesh.runtime import VariableSpec
+        >>> spec = VariableSpec("w", nm.Shape(nm.dims("model=4 hidden=8")), "float32",
+        ...                     Sharding.of({"hidden": ["data"]}), trainable=True, updated=False)
+        >>> spec.bytes_per_device(nm.Mesh(data=4))
+        32
     """
 
     trainable: bool

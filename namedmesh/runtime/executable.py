@@ -247,6 +247,20 @@ def cache_compilations(folder: str | os.PathLike[str]) -> None:
 
     Args:
         folder: Where to keep them; it is made if it is not there.
+
+    Example:
+        >>> import tempfile
+        >>> import jax
+        >>> from namedmesh.runtime import cache_compilations
+        >>> options = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+        ...            "jax_persistent_cache_min_entry_size_bytes")
+        >>> previous = {name: getattr(jax.config, name) for name in options}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache_compilations(folder)
+        ...     jax.config.jax_compilation_cache_dir == folder
+        True
+        >>> for name, value in previous.items():  # jax's own settings again
+        ...     jax.config.update(name, value)
     """
     os.makedirs(folder, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", os.fspath(folder))

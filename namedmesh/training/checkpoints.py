@@ -22,7 +22,15 @@ logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every file that 
 
 
 class Checkpoint(NamedTuple):
-    """A restored checkpoint: the step it was saved at, the state, and the JSON saved beside it."""
+    """A restored checkpoint: the step it was saved at, the state, and the JSON saved beside it.
+
+    Example:
+        >>> from namedmesh.runtime import State
+        >>> from namedmesh.training import Checkpoint
+        >>> checkpoint = Checkpoint(10, State({}, {}), {"position": 640})
+        >>> checkpoint.step, checkpoint.extra["position"]
+        (10, 640)
+    """
 
     step: int
     state: State
@@ -170,7 +178,11 @@ class Checkpoints:
         self._manager.save(step, args=items, metrics=ranking)
 
     def delete(self, step: int) -> None:
-        """Delete a checkpoint, unless it is the only one."""
+        """Delete a checkpoint, unless it is the only one.
+
+        Args:
+            step: The step it was saved at.
+        """
         self._manager.wait_until_finished()
         if step in self.steps and len(self.steps) > 1:
             self._manager.delete(step)

@@ -75,6 +75,16 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
     Returns:
         The rows, up to a line that a crash cut short.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> from namedmesh.training import read_metrics
+        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
+        >>> read_metrics(path)
+        []
+        >>> _ = path.write_text('{"step": 10, "loss": 2.5}\\n{"step": 20, "lo')
+        >>> read_metrics(path)
+        [{'step': 10, 'loss': 2.5}]
     """
     path = pathlib.Path(path)
     if not path.exists():

@@ -21,6 +21,14 @@ class TraceWindow:
         folder: The folder of the trace.
         first: The first step to trace; the steps before it warm up.
         count: How many steps to trace.
+
+    Raises:
+        NamedMeshError: If the window has no step, or starts before step 1.
+
+    Example:
+        >>> from namedmesh.training import TraceWindow
+        >>> TraceWindow("run/trace", first=5)
+        TraceWindow(folder='run/trace', first=5, count=3)
     """
 
     folder: str | os.PathLike

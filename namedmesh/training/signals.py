@@ -23,7 +23,11 @@ class StopRequest:
         self.number = 0
 
     def note(self, number: int) -> None:
-        """Note a signal; the first one counts."""
+        """Note a signal; the first one counts.
+
+        Args:
+            number: The number of the signal.
+        """
         self.number = self.number or number
 
     def __bool__(self) -> bool:

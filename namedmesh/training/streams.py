@@ -16,7 +16,21 @@ Item = TypeVar("Item")
 
 
 class Stream(Protocol):
-    """What a Trainer reads batches from."""
+    """What a Trainer reads batches from.
+
+    Any object with these two members is a stream; it need not inherit from this class.
+
+    Example:
+        >>> from namedmesh.training import Stream
+        >>> class Lines:
+        ...     digest = "three lines"
+        ...     def read_from(self, position):
+        ...         for number in range(position or 0, 3):
+        ...             yield {"line": number}, number + 1
+        >>> stream: Stream = Lines()
+        >>> list(stream.read_from(1))
+        [({'line': 1}, 2), ({'line': 2}, 3)]
+    """
 
     @property
     def digest(self) -> str:
@@ -29,6 +43,9 @@ class Stream(Protocol):
         Args:
             position: Where to start: a position that came with a batch, which is a JSON value, or
                 None for the beginning.
+
+        Returns:
+            An iterator over the pairs.
         """
         ...
 
@@ -54,7 +71,14 @@ class NumberedBatches:
         self.make_batch, self.digest = make_batch, digest
 
     def read_from(self, position: int | None) -> Iterator[tuple[Any, int]]:
-        """Iterate over pairs of a batch and the number of the next one."""
+        """Iterate over pairs of a batch and the number of the next one.
+
+        Args:
+            position: The number of the first batch; None for 0.
+
+        Yields:
+            A batch, and the number of the batch after it.
+        """
         number = position or 0
         while True:
             yield self.make_batch(number), number + 1
@@ -121,6 +145,16 @@ def place_rows(executable: Executable, batch: Mapping[str, Any]) -> dict[str, An
 
     Returns:
         The same batch if there is one process; else arrays that all processes share.
+
+    Example:
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> from namedmesh.training import place_rows
+        >>> B = nm.Dimension("batch", 4)
+        >>> step = nm.compile(lambda x: nm.mean(x), nm.spec([B]), mesh=nm.Mesh(data=1))
+        >>> batch = place_rows(step, {"x": np.arange(4, dtype=np.float32)})
+        >>> batch["x"].tolist()  # one process has all the rows
+        [0.0, 1.0, 2.0, 3.0]
     """
     if jax.process_count() == 1:
         return dict(batch)

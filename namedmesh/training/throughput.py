@@ -100,15 +100,38 @@ class StepTimes:
         return self.percentile(50)
 
     def percentile(self, percent: float) -> float:
-        """The duration that some percent of the steps do not exceed, interpolated linearly."""
+        """The duration that some percent of the steps do not exceed, interpolated linearly.
+
+        Args:
+            percent: From 0 to 100.
+
+        Returns:
+            The duration in seconds.
+        """
         return float(np.percentile(self.seconds, percent))
 
     def tokens_per_second(self, tokens: float) -> float:
-        """Tokens per second of the median step, which has this many tokens."""
+        """Tokens per second of the median step.
+
+        Args:
+            tokens: How many tokens a step has.
+
+        Returns:
+            The tokens per second.
+        """
         return tokens / self.median
 
     def utilization(self, flops: float, devices: int, peak: float) -> float:
-        """The model FLOPs utilization of the median step; see `model_flops_utilization`."""
+        """The model FLOPs utilization of the median step; see `model_flops_utilization`.
+
+        Args:
+            flops: The FLOPs of one step of the whole program.
+            devices: How many devices run it.
+            peak: The peak of one device in FLOPs per second.
+
+        Returns:
+            A share: 0.5 is half of the peak.
+        """
         return model_flops_utilization(flops, self.median, devices, peak)
 
     def __str__(self) -> str:

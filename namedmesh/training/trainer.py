@@ -34,6 +34,14 @@ class Intervals:
         save_every: Steps between two checkpoints.
         evaluate_every: Steps between two evaluations; 0 for none.
         minutes: A time limit, compilation not counted; 0 for none.
+
+    Raises:
+        NamedMeshError: If a number is too small; the error lists all of them.
+
+    Example:
+        >>> from namedmesh.training import Intervals
+        >>> Intervals(1000, evaluate_every=100).save_every
+        200
     """
 
     steps: int

@@ -146,7 +146,17 @@ def load_weights(
         NamedMeshError: If the file cannot be read, or if variables are missing or have another size
             or dtype; the error lists all of them.
 
-    See `save_weights` for an example.
+    Example:
+        >>> import os, tempfile
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> from safetensors.numpy import save_file
+        >>> from namedmesh.training import SavedVariable
+        >>> path = os.path.join(tempfile.mkdtemp(), "model.safetensors")
+        >>> save_file({"out.w": np.full(2, 3.0, np.float32)}, path)
+        >>> specs = {"out/w": SavedVariable((2,), "float32")}  # or a compiled step, for a State
+        >>> nm.load_weights(path, specs, names={"out/w": "out.w"})
+        {'out/w': array([3., 3.], dtype=float32)}
     """
     check_missing(missing)
     specs = target if isinstance(target, Mapping) else target.variables
