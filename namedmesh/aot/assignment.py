@@ -118,6 +118,7 @@ def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, .
             along axes that the mesh does not have.
 
     Example:
+        >>> from namedmesh.aot import torus_assignment
         >>> from namedmesh.aot.target import Target
         >>> torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
         >>> torus_assignment(Mesh(data=2, expert=4), torus, {"expert": 10.0, "data": 1.0})
@@ -164,7 +165,7 @@ def _weighted_hops(mesh: Mesh, torus: Torus, traffic: Traffic, positions: np.nda
             np.add.at(shares, (rows, groups[:, :, i].ravel()), 1.0)
             pairs = np.einsum("gi,ij,gj->", shares, apart, shares, optimize=True)
             total += sent * pairs / (len(groups) * size * (size - 1))
-    return total / amount if amount else 0.0
+    return float(total / amount) if amount else 0.0
 
 
 def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarray]:

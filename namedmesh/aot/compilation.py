@@ -54,6 +54,7 @@ def compile_for(
             the compiler refuses the program.
 
     Example:
+        >>> from namedmesh.aot import compile_for
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")
         >>> program = nm.trace(lambda x: nm.exp(x), x=nm.spec([B]))

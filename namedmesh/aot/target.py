@@ -49,6 +49,7 @@ class Target:
         shape: The chips along each dimension of the slice, or the number of CPU devices.
 
     Example:
+        >>> from namedmesh.aot import Target
         >>> Target("tpu", "v5p", (4, 4, 4)).cores
         64
         >>> print(Target("cpu", "", (8,)))

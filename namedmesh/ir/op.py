@@ -29,6 +29,7 @@ class Placement:
             each with another size that must divide too (of the dimension that takes its place).
 
     Example:
+        >>> from namedmesh import Placement
         >>> Placement(reduced=frozenset(["model"])).whole
         frozenset()
     """

@@ -11,7 +11,7 @@ from namedmesh.ir.op import Body
 from namedmesh.ir.tensor import Tensor
 
 
-class Loop(Protocol):
+class ScanLike(Protocol):
     """What the lowering of a loop reads of its op."""
 
     @property
@@ -50,7 +50,7 @@ class Loop(Protocol):
         ...
 
 
-def lower_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any]:
+def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
     """Lowers a scan as one while loop over buffers: its size does not depend on the length."""
     tf = context.tf
     carries, stacked = loop.carries, loop.stacked
@@ -85,7 +85,7 @@ def lower_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any]
     return [*carry, *buffers]
 
 
-def unroll_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any]:
+def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
     """Runs a scan turn by turn and stacks what each makes."""
     tf = context.tf
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
@@ -103,7 +103,7 @@ def unroll_loop(loop: Loop, context: Context, values: Sequence[Any]) -> list[Any
     return [*carry, *(tf.stack(column) for column in zip(*turns, strict=True))]
 
 
-def row_positions(loop: Loop) -> list[int]:
+def row_positions(loop: ScanLike) -> list[int]:
     """Returns where the loop's dimension stands in each tensor that is read along it."""
     rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
     return [x.shape.position(loop.over.name) for x in rows]

@@ -37,6 +37,8 @@ class Audit:
         notes: What the compiler did differently, in sentences.
 
     Example:
+        >>> from namedmesh.hlo import CompiledCollective
+        >>> from namedmesh.runtime import Audit
         >>> unplanned = CompiledCollective("AllReduce", ("data",), 8, "float32", "nm.sum.1", "r")
         >>> print(Audit(unplanned=[unplanned]))
         audit: 0 as planned, 1 unplanned, 0 not made

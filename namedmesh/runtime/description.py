@@ -44,6 +44,7 @@ class TensorSpec:
         sharding: The mesh axes that each dimension is split over.
 
     Example:
+        >>> from namedmesh.runtime import TensorSpec
         >>> from namedmesh.dims import dims
         >>> spec = TensorSpec("x", Shape(dims("batch=10 model=4")), "float32",
         ...                   Sharding.of({"batch": ["data"]}))

@@ -32,6 +32,7 @@ def use_cpu_devices(count: int) -> None:
         NamedMeshError: If jax has started already, with fewer CPU devices.
 
     Example:
+        >>> from namedmesh.runtime import use_cpu_devices
         >>> use_cpu_devices(1)
     """
     if devices_are_fixed():

@@ -228,6 +228,7 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
         NamedMeshError: If the file cannot be read, or the program cannot run here.
 
     Example:
+        >>> from namedmesh.runtime import load
         >>> import tempfile
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")

@@ -20,6 +20,7 @@ class Report:
         code_bytes: The program itself.
 
     Example:
+        >>> from namedmesh.runtime import Report
         >>> report = Report(1.0, argument_bytes=100, output_bytes=60, temporary_bytes=30,
         ...                 aliased_bytes=50, code_bytes=7)
         >>> report.peak_bytes

@@ -188,11 +188,25 @@ class Checkpoints:
             self._manager.delete(step)
 
     def read_extra(self, step: int | None = None) -> dict[str, Any]:
-        """Read what was saved beside the state of a step (by default the newest)."""
+        """Read what was saved beside a state.
+
+        Args:
+            step: The checkpoint's step; the newest by default.
+
+        Returns:
+            What was given to `save` as `extra`.
+        """
         return self._read_json(self._resolve(step), "extra")
 
     def read_variables(self, step: int | None = None) -> dict[str, SavedVariable]:
-        """Read the names, sizes and dtypes of a checkpoint's variables, without their values."""
+        """Read the names, sizes and dtypes of a checkpoint's variables, without their values.
+
+        Args:
+            step: The checkpoint's step; the newest by default.
+
+        Returns:
+            The variables by name.
+        """
         entries = self._read_json(self._resolve(step), "variables")
         return {
             name: SavedVariable(tuple(one["sizes"]), one["dtype"]) for name, one in entries.items()

@@ -57,6 +57,7 @@ def format_duration(seconds: float) -> str:
     Returns:
         The duration as text.
 
+    >>> from namedmesh.training import format_duration
     >>> format_duration(187), format_duration(3720)
     ('3:07', '1:02:00')
     """

@@ -16,6 +16,7 @@ MISSING = ("error", "init")
 class SavedVariable:
     """Size and dtype of a variable in a file, without the padding that some layouts add.
 
+    >>> from namedmesh.training import SavedVariable
     >>> str(SavedVariable((4, 8), "bfloat16"))
     'bfloat16[4, 8]'
     """

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 class StopRequest:
     """Whether the process was asked to stop; true once a signal has arrived.
 
+    >>> from namedmesh.training import StopRequest
     >>> request = StopRequest()
     >>> bool(request), request.name
     (False, '')

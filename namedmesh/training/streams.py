@@ -98,6 +98,7 @@ def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, Non
     Returns:
         An iterator over the same items.
 
+    >>> from namedmesh.training import prefetch
     >>> list(prefetch(range(4)))
     [0, 1, 2, 3]
     """

@@ -45,6 +45,7 @@ def device_peak_flops(device: Any = None) -> float:
     Raises:
         NamedMeshError: If the kind of device is not in the table.
 
+    >>> from namedmesh.training import device_peak_flops
     >>> device_peak_flops("NVIDIA H200") / 1e12
     989.4
     >>> device_peak_flops("TPU v5 lite") / 1e12
@@ -74,6 +75,7 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
     Returns:
         A share: 0.5 is half of the peak.
 
+    >>> from namedmesh.training import model_flops_utilization
     >>> model_flops_utilization(flops=8e12, seconds=0.1, devices=4, peak=100e12)
     0.2
     """
@@ -87,6 +89,7 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
 class StepTimes:
     """The durations of some steps, in seconds.
 
+    >>> from namedmesh.training import StepTimes
     >>> times = StepTimes((0.3, 0.1, 0.2))
     >>> times.median, times.tokens_per_second(1000)
     (0.2, 5000.0)
