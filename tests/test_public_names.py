@@ -61,11 +61,9 @@ def getter_of(member: Any) -> Callable[..., Any] | None:
 
 
 def members_by_name(select: Callable[[Any], Callable[..., Any] | None]) -> dict[str, Any]:
-    """The selected members of the classes of nm, aot and runtime, by class and name."""
+    """The selected members of public classes, by class and name."""
     members: dict[str, Any] = {}
     for name, owner in CLASSES.items():
-        if name.startswith("training."):
-            continue
         for member_name, member in public_members(owner):
             function = select(member)
             if function is not None and function not in members.values():
