@@ -12,7 +12,7 @@ M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MES
 
 env: $(VENV)/ready
 
-$(VENV)/ready: requirements.txt setup.py
+$(VENV)/ready: requirements.txt pyproject.toml setup.py
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install --quiet --upgrade pip
 	$(RUN) -m pip install --quiet -r requirements.txt

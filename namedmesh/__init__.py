@@ -6,6 +6,7 @@ running an Artifact imports neither TensorFlow nor the ops.
 """
 
 import ast
+import difflib
 import functools
 import importlib
 import os
@@ -27,7 +28,9 @@ def _public_names() -> dict[str, str]:
 def __getattr__(name: str) -> Any:
     module = _public_names().get(name)
     if module is None:
-        raise AttributeError(f"module 'namedmesh' has no attribute {name!r}")
+        close = difflib.get_close_matches(name, _public_names(), n=1)
+        advice = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module 'namedmesh' has no attribute {name!r}{advice}")
     if module.startswith("namedmesh.ir."):
         # The catalogue enters what tensors' + and ** call; ir itself does not know the ops.
         for part in ("arithmetic", "logic", "mathematics"):

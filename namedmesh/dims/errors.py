@@ -2,7 +2,7 @@
 
 import difflib
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import SupportsIndex
 
 from namedmesh.dims.source import Source, caller
@@ -101,3 +101,9 @@ def check_text(text: object, what: str, example: str) -> str:
             fix=f"write a string such as {example!r}",
         )
     return text
+
+
+def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+    """Raises for a word that is not one of the choices: a typo would count nothing."""
+    if value not in choices:
+        raise NamedMeshError(f"there is no {what} {value!r}", fix=did_you_mean(str(value), choices))

@@ -4,6 +4,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from namedmesh.dims.errors import (
     NamedMeshError,
@@ -12,6 +13,10 @@ from namedmesh.dims.errors import (
     suggest_names,
 )
 from namedmesh.dims.mesh import Mesh
+
+LayoutLike: TypeAlias = (
+    "Layout | str | Mapping[str, str | Iterable[str]]"  # what a layout is made of
+)
 
 
 class Layout:

@@ -65,7 +65,6 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         variables = trace.root.variables.values()
         wrt = {variable.name: variable.tensor for variable in variables if variable.trainable}
     targets = flatten(wrt)
-    _check_targets(targets)
     if not check_tensor("grad", loss).floating:
         raise NamedMeshError(
             f"grad: the loss is {loss.dtype}, through which no gradient flows",
@@ -78,6 +77,7 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
             str(loss),
             fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
         )
+    _check_targets(targets)
     targets = [trace.bring(target) for target in targets]
     with trace.at(trace.source, "backward", derived=True):
         start = _start(loss, cotangent)
@@ -161,7 +161,7 @@ def reverse_ops(
         with trace.at(op.source, derived=True):
             incoming = [_or_zeros(cotangents, tensor) for tensor in op.outputs]
             before = len(trace.ops)
-            outgoing = op.vjp(*incoming)
+            outgoing = _check_cotangents(op, op.vjp(*incoming))
             fresh = {tensor for new in trace.ops[before:] for tensor in new.outputs}
             for x, dx in zip(op.inputs, outgoing, strict=True):
                 if dx is None or x not in reached:
@@ -170,6 +170,29 @@ def reverse_ops(
                     dx = Cotangent((dx,)).output
                 dx = mark_cotangent(dx, x)
                 cotangents[x] = mark_cotangent(cotangents[x] + dx, x) if x in cotangents else dx
+    return cotangents
+
+
+def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
+    """Returns what an op's derivative returned, or raises unless there is one like each input."""
+    problems = []
+    if not isinstance(cotangents, (list, tuple)) or len(cotangents) != len(op.inputs):
+        problems.append(f"{format_value(cotangents)} for {len(op.inputs)} inputs")
+    else:
+        for x, dx in zip(op.inputs, cotangents, strict=True):
+            if dx is None:
+                continue
+            if not isinstance(dx, Tensor):
+                problems.append(f"{format_value(dx)} for {x}")
+            elif dx.shape != x.shape or dx.dtype != x.dtype:
+                problems.append(f"{dx.dtype}{dx.shape} for {x}")
+    if problems:
+        raise op.error(
+            f"its derivative returned {'; '.join(problems)}",
+            *map(str, op.inputs),
+            fix="return a list from vjp() with None or a tensor of the same dims and dtype "
+            "for each input",
+        )
     return cotangents
 
 

@@ -16,8 +16,41 @@ from namedmesh.ir.tensor import Tensor
 
 def lower_op(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:
     """Runs an op's lowering and returns its results as a tuple."""
-    results = op.lower(context, *values)
-    return tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    try:
+        results = op.lower(context, *values)
+    except NamedMeshError:
+        raise
+    except Exception as error:
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise op.error(
+            f"its lowering failed: {type(error).__name__}: {first[:300]}",
+            *map(str, op.inputs),
+            fix="mend lower(), or the function it calls",
+        ) from error
+    results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
+    _check_lowered(op, context, results)
+    return results
+
+
+def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:
+    """Raises unless the values are what the shape rule says: their number, shapes and dtypes."""
+    problems = []
+    if len(results) != len(op.outputs):
+        problems.append(f"{len(results)} values for {len(op.outputs)} results")
+    for tensor, value in zip(op.outputs, results, strict=False):
+        if not context.tf.is_tensor(value):
+            problems.append(f"{format_value(value)} for {tensor}")
+            continue
+        sizes, dtype = value.shape.as_list(), value.dtype.name
+        expected = context.sizes(tensor.shape)
+        if dtype != tensor.dtype or (None not in sizes and sizes != expected):
+            problems.append(f"{dtype}{sizes} for {tensor}, here {tensor.dtype}{expected}")
+    if problems:
+        raise op.error(
+            f"its lowering returned {'; '.join(problems)}",
+            *map(str, op.inputs),
+            fix="return a TensorFlow value for each result, as results() describes them",
+        )
 
 
 class Eager(Context):

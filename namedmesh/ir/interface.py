@@ -9,9 +9,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import as_tuple
-from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
-
-DTYPES = (*FLOATS, *INTEGERS, "bool")
+from namedmesh.ir.tensor import DTYPES, Tensor
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
-from namedmesh.ir.context import Context
+from namedmesh.ir.context import Context as Context
+from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.recorder import require_recorder
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import DTYPES, Tensor
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,9 @@ class Placement:
 
     Args:
         whole: Dimensions the op needs unsplit.
-        reduced: Dimensions it sums (or takes the maximum of ...) over: split ones leave partial
-            results, which the plan adds up with an AllReduce.
+        reduced: Dimensions it reduces over, which split ones turn into an AllReduce. XLA knows how
+            to combine partial results of an ordinary op; those of a manual op are added up, so a
+            manual op may only sum over split dimensions and needs others whole.
         renames: Operand dimension to the result dimension that takes its place.
         divisible: Dimensions that may be split only where the devices divide their size evenly,
             each with another size that must divide too (of the dimension that takes its place).
@@ -79,19 +81,13 @@ class Op:
     identity: object = field(init=False, repr=False)  # stays the same when the op is rebuilt
 
     # Traits of placement and planning.
-    elementwise: ClassVar[bool] = (
-        False  # every result element depends on the operands' elements there
-    )
+    elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
     rule: ClassVar[str] = "generic"  # which rule of the planner decides where the results lie
     states_place: ClassVar[bool] = False  # says itself where its result lies
-    same_value: ClassVar[bool] = (
-        False  # such ops on one tensor to one dtype make one value: moved once
-    )
+    same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     # Traits of lowering.
-    manual: ClassVar[bool] = (
-        False  # lowered on each device's own piece, where XLA would communicate
-    )
+    manual: ClassVar[bool] = False  # lowered on each device's piece, where XLA would communicate
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
@@ -103,16 +99,57 @@ class Op:
 
     def __post_init__(self) -> None:
         recorder = require_recorder(self.kind)
+        self._set(source=recorder.source or caller())
+        self._check_inputs()
         self._set(
-            source=recorder.source or caller(),
             phase=recorder.phase,
             scope=recorder.scope,
             derived=recorder.derived,
             identity=object(),
             inputs=tuple(recorder.bring(tensor) for tensor in self.inputs),
         )
-        self._set(outputs=tuple(self._tensor(shape, dtype) for shape, dtype in self.results()))
+        self._set(outputs=tuple(self._tensor(*result) for result in self._checked_results()))
         recorder.record(self)
+
+    def _check_inputs(self) -> None:
+        """Raises unless the class is complete and its operands are a tuple of tensors."""
+        missing = [
+            name
+            for name in ("results", "lower")
+            if getattr(type(self), name) is getattr(Op, name)
+            and not (name == "lower" and self.given)
+        ]
+        if missing:
+            raise self.error(
+                f"the class {type(self).__name__} does not define {' and '.join(missing)}",
+                fix=f"define {' and '.join(f'{name}()' for name in missing)}; see help(nm.Op)",
+            )
+        if not isinstance(self.inputs, (tuple, list)):
+            raise self.error(
+                f"inputs is {describe_type(self.inputs)}, expected a tuple of tensors",
+                fix=f"write {type(self).__name__}((x,))",
+            )
+        wrong = [describe_type(value) for value in self.inputs if not isinstance(value, Tensor)]
+        if wrong:
+            raise self.error(
+                f"{', '.join(wrong)} among the inputs, expected tensors",
+                fix="give numbers and arrays as fields of the op, or as tensors (nm.full, nm.spec)",
+            )
+
+    def _checked_results(self) -> list[tuple[Shape, str]]:
+        """What the shape rule says, each result a shape and the name of a dtype."""
+        results = self.results()
+        entries = list(results) if isinstance(results, (list, tuple)) else []
+        for entry in entries or [results]:
+            pair = isinstance(entry, tuple) and len(entry) == 2
+            if not pair or not isinstance(entry[0], Shape) or entry[1] not in DTYPES:
+                raise self.error(
+                    f"results() returned {format_value(results)}",
+                    *map(str, self.inputs),
+                    fix="return a list with a pair (Shape, dtype name) for each result, "
+                    "e.g. [(x.shape, 'float32')]",
+                )
+        return entries
 
     def _set(self, **values: Any) -> None:
         for name, value in values.items():
@@ -167,27 +204,31 @@ class Op:
         """
         raise NotImplementedError(f"{type(self).__name__} defines no results()")
 
-    def lower(self, context: Context, *values: Any) -> Any:
-        """Computes the results with TensorFlow, which is `context.tf`.
+    # Any signature is a proper override of (*args, **options): an op names its own values.
+    def lower(self, *args: Any, **options: Any) -> Any:
+        """Computes the results with TensorFlow: write `def lower(self, context, x, y)`.
 
         Args:
-            context: Where the op is lowered.
-            *values: A value for each of `inputs`, with its tensor's dimensions in order; inside a
-                manual op, one device's piece of them (`context.size(dim)`).
+            *args: The context (a `Context`, whose `tf` is TensorFlow), then a value for each of
+                `inputs`, with its tensor's dimensions in order; inside a manual op, one device's
+                piece of them (`context.size(dim)`).
+            **options: Nothing is given by name.
 
         Returns:
             One value, or a list if there are several results.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no lower()")
 
-    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
-        """The derivative: computes the cotangents of the inputs, in named ops.
+    def vjp(self, *args: Any, **options: Any) -> Sequence[Tensor | None]:
+        """The derivative, in named ops: write `def vjp(self, dy)`.
 
         Args:
-            *cotangents: The cotangent of each result.
+            *args: The cotangent of each result.
+            **options: Nothing is given by name.
 
         Returns:
-            A cotangent for each input, or None for one that gets no gradient.
+            A cotangent of the same dims and dtype for each input, or None for one that gets no
+            gradient.
 
         Raises:
             NamedMeshError: The op has no derivative.
@@ -196,7 +237,7 @@ class Op:
             f"{self.kind} has no derivative",
             *map(str, self.inputs),
             source=self.source,
-            fix="put nm.stop_gradient around its operands, "
+            fix="put nm.stop_gradient around its operands, define vjp() if it is an op of yours, "
             "or give it a derivative with nm.custom_vjp",
         )
 

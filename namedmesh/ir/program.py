@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.dims.errors import (
+    NamedMeshError,
+    check_choice,
+    check_identifier,
+    did_you_mean,
+)
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import InputSpec, Specs, Variable, spec
@@ -101,6 +106,8 @@ class Program:
         Returns:
             The count.
         """
+        if phase is not None:
+            check_choice("phase", phase, ("forward", "backward", "update"))
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
     def evaluate(self, state: Mapping[str, Any], **inputs: Any) -> tuple[dict[str, Any], Any]:
@@ -169,7 +176,8 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     Args:
         function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and
             dicts as it likes. It may make parameters, differentiate and assign.
-        *specs: An `nm.spec`, or a dict of them, for each positional argument.
+        *specs: An `nm.spec`, or a dict of them, for each positional argument. A dict's entries
+            become inputs of the program under their own names: `step(state, tokens=..., mask=...)`.
         **named: The same, by the argument's name.
 
     Returns:
@@ -285,6 +293,12 @@ def evaluate(function: Callable[..., Any], **arguments: tuple[Sequence[Dimension
         >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1, 2, 3.5], [4, 5, 6]]))
         array([2.1666667, 5.       ], dtype=float32)
     """
+    for name, pair in arguments.items():
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise NamedMeshError(
+                f"evaluate: {name} is {format_value(pair)}, expected dimensions and values",
+                fix=f"write {name}=([B, M], array)",
+            )
     narrow = {"float64": "float32", "int64": "int32"}
     arrays = {name: np.asarray(values) for name, (_, values) in arguments.items()}
     specs = {

@@ -12,6 +12,7 @@ from namedmesh.ir.format import format_value
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
+DTYPES = (*FLOATS, *INTEGERS, "bool")
 BYTES = {
     "float64": 8,
     "int64": 8,

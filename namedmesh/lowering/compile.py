@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.layout import Layout
+from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
@@ -25,11 +25,12 @@ class Step(Executable):
         strict: Whether a collective that the plan does not have is an error.
 
     Example:
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> B = nm.Dimension("batch", 8)
         >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
         >>> step = nm.Step(nm.plan(program, nm.Mesh(data=2), "batch:data"))
-        >>> _, total = step(None, [1.0] * 8)
+        >>> _, total = step(None, np.ones(8, np.float32))
         >>> float(total)
         8.0
     """
@@ -44,8 +45,8 @@ def compile(
     /,
     *specs: Specs,
     mesh: Mesh,
-    layout: Layout | str = "",
-    params: Layout | str | None = None,
+    layout: LayoutLike = "",
+    params: LayoutLike | None = None,
     precision: str = "default",
     strict: bool | None = None,
     **named: Specs,
@@ -71,12 +72,13 @@ def compile(
             that was not planned.
 
     Example:
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=8 model=4")
         >>> def mean(x):
         ...     return nm.mean(x, over=B)
         >>> step = nm.compile(mean, nm.spec([B, M]), mesh=nm.Mesh(data=4), layout="batch:data")
-        >>> _, result = step(None, [[1.0, 2.0, 3.0, 4.0]] * 8)
+        >>> _, result = step(None, np.tile(np.float32([1, 2, 3, 4]), (8, 1)))
         >>> result
         Array([1., 2., 3., 4.], dtype=float32)
     """

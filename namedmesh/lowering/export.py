@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.dims.layout import Layout
+from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.version import __version__
@@ -30,8 +30,8 @@ from namedmesh.runtime.structure import number_leaves
 def export(
     program: Program,
     mesh: Mesh,
-    layout: Layout | str,
-    params: Layout | str | None = None,
+    layout: LayoutLike = "",
+    params: LayoutLike | None = None,
     precision: str = "default",
 ) -> Artifact:
     """Plans and lowers a program and its initializers for one mesh and layout.

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.collective import Collective
+from namedmesh.dims.errors import check_choice
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Transfer
@@ -19,6 +20,8 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.table import TensorRow, format_communication, format_tensors
 
 PHASES = ("forward", "backward", "update")
+ALL_PHASES = (*PHASES, "init")
+KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,6 +121,7 @@ class Plan:
         Returns:
             The collectives, in order.
         """
+        check_choice("phase", phase, ALL_PHASES)
         if phase == "init":
             return self.initial_collectives
         return [collective for collective in self.collectives if collective.phase == phase]
@@ -132,7 +136,9 @@ class Plan:
         Returns:
             The count; a collective in a loop counts once for each iteration.
         """
-        return sum(c.times for c in self.collectives if c.kind == kind and phase in (None, c.phase))
+        check_choice("kind of collective", kind, KINDS)
+        collectives = self.collectives if phase is None else self.of_phase(phase)
+        return sum(one.times for one in collectives if one.kind == kind)
 
     def total_bytes(self, phases: Iterable[str] = PHASES) -> int:
         """Returns the bytes per device that one step communicates.
@@ -148,7 +154,7 @@ class Plan:
     @property
     def communication(self) -> str:
         """The collectives alone, as a table: those of a step, then those of initialisation."""
-        return format_communication({phase: self.of_phase(phase) for phase in (*PHASES, "init")})
+        return format_communication({phase: self.of_phase(phase) for phase in ALL_PHASES})
 
     def tensor_rows(self) -> Iterator[TensorRow]:
         """Yields a row for each tensor but scalars and a derivative's inner values."""
@@ -177,7 +183,7 @@ class Plan:
             >>> [(one["kind"], one["bytes"]) for one in plan.to_json()["collectives"]]
             [('AllReduce', 4)]
         """
-        phases = (*PHASES, "init")
+        phases = ALL_PHASES
         return {
             "program": self.program.name,
             "mesh": self.mesh.axes,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.layout import Layout
+from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
@@ -40,7 +40,7 @@ def settle_op(planner: Planner, op: Op, times: int) -> None:
 
 
 def plan(
-    program: Program, mesh: Mesh, layout: Layout | str = "", params: Layout | str | None = None
+    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
 ) -> Plan:
     """Decides where every tensor of a program lies, and with that every collective.
 
@@ -49,7 +49,8 @@ def plan(
     Args:
         program: What `nm.trace` returned.
         mesh: The devices, along named axes.
-        layout: Which dimensions lie on which mesh axes: 'group:data+expert, expert:expert'.
+        layout: Which dimensions lie on which mesh axes, as text ('group:data+expert,
+            expert:expert'), a dict or a Layout.
         params: The same for parameters, their gradients and slots at rest, where it differs.
 
     Returns:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.literal import as_tensor, check_number
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
 from namedmesh.ops.constants import zeros
@@ -175,6 +175,9 @@ def _uniform(
     dtype: str = "float32",
 ) -> Tensor:
     """Draws from low to high, with as many random digits as the dtype holds: high stays out."""
+    for bound in (low, high):
+        if not isinstance(bound, Tensor):
+            check_number(what, bound, "float32")
     digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
     unit = cast(draw_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
     return cast(unit * (high - low) + low, dtype)

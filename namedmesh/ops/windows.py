@@ -150,7 +150,8 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
         raise NamedMeshError(
             f"slice: {size} elements from {start} with stride {stride} do not lie in {dim}",
             str(x),
-            fix=f"keep start + (size - 1) * stride below {dim.size}",
+            fix="give start >= 0, size >= 1, stride >= 1, "
+            f"and start + (size - 1) * stride below {dim.size}",
         )
     return x if (start, size) == (0, dim.size) else Slice((x,), dim, start, size, stride).output
 
