@@ -62,6 +62,7 @@ def test_sigterm_saves_and_the_next_start_resumes_from_that_step(dense, tmp_path
     assert [step for step, _ in losses(folder)] == [5, 10, *range(11, stopped + 2)]
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_and_the_last_good_checkpoint_is_kept(dense, tmp_path):
     folder = copied(dense, tmp_path / "run")
     poison(folder, 10)
