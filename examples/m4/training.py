@@ -11,7 +11,6 @@ import numpy as np
 from examples.m4.input.batches import Batches
 from examples.m4.run import Run
 from examples.m4.settings import Settings
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State, cache_compilations, load
 from namedmesh.training import (
     Checkpoints,
@@ -19,7 +18,6 @@ from namedmesh.training import (
     TraceWindow,
     Trainer,
     average_results,
-    device_peak_flops,
     place_rows,
     share_state,
 )
@@ -52,10 +50,6 @@ def train(
         trainer = make_trainer(run, settings, step, checkpoints, say=say, profile=window)
         row = trainer.run()
     if trainer.stop:
-        say(
-            f"stopped by {trainer.stop.name} after step {trainer.steps_taken}; "
-            "the same command continues from there"
-        )
         raise SystemExit(trainer.stop.exit_status)
     return row
 
@@ -77,10 +71,6 @@ def make_trainer(
     if settings.dev_every:
         dev = load(run.artifact("evaluate", settings, options.get("say", print)))
         evaluate = lambda state: {"dev_loss": measure_dev_loss(dev, state, run, settings)}
-    try:
-        peak_flops = device_peak_flops()
-    except NamedMeshError:  # a CPU, or a device too new for the table
-        peak_flops = None
     return Trainer(
         step,
         open_batches(run, settings, "train"),
@@ -100,7 +90,6 @@ def make_trainer(
         evaluate=evaluate,
         advice=ADVICE,
         flops=step.artifact.flops,
-        peak_flops=peak_flops,
         **options,
     )
 

@@ -7,6 +7,7 @@ from namedmesh.training.averaging import average_results as average_results
 from namedmesh.training.averaging import share_state as share_state
 from namedmesh.training.checkpoints import Checkpoint as Checkpoint
 from namedmesh.training.checkpoints import Checkpoints as Checkpoints
+from namedmesh.training.intervals import Intervals as Intervals
 from namedmesh.training.metrics import MetricsLog as MetricsLog
 from namedmesh.training.metrics import read_metrics as read_metrics
 from namedmesh.training.printing import format_duration as format_duration
@@ -25,7 +26,6 @@ from namedmesh.training.throughput import StepTimes as StepTimes
 from namedmesh.training.throughput import device_peak_flops as device_peak_flops
 from namedmesh.training.throughput import model_flops_utilization as model_flops_utilization
 from namedmesh.training.throughput import time_steps as time_steps
-from namedmesh.training.trainer import Intervals as Intervals
 from namedmesh.training.trainer import Trainer as Trainer
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights

@@ -9,13 +9,24 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import orbax.checkpoint as ocp
-from orbax.checkpoint.checkpoint_managers import AnyPreservationPolicy, BestN, LatestN
 
 from namedmesh.dims.errors import NamedMeshError, join_names
 from namedmesh.runtime import Executable, State
+from namedmesh.training.arguments import (
+    check_count,
+    check_executable,
+    check_file_path,
+    check_json,
+    check_metrics,
+    check_saveable,
+)
+from namedmesh.training.orbax_items import (
+    item_handlers,
+    manager_options,
+    read_arrays,
+    report_damage,
+)
 from namedmesh.training.saved_variables import SavedVariable, describe_state, match_variables
 
 logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every file that it writes
@@ -46,9 +57,12 @@ class Checkpoints:
 
     Args:
         folder: Where the checkpoints are.
-        keep: How many of the newest to keep; None to only read.
+        keep: How many of the newest to keep; None to only read: saving is an error then.
         metric: The metric that decides which checkpoint is the best. The best one is kept as well.
         mode: "min" if lower is better, "max" if higher is.
+
+    Raises:
+        NamedMeshError: If an argument is not what it should be.
 
     Example:
         >>> import tempfile
@@ -79,33 +93,17 @@ class Checkpoints:
     ):
         if mode not in ("min", "max"):
             raise NamedMeshError(f"mode={mode!r} is not a choice", fix="give 'min' or 'max'")
-        if keep is not None and keep < 1:
-            raise NamedMeshError(f"keep={keep}", fix="keep at least one checkpoint")
-        self.folder, self.metric = pathlib.Path(folder).resolve(), metric
-        self._mode, self._writing, self._open = mode, keep is not None, True
-        self._manager = ocp.CheckpointManager(
-            self.folder, options=self._options(keep), item_handlers=_handlers()
-        )
-
-    def _options(self, keep: int | None) -> ocp.CheckpointManagerOptions:
-        """How orbax keeps and deletes checkpoints."""
-        rank = lambda metrics: metrics[self.metric]
-        policy = None
+        if not isinstance(metric, str):
+            raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")
         if keep is not None:
-            best = BestN(
-                get_metric_fn=rank,
-                reverse=self._mode == "min",
-                n=1,
-                keep_checkpoints_without_metrics=False,
-            )
-            policy = AnyPreservationPolicy([LatestN(keep), best])
-        return ocp.CheckpointManagerOptions(
-            preservation_policy=policy,
-            best_fn=rank,
-            best_mode=self._mode,
-            read_only=keep is None,
-            create=keep is not None,
-            cleanup_tmp_directories=keep is not None,
+            keep = check_count(keep, "keep", least=1)
+        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints")).resolve()
+        if path.exists() and not path.is_dir():
+            raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
+        self.folder, self.metric = path, metric
+        self._writing, self._open = keep is not None, True
+        self._manager = ocp.CheckpointManager(
+            self.folder, options=manager_options(keep, metric, mode), item_handlers=item_handlers()
         )
 
     @property
@@ -138,7 +136,7 @@ class Checkpoints:
         """
         if which in ("best", "newest"):
             return self.best if which == "best" else self.latest
-        if which.isdecimal():
+        if str(which).isdecimal():
             return int(which)
         raise NamedMeshError(
             f"there is no checkpoint {which!r}", fix="give best, newest or a number of steps"
@@ -153,36 +151,75 @@ class Checkpoints:
     ) -> None:
         """Start to save a checkpoint; the state may be given to the next step at once.
 
-        The checkpoint appears in the folder when all of it is written, or not at all. Saving the
-        step of the newest checkpoint again does nothing.
+        The checkpoint appears in the folder when all of it is written, or not at all. Steps are
+        saved in increasing order; saving the newest step again does nothing.
 
         Args:
             step: How many steps were taken.
             state: The state after them.
             extra: What else is needed to continue, as JSON.
             metrics: Measurements of this state; the one that ranks checkpoints counts if finite.
+
+        Raises:
+            NamedMeshError: If the checkpoints are only read (no `keep`) or closed, if there is a
+                newer checkpoint, if the state is not a State or was used up, if extra is not JSON,
+                or if metrics are not numbers.
         """
-        if step == self.latest:
+        self.check_writable()
+        step, state = check_count(step, "step"), check_saveable(state)
+        items, numbers = check_json(extra, "extra"), check_metrics(metrics, "metrics")
+        latest = self.latest
+        if step == latest:
             return
-        value = (metrics or {}).get(self.metric, math.nan)
+        if latest is not None and step < latest:
+            raise NamedMeshError(
+                f"step {step} cannot be saved after step {latest}, which {self.folder} has",
+                fix="save steps in increasing order, delete the newer ones, or use another folder",
+            )
+        value = numbers.get(self.metric, math.nan)
         variables = {
             name: {"sizes": list(one.sizes), "dtype": one.dtype}
             for name, one in describe_state(state).items()
         }
-        items = ocp.args.Composite(
+        composite = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.arrays)),
             variables=ocp.args.JsonSave(variables),
-            extra=ocp.args.JsonSave(dict(extra or {})),
+            extra=ocp.args.JsonSave(items),
         )
-        ranking = {self.metric: float(value)} if math.isfinite(value) else None
-        self._manager.save(step, args=items, metrics=ranking)
+        ranking = {self.metric: value} if math.isfinite(value) else None
+        self._manager.save(step, args=composite, metrics=ranking)
+
+    def check_writable(self) -> None:
+        """Check that checkpoints can be saved here.
+
+        Raises:
+            NamedMeshError: If the folder was opened without `keep`, or is closed.
+        """
+        self._check_open()
+        if not self._writing:
+            raise NamedMeshError(
+                f"the checkpoints in {self.folder} were opened without keep=, only to be read",
+                fix="say how many to keep: Checkpoints(folder, keep=3)",
+            )
+
+    def _check_open(self) -> None:
+        """Raise if the checkpoints are closed."""
+        if not self._open:
+            raise NamedMeshError(
+                f"the checkpoints in {self.folder} are closed",
+                fix="open them again, or use them inside the with statement",
+            )
 
     def delete(self, step: int) -> None:
-        """Delete a checkpoint, unless it is the only one.
+        """Delete a checkpoint, unless it is the only one; a step without one is ignored.
 
         Args:
             step: The step it was saved at.
+
+        Raises:
+            NamedMeshError: If the folder was opened without `keep`, or is closed.
         """
+        self.check_writable()
         self._manager.wait_until_finished()
         if step in self.steps and len(self.steps) > 1:
             self._manager.delete(step)
@@ -207,10 +244,13 @@ class Checkpoints:
         Returns:
             The variables by name.
         """
-        entries = self._read_json(self._resolve(step), "variables")
-        return {
-            name: SavedVariable(tuple(one["sizes"]), one["dtype"]) for name, one in entries.items()
-        }
+        step = self._resolve(step)
+        entries = self._read_json(step, "variables")
+        with report_damage(self.folder, step):
+            return {
+                name: SavedVariable(tuple(one["sizes"]), one["dtype"])
+                for name, one in entries.items()
+            }
 
     def restore(
         self,
@@ -232,53 +272,26 @@ class Checkpoints:
             The step, the state and the extra JSON.
 
         Raises:
-            NamedMeshError: If there is no such checkpoint, or if variables are missing or have
-                another size or dtype; the error lists all of them.
+            NamedMeshError: If there is no such checkpoint, or its files are damaged, or if
+                variables are missing or have another size or dtype; the error lists all of them.
         """
+        check_executable(executable, "the program to restore")
         step = self._resolve(step)
         saved, specs = self.read_variables(step), executable.variables
         fix = "use the settings that the checkpoint was trained with"
         where = f"the checkpoint of step {step}"
         names = match_variables(where, saved, specs, missing=missing, fix=fix)
-        arrays = self._read_arrays(step, executable, names)
+        with report_damage(self.folder, step):
+            arrays = read_arrays(self._manager, step, executable, names)
         if len(names) < len(specs):
             arrays = executable.init(seed).arrays | arrays
         ordered = {name: arrays[name] for name in specs}
         return Checkpoint(step, State(ordered, specs), self._read_json(step, "extra"))
 
-    def _read_arrays(
-        self, step: int, executable: Executable, names: list[str]
-    ) -> dict[str, jax.Array]:
-        """Read some variables, each device its own piece, with the padding that the program has."""
-        mesh, specs = executable.artifact.mesh, executable.variables
-        metadata = self._manager.item_metadata(step)["state"]
-        metadata = getattr(metadata, "tree", metadata)
-        restore, structure = {}, {}
-        for name in names:
-            shape, dtype = specs[name].padded(mesh), jnp.dtype(specs[name].dtype)
-            sharding = executable.sharding(specs[name])
-            # Not strict: orbax cuts an array or extends it with zeros to fit the shape, piece by
-            # piece, so that another padding needs no array whole on one device.
-            restore[name] = ocp.ArrayRestoreArgs(
-                sharding=sharding, global_shape=shape, strict=False, dtype=dtype
-            )
-            structure[name] = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-        if not names:
-            return {}
-        items = ocp.args.Composite(
-            state=ocp.args.PyTreeRestore(item=structure, restore_args=restore, partial_restore=True)
-        )
-        arrays = self._manager.restore(step, args=items)["state"]
-        for name in names:
-            arrays[name] = _clear_padding(
-                arrays[name], tuple(specs[name].sizes), tuple(metadata[name].shape)
-            )
-        return arrays
-
     def _resolve(self, step: int | None) -> int:
         """The step of a checkpoint that is there: the one asked for, or the newest."""
-        if step is None:
-            step = self.latest
+        self._check_open()
+        step = self.latest if step is None else check_count(step, "step")
         if step is None:
             raise NamedMeshError(f"{self.folder} has no checkpoint", fix="train first")
         if step not in self._manager.all_steps():
@@ -291,17 +304,19 @@ class Checkpoints:
     def _read_json(self, step: int, item: str) -> Any:
         """Read one of the JSON items of a checkpoint."""
         items = ocp.args.Composite(**{item: ocp.args.JsonRestore()})
-        return self._manager.restore(step, args=items)[item]
+        with report_damage(self.folder, step):
+            return self._manager.restore(step, args=items)[item]
 
     def wait(self) -> None:
         """Wait until everything saved so far is written."""
-        self._manager.wait_until_finished()
+        if self._open:
+            self._manager.wait_until_finished()
 
     def close(self) -> None:
         """Wait until everything is written, and close the folder."""
         if self._open:
-            self._open = False
             self.wait()
+            self._open = False
             self._manager.close()
 
     def __enter__(self) -> Checkpoints:
@@ -309,31 +324,3 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _handlers() -> dict[str, Any]:
-    """The orbax handler of each item of a checkpoint."""
-    return {
-        "state": ocp.PyTreeCheckpointHandler(),
-        "variables": ocp.JsonCheckpointHandler(),
-        "extra": ocp.JsonCheckpointHandler(),
-    }
-
-
-def _clear_padding(array: jax.Array, sizes: tuple[int, ...], saved: tuple[int, ...]) -> jax.Array:
-    """Set to zero what was padding when the array was saved and is padding of another size now.
-
-    Padding of the same size stays as it was, so that a resumed run continues bit for bit.
-    """
-    common = [min(now, before) for now, before in zip(array.shape, saved, strict=True)]
-    cut = all(count <= size for count, size in zip(common, sizes, strict=True))
-    if cut or array.shape == saved:
-        return array
-
-    def clear(values: jax.Array) -> jax.Array:
-        inside = jnp.ones((), bool)
-        for axis, size in enumerate(sizes):
-            inside &= jax.lax.broadcasted_iota(jnp.int32, values.shape, axis) < size
-        return jnp.where(inside, values, jnp.zeros((), values.dtype))
-
-    return jax.jit(clear, out_shardings=array.sharding)(array)

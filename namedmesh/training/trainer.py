@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -15,55 +14,24 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
+from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
+from namedmesh.training.intervals import Intervals
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.profiling import StepProfiler, TraceWindow
 from namedmesh.training.progress import ProgressBar
 from namedmesh.training.signals import StopRequest, graceful_stop
 from namedmesh.training.streams import Stream, place_rows, prefetch
 from namedmesh.training.throughput import model_flops_utilization
-
-
-@dataclass(frozen=True)
-class Intervals:
-    """How long to train, and how often to do what.
-
-    Args:
-        steps: The last step.
-        log_every: Steps between two rows of metrics, each the mean of its steps.
-        save_every: Steps between two checkpoints.
-        evaluate_every: Steps between two evaluations; 0 for none.
-        minutes: A time limit, compilation not counted; 0 for none.
-
-    Raises:
-        NamedMeshError: If a number is too small; the error lists all of them.
-
-    Example:
-        >>> from namedmesh.training import Intervals
-        >>> Intervals(1000, evaluate_every=100).save_every
-        200
-    """
-
-    steps: int
-    log_every: int = 10
-    save_every: int = 200
-    evaluate_every: int = 0
-    minutes: float = 0.0
-
-    def __post_init__(self) -> None:
-        problems = [
-            f"{name}={getattr(self, name)}"
-            for name, least in (
-                ("steps", 1), ("log_every", 1), ("save_every", 1),
-                ("evaluate_every", 0), ("minutes", 0),
-            )
-            if not getattr(self, name) >= least
-        ]  # fmt: skip
-        if problems:
-            raise NamedMeshError(
-                f"intervals cannot have {', '.join(problems)}",
-                fix="give positive numbers; evaluate_every and minutes may be 0",
-            )
+from namedmesh.training.trainer_arguments import (
+    check_batch,
+    check_item,
+    check_options,
+    check_scalar_results,
+    check_stream,
+    choose_watched,
+    find_peak_flops,
+)
 
 
 class Trainer:
@@ -87,12 +55,26 @@ class Trainer:
             the batch itself, of which each process has its rows.
         count_tokens: The number of tokens in a batch, to log tokens per second.
         evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
-        watch: The results that must be finite.
+        watch: The results that must be finite; by default loss and grad_norm, if there are such.
         advice: What to do when one is not, for the error.
-        flops: The FLOPs of a step, to log the model FLOPs utilization; needs `peak_flops`.
-        peak_flops: The peak of one device, e.g. `device_peak_flops()`.
+        flops: The FLOPs of a step, to log the model FLOPs utilization.
+        peak_flops: The peak of one device for that; by default `device_peak_flops`, and if that
+            does not know the device, a message says that no utilization is logged.
         profile: Which steps to trace with the profiler.
         say: Prints a message.
+
+    Attributes:
+        state: The state after the last step.
+        steps_taken: How many steps were taken, those before a resumption included.
+        first_step: How many of them were taken before this Trainer was made.
+        position: The position in the data after them.
+        tokens: The number of tokens in them.
+        last: The latest row of metrics.
+        stop: A StopRequest: true if a signal ended the training.
+
+    Raises:
+        NamedMeshError: If an argument is not what it should be, e.g. a step that does not return a
+            dict of scalars, or checkpoints that are only read.
 
     Example:
         >>> import pathlib, tempfile
@@ -134,19 +116,21 @@ class Trainer:
         feed: Callable[[Any, int], Mapping[str, Any]] | None = None,
         count_tokens: Callable[[Any], int] | None = None,
         evaluate: Callable[[State], Mapping[str, float]] | None = None,
-        watch: Sequence[str] = ("loss", "grad_norm"),
+        watch: Sequence[str] | None = None,
         advice: str = "lower the learning rate or lengthen its warmup, and start again",
         flops: float | None = None,
         peak_flops: float | None = None,
         profile: TraceWindow | None = None,
         say: Callable[[str], None] = print,
     ):
-        self.executable, self.stream, self.intervals = executable, stream, intervals
+        results = check_scalar_results(check_executable(executable, "the step to train"))
+        check_options(intervals, checkpoints, initial, metrics, profile)
+        self.executable, self.stream, self.intervals = executable, check_stream(stream), intervals
         self.checkpoints, self._say = checkpoints, say
-        self._feed = feed or (lambda batch, _step: place_rows(executable, batch))
+        self._feed = feed or (lambda batch, _step: place_rows(executable, check_batch(batch)))
         self._count_tokens, self._evaluate = count_tokens, evaluate
-        self._watch, self._advice = watch, advice
-        self._flops, self._peak = flops, peak_flops
+        self._watch, self._advice = choose_watched(watch, results, say), advice
+        self._flops, self._peak = flops, peak_flops or find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)
         self.steps_taken, self.tokens, self.position = 0, 0, None
         if checkpoints is not None and checkpoints.latest is not None:
@@ -155,11 +139,9 @@ class Trainer:
             self.state = executable.init(seed) if initial is None else initial
         self.first_step = self.steps_taken
         self._writes = jax.process_index() == 0  # the other processes have the same numbers
-        self._log = (
-            MetricsLog(metrics, self.steps_taken, summaries)
-            if metrics is not None and self._writes
-            else None
-        )
+        self._log: MetricsLog | None = None
+        if metrics is not None and self._writes:
+            self._log = MetricsLog(metrics, self.steps_taken, summaries)
         self.last: dict[str, float] = {"step": self.steps_taken}  # the latest row of metrics
         self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
@@ -169,6 +151,11 @@ class Trainer:
     def _resume(self, checkpoints: Checkpoints) -> State:
         """Continue from the newest checkpoint, with the same data."""
         step, state, extra = checkpoints.restore(self.executable)
+        if not {"stream", "tokens", "position"} <= extra.keys():
+            raise NamedMeshError(
+                f"the checkpoint of step {step} in {checkpoints.folder} is not that of a Trainer",
+                fix="give another folder of checkpoints, and its state as initial=",
+            )
         if extra["stream"] != self.stream.digest:
             raise NamedMeshError(
                 f"the checkpoint of step {step} in {checkpoints.folder} was trained on other data",
@@ -179,13 +166,17 @@ class Trainer:
         return state
 
     def run(self) -> dict[str, float]:
-        """Train until the last step, the time limit or a signal; then evaluate and save.
+        """Train until the last step, the end of the stream, the time limit or a signal; then save.
+
+        An evaluation comes before the last checkpoint, unless a signal ended the training. Then the
+        attribute `stop` is true, has the name of the signal, and the exit status for the process.
 
         Returns:
-            The last row of metrics. `stop` tells whether a signal ended the training.
+            The last row of metrics.
 
         Raises:
-            NamedMeshError: If a watched result is not finite.
+            NamedMeshError: If a watched result is not finite, or the stream or the evaluation made
+                something that is not what it should be.
         """
         intervals = self.intervals
         deadline = time.monotonic() + intervals.minutes * 60 if intervals.minutes else math.inf
@@ -198,11 +189,11 @@ class Trainer:
                 stack.enter_context(self._profiler.open())
             batches = prefetch(self.stream.read_from(self.position))
             stack.callback(batches.close)
-            for batch, position in batches:
+            for item in batches:
                 out_of_time = time.monotonic() > deadline
                 if self.steps_taken >= intervals.steps or self.stop or out_of_time:
                     break
-                self.take_step(batch, position)
+                self.take_step(*check_item(item))
                 self._do_what_is_due(progress)
             batches.close()
             self._write_row()
@@ -210,7 +201,17 @@ class Trainer:
             if self._evaluate is not None and self.steps_taken > self.first_step and not self.stop:
                 self._measure()
             self._save()
+        if self.stop:
+            self._report_stop()
         return self.last
+
+    def _report_stop(self) -> None:
+        """Say that a signal ended the training, once everything is saved."""
+        outcome = "nothing was saved"
+        if self.checkpoints is not None:
+            self.checkpoints.wait()
+            outcome = "the same command continues from there"
+        self._say(f"stopped by {self.stop.name} after step {self.steps_taken}; {outcome}")
 
     def _open_progress(self, stack: ExitStack) -> ProgressBar | None:
         """A progress bar, closed at the end."""
@@ -321,7 +322,7 @@ class Trainer:
         """Evaluate the state on held-out data, once for each step."""
         start = time.monotonic()
         if self._evaluate is not None and self._measured[0] != self.steps_taken:
-            values = {name: float(value) for name, value in self._evaluate(self.state).items()}
+            values = check_metrics(self._evaluate(self.state), "what evaluate returned")
             self._measured = self.steps_taken, values
             tokens = {} if self._count_tokens is None else {"tokens": self.tokens}
             self._append({"step": self.steps_taken, **tokens, **values})

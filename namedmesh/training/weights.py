@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, overload
 
 import jax
@@ -17,9 +17,10 @@ from safetensors.numpy import save_file
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
+from namedmesh.training.arguments import check_file_path, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, check_missing, match_variables
+from namedmesh.training.weight_names import Names, map_names
 
-Names = Mapping[str, str | None] | Callable[[str], str | None]
 # The dtypes of safetensors that a variable can have.
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
@@ -50,8 +51,9 @@ def save_weights(
         metadata: Strings to store in the header of the file.
 
     Raises:
-        NamedMeshError: If two variables get the same name, a name in the dict is not a variable, or
-            the file cannot be written.
+        NamedMeshError: If an argument is not what it should be, the state was used up, two
+            variables get the same name, a name in the dict is not a variable, or the file cannot
+            be written.
 
     Example:
         >>> import os, tempfile
@@ -69,12 +71,15 @@ def save_weights(
         >>> load_weights(path, step, names={"out/w": "out.w"})["out/w"].tolist()
         [3.0, 3.0]
     """
+    check_file_path(path, "the file of the weights")
+    check_saveable(state)
+    header = _check_metadata(metadata)
     chosen = {
         name: spec
         for name, spec in state.specs.items()
         if name in state.arrays and (everything or getattr(spec, "trainable", True))
     }
-    labels = _map_names(names, chosen)
+    labels = map_names(names, chosen)
     arrays = {label: _fetch_array(state, name) for name, label in labels.items()}
     if jax.process_index() != 0:
         return
@@ -82,7 +87,7 @@ def save_weights(
     temporary = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        save_file(arrays, temporary, metadata=dict(metadata or {}) or None)
+        save_file(arrays, temporary, metadata=header or None)
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):
@@ -143,8 +148,9 @@ def load_weights(
         A State, or a dict of arrays if target is a mapping of specs.
 
     Raises:
-        NamedMeshError: If the file cannot be read, or if variables are missing or have another size
-            or dtype; the error lists all of them.
+        NamedMeshError: If an argument is not what it should be, the file cannot be read or is
+            damaged, or if variables are missing or have another size or dtype; the error lists
+            all of them.
 
     Example:
         >>> import os, tempfile
@@ -159,8 +165,9 @@ def load_weights(
         {'out/w': array([3., 3.], dtype=float32)}
     """
     check_missing(missing)
-    specs = target if isinstance(target, Mapping) else target.variables
-    labels = _map_names(names, specs)
+    check_file_path(path, "the file of the weights")
+    specs = _find_specs(target)
+    labels = map_names(names, specs)
     try:
         with safe_open(path, framework="numpy") as file:
             saved = {}
@@ -182,40 +189,74 @@ def load_weights(
             arrays = {
                 name: _read_pieces(file.get_slice(labels[name]), target, name) for name in present
             }
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
+        folder = os.path.isdir(path)
         raise NamedMeshError(
-            f"cannot read the weights {os.fspath(path)!r}: {error}", fix="check the path"
+            f"cannot read the weights {os.fspath(path)!r}: "
+            + ("it is a folder" if folder else str(error)),
+            fix="name a file" if folder else "check the path",
+        ) from None
+    except SafetensorError as error:
+        raise NamedMeshError(
+            f"the file {os.fspath(path)!r} is damaged, or not a safetensors file",
+            str(error),
+            fix="save it again with save_weights, or copy it again",
         ) from None
     if len(arrays) < len(specs):
         arrays = target.init(seed).arrays | arrays
     return State({name: arrays[name] for name in specs}, target.variables)
 
 
-def _map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
-    """The name in the file of each variable that is saved or loaded."""
-    if isinstance(names, Mapping):
-        unknown = [name for name in names if name not in variables]
-        if unknown:
-            raise NamedMeshError(
-                f"names= has {len(unknown)} that are not variables of the program",
-                *unknown,
-                fix="give the names of variables as keys and the names in the file as values",
-            )
-        labels = {name: names.get(name, name) for name in variables}
-    else:
-        labels = {name: name if names is None else names(name) for name in variables}
-    present = {name: label for name, label in labels.items() if label is not None}
-    owners: dict[str, list[str]] = {}
-    for name, label in present.items():
-        owners.setdefault(label, []).append(name)
-    clashes = [f"{label}: {', '.join(same)}" for label, same in owners.items() if len(same) > 1]
-    if clashes:
+def _find_specs(target: Executable | Mapping[str, Any]) -> Mapping[str, Any]:
+    """The variables to load, each with sizes and a dtype, or an error that says what was given."""
+    if isinstance(target, Executable):
+        return target.variables
+    fix = (
+        "give a compiled step for a State; for whole arrays give step.variables, or "
+        "{name: SavedVariable(sizes, dtype)}"
+    )
+    if not isinstance(target, Mapping):
+        if type(target).__name__ == "Program":
+            fix = "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
         raise NamedMeshError(
-            "names= gives several variables the same name in the file",
-            *clashes,
-            fix="give each variable a name of its own",
+            f"the target of the weights is a {type(target).__name__}, "
+            "expected an Executable or specs by name",
+            fix=fix,
         )
-    return present
+    wrong = [
+        f"{name}: {type(value).__name__}"
+        for name, value in target.items()
+        if not (hasattr(value, "sizes") and hasattr(value, "dtype"))
+    ]
+    if wrong:
+        raise NamedMeshError(
+            "the target of the weights has entries that are not specs (with sizes and dtype)",
+            *wrong,
+            fix=fix,
+        )
+    return target
+
+
+def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
+    """The metadata of a file as a dict, whose names and values must be strings."""
+    if metadata is not None and not isinstance(metadata, Mapping):
+        raise NamedMeshError(
+            f"metadata= is a {type(metadata).__name__}, expected a dict of strings",
+            fix="give a dict, e.g. {'step': '1000'}",
+        )
+    entries = dict(metadata or {})
+    wrong = [
+        f"{name!r}: {value!r}"
+        for name, value in entries.items()
+        if not (isinstance(name, str) and isinstance(value, str))
+    ]
+    if wrong:
+        raise NamedMeshError(
+            "metadata= has entries that are not strings",
+            *wrong,
+            fix="give strings only, e.g. str(value), or json.dumps(value)",
+        )
+    return entries
 
 
 def _fetch_array(state: State, name: str) -> np.ndarray:

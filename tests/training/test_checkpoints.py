@@ -264,10 +264,28 @@ def test_variables_and_extra_are_read_without_the_values(tmp_path):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("options", [{"keep": 0}, {"keep": 1, "mode": "least"}])
-def test_options_are_checked(tmp_path, options):
-    with pytest.raises(NamedMeshError, match=r"keep=0|mode='least'"):
+@pytest.mark.parametrize(
+    "options, problem",
+    [
+        ({"keep": 0}, "keep=0"),
+        ({"keep": "a"}, "keep='a'"),
+        ({"keep": 1.5}, "keep=1.5"),
+        ({"keep": 1, "mode": "least"}, "mode='least' is not a choice"),
+        ({"metric": 3}, "metric=3"),
+    ],
+)
+def test_options_are_checked(tmp_path, options, problem):
+    with pytest.raises(NamedMeshError) as error:
         Checkpoints(tmp_path, **options)
+    assert error.value.problem == problem
+
+
+def test_the_folder_must_be_one(tmp_path):
+    with pytest.raises(NamedMeshError, match="the folder of the checkpoints is a NoneType"):
+        Checkpoints(None)  # pyright: ignore
+    (tmp_path / "file").touch()
+    with pytest.raises(NamedMeshError, match="file is not a folder"):
+        Checkpoints(tmp_path / "file", keep=1)
 
 
 @pytest.mark.parametrize("place", ["one", "three", "mixed"])

@@ -160,9 +160,12 @@ def test_a_signal_ends_the_run_after_its_step_without_an_evaluation(tmp_path, nu
             os.kill(os.getpid(), number)
         return inputs
 
-    calls = []
+    calls, said = [], []
     intervals = Intervals(100, evaluate_every=50)
-    made = train(tmp_path, intervals, feed=feed, evaluate=lambda state: calls.append(1) or {})
+    evaluate = lambda state: calls.append(1) or {}
+    made = train(tmp_path, intervals, feed=feed, evaluate=evaluate, say=said.append)
+    where = f"stopped by {number.name} after step 4"
+    assert said == [f"{where}; the same command continues from there"]
     assert made.stop.name == number.name and made.steps_taken == 4 and not calls
     assert Checkpoints(tmp_path / "checkpoints").latest == 4
 
@@ -246,6 +249,8 @@ def test_positions_are_saved_as_json(tmp_path):
     [
         ({"steps": 0}, "steps=0"),
         ({"steps": 5, "log_every": 0, "minutes": -1}, "log_every=0, minutes=-1"),
+        ({"steps": "10", "save_every": 2.5}, "steps='10', save_every=2.5"),
+        ({"steps": True, "minutes": None}, "steps=True, minutes=None"),
     ],
 )
 def test_intervals_are_checked(options, problem):

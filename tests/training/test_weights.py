@@ -10,7 +10,7 @@ import namedmesh as nm
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import load_weights, save_weights
-from tests.training.programs import PLACES, batch, compiled, same, values
+from tests.training.programs import PLACES, B, M, batch, compiled, decode, same, values
 
 
 @pytest.fixture
@@ -176,12 +176,112 @@ def test_a_file_that_cannot_be_read_or_written_is_an_error(path, tmp_path):
     executable = compiled("decode", "one")
     with pytest.raises(NamedMeshError, match="cannot read the weights"):
         load_weights(tmp_path / "none.safetensors", executable)
-    path.write_bytes(b"not a file of weights")
-    with pytest.raises(NamedMeshError, match="cannot read the weights"):
-        load_weights(path, executable)
+    with pytest.raises(NamedMeshError, match=r"it is a folder\n[\s\S]*fix: name a file"):
+        load_weights(tmp_path, executable)
+    path.write_bytes(b"")
     with pytest.raises(NamedMeshError, match="cannot write the weights"):
         save_weights(path / "inside", executable.init())
     assert [one.name for one in tmp_path.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("damage", ["cut", "cut in the header", "junk", "empty"])
+def test_a_damaged_file_is_said_to_be_damaged(path, damage):
+    executable = compiled("decode", "one")
+    save_weights(path, executable.init())
+    whole = path.read_bytes()
+    pieces = {
+        "cut": whole[:-9],
+        "cut in the header": whole[:30],
+        "junk": b"junk" * 99,
+        "empty": b"",
+    }
+    path.write_bytes(pieces[damage])
+    with pytest.raises(NamedMeshError) as error:
+        load_weights(path, executable)
+    assert error.value.problem == f"the file '{path}' is damaged, or not a safetensors file"
+    assert error.value.fix == "save it again with save_weights, or copy it again"
+
+
+SPECS_FIX = (
+    "give a compiled step for a State; for whole arrays give step.variables, or "
+    "{name: SavedVariable(sizes, dtype)}"
+)
+
+
+def test_only_a_compiled_step_or_specs_are_targets(path):
+    save_weights(path, compiled("decode", "one").init())
+    program = nm.trace(decode, nm.spec([B, M]))
+    with pytest.raises(NamedMeshError) as error:
+        load_weights(path, program)  # pyright: ignore
+    assert error.value.problem == (
+        "the target of the weights is a Program, expected an Executable or specs by name"
+    )
+    assert error.value.fix == "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
+    arrays = {"wi": np.zeros(3), "wo": np.zeros(3)}
+    problem = "the target of the weights has entries that are not specs (with sizes and dtype)"
+    for target, details in (
+        (program.variables, ("layer/w: Variable", "layer/scale: Variable")),
+        (arrays, ("wi: ndarray", "wo: ndarray")),
+    ):
+        with pytest.raises(NamedMeshError) as error:
+            load_weights(path, target)
+        assert (error.value.problem, error.value.details) == (problem, details)
+        assert error.value.fix == SPECS_FIX
+    with pytest.raises(NamedMeshError) as error:
+        load_weights(path, path)  # pyright: ignore
+    assert error.value.fix == SPECS_FIX
+
+
+@pytest.mark.parametrize("use", ["save", "load"])
+@pytest.mark.parametrize("wrong", ["None", "swapped"])
+def test_the_path_comes_first(path, use, wrong):
+    executable = compiled("decode", "one")
+    state = executable.init()
+    first = None if wrong == "None" else (state if use == "save" else executable)
+    with pytest.raises(NamedMeshError) as error:
+        save_weights(first, path) if use == "save" else load_weights(first, path)  # pyright: ignore
+    kind = type(first).__name__
+    assert error.value.problem == f"the file of the weights is a {kind}, expected a path"
+    assert error.value.fix == "give a string or a pathlib.Path as the first argument"
+
+
+def test_only_a_state_with_its_values_is_saved(path):
+    with pytest.raises(NamedMeshError) as error:
+        save_weights(path, {"wi": np.zeros(3)})  # pyright: ignore
+    assert error.value.problem == "the state to save is a dict, expected a State"
+    executable = compiled("train", "one")
+    state = executable.init()
+    executable(state, **batch())
+    with pytest.raises(NamedMeshError) as error:
+        save_weights(path, state)
+    assert error.value.problem == "the state to save was used up by a step"
+    assert error.value.details[0] == "layer/w: float32[model=5, hidden=7]"
+    assert len(error.value.details) == 4
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "options, problem, details",
+    [
+        ({"names": ["w"]}, "names= is a list, expected a dict or a function", ()),
+        (
+            {"names": lambda name: len(name)},
+            "names= gives names in the file that are not strings",
+            ("layer/w: 7", "layer/scale: 11"),
+        ),
+        ({"metadata": ["a"]}, "metadata= is a list, expected a dict of strings", ()),
+        (
+            {"metadata": {"a": 1, "b": "2", "c": None}},
+            "metadata= has entries that are not strings",
+            ("'a': 1", "'c': None"),
+        ),
+    ],
+)
+def test_names_and_metadata_are_checked(path, options, problem, details):
+    with pytest.raises(NamedMeshError) as error:
+        save_weights(path, compiled("decode", "one").init(), **options)
+    assert (error.value.problem, error.value.details) == (problem, details)
+    assert not path.exists()
 
 
 def test_pytorch_reads_bfloat16(path):

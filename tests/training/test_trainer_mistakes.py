@@ -1,0 +1,124 @@
+"""What a Trainer cannot work with is an error at the start, and what it leaves out is said."""
+
+import pytest
+
+import namedmesh as nm
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
+from tests.training.programs import B, M, batch, compiled
+from tests.training.test_trainer import make, train
+
+
+def test_checkpoints_that_are_only_read_are_refused_at_the_start(tmp_path):
+    train(tmp_path, Intervals(2))
+    with pytest.raises(NamedMeshError) as error:
+        make(tmp_path, Intervals(4), checkpoints=Checkpoints(tmp_path / "checkpoints"))
+    assert error.value.problem.endswith("were opened without keep=, only to be read")
+    assert error.value.fix == "say how many to keep: Checkpoints(folder, keep=3)"
+
+
+def returning(function) -> nm.Step:
+    """A step that returns something of its input."""
+    return nm.compile(function, x=nm.spec([B, M]), mesh=nm.Mesh(data=1))
+
+
+@pytest.mark.parametrize(
+    "function, problem, details",
+    [
+        (lambda x: nm.mean(x), "does not return a dict", ("it returns float32[]",)),
+        (
+            lambda x: {"loss": nm.mean(x), "x": x, "pair": (nm.sum(x), nm.mean(x))},
+            "has results that are not scalars",
+            ("x: float32[batch=12, model=5]", "pair: a tuple"),
+        ),
+    ],
+)
+def test_a_step_must_return_a_dict_of_scalars(function, problem, details):
+    with pytest.raises(NamedMeshError) as error:
+        Trainer(returning(function), NumberedBatches(batch), Intervals(2))
+    assert error.value.problem.endswith(problem) and error.value.details == details
+    assert error.value.fix == "return a dict of scalars, e.g. {'loss': loss}"
+
+
+@pytest.mark.parametrize(
+    "stream, kind, fix",
+    [
+        ([batch(0)], "list", "wrap it: NumberedBatches(lambda number: batches[number % "),
+        (batch, "function", "wrap it: NumberedBatches(function), where function makes"),
+        (None, "NoneType", "give an object with read_from(position) and digest"),
+    ],
+    ids=["list", "function", "None"],
+)
+def test_a_stream_must_be_one(tmp_path, stream, kind, fix):
+    with pytest.raises(NamedMeshError) as error:
+        make(tmp_path, Intervals(2), stream=stream)
+    assert error.value.problem == f"the stream is a {kind}, not a Stream"
+    assert error.value.fix.startswith(fix)
+
+
+def test_what_a_stream_makes_is_checked(tmp_path):
+    class Bare:
+        digest = "data"
+
+        def read_from(self, position):
+            yield batch(0)
+
+    with pytest.raises(NamedMeshError, match="the stream made a dict, expected a pair"):
+        make(tmp_path, Intervals(2), stream=Bare()).run()
+    rows = NumberedBatches(lambda number: [1, 2])
+    with pytest.raises(NamedMeshError, match="a batch is a list, expected the inputs of the step"):
+        make(tmp_path, Intervals(2), stream=rows).run()
+    with pytest.raises(NamedMeshError, match="the digest of the stream is 3, not a string"):
+        make(tmp_path, Intervals(2), stream=NumberedBatches(batch, 3))  # pyright: ignore
+
+
+def test_watching_what_is_not_a_result_is_an_error(tmp_path):
+    with pytest.raises(NamedMeshError) as error:
+        make(tmp_path, Intervals(2), watch=["lss"])
+    assert error.value.problem == "watch= names 'lss', which the step does not return"
+    assert error.value.details == ("it returns: loss",)
+    assert error.value.fix == "did you mean 'loss'?"
+    with pytest.raises(NamedMeshError, match=r"fix: give a list: \['loss'\]"):
+        make(tmp_path, Intervals(2), watch="loss")
+
+
+def test_what_is_not_watched_or_not_known_is_said():
+    said = []
+    executable = returning(lambda x: {"mean": nm.mean(x)})
+    Trainer(executable, NumberedBatches(batch), Intervals(2), flops=1e6, say=said.append)
+    assert said == [
+        "no result is named loss or grad_norm: none is checked to be finite",
+        "the peak FLOPs of 'cpu' are not known: no utilization (mfu) is logged; "
+        "give peak_flops= for that",
+    ]
+
+
+def test_options_are_checked_all_at_once(tmp_path):
+    with pytest.raises(NamedMeshError) as error:
+        make(tmp_path, 100, checkpoints=tmp_path, initial={}, profile="trace")  # pyright: ignore
+    assert error.value.problem == (
+        "a Trainer cannot work with these options: intervals is a int, checkpoints is a PosixPath, "
+        "initial is a dict and profile is a str"
+    )
+    with pytest.raises(NamedMeshError, match="the step to train is a Program, expected an Exec"):
+        program = nm.trace(lambda x: nm.mean(x), x=nm.spec([B, M]))
+        Trainer(program, NumberedBatches(batch), Intervals(2))  # pyright: ignore
+
+
+def test_an_evaluation_must_return_numbers(tmp_path):
+    with pytest.raises(NamedMeshError) as error:
+        train(tmp_path, Intervals(2), evaluate=lambda state: {"dev_loss": "low", "bleu": None})
+    assert error.value.problem == "what evaluate returned has values that are not numbers"
+    assert error.value.details == (
+        "dev_loss: 'low' is not a number",
+        "bleu: None is not a number",
+    )
+    with pytest.raises(NamedMeshError, match="what evaluate returned is a float, expected a dict"):
+        train(tmp_path / "other", Intervals(2), evaluate=lambda state: 2.5)  # pyright: ignore
+
+
+def test_a_checkpoint_that_no_trainer_saved_is_an_error(tmp_path):
+    with Checkpoints(tmp_path / "checkpoints", keep=3) as checkpoints:
+        checkpoints.save(5, compiled("train", "two").init())
+    with pytest.raises(NamedMeshError, match=r"of step 5 in .* is not that of a Trainer"):
+        make(tmp_path, Intervals(10))
