@@ -63,12 +63,12 @@ class GspmdAnnotator:
         )
 
     def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
-        """The whole value, of which each device has made its own piece."""
-        made = tf2xla.spmd_shard_to_full_shape(
+        """The whole value, of which each device has whole its own piece."""
+        whole = tf2xla.spmd_shard_to_full_shape(
             value,
             manual_sharding=self.proto(axes),
             full_shape=list(sizes),
             dim=-1,
             unspecified_dims=[],
         )
-        return self.annotate(made, axes)
+        return self.annotate(whole, axes)

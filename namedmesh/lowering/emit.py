@@ -43,7 +43,7 @@ class Emitter(Context):
         steps = self.plan.operands.get((op, i), ())
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
-    def moved(self, value: Any, shape: Shape, steps: Sequence[Transfer]) -> Any:
+    def move(self, value: Any, shape: Shape, steps: Sequence[Transfer]) -> Any:
         """Moves a value: each annotation differs from the one before by one collective."""
         for step in steps:
             value = self.at(value, shape, step.result)
@@ -56,14 +56,14 @@ class Emitter(Context):
         self,
         owner: object,
         ops: Sequence[Op],
-        given: Sequence[Tensor],
+        arguments: Sequence[Tensor],
         values: Sequence[Any],
         outputs: Sequence[Tensor],
     ) -> list[Any]:
         """Emits ops on values for some tensors, and brings outputs where their owner wants them."""
         known = {
             t: self.at(v, t.shape, self.plan.shardings[t])
-            for t, v in zip(given, values, strict=True)
+            for t, v in zip(arguments, values, strict=True)
         }
         moved: dict[tuple[object, Sharding], Any] = {}
         for op in ops:
@@ -74,7 +74,7 @@ class Emitter(Context):
         for i, tensor in enumerate(outputs):
             with tf.name_scope(f"nm.{self.plan.names[self.plan.producers[tensor]]}/"):
                 results.append(
-                    self.moved(known[tensor], tensor.shape, self.plan.results.get((owner, i), ()))
+                    self.move(known[tensor], tensor.shape, self.plan.results.get((owner, i), ()))
                 )
         return results
 
@@ -89,26 +89,28 @@ class Emitter(Context):
             if steps:
                 key = self.plan.value_of(tensor), place
                 if key not in moved:
-                    moved[key] = self.moved(value, tensor.shape, steps)
+                    moved[key] = self.move(value, tensor.shape, steps)
                 value = moved[key]
             values.append(value)
             places.append(place)
-        made = (
+        results = (
             self.manual(op, values, places)
             if op.manual or self.closes(op, places)
             else lower_op(op, self, values)
         )
-        for tensor, value in zip(op.outputs, made, strict=True):
+        for tensor, value in zip(op.outputs, results, strict=True):
             value = self.place(value, tensor)
-            known[tensor] = self.moved(value, tensor.shape, self.plan.moves.get(tensor, ()))
+            known[tensor] = self.move(value, tensor.shape, self.plan.moves.get(tensor, ()))
 
     def closes(self, op: Op, places: Sequence[Sharding]) -> bool:
         """Whether an op that would rather be closed can be: every size divides."""
         if not op.closed:
             return False
-        given = zip(op.inputs, places, strict=True)
-        made = ((tensor, self.plan.natural[tensor]) for tensor in op.outputs)
-        return all(place.divides(tensor.shape, self.mesh) for tensor, place in (*given, *made))
+        operands = zip(op.inputs, places, strict=True)
+        results = ((tensor, self.plan.natural[tensor]) for tensor in op.outputs)
+        return all(
+            place.divides(tensor.shape, self.mesh) for tensor, place in (*operands, *results)
+        )
 
     def manual(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
         """Emits an op on each device's own piece.

@@ -15,35 +15,35 @@ from namedmesh.lowering.planner import Planner
 def settle_generic(planner: Planner, op: Op, times: int) -> None:
     """Operands agree on a holder for every axis; the results inherit by name."""
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
-    given = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
-    claims = agree_on_claims(planner, op, given, asked, target)
+    places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
+    claims = agree_on_claims(planner, op, places, asked, target)
     renamed = pass_renamed(planner, op, claims, asked.renames, target)
     for i, tensor in enumerate(op.inputs):
         held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-        planner.bring_operand(op, i, Sharding.of(held, given[i].whole), times)
+        planner.bring_operand(op, i, Sharding.of(held, places[i].whole), times)
     partial = [claims[name] for name in sorted(asked.reduced) if name in claims]
     if op.manual and partial:
         partial = [tuple(axis for axes in partial for axis in axes)]
         planner.plan.partial[op] = partial[0]
     for tensor in op.outputs:
-        settle_result(planner, op, tensor, claims | renamed, asked.whole, given, partial, times)
+        settle_result(planner, op, tensor, claims | renamed, asked.whole, places, partial, times)
 
 
 def agree_on_claims(
     planner: Planner,
     op: Op,
-    given: Sequence[Sharding],
+    places: Sequence[Sharding],
     asked: Placement,
     target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
     """Returns the axes that each dimension of the op holds, agreed between the operands."""
     claims: dict[str, tuple[str, ...]] = {}
     owner: dict[str, tuple[str, int]] = {}
-    order = list(range(len(given)))
+    order = list(range(len(places)))
     if target is not None:
-        order.sort(key=lambda i: -sum(target.axes(name) == axes for name, axes in given[i].held))
+        order.sort(key=lambda i: -sum(target.axes(name) == axes for name, axes in places[i].held))
     for i in order:
-        for name, axes in given[i].held:
+        for name, axes in places[i].held:
             if name in asked.whole or not can_split(planner, op, i, asked, name, axes):
                 continue
             rivals = [axis for axis in axes if axis in owner and owner[axis][0] != name]
@@ -55,7 +55,7 @@ def agree_on_claims(
                 raise conflict_error(
                     planner,
                     op,
-                    given,
+                    places,
                     name,
                     i,
                     *(owner[rivals[0]] if rivals else (name, owner[claims[name][0]][1])),
@@ -78,7 +78,7 @@ def can_split(
 def conflict_error(
     planner: Planner,
     op: Op,
-    given: Sequence[Sharding],
+    places: Sequence[Sharding],
     name: str,
     i: int,
     other: str,
@@ -88,7 +88,7 @@ def conflict_error(
     """Makes the error for operands that disagree on an axis's holder or a dimension's axes."""
     mine, theirs = op.inputs[i], op.inputs[j]
     if other == name:
-        on = ["+".join(sharding.axes(name)) for sharding in (given[j], given[i])]
+        on = ["+".join(sharding.axes(name)) for sharding in (places[j], places[i])]
         problem = (
             f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, "
             f"mesh axis {on[1]!r} in {mine.label}"
@@ -110,8 +110,8 @@ def conflict_error(
         fix += f", or whole=[{name}] where {mine.label} is declared"
     return NamedMeshError(
         problem,
-        f"{theirs.label}: {given[j].text(theirs.shape)}",
-        f"{mine.label}: {given[i].text(mine.shape)}",
+        f"{theirs.label}: {places[j].text(theirs.shape)}",
+        f"{mine.label}: {places[i].text(mine.shape)}",
         f"layout: {planner.plan.layout.text or 'empty'}",
         f"mesh: {planner.mesh}",
         source=op.source,
@@ -146,7 +146,7 @@ def settle_result(
     tensor: Tensor,
     claims: dict[str, tuple[str, ...]],
     needs_whole: frozenset[str],
-    given: Sequence[Sharding],
+    places: Sequence[Sharding],
     partial: Sequence[Sequence[str]],
     times: int,
 ) -> None:
@@ -154,7 +154,7 @@ def settle_result(
     target = planner.place_of(tensor.primal)
     inherited = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
     whole = frozenset(
-        name for sharding in given for name in sharding.whole if name in tensor.shape.names
+        name for sharding in places for name in sharding.whole if name in tensor.shape.names
     )
     known = {name for x in op.inputs for name in x.shape.names}
     fresh = [
