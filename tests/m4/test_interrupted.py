@@ -45,6 +45,7 @@ def test_the_checkpoint_has_parameters_slots_and_the_step(dense):
     assert not same(found, checkpoint(dense, 5))
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_the_next_start_resumes_from_that_step(dense, tmp_path):
     folder, flags = copied(dense, tmp_path / "run"), {**DENSE, "log_every": 1, "save_every": 10**6}
     training = Training(folder, {**flags, "steps": 10**6})
