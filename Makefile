@@ -20,10 +20,10 @@ $(VENV)/ready: requirements.txt pyproject.toml setup.py
 	touch $@
 
 test: env lint types
-	$(RUN) -m pytest -n 2 -m "not slow"
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: env lint types
-	$(RUN) -m pytest -n 2
+	$(RUN) -m pytest -n 2 --dist loadfile
 
 lint: env
 	$(VENV)/bin/ruff check .
