@@ -103,7 +103,7 @@ def check_text(text: object, what: str, example: str) -> str:
     return text
 
 
-def check_choice(what: str, value: object, choices: Collection[str]) -> None:
+def check_word(what: str, value: object, choices: Collection[str]) -> None:
     """Raises for a word that is not one of the choices: a typo would count nothing."""
     if value not in choices:
         raise NamedMeshError(f"there is no {what} {value!r}", fix=did_you_mean(str(value), choices))

@@ -12,8 +12,8 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import (
     NamedMeshError,
-    check_choice,
     check_identifier,
+    check_word,
     did_you_mean,
 )
 from namedmesh.ir.evaluate import Eager, convert_value
@@ -107,7 +107,7 @@ class Program:
             The count.
         """
         if phase is not None:
-            check_choice("phase", phase, ("forward", "backward", "update"))
+            check_word("phase", phase, ("forward", "backward", "update"))
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
     def evaluate(self, state: Mapping[str, Any], **inputs: Any) -> tuple[dict[str, Any], Any]:

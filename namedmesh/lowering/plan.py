@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.collective import Collective
-from namedmesh.dims.errors import check_choice
+from namedmesh.dims.errors import check_word
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Transfer
@@ -121,7 +121,7 @@ class Plan:
         Returns:
             The collectives, in order.
         """
-        check_choice("phase", phase, ALL_PHASES)
+        check_word("phase", phase, ALL_PHASES)
         if phase == "init":
             return self.initial_collectives
         return [collective for collective in self.collectives if collective.phase == phase]
@@ -136,7 +136,7 @@ class Plan:
         Returns:
             The count; a collective in a loop counts once for each iteration.
         """
-        check_choice("kind of collective", kind, KINDS)
+        check_word("kind of collective", kind, KINDS)
         collectives = self.collectives if phase is None else self.of_phase(phase)
         return sum(one.times for one in collectives if one.kind == kind)
 
