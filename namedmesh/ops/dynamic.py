@@ -11,6 +11,7 @@ from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import zeros
+from namedmesh.ops.shape import transpose
 from namedmesh.ops.windows import Window
 
 
@@ -56,7 +57,7 @@ class DynamicUpdate(Window):
         size = update.shape.size_of(self.dim.name)
         return [
             dynamic_update(dy, blank, start, self.dim),
-            dynamic_slice(dy, start, self.dim, size),
+            transpose(dynamic_slice(dy, start, self.dim, size), update.shape.dims),
             None,
         ]
 
