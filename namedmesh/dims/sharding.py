@@ -1,5 +1,6 @@
 """The sharding algebra: which dimension holds which mesh axes, and what moving them costs."""
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -13,17 +14,25 @@ class Sharding:
     """For one tensor, the axes each of its dimensions holds; each axis is held at most once.
 
     whole names the dimensions that were asked to stay whole whatever the layout says; equality
-    ignores it, since it does not say where the data is.
+    ignores it, since it does not say where the data is. partial names the axes along which every
+    device has only its own part of a sum: the value is the sum of the parts.
     """
 
     held: tuple[tuple[str, tuple[str, ...]], ...] = ()
     whole: frozenset[str] = field(default=frozenset(), compare=False)
+    partial: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, held: Mapping[str, Iterable[str]], whole: Iterable[str] = ()) -> "Sharding":
+    def of(
+        cls,
+        held: Mapping[str, Iterable[str]],
+        whole: Iterable[str] = (),
+        partial: Iterable[str] = (),
+    ) -> "Sharding":
         """Makes a sharding from the axes of each dimension."""
         pairs = sorted((name, tuple(axes)) for name, axes in held.items())
-        return cls(tuple((name, axes) for name, axes in pairs if axes), frozenset(whole))
+        present = tuple((name, axes) for name, axes in pairs if axes)
+        return cls(present, frozenset(whole), tuple(sorted(partial)))
 
     @property
     def mapping(self) -> dict[str, tuple[str, ...]]:
@@ -43,16 +52,19 @@ class Sharding:
         """Every axis that some dimension holds."""
         return tuple(axis for _, axes in self.held for axis in axes)
 
+    def with_partial(self, axes: Iterable[str]) -> "Sharding":
+        """Returns the same places, with parts of sums along these axes."""
+        return Sharding(self.held, self.whole, tuple(sorted(axes)))
+
     def only(self, names: Iterable[str]) -> "Sharding":
         """Restricts the sharding to some dimensions."""
         names = set(names)
-        return Sharding.of(
-            {name: axes for name, axes in self.held if name in names}, self.whole & names
-        )
+        held = {name: axes for name, axes in self.held if name in names}
+        return Sharding.of(held, self.whole & names, self.partial)
 
     def kept_whole(self, names: Iterable[str]) -> "Sharding":
         """Returns the same places, with these dimensions asked to stay whole."""
-        return Sharding(self.held, frozenset(names))
+        return Sharding(self.held, frozenset(names), self.partial)
 
     def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
         """Returns the sizes of one device's piece, with the padding of those that do not divide."""
@@ -76,20 +88,24 @@ class Sharding:
             str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "")
             for dim in shape
         )
-        return f"[{', '.join(parts)}]"
+        text = f"[{', '.join(parts)}]"
+        return f"{text} parts/{'+'.join(self.partial)}" if self.partial else text
 
 
 @dataclass(frozen=True)
 class Transfer:
     """One move on the way from one sharding to another.
 
-    elements counts what one device sends or receives.
+    elements counts what one device sends or receives. sums says whether parts of a sum are added.
     """
 
-    kind: str  # Slice (free), AllGather, AllToAll, CollectivePermute or AllReduce
+    # AllGather, AllToAll, CollectivePermute, AllReduce or ReduceScatter; or, free, Slice, or Alone:
+    # the first device keeps the value as its part of a sum, the others have zero.
+    kind: str
     axes: tuple[str, ...]
     result: Sharding
     elements: int
+    sums: bool = False
 
 
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
@@ -97,8 +113,11 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
 
     An axis leaves a dimension only from the end of its list, and joins another at the end; an axis
     that is not at the end is put there by a CollectivePermute first. AllToAlls come before
-    AllGathers, so that they move less.
+    AllGathers, so that they move less. Parts of a sum are added up before anything is moved, after
+    what can be cut off: first where they end up split (ReduceScatter), then the rest (AllReduce).
     """
+    pending = [axis for axis in source.partial if axis not in target.partial]
+    alone = [axis for axis in target.partial if axis not in source.partial]
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}
     goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
     sizes = {dim.name: dim.size for dim in shape}
@@ -108,9 +127,11 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         """Returns the size of one device's piece of a dimension."""
         return -(-sizes[name] // mesh.size(current[name]))
 
-    def emit(kind: str, axes: Iterable[str], elements: int) -> None:
+    def emit(kind: str, axes: Iterable[str], elements: int, sums: bool = False) -> None:
         """Appends a move to where the axes lie now."""
-        steps.append(Transfer(kind, tuple(axes), Sharding.of(current, target.whole), elements))
+        partial = (*pending, *(axis for axis in target.partial if axis in source.partial))
+        place = Sharding.of(current, target.whole, target.partial if kind == "Alone" else partial)
+        steps.append(Transfer(kind, tuple(axes), place, elements, sums))
 
     def pieces() -> int:
         """Returns the elements of one device's piece of the tensor."""
@@ -132,7 +153,9 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     def append_missing(name: str) -> None:
         """Splits a dimension over its axes that nothing holds."""
         used = {axis for axes in current.values() for axis in axes}
-        missing = [axis for axis in goal[name] if axis not in used]
+        # An axis of a pending sum cuts its piece first: axes after it wait.
+        ready = itertools.takewhile(lambda axis: axis not in pending, goal[name])
+        missing = [axis for axis in ready if axis not in used]
         if missing:
             current[name] = current[name] + missing
             emit("Slice", missing, pieces())
@@ -151,7 +174,26 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         current[name] = keep
         emit(kind, axes, received)
 
+    def scatter(name: str) -> None:
+        """Adds up parts of a sum, of which every device keeps a piece along a dimension."""
+        more = goal[name][len(current[name]) :]
+        taken = list(itertools.takewhile(lambda axis: axis in pending, more))
+        divides = sizes[name] % mesh.size([*current[name], *taken]) == 0
+        if taken and goal[name][: len(current[name])] == current[name] and divides:
+            elements = pieces()
+            current[name] = current[name] + taken
+            pending[:] = [axis for axis in pending if axis not in taken]
+            emit("ReduceScatter", taken, elements, True)
+
     wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
+    for name in current:
+        if all(axis in goal[name] for axis in current[name]) and not ragged(name):
+            append_missing(name)
+    for name in current:
+        scatter(name)
+    if pending:
+        axes, pending = pending, []
+        emit("AllReduce", axes, pieces(), True)
     for name in current:
         if all(axis in goal[name] for axis in current[name]) and not ragged(name):
             append_missing(name)
@@ -181,4 +223,6 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         append_missing(name)
     for name in current:
         permute(name, goal[name])
+    if alone:
+        emit("Alone", alone, 0)
     return steps

@@ -59,6 +59,10 @@ class Context:
         """Annotates a value with the place of one of an op's results."""
         return value
 
+    def part_sizes(self, tensor: Any) -> list[int]:
+        """Returns the sizes of the leading dimensions of a result that is a part of a sum."""
+        return []
+
     def hold(self, value: Any, op: Any, i: int) -> Any:
         """Annotates a value inside a loop with the place of the loop's operand i, as outside."""
         return value

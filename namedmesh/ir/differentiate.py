@@ -19,7 +19,7 @@ from namedmesh.ir.trace import Trace, current
 
 
 class Cotangent(Op):
-    """The same value, as the cotangent of a tensor: it lies where that tensor lies."""
+    """The cotangent of a tensor: the sum of what its readers send back. It lies where that lies."""
 
     elementwise = True
     states_place = True
@@ -29,11 +29,14 @@ class Cotangent(Op):
     def results(self):
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
-    def lower(self, context: Context, x: Any) -> Any:
-        return context.tf.identity(x)
+    def lower(self, context: Context, *parts: Any) -> Any:
+        return context.tf.add_n(parts) if len(parts) > 1 else context.tf.identity(parts[0])
 
     def vjp(self, dy: Tensor):
-        return [Cotangent((dy,)).output]
+        return [Cotangent((dy,)).output for _ in self.inputs]
+
+    def flops(self) -> int:
+        return (len(self.inputs) - 1) * self.inputs[0].shape.elements
 
 
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
@@ -154,11 +157,23 @@ def reverse_ops(
         if any(tensor in reached for tensor in op.inputs) and not op.stops_gradient:
             reached.update(tensor for tensor in op.outputs if tensor.floating)
             path.append(op)
-    cotangents = {tensor: mark_cotangent(seed, tensor) for tensor, seed in seeds.items()}
+    parts = {tensor: [mark_cotangent(seed, tensor)] for tensor, seed in seeds.items()}
+    cotangents: dict[Tensor, Tensor] = {}
+
+    def settle(tensor: Tensor) -> None:
+        """Adds up what the readers of a tensor sent back, once all of them have."""
+        if tensor in parts and tensor not in cotangents:
+            sent = parts[tensor]
+            cotangents[tensor] = (
+                sent[0] if len(sent) == 1 else mark_cotangent(Cotangent(tuple(sent)).output, tensor)
+            )
+
     for op in reversed(path):
-        if not any(tensor in cotangents for tensor in op.outputs):
+        if not any(tensor in parts for tensor in op.outputs):
             continue
         with trace.at(op.source, derived=True):
+            for tensor in op.outputs:
+                settle(tensor)
             incoming = [_or_zeros(cotangents, tensor) for tensor in op.outputs]
             before = len(trace.ops)
             outgoing = _check_cotangents(op, op.vjp(*incoming))
@@ -168,8 +183,9 @@ def reverse_ops(
                     continue
                 if dx not in fresh:
                     dx = Cotangent((dx,)).output
-                dx = mark_cotangent(dx, x)
-                cotangents[x] = mark_cotangent(cotangents[x] + dx, x) if x in cotangents else dx
+                parts.setdefault(x, []).append(mark_cotangent(dx, x))
+    for target in targets:
+        settle(target)
     return cotangents
 
 

@@ -42,7 +42,7 @@ def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:
             problems.append(f"{format_value(value)} for {tensor}")
             continue
         sizes, dtype = value.shape.as_list(), value.dtype.name
-        expected = context.sizes(tensor.shape)
+        expected = [*context.part_sizes(tensor), *context.sizes(tensor.shape)]
         if dtype != tensor.dtype or (None not in sizes and sizes != expected):
             problems.append(f"{dtype}{sizes} for {tensor}, here {tensor.dtype}{expected}")
     if problems:

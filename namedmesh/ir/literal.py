@@ -30,6 +30,10 @@ class Fill(Op):
     def kind(self) -> str:
         return self.called
 
+    @property
+    def zero(self) -> bool:
+        return self.value == 0
+
     def results(self):
         return [(self.shape, self.dtype)]
 

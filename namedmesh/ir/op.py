@@ -86,6 +86,7 @@ class Op:
     rule: ClassVar[str] = "generic"  # which rule of the planner decides where the results lie
     states_place: ClassVar[bool] = False  # says itself where its result lies
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
+    sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     # Traits of lowering.
     manual: ClassVar[bool] = False  # lowered on each device's piece, where XLA would communicate
     # Traits of differentiation.
@@ -168,6 +169,19 @@ class Op:
     def output(self) -> Tensor:
         """The one result."""
         return self.outputs[0]
+
+    @property
+    def linear(self) -> str:
+        """In which operands the op is linear, so that parts of a sum may pass through it.
+
+        "together" (as a sum is), "each" alone (as a product is), the "first", or "" for none.
+        """
+        return ""
+
+    @property
+    def zero(self) -> bool:
+        """Whether the result is known to be zero everywhere."""
+        return False
 
     @property
     def closed(self) -> bool:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.context import Context
 from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Body, Op
@@ -27,27 +28,65 @@ class Emitter(Context):
         self.annotator = GspmdAnnotator(plan.mesh)
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """Annotates a value with a sharding of its shape; scalars need no annotation."""
-        if not len(shape):
+        """Annotates a value with a sharding of its shape; scalars need no annotation.
+
+        Parts of a sum lie side by side, one leading dimension for each mesh axis.
+        """
+        if not len(shape) and not sharding.partial:
             return value
-        return self.annotator.annotate(value, [sharding.axes(dim.name) for dim in shape])
+        return self.annotator.annotate(value, position_axes(shape, sharding))
 
     def place(self, value: Any, tensor: Tensor) -> Any:
         return self.at(value, tensor.shape, self.plan.natural[tensor])
+
+    def part_sizes(self, tensor: Tensor) -> list[int]:
+        return [self.mesh.axes[axis] for axis in self.plan.natural[tensor].partial]
 
     def hold(self, value: Any, op: Op, i: int) -> Any:
         return self.at(value, op.inputs[i].shape, self.operand_place(op, i))
 
     def operand_place(self, op: Op, i: int) -> Sharding:
         """Where an operand lies when the op reads it."""
+        if op.inputs[i] in self.plan.free:
+            return self.plan.made.get((op, i), self.plan.shardings[op.inputs[i]])
         steps = self.plan.operands.get((op, i), ())
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
-    def move(self, value: Any, shape: Shape, steps: Sequence[Transfer]) -> Any:
+    def move(self, value: Any, shape: Shape, source: Sharding, steps: Sequence[Transfer]) -> Any:
         """Moves a value: each annotation differs from the one before by one collective."""
         for step in steps:
+            if step.sums:
+                value = add_parts(value, [source.partial.index(axis) for axis in step.axes])
+            elif step.kind == "Alone":
+                value = self.leave_alone(value, source, step.result)
             value = self.at(value, shape, step.result)
+            source = step.result
         return value
+
+    def leave_alone(self, value: Any, source: Sharding, result: Sharding) -> Any:
+        """Makes a value the first device's part of a sum to which the others add zero."""
+        for i, axis in enumerate(result.partial):
+            if axis not in source.partial:
+                first = tf.range(self.mesh.axes[axis]) == 0
+                value = tf.expand_dims(value, i)
+                first = tf.reshape(first, [-1 if j == i else 1 for j in range(value.shape.rank)])
+                value = tf.where(first, value, tf.zeros([], value.dtype))
+        return value
+
+    def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
+        """Makes a tensor of constants where it is read."""
+        tensor = self.plan.free[tensor]
+        key = tensor, place
+        if key not in moved:
+            op = self.plan.producers[tensor]
+            with tf.name_scope(f"nm.{self.plan.names[op]}/"):
+                bare = place.with_partial(())
+                places = [bare.only(x.shape.names) for x in op.inputs]
+                values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
+                value = self.at(lower_op(op, self, values)[0], tensor.shape, bare)
+                steps = conversion(tensor.shape, self.mesh, bare, place)
+                moved[key] = self.move(value, tensor.shape, bare, steps)
+        return moved[key]
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
         return self.body(body, body.ops, body.arguments, values, body.outputs)
@@ -61,46 +100,69 @@ class Emitter(Context):
         outputs: Sequence[Tensor],
     ) -> list[Any]:
         """Emits ops on values for some tensors, and brings outputs where their owner wants them."""
+        plan = self.plan
         known = {
-            t: self.at(v, t.shape, self.plan.shardings[t])
+            t: self.at(v, t.shape, plan.shardings[t])
             for t, v in zip(arguments, values, strict=True)
+            if t not in plan.free
         }
-        moved: dict[tuple[object, Sharding], Any] = {}
+        moved: dict[Any, Any] = {}
         for op in ops:
-            if not op.given:
-                with tf.name_scope(f"nm.{self.plan.names[op]}/"):
+            if not op.given and not all(tensor in plan.free for tensor in op.outputs):
+                with tf.name_scope(f"nm.{plan.names[op]}/"):
                     self.op(op, known, moved)
         results = []
         for i, tensor in enumerate(outputs):
-            with tf.name_scope(f"nm.{self.plan.names[self.plan.producers[tensor]]}/"):
-                results.append(
-                    self.move(known[tensor], tensor.shape, self.plan.results.get((owner, i), ()))
-                )
+            with tf.name_scope(f"nm.{plan.names[plan.producers[tensor]]}/"):
+                if tensor in plan.free:
+                    place = plan.made.get((owner, i), plan.shardings[tensor])
+                    results.append(self.make(tensor, place, moved))
+                else:
+                    steps = plan.results.get((owner, i), ())
+                    place = plan.shardings[tensor]
+                    results.append(self.move(known[tensor], tensor.shape, place, steps))
         return results
 
-    def op(
-        self, op: Op, known: dict[Tensor, Any], moved: dict[tuple[object, Sharding], Any]
-    ) -> None:
+    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
         """Emits one op: operands brought into place, the op itself, results settled."""
-        values, places = [], []
-        for i, tensor in enumerate(op.inputs):
-            value, place = known[tensor], self.operand_place(op, i)
-            steps = self.plan.operands.get((op, i), ())
-            if steps:
-                key = self.plan.value_of(tensor), place
-                if key not in moved:
-                    moved[key] = self.move(value, tensor.shape, steps)
-                value = moved[key]
-            values.append(value)
-            places.append(place)
-        results = (
-            self.manual(op, values, places)
-            if op.manual or self.closes(op, places)
-            else lower_op(op, self, values)
-        )
+        places = [self.operand_place(op, i) for i in range(len(op.inputs))]
+        if op in self.plan.sums:
+            results: Sequence[Any] = [self.add_groups(op, known, moved)]
+        else:
+            values = [self.operand(op, i, known, moved) for i in range(len(op.inputs))]
+            local = op.manual or op in self.plan.local or self.closes(op, places)
+            results = self.run_locally(op, values, places) if local else lower_op(op, self, values)
         for tensor, value in zip(op.outputs, results, strict=True):
-            value = self.place(value, tensor)
-            known[tensor] = self.move(value, tensor.shape, self.plan.moves.get(tensor, ()))
+            value, steps = self.place(value, tensor), self.plan.moves.get(tensor, ())
+            known[tensor] = self.move(value, tensor.shape, self.plan.natural[tensor], steps)
+
+    def operand(self, op: Op, i: int, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
+        """Brings an operand into place; one that several ops want there is brought once."""
+        tensor, place = op.inputs[i], self.operand_place(op, i)
+        if tensor in self.plan.free:
+            return self.make(tensor, place, moved)
+        steps = self.plan.operands.get((op, i), ())
+        if not steps:
+            return known[tensor]
+        key = self.plan.value_of(tensor), place
+        if key not in moved:
+            owner = self.plan.producers[tensor] if steps[0].sums else op
+            with tf.name_scope(f"nm.{self.plan.names[owner]}/"):
+                source = self.plan.shardings[tensor]
+                moved[key] = self.move(known[tensor], tensor.shape, source, steps)
+        return moved[key]
+
+    def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
+        """Adds up the parts of a cotangent that lie together, moves the sums, and adds those."""
+        total = None
+        shape = op.output.shape
+        for members, steps in self.plan.sums[op]:
+            values = [self.operand(op, i, known, moved) for i in members]
+            value = tf.add_n(values) if len(values) > 1 else values[0]
+            place = self.operand_place(op, members[0])
+            value = self.move(self.at(value, shape, place), shape, place, steps)
+            total = value if total is None else total + value
+        return total
 
     def closes(self, op: Op, places: Sequence[Sharding]) -> bool:
         """Whether an op that would rather be closed can be: every size divides."""
@@ -112,31 +174,45 @@ class Emitter(Context):
             place.divides(tensor.shape, self.mesh) for tensor, place in (*operands, *results)
         )
 
-    def manual(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
-        """Emits an op on each device's own piece.
-
-        Partial sums come out side by side along a leading dimension and are added up outside.
-        """
+    def run_locally(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
+        """Emits an op on each device's own piece; its results may be parts of sums."""
         natural = [self.plan.natural[tensor] for tensor in op.outputs]
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes)
-        pieces = [
-            self.annotator.to_local(value, [place.axes(dim.name) for dim in tensor.shape])
-            for value, tensor, place in zip(values, op.inputs, places, strict=True)
-        ]
+        pieces = []
+        for value, tensor, place in zip(values, op.inputs, places, strict=True):
+            piece = self.annotator.to_local(value, position_axes(tensor.shape, place))
+            leading = list(range(len(place.partial)))
+            pieces.append(tf.squeeze(piece, leading) if leading else piece)
         results = []
-        partial = self.plan.partial.get(op, ())
-        for tensor, piece, place in zip(
-            op.outputs, lower_op(op, inside, pieces), natural, strict=True
-        ):
-            on = [place.axes(dim.name) for dim in tensor.shape]
-            if partial:
-                sizes = [self.mesh.size(partial), *tensor.shape.sizes]
-                stacked = self.annotator.from_local(piece[None], [partial, *on], sizes)
-                results.append(tf.reduce_sum(stacked, 0))
-            else:
-                results.append(self.annotator.from_local(piece, on, tensor.shape.sizes))
+        lowered = lower_op(op, inside, pieces)
+        for tensor, piece, place in zip(op.outputs, lowered, natural, strict=True):
+            for _ in place.partial:
+                piece = piece[None]
+            sizes = [*(self.mesh.axes[axis] for axis in place.partial), *tensor.shape.sizes]
+            axes_of = position_axes(tensor.shape, place)
+            results.append(self.annotator.from_local(piece, axes_of, sizes))
         return results
+
+
+def position_axes(shape: Shape, sharding: Sharding) -> list[tuple[str, ...]]:
+    """Returns the axes of each position of a value: of parts of sums first, then of its dims."""
+    leading: list[tuple[str, ...]] = [(axis,) for axis in sharding.partial]
+    return leading + [sharding.axes(dim.name) for dim in shape]
+
+
+def add_parts(value: Any, positions: Sequence[int]) -> Any:
+    """Adds up the parts of a sum in their own dtype, as they are to be sent."""
+    if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
+        return tf.reduce_sum(value, positions)
+
+    # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
+    scalar = tf.TensorSpec([], value.dtype)
+    add = tf.function(lambda a, b: a + b).get_concrete_function(scalar, scalar)
+    (result,) = tf2xla.variadic_reduce(
+        [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=list(positions), reducer=add
+    )
+    return result
 
 
 class Local(Eager):

@@ -39,7 +39,11 @@ class Plan:
         operands: The moves of each op's operands, by op and position.
         moves: The moves of each tensor after the op that makes it.
         results: The moves of a loop body's or branch's results, by body and position.
-        partial: The axes over which an op's result is a partial sum, to be added up.
+        sums: How the parts of a cotangent are added up: those that lie in one place first, then
+            moved together.
+        local: The ops that run on each device's own piece, and leave parts of sums.
+        free: Tensors made of constants alone, which every reader makes where it needs them.
+        made: Where an op, or a body's or the program's result, wants such a tensor.
         collectives: Every communication of a step, in order.
         producers: The op that makes each tensor.
         initializers: The plan of each variable's first value.
@@ -65,7 +69,10 @@ class Plan:
     operands: dict[tuple[Op, int], list[Transfer]] = field(default_factory=dict)
     moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # after the op
     results: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)  # of a body
-    partial: dict[Op, tuple[str, ...]] = field(default_factory=dict)  # axes of partial sums
+    sums: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
+    local: set[Op] = field(default_factory=set)
+    free: dict[Tensor, Tensor] = field(default_factory=dict)  # inside a loop: the one outside
+    made: dict[tuple[object, int], Sharding] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     producers: dict[Tensor, Op] = field(default_factory=dict)
     initializers: dict[str, Plan] = field(default_factory=dict)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from namedmesh.dims.collective import Collective
@@ -36,13 +37,19 @@ class Planner:
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
         self.settle_op = settle_op
         self.resting: set[Tensor] = set()
+        self.zero: set[Tensor] = set()  # free tensors that are zero everywhere
+        self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
+        self.running: set[Tensor] = set()  # sums of an accumulator and something
         self.moved: set[tuple[object, Sharding]] = set()
         self.consumers: dict[Tensor, list[Op]] = {}
+        results = [*plan.program.outputs, *plan.program.updates.values()]
         for op in every_op(plan.program.ops):
             plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
             plan.producers.update((tensor, op) for tensor in op.outputs)
             for tensor in op.inputs:
                 self.consumers.setdefault(tensor, []).append(op)
+            results += (tensor for body in op.bodies for tensor in body.outputs)
+        self.returned = Counter(results)  # how often each is a result of a body or the program
 
     def plan_program(self, results: Sequence[Sharding] | None) -> None:
         """Plans inputs, variables, every op, then the program's results and updates."""
@@ -60,7 +67,7 @@ class Planner:
                 self.resting.add(variable.tensor)
         self.plan_ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
-            sharding = shardings[tensor]
+            sharding = shardings[tensor].with_partial(())
             uneven = [
                 d.name for d in tensor.shape if d.size % self.mesh.size(sharding.axes(d.name))
             ]
@@ -78,6 +85,20 @@ class Planner:
         for op in ops:
             if not op.given:
                 self.settle_op(self, op, times)
+
+    def count_uses(self, tensor: Tensor) -> int:
+        """Counts how often a tensor is read, or is a result of a body or the program."""
+        return len(self.consumers.get(tensor, ())) + self.returned[tensor]
+
+    def sole_reader(self, tensor: Tensor) -> Op | None:
+        """Returns the only op that reads a tensor that nothing else uses."""
+        readers = self.consumers.get(tensor, ())
+        return readers[0] if len(readers) == 1 and not self.returned[tensor] else None
+
+    def is_part(self, tensor: Tensor) -> bool:
+        """Whether a tensor is one of several parts of a cotangent, and nothing else."""
+        reader = self.sole_reader(tensor)
+        return reader is not None and reader.rule == "cotangent" and len(reader.inputs) > 1
 
     def layout_axes(self, layout: Layout, name: str) -> tuple[str, ...]:
         """Returns the axes of more than one device that a layout gives a name."""
@@ -107,7 +128,7 @@ class Planner:
         busy = {axis for axes in held.values() for axis in axes}
         wants: dict[str, list[str]] = {}
         for dim in shape:
-            if dim.name not in whole:
+            if dim.name not in whole and dim.size > 1:
                 for axis in self.layout_axes(layout, dim.name):
                     if axis not in busy:
                         wants.setdefault(axis, []).append(dim.name)
@@ -153,12 +174,15 @@ class Planner:
 
     def rests(self, op: Op) -> bool:
         """Whether an op works on parameters, their slots and gradients alone, where those rest."""
-        ranked = [tensor for tensor in op.inputs if len(tensor.shape)]
+        ranked = [t for t in op.inputs if len(t.shape) and t not in self.plan.free]
         return bool(ranked) and all(tensor in self.resting for tensor in ranked)
 
     def bring_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
         """Brings an operand to where the op needs it."""
         tensor = op.inputs[i]
+        if tensor in self.plan.free:
+            self.plan.made[op, i] = target
+            return
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.operands[op, i] = steps
@@ -170,6 +194,9 @@ class Planner:
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
     ) -> None:
         """Brings a result of the program or of a body to where it is wanted."""
+        if tensor in self.plan.free:
+            self.plan.made[owner, i] = target
+            return
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.results[owner, i] = steps
@@ -182,23 +209,31 @@ class Planner:
         natural: Sharding,
         final: Sharding,
         times: int,
-        partial: Sequence[Sequence[str]] = (),
+        reduced: Sequence[Sequence[str]] = (),
     ) -> None:
         """Settles a result.
+
+        Parts of a sum that a single reader reads stay as they are: it may add to them, or want
+        them split.
 
         Args:
             op: The op that makes it.
             tensor: The result.
             natural: Where the op makes it.
-            final: Where it lies in the end.
+            final: Where it lies in the end, when all parts of a sum are added up.
             times: How often the op runs in one step.
-            partial: Groups of axes over which partial sums are to be added up, one by one.
+            reduced: Groups of axes over which XLA reduces by itself, one by one.
         """
+        if natural.partial:
+            single = self.count_uses(tensor) == 1
+            final = final.with_partial(
+                axis for axis in natural.partial if single and axis not in final.used
+            )
         steps = conversion(tensor.shape, self.mesh, natural, final)
         self.plan.natural[tensor], self.plan.shardings[tensor] = natural, final
         self.plan.moves[tensor] = steps
         elements = math.prod(natural.local_sizes(tensor.shape, self.mesh))
-        for axes in partial:
+        for axes in reduced:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             self.record_collective(
                 op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times
@@ -213,8 +248,9 @@ class Planner:
     ) -> None:
         """Records the collectives among some transfers."""
         for step in steps:
-            if step.kind != "Slice":
-                self.record_collective(op, tensor, step.kind, step.axes, step.elements, times)
+            if step.kind not in ("Slice", "Alone"):
+                owner = self.plan.producers[tensor] if step.sums else op
+                self.record_collective(owner, tensor, step.kind, step.axes, step.elements, times)
 
     def record_collective(
         self, op: Op, tensor: Tensor, kind: str, axes: Sequence[str], elements: int, times: int
@@ -239,7 +275,9 @@ class Planner:
     def place_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
         """Returns where the op uses an operand: a resting one is first laid out."""
         tensor = op.inputs[i]
-        sharding = self.plan.shardings[tensor]
+        if tensor in self.plan.free or tensor in self.open:
+            return Sharding()
+        sharding = self.plan.shardings[tensor].with_partial(())
         if tensor in self.resting and not rests:
             return self.default_sharding(tensor, self.plan.layout, sharding.whole)
         return sharding
@@ -267,8 +305,11 @@ class Planner:
             for name, axes in sharding.held
             for axis in axes
         }
+        splittable = {dim.name for t in self.plan.shardings for dim in t.shape if dim.size > 1}
         for label, layout in (("layout", self.plan.layout), ("params layout", self.plan.params)):
             for name in layout.rules:
+                if name not in splittable:
+                    continue
                 for axis in self.layout_axes(layout, name):
                     if (name, axis) not in held:
                         raise self.unused_error(name, axis, layout, label)

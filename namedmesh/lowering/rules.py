@@ -9,24 +9,43 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.parts import find_passing_axes, find_sums, pending_axes
 from namedmesh.lowering.planner import Planner
 
 
 def settle_generic(planner: Planner, op: Op, times: int) -> None:
     """Operands agree on a holder for every axis; the results inherit by name."""
+    if is_free(planner, op):
+        for tensor in op.outputs:
+            settle_free(planner, op, tensor)
+        return
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
     places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
     claims = agree_on_claims(planner, op, places, asked, target)
     renamed = pass_renamed(planner, op, claims, asked.renames, target)
+    if any(t in planner.open or t in planner.running for t in op.inputs):
+        planner.running.update(op.outputs)
+    passing = find_passing_axes(planner, op, claims | renamed)
+    parts, reduced = find_sums(planner, op, asked, claims | renamed)
+    parts = (*passing, *parts)
+    if parts:
+        planner.plan.local.add(op)
     for i, tensor in enumerate(op.inputs):
+        if tensor in planner.open:
+            continue
         held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-        planner.bring_operand(op, i, Sharding.of(held, places[i].whole), times)
-    partial = [claims[name] for name in sorted(asked.reduced) if name in claims]
-    if op.manual and partial:
-        partial = [tuple(axis for axes in partial for axis in axes)]
-        planner.plan.partial[op] = partial[0]
+        place = Sharding.of(held, places[i].whole)
+        if op.linear == "together" or pending_axes(planner, op, i):
+            place = place.with_partial(passing)
+        planner.bring_operand(op, i, place, times)
     for tensor in op.outputs:
-        settle_result(planner, op, tensor, claims | renamed, asked.whole, places, partial, times)
+        settle_result(
+            planner, op, tensor, claims | renamed, asked.whole, places, parts, reduced, times
+        )
+    for tensor in op.inputs:
+        if tensor in planner.open:
+            planner.open.remove(tensor)
+            planner.plan.shardings[tensor] = planner.plan.shardings[op.output]
 
 
 def agree_on_claims(
@@ -147,7 +166,8 @@ def settle_result(
     claims: dict[str, tuple[str, ...]],
     needs_whole: frozenset[str],
     places: Sequence[Sharding],
-    partial: Sequence[Sequence[str]],
+    parts: Sequence[str],
+    reduced: Sequence[Sequence[str]],
     times: int,
 ) -> None:
     """Decides one result: what it inherits, what new dimensions take, what the freed axes go to."""
@@ -156,7 +176,7 @@ def settle_result(
     whole = frozenset(
         name for sharding in places for name in sharding.whole if name in tensor.shape.names
     )
-    known = {name for x in op.inputs for name in x.shape.names}
+    known = {n for x in op.inputs if x not in planner.plan.free for n in x.shape.names}
     fresh = [
         name
         for name in tensor.shape.names
@@ -164,38 +184,61 @@ def settle_result(
     ]
     natural = dict(inherited)
     layout = planner.layout_of(op)
+    if any(x in planner.open for x in op.inputs):
+        place = Sharding.of(natural, whole)
+        planner.settle(op, tensor, place.with_partial(parts), place, times, reduced)
+        return
     if target is not None:
-        busy = {axis for axes in natural.values() for axis in axes} | {
-            axis for axes in partial for axis in axes
-        }
+        busy = {axis for axes in (*natural.values(), *reduced, parts) for axis in axes}
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
-        planner.settle(
-            op,
-            tensor,
-            natural_sharding(planner, op, tensor, natural, fresh, whole),
-            target,
-            times,
-            partial,
-        )
+        place = natural_sharding(planner, op, tensor, natural, fresh, whole)
+        final = place if planner.is_part(tensor) else target
+        planner.settle(op, tensor, place.with_partial(parts), final, times, reduced)
         return
     if op.derived:
         plain = Sharding.of(natural, whole)
-        planner.settle(op, tensor, plain, plain, times, partial)
+        planner.settle(op, tensor, plain.with_partial(parts), plain, times, reduced)
         return
+    whole -= find_scattered(planner, tensor, whole, parts, layout)
     full, contested = planner.give_due_axes(tensor.shape, natural, whole, layout)
     if contested:
         full = decide_contested(planner, op, tensor, full, contested, layout)
-    if not partial:
+    if not reduced and not parts:
         natural |= {name: full[name] for name in fresh if name in full}
-    planner.settle(
-        op,
-        tensor,
-        natural_sharding(planner, op, tensor, natural, fresh, whole),
-        Sharding.of(full, whole),
-        times,
-        partial,
+    place = natural_sharding(planner, op, tensor, natural, fresh, whole)
+    final = Sharding.of(full, whole)
+    planner.settle(op, tensor, place.with_partial(parts), final, times, reduced)
+
+
+def find_scattered(
+    planner: Planner, tensor: Tensor, whole: frozenset[str], parts: Sequence[str], layout: Layout
+) -> frozenset[str]:
+    """Finds dimensions kept whole until now that readers of a sum want on the sum's axes."""
+    return frozenset(
+        name
+        for name in whole
+        for axis in planner.layout_axes(layout, name)
+        if axis in parts and find_expected_holder(planner, tensor, axis, [name]) == name
     )
+
+
+def is_free(planner: Planner, op: Op) -> bool:
+    """Whether an op makes, of nothing or of free tensors, what any reader can make for itself."""
+    return (op.constant or op.elementwise) and all(t in planner.plan.free for t in op.inputs)
+
+
+def settle_free(planner: Planner, op: Op, tensor: Tensor) -> None:
+    """Settles a tensor made of constants alone: every reader makes it where it needs it."""
+    plan = planner.plan
+    place = planner.place_of(tensor.primal)
+    if place is None:
+        held, _ = planner.give_due_axes(tensor.shape, {}, frozenset(), planner.layout_of(op))
+        place = Sharding.of(held)
+    plan.free[tensor] = tensor
+    if op.zero or (op.linear == "together" and all(t in planner.zero for t in op.inputs)):
+        planner.zero.add(tensor)
+    planner.settle(op, tensor, place.with_partial(()), place.with_partial(()), 1)
 
 
 def natural_sharding(
@@ -207,7 +250,7 @@ def natural_sharding(
     whole: frozenset[str],
 ) -> Sharding:
     """Returns what an op can make directly: manual ops split new dims only where they divide."""
-    if op.manual:
+    if op.manual or op in planner.plan.local:
         for name in fresh:
             if name in held and tensor.shape.size_of(name) % planner.mesh.size(held[name]):
                 held = {key: axes for key, axes in held.items() if key != name}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from namedmesh.dims.errors import did_you_mean
-from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.planner import Planner
+from namedmesh.lowering.rules import settle_free
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.move import Move
@@ -15,16 +16,62 @@ from namedmesh.ops.scan import Scan
 
 
 def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
-    """A cotangent lies where its primal lies."""
-    target, current = planner.target(op), planner.plan.shardings[op.inputs[0]]
-    planner.settle(op, op.output, current, current if target is None else target, times)
+    """A cotangent lies where its primal lies; parts that lie together are added before they move.
+
+    What XLA would add up, gather or move once for every part is so done once for all of them.
+    """
+    plan, tensor = planner.plan, op.output
+    if all(t in plan.free for t in op.inputs):
+        settle_free(planner, op, tensor)
+        return
+    target = planner.target(op)
+    groups: dict[Sharding, list[int]] = {}
+    for i, part in enumerate(op.inputs):
+        if part not in planner.open and part not in plan.free:
+            groups.setdefault(slice_part(planner, op, i, target, times), []).append(i)
+    places = list(groups)
+    base = places[0] if len(places) == 1 else target or places[0].with_partial(())
+    plan.sums[op] = []
+    for place, members in groups.items():
+        steps = conversion(tensor.shape, planner.mesh, place, base)
+        planner.record_transfers(op, tensor, steps, times)
+        plan.sums[op].append((tuple(members), steps))
+    for i, part in enumerate(op.inputs):
+        if part in plan.free and part not in planner.zero:
+            plan.made[op, i] = base.with_partial(())
+            steps = conversion(tensor.shape, planner.mesh, base.with_partial(()), base)
+            plan.sums[op].append(((i,), steps))
+        if part in planner.open:
+            plan.sums[op].append(((i,), []))
+    is_open = any(part in planner.open for part in op.inputs)
+    final = base if target is None or is_open or planner.is_part(tensor) else target
+    planner.settle(op, tensor, base, final.with_partial(()), times)
+    for part in op.inputs:
+        if part in planner.open:
+            planner.open.remove(part)
+            plan.shardings[part] = plan.shardings[tensor]
+
+
+def slice_part(
+    planner: Planner, op: Op, i: int, target: Sharding | None, times: int
+) -> Sharding:
+    """Cuts a part of a cotangent down to where the whole will lie, where that is free."""
+    part = op.inputs[i]
+    place = planner.plan.shardings[part]
+    if target is None:
+        return place
+    kept = target.with_partial(axis for axis in place.partial if axis not in target.used)
+    steps = conversion(part.shape, planner.mesh, place, kept)
+    if any(step.kind != "Slice" for step in steps):
+        return place
+    planner.bring_operand(op, i, kept, times)
+    return kept.kept_whole(place.whole)
 
 
 def settle_move(planner: Planner, op: Move, times: int) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
     current = planner.place_in_use(op, 0, False)
-    planner.bring_operand(op, 0, current, times)
     for axes in (op.exact or {}).values():
         for axis in axes:
             if axis not in planner.mesh.axes:
@@ -34,7 +81,11 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
                     f"mesh: {planner.mesh}",
                     fix=did_you_mean(axis, planner.mesh.axes),
                 )
-    taken = {name: planner.layout_axes(planner.plan.layout, name) for name in op.take}
+    taken = {
+        name: planner.layout_axes(planner.plan.layout, name)
+        for name in op.take
+        if tensor.shape.size_of(name) > 1
+    }
     wanted = [axis for axes in taken.values() for axis in axes]
     for axis in wanted:
         if wanted.count(axis) > 1:
@@ -62,36 +113,55 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
         whole = (current.whole - {*op.take}) | {*op.give}
         if op.give:
             whole |= {name for name in tensor.shape.names if not held.get(name)}
-    planner.settle(op, op.output, current, Sharding.of(held, whole), times)
+    place = Sharding.of(held, whole)
+    planner.bring_operand(op, 0, place, times)
+    planner.settle(op, op.output, place, place, times)
 
 
 def settle_pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
     """Every result lies where the operand it passes on lies."""
-    for x, y in zip(op.inputs, op.outputs, strict=False):
-        planner.settle(op, y, planner.plan.shardings[x], planner.plan.shardings[x], times)
+    for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
+        place = planner.plan.shardings[x].with_partial(())
+        planner.bring_operand(op, i, place, times)
+        planner.settle(op, y, place, place, times)
         if x in planner.resting:
             planner.resting.add(y)
 
 
 def settle_scan(planner: Planner, op: Scan, times: int) -> None:
-    """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop."""
+    """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop.
+
+    A sum that starts at zero lies where what is added to it lies: parts of a sum stay parts until
+    the loop is over.
+    """
     body, shardings, total = op.body, planner.plan.shardings, len(op.body.inputs)
+    sums = find_accumulators(planner, op)
     for i, tensor in enumerate(op.inputs):
         inner = body.arguments[i]
+        if i in sums:
+            planner.open.add(inner)
+            continue
         if i < op.carries:
             target = place_of_carry(planner, op, i)
         elif i < total:
-            target = shardings[tensor].only(set(tensor.shape.names) - {op.over.name})
+            target = planner.place_in_use(op, i, True)
+            if tensor in planner.plan.free:
+                target = shardings[tensor]
+            target = target.only(set(tensor.shape.names) - {op.over.name})
             if tensor in planner.resting:
                 planner.resting.add(inner)
+        elif share_free(planner, tensor, inner):
+            continue
         else:
-            target = planner.place_in_use(op, i, False)
+            target = place_of_capture(planner, op, i)
         planner.bring_operand(op, i, target, times)
         shardings[inner] = target.only(inner.shape.names).kept_whole(
             target.whole & {*inner.shape.names}
         )
     repeats = times * op.over.size
     planner.plan_ops(body.ops, repeats)
+    for i in sums:
+        planner.bring_operand(op, i, shardings[body.inputs[i]], times)
     for i, tensor in enumerate(body.outputs):
         if i < op.carries:
             place = shardings[body.inputs[i]]
@@ -101,11 +171,78 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
         settle_outcome(planner, op, op.outputs[i], place, times)
 
 
+def find_accumulators(planner: Planner, op: Scan) -> list[int]:
+    """Finds the carries that start at zero and are only added to, turn by turn."""
+    return [
+        i
+        for i in range(op.carries)
+        if op.inputs[i] in planner.zero and _is_only_added_to(planner, op.body, i)
+    ]
+
+
+def _is_only_added_to(planner: Planner, body: Body, i: int) -> bool:
+    """Whether a body's result is its input and something else, added up, and nothing reads more."""
+    total = body.inputs[i]
+    while planner.count_uses(total) == 1:
+        reader = planner.sole_reader(total)
+        if reader is None:
+            return total is body.outputs[i] and total is not body.inputs[i]
+        adds = reader.rule == "cotangent" or (reader.elementwise and reader.linear == "together")
+        several = len({*reader.inputs} - planner.plan.free.keys()) > 1
+        if not adds or not several or reader.output.shape != total.shape:
+            return False
+        total = reader.output
+    return False
+
+
+def share_free(planner: Planner, tensor: Tensor, inner: Tensor) -> bool:
+    """Lets a body make for itself what it captures, if that is made of constants alone."""
+    plan = planner.plan
+    if tensor not in plan.free:
+        return False
+    plan.free[inner] = plan.free[tensor]
+    plan.shardings[inner] = plan.shardings[tensor]
+    if tensor in planner.zero:
+        planner.zero.add(inner)
+    return True
+
+
+def place_of_capture(planner: Planner, op: Op, i: int) -> Sharding:
+    """Where a loop has what its body captures: in use, or at rest if only inner loops read it."""
+    tensor = op.inputs[i]
+    if tensor in planner.resting and op.rule == "scan":
+        inner = op.bodies[0].captures[i - len(op.bodies[0].inputs)]
+        if _is_read_by_slices(planner, inner):
+            planner.resting.add(inner)
+            return planner.plan.shardings[tensor].with_partial(())
+    return planner.place_in_use(op, i, False)
+
+
+def _is_read_by_slices(planner: Planner, tensor: Tensor) -> bool:
+    """Whether a tensor is read turn by turn alone, by inner loops."""
+    readers = planner.consumers.get(tensor, ())
+    return bool(readers) and not planner.returned[tensor] and all(
+        isinstance(reader, Scan)
+        and all(
+            reader.carries <= i < len(reader.body.inputs)
+            or (
+                i >= len(reader.body.inputs)
+                and _is_read_by_slices(planner, reader.body.arguments[i])
+            )
+            for i, x in enumerate(reader.inputs)
+            if x is tensor
+        )
+        for reader in readers
+    )
+
+
 def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
     """Where a loop's carry lies: where it starts, or, for a constant, where the layout says."""
     tensor = op.inputs[i]
     sharding = planner.place_in_use(op, i, False)
-    if planner.plan.producers[tensor].constant and tensor.primal is None:
+    if tensor in planner.plan.free and tensor.primal is not None:
+        return planner.plan.shardings[tensor]
+    if planner.plan.producers[tensor].constant or tensor in planner.plan.free:
         full, _ = planner.give_due_axes(
             tensor.shape, sharding.mapping, sharding.whole, planner.plan.layout
         )
@@ -144,6 +281,8 @@ def settle_while(planner: Planner, op: While, times: int) -> None:
 def bring_captures(planner: Planner, op: Op, body: Body, first: int, times: int) -> None:
     """Brings what a body captures to where it is used."""
     for i, inner in enumerate(body.captures, first):
+        if share_free(planner, op.inputs[i], inner):
+            continue
         target = planner.place_in_use(op, i, False)
         planner.bring_operand(op, i, target, times)
         planner.plan.shardings[inner] = target
@@ -157,6 +296,7 @@ def settle_cond(planner: Planner, op: Cond, times: int) -> None:
     for body in op.bodies:
         planner.plan_ops(body.ops, times)
     for i, (yes, no) in enumerate(zip(op.yes.outputs, op.no.outputs, strict=True)):
-        place = planner.plan.shardings[yes]
+        place = planner.plan.shardings[yes].with_partial(())
+        planner.bring_result(op.yes, i, yes, place, times)
         planner.bring_result(op.no, i, no, place, times)
         settle_outcome(planner, op, op.outputs[i], place, times)

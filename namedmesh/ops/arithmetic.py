@@ -8,7 +8,7 @@ from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import where
 
 
-@elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy])
+@elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear="together")
 def add(x: Operand, y: Operand) -> Tensor:
     """Adds two tensors, broadcasting by name: `x + y`.
 
@@ -33,7 +33,7 @@ def add(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy])
+@elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy], linear="together")
 def subtract(x: Operand, y: Operand) -> Tensor:
     """Subtracts the second tensor from the first, broadcasting by name: `x - y`.
 
@@ -56,7 +56,7 @@ def subtract(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a])
+@elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a], linear="each")
 def multiply(x: Operand, y: Operand) -> Tensor:
     """Multiplies two tensors element by element, broadcasting by name: `x * y`.
 
@@ -83,7 +83,12 @@ def multiply(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.divide, lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float")
+@elementwise(
+    lambda tf: tf.divide,
+    lambda dy, y, a, b: [dy / b, -(dy * y / b)],
+    takes="float",
+    linear="first",
+)
 def divide(x: Operand, y: Operand) -> Tensor:
     """Divides the first tensor by the second, broadcasting by name: `x / y`.
 
@@ -209,7 +214,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.negative, lambda dy, y, x: [-dy])
+@elementwise(lambda tf: tf.negative, lambda dy, y, x: [-dy], linear="together")
 def negative(x: Operand) -> Tensor:
     """Changes the sign of every element: `-x`.
 

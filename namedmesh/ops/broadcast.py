@@ -24,8 +24,13 @@ from namedmesh.ops.shape import transpose
 class Broadcast(Op):
     """Repeats a tensor along new dimensions, and puts all in order."""
 
+    elementwise = True
     constant = True  # a loop may start with one: it then lies wherever the layout has it
     shape: Shape
+
+    @property
+    def linear(self) -> str:
+        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
@@ -41,7 +46,12 @@ class Broadcast(Op):
 class Sum(Op):
     """The sum over some dimensions."""
 
+    sums = True
     over: tuple[Dimension, ...]
+
+    @property
+    def linear(self) -> str:
+        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs

@@ -26,8 +26,13 @@ from namedmesh.ops.shape import transpose
 class Einsum(Op):
     """A contraction of two operands; every dimension is in at least two of the three tensors."""
 
+    sums = True
     kept_by_dots = True
     shape: Shape
+
+    @property
+    def linear(self) -> str:
+        return "each"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]

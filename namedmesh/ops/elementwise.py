@@ -37,6 +37,7 @@ class Function:
     takes: str = "number"  # number, float, bool or any
     gives: str | None = None  # the operands' dtype unless said
     long: bool = False
+    linear: str = ""  # see Op.linear
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -51,6 +52,10 @@ class Elementwise(Op):
     @property
     def kind(self) -> str:
         return self.function
+
+    @property
+    def linear(self) -> str:
+        return FUNCTIONS[self.function].linear
 
     @property
     def closed(self) -> bool:
@@ -147,6 +152,7 @@ def elementwise(
     takes: str = "number",
     gives: str | None = None,
     long: bool = False,
+    linear: str = "",
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """Makes a function's signature and docstring an elementwise op; its body is not run.
 
@@ -156,12 +162,13 @@ def elementwise(
         takes: The kind of dtype it takes: number, float, bool or any.
         gives: The dtype it gives, where that is not the operands'.
         long: Whether it becomes many XLA ops.
+        linear: In which operands it is linear (see `Op.linear`).
     """
 
     def declare(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         name = function.__name__
         signature = inspect.signature(function)
-        FUNCTIONS[name] = Function(compute, vjp, takes, gives, long)
+        FUNCTIONS[name] = Function(compute, vjp, takes, gives, long, linear)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> Tensor:

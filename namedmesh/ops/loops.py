@@ -58,7 +58,13 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
     captured = values[carries + stacked :]
     positions = row_positions(loop)
     buffers = [
-        context.place(tf.zeros(context.sizes(tensor.shape), context.dtype(tensor.dtype)), tensor)
+        context.place(
+            tf.zeros(
+                [*context.part_sizes(tensor), *context.sizes(tensor.shape)],
+                context.dtype(tensor.dtype),
+            ),
+            tensor,
+        )
         for tensor in loop.histories
     ]
 
@@ -70,8 +76,9 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
         results = context.run(loop.body, [*carry, *slices, *captured])
         written = []
         for buffer, value, tensor in zip(buffers, results[carries:], loop.histories, strict=True):
-            begin = slice_begin(tf, index, value.shape.rank + 1, 0, begins)
-            row = tf.expand_dims(value, 0)
+            at = len(context.part_sizes(tensor))
+            begin = slice_begin(tf, index, value.shape.rank + 1, at, begins)
+            row = tf.expand_dims(value, at)
             buffer = context.xla.dynamic_update_slice(context.place(buffer, tensor), row, begin)
             written.append(context.place(buffer, tensor))
         return i + 1, results[:carries], written

@@ -22,7 +22,12 @@ from namedmesh.ir.tensor import Tensor
 class Transpose(Op):
     """The same dimensions in another order."""
 
+    elementwise = True
     shape: Shape
+
+    @property
+    def linear(self) -> str:
+        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
@@ -39,6 +44,10 @@ class Rename(Op):
 
     old: Dimension
     new: Dimension
+
+    @property
+    def linear(self) -> str:
+        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape.replace(self.old.name, self.new), self.inputs[0].dtype)]
@@ -58,6 +67,10 @@ class Reshape(Op):
 
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
+
+    @property
+    def linear(self) -> str:
+        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         shape = self.inputs[0].shape

@@ -1,0 +1,68 @@
+"""Parts of sums: which ops may work on them, so that devices add them up once, and late."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.op import Op, Placement
+from namedmesh.lowering.planner import Planner
+
+
+def find_passing_axes(
+    planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]
+) -> tuple[str, ...]:
+    """Returns the axes along which parts of a sum pass through an op, as parts of its result.
+
+    An op that is not linear, or that would make the parts larger, needs them added up first.
+    """
+    pending = [pending_axes(planner, op, i) for i in range(len(op.inputs))]
+    axes = tuple(sorted({axis for one in pending for axis in one}))
+    busy = {axis for on in claims.values() for axis in on}
+    if not axes or busy & {*axes} or not divides(planner, op, claims):
+        return ()
+    if op.linear == "together":
+        fits = all(
+            one == axes or op.inputs[i] in planner.zero or op.inputs[i] in planner.open
+            for i, one in enumerate(pending)
+        )
+        # A number, or a sum that a loop carries, is put off even if only the first device adds
+        # to it: the sum is then added up once, at its end.
+        running = op.output in planner.running or not len(op.output.shape)
+        allowed = fits or (op.elementwise and running and planner.count_uses(op.output) == 1)
+    elif op.linear == "each":
+        allowed = sum(map(bool, pending)) == 1
+    else:
+        allowed = op.linear == "first" and not any(pending[1:])
+    largest = max(
+        local_elements(planner, op.inputs[i].shape, claims) for i, one in enumerate(pending) if one
+    )
+    return axes if allowed and local_elements(planner, op.output.shape, claims) <= largest else ()
+
+
+def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:
+    """Returns the axes along which an operand is a part of a sum."""
+    place = planner.plan.shardings.get(op.inputs[i])
+    return () if place is None or op.inputs[i] in planner.plan.free else place.partial
+
+
+def local_elements(planner: Planner, shape, claims: Mapping[str, Sequence[str]]) -> int:
+    """Counts the elements of one device's piece of a tensor whose dims hold these axes."""
+    return math.prod(Sharding.of(dict(claims)).local_sizes(shape, planner.mesh))
+
+
+def divides(planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]) -> bool:
+    """Whether every operand and result has pieces of equal size, as a device's own work needs."""
+    place = Sharding.of(dict(claims))
+    return all(place.divides(t.shape, planner.mesh) for t in (*op.inputs, *op.outputs))
+
+
+def find_sums(
+    planner: Planner, op: Op, asked: Placement, claims: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Splits the axes an op reduces over: those it leaves parts on, and those XLA reduces over."""
+    groups = [claims[name] for name in sorted(asked.reduced) if name in claims]
+    if groups and (op.manual or (op.sums and divides(planner, op, claims))):
+        return tuple(axis for axes in groups for axis in axes), []
+    return (), groups
