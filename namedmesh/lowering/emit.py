@@ -52,16 +52,38 @@ class Emitter(Context):
         steps = self.plan.operands.get((op, i), ())
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
-    def move(self, value: Any, shape: Shape, source: Sharding, steps: Sequence[Transfer]) -> Any:
+    def move(self, value: Any, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]) -> Any:
         """Moves a value: each annotation differs from the one before by one collective."""
+        shape = tensor.shape
         for step in steps:
-            if step.sums:
-                value = add_parts(value, [source.partial.index(axis) for axis in step.axes])
+            if step.sums:  # in the name of the op that left the parts
+                with tf.name_scope(f"nm.{self.plan.names[self.plan.summed_by[tensor]]}/"):
+                    joined = self.join_parts(value, shape, source, step.axes)
+                    value = self.at(add_parts(joined), shape, step.result)
             elif step.kind == "Alone":
                 value = self.leave_alone(value, source, step.result)
             value = self.at(value, shape, step.result)
             source = step.result
         return value
+
+    def join_parts(
+        self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]
+    ) -> Any:
+        """Puts the parts along some axes into one leading dimension.
+
+        XLA adds up every dimension by itself, one collective after the other.
+        """
+        others = [axis for axis in source.partial if axis not in axes]
+        order = [source.partial.index(axis) for axis in (*axes, *others)]
+        rest = list(range(len(order), value.shape.rank))
+        if order != sorted(order):
+            value = tf.transpose(value, order + rest)
+        if len(axes) > 1:
+            value = tf.reshape(value, [self.mesh.size(axes), *value.shape[len(axes) :]])
+        leading = [tuple(axes), *((axis,) for axis in others)]
+        return self.annotator.annotate(
+            value, [*leading, *(source.axes(dim.name) for dim in shape)]
+        )
 
     def leave_alone(self, value: Any, source: Sharding, result: Sharding) -> Any:
         """Makes a value the first device's part of a sum to which the others add zero."""
@@ -85,7 +107,7 @@ class Emitter(Context):
                 values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
                 value = self.at(lower_op(op, self, values)[0], tensor.shape, bare)
                 steps = conversion(tensor.shape, self.mesh, bare, place)
-                moved[key] = self.move(value, tensor.shape, bare, steps)
+                moved[key] = self.move(value, tensor, bare, steps)
         return moved[key]
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
@@ -120,7 +142,7 @@ class Emitter(Context):
                 else:
                     steps = plan.results.get((owner, i), ())
                     place = plan.shardings[tensor]
-                    results.append(self.move(known[tensor], tensor.shape, place, steps))
+                    results.append(self.move(known[tensor], tensor, place, steps))
         return results
 
     def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
@@ -134,7 +156,7 @@ class Emitter(Context):
             results = self.run_locally(op, values, places) if local else lower_op(op, self, values)
         for tensor, value in zip(op.outputs, results, strict=True):
             value, steps = self.place(value, tensor), self.plan.moves.get(tensor, ())
-            known[tensor] = self.move(value, tensor.shape, self.plan.natural[tensor], steps)
+            known[tensor] = self.move(value, tensor, self.plan.natural[tensor], steps)
 
     def operand(self, op: Op, i: int, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
         """Brings an operand into place; one that several ops want there is brought once."""
@@ -146,10 +168,8 @@ class Emitter(Context):
             return known[tensor]
         key = self.plan.value_of(tensor), place
         if key not in moved:
-            owner = self.plan.producers[tensor] if steps[0].sums else op
-            with tf.name_scope(f"nm.{self.plan.names[owner]}/"):
-                source = self.plan.shardings[tensor]
-                moved[key] = self.move(known[tensor], tensor.shape, source, steps)
+            source = self.plan.shardings[tensor]
+            moved[key] = self.move(known[tensor], tensor, source, steps)
         return moved[key]
 
     def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
@@ -160,7 +180,7 @@ class Emitter(Context):
             values = [self.operand(op, i, known, moved) for i in members]
             value = tf.add_n(values) if len(values) > 1 else values[0]
             place = self.operand_place(op, members[0])
-            value = self.move(self.at(value, shape, place), shape, place, steps)
+            value = self.move(self.at(value, shape, place), op.inputs[members[0]], place, steps)
             total = value if total is None else total + value
         return total
 
@@ -201,16 +221,15 @@ def position_axes(shape: Shape, sharding: Sharding) -> list[tuple[str, ...]]:
     return leading + [sharding.axes(dim.name) for dim in shape]
 
 
-def add_parts(value: Any, positions: Sequence[int]) -> Any:
-    """Adds up the parts of a sum in their own dtype, as they are to be sent."""
+def add_parts(value: Any) -> Any:
+    """Adds up parts of a sum along the first dimension in their own dtype, as they are sent."""
     if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
-        return tf.reduce_sum(value, positions)
-
+        return tf.reduce_sum(value, 0)
     # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
     scalar = tf.TensorSpec([], value.dtype)
     add = tf.function(lambda a, b: a + b).get_concrete_function(scalar, scalar)
     (result,) = tf2xla.variadic_reduce(
-        [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=list(positions), reducer=add
+        [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=[0], reducer=add
     )
     return result
 

@@ -41,6 +41,7 @@ class Plan:
         results: The moves of a loop body's or branch's results, by body and position.
         sums: How the parts of a cotangent are added up: those that lie in one place first, then
             moved together.
+        summed_by: The op that a sum belongs to of which a tensor is a part.
         local: The ops that run on each device's own piece, and leave parts of sums.
         free: Tensors made of constants alone, which every reader makes where it needs them.
         made: Where an op, or a body's or the program's result, wants such a tensor.
@@ -70,6 +71,7 @@ class Plan:
     moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # after the op
     results: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)  # of a body
     sums: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
+    summed_by: dict[Tensor, Op] = field(default_factory=dict)
     local: set[Op] = field(default_factory=set)
     free: dict[Tensor, Tensor] = field(default_factory=dict)  # inside a loop: the one outside
     made: dict[tuple[object, int], Sharding] = field(default_factory=dict)

@@ -174,7 +174,11 @@ class Planner:
 
     def rests(self, op: Op) -> bool:
         """Whether an op works on parameters, their slots and gradients alone, where those rest."""
-        ranked = [t for t in op.inputs if len(t.shape) and t not in self.plan.free]
+        ranked = [
+            tensor
+            for tensor in op.inputs
+            if len(tensor.shape) and tensor not in self.plan.free and tensor not in self.open
+        ]
         return bool(ranked) and all(tensor in self.resting for tensor in ranked)
 
     def bring_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
@@ -225,6 +229,8 @@ class Planner:
             reduced: Groups of axes over which XLA reduces by itself, one by one.
         """
         if natural.partial:
+            sums = (self.plan.summed_by[x] for x in op.inputs if x in self.plan.summed_by)
+            self.plan.summed_by.setdefault(tensor, next(sums, op))
             single = self.count_uses(tensor) == 1
             final = final.with_partial(
                 axis for axis in natural.partial if single and axis not in final.used
@@ -249,7 +255,7 @@ class Planner:
         """Records the collectives among some transfers."""
         for step in steps:
             if step.kind not in ("Slice", "Alone"):
-                owner = self.plan.producers[tensor] if step.sums else op
+                owner = self.plan.summed_by.get(tensor, op) if step.sums else op
                 self.record_collective(owner, tensor, step.kind, step.axes, step.elements, times)
 
     def record_collective(
@@ -289,7 +295,7 @@ class Planner:
     def place_of(self, tensor: Tensor | None) -> Sharding | None:
         """Returns where a tensor lies, if that is planned."""
         tensor = self.planned_form(tensor)
-        return None if tensor is None else self.plan.shardings[tensor]
+        return None if tensor is None else self.plan.shardings[tensor].with_partial(())
 
     def planned_form(self, tensor: Tensor | None) -> Tensor | None:
         """Returns the tensor, or the one it repeats: a dead copy is not planned itself."""

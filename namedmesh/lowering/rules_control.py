@@ -34,7 +34,7 @@ def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
     plan.sums[op] = []
     for place, members in groups.items():
         steps = conversion(tensor.shape, planner.mesh, place, base)
-        planner.record_transfers(op, tensor, steps, times)
+        planner.record_transfers(op, op.inputs[members[0]], steps, times)
         plan.sums[op].append((tuple(members), steps))
     for i, part in enumerate(op.inputs):
         if part in plan.free and part not in planner.zero:
@@ -168,7 +168,7 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             planner.bring_result(body, i, tensor, place, repeats)
         else:
             place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
-        settle_outcome(planner, op, op.outputs[i], place, times)
+        settle_outcome(planner, op, i, tensor, place, times)
 
 
 def find_accumulators(planner: Planner, op: Scan) -> list[int]:
@@ -250,15 +250,23 @@ def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
     return sharding
 
 
-def settle_outcome(planner: Planner, op: Op, tensor: Tensor, natural: Sharding, times: int) -> None:
-    """Settles a result of a loop or branch."""
+def settle_outcome(
+    planner: Planner, op: Op, i: int, inner: Tensor, natural: Sharding, times: int
+) -> None:
+    """Settles a result of a loop or branch, which a tensor of its body becomes."""
+    tensor = op.outputs[i]
+    if inner in planner.plan.summed_by:
+        planner.plan.summed_by[tensor] = planner.plan.summed_by[inner]
+    if inner in planner.resting:
+        planner.resting.add(tensor)
     target = planner.place_of(tensor.primal)
-    if target is None and not op.derived:
+    if target is None and not op.derived and tensor not in planner.resting:
         full, contested = planner.give_due_axes(
             tensor.shape, natural.mapping, natural.whole, planner.plan.layout
         )
         target = natural if contested else Sharding.of(full, natural.whole)
-    planner.settle(op, tensor, natural, natural if target is None else target, times)
+    final = natural if target is None else target
+    planner.settle(op, tensor, natural, final.with_partial(()), times)
 
 
 def settle_while(planner: Planner, op: While, times: int) -> None:
@@ -275,7 +283,7 @@ def settle_while(planner: Planner, op: While, times: int) -> None:
     planner.plan_ops(op.body.ops, times)
     for i, tensor in enumerate(op.body.outputs):
         planner.bring_result(op.body, i, tensor, shardings[op.body.inputs[i]], times)
-        settle_outcome(planner, op, op.outputs[i], shardings[op.body.inputs[i]], times)
+        settle_outcome(planner, op, i, tensor, shardings[op.body.inputs[i]], times)
 
 
 def bring_captures(planner: Planner, op: Op, body: Body, first: int, times: int) -> None:
@@ -299,4 +307,4 @@ def settle_cond(planner: Planner, op: Cond, times: int) -> None:
         place = planner.plan.shardings[yes].with_partial(())
         planner.bring_result(op.yes, i, yes, place, times)
         planner.bring_result(op.no, i, no, place, times)
-        settle_outcome(planner, op, op.outputs[i], place, times)
+        settle_outcome(planner, op, i, yes, place, times)
