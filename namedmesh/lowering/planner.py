@@ -43,6 +43,7 @@ class Planner:
         self.moved: set[tuple[object, Sharding]] = set()
         self.consumers: dict[Tensor, list[Op]] = {}
         results = [*plan.program.outputs, *plan.program.updates.values()]
+        self.final = {*results}
         for op in every_op(plan.program.ops):
             plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
             plan.producers.update((tensor, op) for tensor in op.outputs)
@@ -231,7 +232,7 @@ class Planner:
         if natural.partial:
             sums = (self.plan.summed_by[x] for x in op.inputs if x in self.plan.summed_by)
             self.plan.summed_by.setdefault(tensor, next(sums, op))
-            single = self.count_uses(tensor) == 1
+            single = self.count_uses(tensor) == 1 and tensor not in self.final
             final = final.with_partial(
                 axis for axis in natural.partial if single and axis not in final.used
             )
