@@ -37,6 +37,7 @@ class Planner:
         self.settle_op = settle_op
         self.resting: set[Tensor] = set()
         self.moved: set[tuple[object, Sharding]] = set()
+        self.open_loops = 0  # how many loops of unknown length enclose what is being planned
         self.consumers: dict[Tensor, list[Op]] = {}
         for op in every_op(plan.program.ops):
             plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
@@ -233,6 +234,8 @@ class Planner:
                 self.plan.names[op],
                 op.phase,
                 op.source,
+                self.mesh.size(ordered),
+                self.open_loops > 0,
             )
         )
 
