@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from namedmesh.hlo.array_types import ArrayType
-from namedmesh.hlo.opcodes import COMMUNICATING
 from namedmesh.hlo.module import Module
+from namedmesh.hlo.opcodes import COMMUNICATING
 from namedmesh.hlo.values import find_allocations
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import TensorSpec

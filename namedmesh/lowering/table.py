@@ -36,7 +36,7 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
     Beside the bytes of the buffer stands what a device sends, by the usual algorithm.
     """
     head = ("phase", "collective", "axes", "tensor", "bytes/device", "on the wire", "times", "line")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     totals = []
     for phase, collectives in phases.items():
         kinds: dict[str, int] = {}

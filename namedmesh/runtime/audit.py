@@ -108,6 +108,9 @@ class Audit:
             kinds = Counter(plan.kind for plan, _ in self.by_shape)
             parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
             notes.append(f"{len(self.by_shape)} matched by shape alone: {parts}")
+        unknown = sum(plan.open_ended for plan, _ in self.matched)
+        if unknown:
+            notes.append(f"{unknown} in loops of unknown length, which the plan counts by the turn")
         return notes
 
     def count(self, kind: str) -> int:

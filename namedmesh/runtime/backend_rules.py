@@ -94,7 +94,7 @@ RULES = (
         "read, which round their operands to bfloat16",
         bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
         bytes="half as many",
-        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of those in pieces",
+        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some",
         alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll")),
         precisions=("default",),
     ),

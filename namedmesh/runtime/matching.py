@@ -11,7 +11,7 @@ from typing import NamedTuple
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.mesh import Mesh
 from namedmesh.hlo.communication import CompiledCollective
-from namedmesh.hlo.mesh_axes import reordering_pairs
+from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
 from namedmesh.runtime.backend_rules import AXES_IN_ONE, SUM_IN_ONE, BackendRule, alter
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
@@ -95,6 +95,8 @@ class _Matcher:
         self.names: dict[str, tuple[str, ...]] = {}  # by metadata, which repeats
         self.planned_ops = {plan.op for plan in planned}
         self.permuted = {plan.axes: None for plan in planned if plan.kind == "CollectivePermute"}
+        self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
+        self.times_per_turn = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
     def take(self, plan: int, one: int) -> tuple[Collective, CompiledCollective]:
         """Takes a planned and a compiled collective out of those that are open."""
@@ -102,16 +104,28 @@ class _Matcher:
 
     def signatures(self, one: CompiledCollective) -> Iterator[Signature]:
         """What a planned collective must be to agree with a compiled one."""
-        facts = (one.dtype, one.elements, one.bytes, one.times, one.open_ended)
+        facts = (one.dtype, one.elements, one.bytes)
+        for axes in self.possible_axes(one):
+            yield Signature(one.kind, axes, *facts, one.times, one.open_ended)
+            if not one.open_ended:
+                # The compiler may know how often a loop runs whose length the plan does not know.
+                for times in self.times_per_turn:
+                    if one.times % times == 0:
+                        yield Signature(one.kind, axes, *facts, times, True)
+
+    def possible_axes(self, one: CompiledCollective) -> list[tuple[str, ...]]:
+        """The axes that a plan may have for a compiled collective.
+
+        A permutation's pairs must be those of a new order of the axes that the plan names; not all
+        of these axes need to move.
+        """
         if one.pairs is None:
-            if one.axes is not None:
-                yield Signature(one.kind, one.axes, *facts)
-            return
-        # A permutation's pairs must be those of a new order of the axes that the plan names; not
-        # all of these axes need to move.
-        for axes in self.permuted:
-            if one.pairs in reordering_pairs(axes, self.mesh):
-                yield Signature(one.kind, axes, *facts)
+            return [] if one.axes is None else [one.axes]
+        if one.pairs not in self.reordered:
+            self.reordered[one.pairs] = [
+                axes for axes in self.permuted if one.pairs in reordering_pairs(axes, self.mesh)
+            ]
+        return self.reordered[one.pairs]
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
         """The planned ops that the metadata of a compiled collective names, the innermost first."""
