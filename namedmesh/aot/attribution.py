@@ -7,8 +7,8 @@ from collections import Counter
 from dataclasses import dataclass
 
 from namedmesh.hlo.array_types import ArrayType
-from namedmesh.hlo.communication import COLLECTIVE_KINDS
 from namedmesh.hlo.module import Module
+from namedmesh.hlo.opcodes import COMMUNICATING
 from namedmesh.hlo.values import find_allocations
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import TensorSpec
@@ -70,7 +70,7 @@ def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[
         alike[size, str(type), spec.name] += 1
     for value in find_allocations(module):
         opcode, op_name = value.instruction.opcode, value.instruction.op_name
-        together = len(value.arrays) > 1 and opcode in COLLECTIVE_KINDS
+        together = len(value.arrays) > 1 and opcode in COMMUNICATING
         for array in value.arrays:
             if together:
                 origin = f"one of {len(value.arrays)} in an {opcode}"

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.text import human
+from namedmesh.dims.collective import Collective
+from namedmesh.dims.text import columns, human
+from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.runtime.audit import Audit
-from namedmesh.runtime.description import dtype_of
+
+_HEAD = (
+    "collective",
+    "axes",
+    "planned",
+    "made",
+    "planned bytes",
+    "made bytes",
+    "planned on the wire",
+    "made on the wire",
+    "sent as",
+)
 
 
 @dataclass
@@ -18,10 +32,12 @@ class CollectiveRow:
         axes: The mesh axes they run along.
         dtype: The planned dtype.
         sent_as: The dtype they are sent in.
-        planned: How many a step has, as planned.
+        planned: How many a step has, as planned; a loop of unknown length counts as one turn.
         made: How many it has, as compiled.
-        planned_bytes: What one device sends or receives in a step, as planned.
+        planned_bytes: The bytes of their buffers in a step, as planned.
         made_bytes: The same as compiled.
+        planned_wire_bytes: What one device sends in a step, by the usual algorithms, as planned.
+        made_wire_bytes: The same as compiled.
     """
 
     kind: str
@@ -32,30 +48,38 @@ class CollectiveRow:
     made: int = 0
     planned_bytes: int = 0
     made_bytes: int = 0
+    planned_wire_bytes: int = 0
+    made_wire_bytes: int = 0
 
-    def add(self, times: int, elements: int, *, planned: bool = False, made: bool = False) -> None:
-        """Counts one more collective that runs so many times.
+    def add(
+        self, planned: Collective | None = None, made: CompiledCollective | None = None
+    ) -> None:
+        """Counts one more collective, with all its runs.
 
         Args:
-            times: How often it runs in one step.
-            elements: How many elements it sends.
-            planned: Whether it is planned.
-            made: Whether it was made.
+            planned: What the plan has.
+            made: What the compiler made.
         """
         if planned:
-            self.planned += times
-            self.planned_bytes += times * elements * dtype_of(self.dtype).itemsize
+            self.planned += planned.times
+            self.planned_bytes += planned.total_bytes
+            self.planned_wire_bytes += planned.total_wire_bytes
         if made:
-            self.made += times
-            self.made_bytes += times * elements * dtype_of(self.sent_as).itemsize
+            self.made += made.times
+            self.made_bytes += made.times * made.bytes
+            self.made_wire_bytes += made.times * made.wire_bytes
 
     @property
     def cells(self) -> tuple[str, ...]:
         """The row of a table for people."""
         sent = self.sent_as if self.sent_as == self.dtype else f"{self.sent_as} for {self.dtype}"
         counts = (str(self.planned), str(self.made))
-        sizes = (human(self.planned_bytes), human(self.made_bytes))
-        return (self.kind, "+".join(self.axes), *counts, *sizes, sent)
+        return (self.kind, "+".join(self.axes), *counts, *map(human, self.sizes), sent)
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Planned and made bytes of buffers, then on the wire."""
+        return self.planned_bytes, self.made_bytes, self.planned_wire_bytes, self.made_wire_bytes
 
 
 def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
@@ -73,13 +97,30 @@ def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
         key = (kind, axes, dtype, sent_as)
         return rows.setdefault(key, CollectiveRow(*key))
 
-    for plan, one in audit.matched:
-        both = row(plan.kind, plan.axes, plan.dtype, one.dtype)
-        both.add(plan.times, plan.elements, planned=True, made=True)
+    different = [(one.planned, one.compiled) for one in audit.differences]
+    for plan, one in (*audit.matched, *different):
+        row(plan.kind, plan.axes, plan.dtype, one.dtype).add(plan, one)
     for plan in (*audit.merged, *audit.missing):
-        alone = row(plan.kind, plan.axes, plan.dtype, plan.dtype)
-        alone.add(plan.times, plan.elements, planned=True)
+        row(plan.kind, plan.axes, plan.dtype, plan.dtype).add(planned=plan)
     for one in audit.unplanned:
-        other = row(one.kind, one.axes or ("other groups",), one.dtype, one.dtype)
-        other.add(one.times, one.elements, made=True)
+        axes = one.axes or ("other groups",)
+        row(one.kind, axes, one.dtype, one.dtype).add(made=one)
     return list(rows.values())
+
+
+def format_rows(rows: Sequence[CollectiveRow], indent: int) -> list[str]:
+    """Formats rows as lines of a table, with what they add up to.
+
+    Args:
+        rows: The rows.
+        indent: How far the lines are indented.
+
+    Returns:
+        The lines; one that says so if there are no rows.
+    """
+    if not rows:
+        return [" " * indent + "none"]
+    counts = (sum(row.planned for row in rows), sum(row.made for row in rows))
+    sizes = (human(sum(size)) for size in zip(*(row.sizes for row in rows), strict=True))
+    total = ("all", "", *map(str, counts), *sizes, "")
+    return columns([_HEAD, *(row.cells for row in rows), total], indent)

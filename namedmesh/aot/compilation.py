@@ -25,7 +25,7 @@ from namedmesh.hlo.parse import parse_module
 from namedmesh.hlo.trip_counts import find_loops
 from namedmesh.hlo.values import count_cycles
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.audit import audit
+from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.devices import arrange_devices
 from namedmesh.runtime.stages import compile_lowered, lower_step
 from namedmesh.runtime.usage import Report
@@ -134,7 +134,7 @@ def _report(
         lack=lack,
         buffers=tuple(buffers),
         levers=tuple(levers),
-        audit=audit(module, artifact.mesh, artifact.collectives) if module else None,
+        audit=_audit(artifact, target, module) if module else None,
         program_flops=artifact.flops / target.cores,
         compiler_flops=cost.get("flops"),
         bytes_accessed=cost.get("bytes accessed"),
@@ -143,6 +143,17 @@ def _report(
         compute_seconds=cycles / clock if cycles and clock else None,
         compile_seconds=seconds,
         assignment=assignment,
+    )
+
+
+def _audit(artifact: Artifact, target: Target, module: Module) -> Audit:
+    """The compiler's collectives against the plan's, by the rules of the target's platform."""
+    return audit(
+        module,
+        artifact.mesh,
+        artifact.collectives,
+        backend=target.platform,
+        precision=artifact.precision,
     )
 
 

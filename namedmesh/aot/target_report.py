@@ -9,7 +9,7 @@ from typing import Any
 
 from namedmesh.aot.assignment import Assignment
 from namedmesh.aot.attribution import Buffer
-from namedmesh.aot.collective_rows import CollectiveRow, tabulate_collectives
+from namedmesh.aot.collective_rows import CollectiveRow, format_rows, tabulate_collectives
 from namedmesh.aot.exhaustion import Exhausted
 from namedmesh.aot.memory import Memory
 from namedmesh.aot.target import Target
@@ -137,7 +137,11 @@ class TargetReport:
             "levers": list(self.levers),
             "collectives_match_plan": self.audit.exact if self.audit and self.fits else None,
             "collectives": [{**vars(one), "axes": list(one.axes)} for one in self.collectives()],
-            "notes": list(self.audit.notes) if self.audit else [],
+            "wire_bytes": self.audit.wire_bytes if self.audit else None,
+            "problems": self.audit.describe_problems() if self.audit else [],
+            "rules": dict(self.audit.rules) if self.audit else {},
+            "matched_by_shape": len(self.audit.by_shape) if self.audit else 0,
+            "notes": self.audit.notes if self.audit else [],
             "flops_per_core": self.flops_per_core,
             "compiler_flops_per_core": self.compiler_flops,
             "bytes_accessed_per_core": self.bytes_accessed,
@@ -180,17 +184,8 @@ class TargetReport:
             verdict = "as planned" if self.audit.exact else "NOT as planned"
             tried = "" if self.fits else " in the compiler's last try"
             lines.append(f"  collectives {verdict}{tried}")
-            head = (
-                "collective",
-                "axes",
-                "planned",
-                "made",
-                "planned bytes",
-                "made bytes",
-                "sent as",
-            )
-            rows = [one.cells for one in self.collectives()]
-            lines += columns([head, *rows], 4) if rows else ["    none"]
+            lines += format_rows(self.collectives(), 4)
+            lines += [f"    {line}" for line in self.audit.describe_problems()]
             lines += [f"    {note}" for note in self.audit.notes]
         lines += [f"  {line}" for line in self._costs()]
         return "\n".join(lines)

@@ -6,6 +6,32 @@ from dataclasses import dataclass
 
 from namedmesh.dims.source import Source
 
+# How often each byte of a buffer passes through a device's link, by the usual algorithms: a ring
+# for gathers and reductions, pairs of devices for AllToAll. An AllReduce is a ReduceScatter and an
+# AllGather.
+_PASSES = {"AllGather": 1, "AllReduce": 2, "AllToAll": 1, "ReduceScatter": 1}
+
+
+def count_wire_bytes(kind: str, bytes: int, devices: int) -> int:
+    """Counts what one device sends, by the usual algorithm of a collective.
+
+    Args:
+        kind: Such as `AllReduce`.
+        bytes: The bytes of the buffer, on its larger side.
+        devices: How many devices communicate with each other.
+
+    Returns:
+        The bytes: of n devices each sends (n - 1) / n of the buffer in an AllGather, ReduceScatter
+        or AllToAll, twice as much in an AllReduce, and all of it in anything else.
+
+    Example:
+        >>> count_wire_bytes("AllReduce", 1000, 4), count_wire_bytes("ReduceScatter", 1000, 4)
+        (1500, 750)
+    """
+    if kind not in _PASSES:
+        return bytes
+    return _PASSES[kind] * bytes * (devices - 1) // devices
+
 
 @dataclass(frozen=True)
 class Collective:
@@ -17,11 +43,19 @@ class Collective:
         elements: What one device sends or receives each time, whichever is more.
         dtype: The dtype of the elements.
         bytes: The same in bytes.
-        times: How often it runs in one step.
+        times: How often it runs in one step; a loop of unknown length counts as one turn.
         tensor: The name of the tensor that is communicated.
         op: The name that the plan has for the op it belongs to.
         phase: `forward`, `backward` or `update`.
         source: The user's line that asks for it.
+        devices: How many devices communicate with each other.
+        open_ended: Whether a loop of unknown length runs it, so that `times` is per turn of it.
+
+    Example:
+        >>> sum = Collective("AllReduce", ("data",), 8, "float32", 32, 3, "loss", "sum.4",
+        ...                  "forward", Source("model.py", 7), devices=4)
+        >>> sum.wire_bytes, sum.total_wire_bytes
+        (48, 144)
     """
 
     kind: str
@@ -34,8 +68,37 @@ class Collective:
     op: str
     phase: str
     source: Source
+    devices: int
+    open_ended: bool = False
 
     @property
     def total_bytes(self) -> int:
         """Bytes per device over all its executions in one step."""
         return self.bytes * self.times
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one device sends each time, by the usual algorithm."""
+        return count_wire_bytes(self.kind, self.bytes, self.devices)
+
+    @property
+    def total_wire_bytes(self) -> int:
+        """What one device sends over all its executions in one step."""
+        return self.wire_bytes * self.times
+
+
+def format_times(times: int, open_ended: bool) -> str:
+    """Formats how often a collective runs.
+
+    Args:
+        times: How often in one step.
+        open_ended: Whether a loop of unknown length runs it, which counts as one turn.
+
+    Returns:
+        The number, with what is not known.
+
+    Example:
+        >>> format_times(3, False), format_times(3, True)
+        ('3', '3 per turn')
+    """
+    return f"{times} per turn" if open_ended else str(times)

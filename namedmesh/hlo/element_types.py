@@ -53,3 +53,21 @@ _ROWS = (
     ("opaque", 0, "opaque"),
 )
 ELEMENT_TYPES: dict[str, ElementType] = {row[0]: ElementType(*row) for row in _ROWS}
+_BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES.values()}
+
+
+def count_bytes(dtype: str, elements: int) -> int:
+    """Counts the bytes that elements take where nothing packs them.
+
+    Args:
+        dtype: The name that numpy or ml_dtypes has for the element type.
+        elements: How many there are.
+
+    Returns:
+        The bytes; tokens have none.
+
+    Example:
+        >>> count_bytes("bfloat16", 8)
+        16
+    """
+    return elements * _BY_DTYPE[dtype].stored_bits // 8

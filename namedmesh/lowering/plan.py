@@ -160,6 +160,17 @@ class Plan:
         """
         return sum(c.total_bytes for phase in phases for c in self.of_phase(phase))
 
+    def total_wire_bytes(self, phases: Iterable[str] = PHASES) -> int:
+        """Returns the bytes that one device sends in one step, by the usual algorithms.
+
+        Args:
+            phases: The phases to add up; by default those of a step.
+
+        Returns:
+            The bytes.
+        """
+        return sum(c.total_wire_bytes for phase in phases for c in self.of_phase(phase))
+
     @property
     def communication(self) -> str:
         """The collectives alone, as a table: those of a step, then those of initialisation."""
@@ -204,11 +215,18 @@ class Plan:
                 for row in dict.fromkeys(self.tensor_rows())
             ],
             "collectives": [
-                {**vars(one), "phase": phase, "axes": list(one.axes), "source": str(one.source)}
+                {
+                    **vars(one),
+                    "wire_bytes": one.wire_bytes,
+                    "phase": phase,
+                    "axes": list(one.axes),
+                    "source": str(one.source),
+                }
                 for phase in phases
                 for one in self.of_phase(phase)
             ],
             "bytes_per_device": {phase: self.total_bytes([phase]) for phase in phases},
+            "wire_bytes_per_device": {phase: self.total_wire_bytes([phase]) for phase in phases},
         }
 
     def save(self, path: str | os.PathLike) -> None:

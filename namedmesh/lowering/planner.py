@@ -41,6 +41,7 @@ class Planner:
         self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
         self.running: set[Tensor] = set()  # sums of an accumulator and something
         self.moved: set[tuple[object, Sharding]] = set()
+        self.open_loops = 0  # how many loops of unknown length enclose what is being planned
         self.consumers: dict[Tensor, list[Op]] = {}
         results = [*plan.program.outputs, *plan.program.updates.values()]
         self.final = {*results}
@@ -276,6 +277,8 @@ class Planner:
                 self.plan.names[op],
                 op.phase,
                 op.source,
+                self.mesh.size(ordered),
+                self.open_loops > 0,
             )
         )
 

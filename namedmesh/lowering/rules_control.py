@@ -278,11 +278,14 @@ def settle_while(planner: Planner, op: While, times: int) -> None:
         shardings[op.body.inputs[i]] = shardings[op.test.inputs[i]] = target
     bring_captures(planner, op, op.test, carries, times)
     bring_captures(planner, op, op.body, carries + tests, times)
+    planner.open_loops += 1
     planner.plan_ops(op.test.ops, times)
     planner.bring_result(op.test, 0, op.test.outputs[0], Sharding(), times)
     planner.plan_ops(op.body.ops, times)
     for i, tensor in enumerate(op.body.outputs):
         planner.bring_result(op.body, i, tensor, shardings[op.body.inputs[i]], times)
+    planner.open_loops -= 1
+    for i, tensor in enumerate(op.body.outputs):
         settle_outcome(planner, op, i, tensor, shardings[op.body.inputs[i]], times)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.collective import Collective, format_times
 from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
 
@@ -31,17 +31,25 @@ def format_tensors(tensors: Iterable[TensorRow]) -> str:
 
 
 def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
-    """Formats every collective with the line it comes from, and the totals of each phase."""
-    rows = [("phase", "collective", "axes", "tensor", "bytes/device", "times", "line")]
+    """Formats every collective with the line it comes from, and the totals of each phase.
+
+    Beside the bytes of the buffer stands what a device sends, by the usual algorithm.
+    """
+    head = ("phase", "collective", "axes", "tensor", "bytes/device", "on the wire", "times", "line")
+    rows: list[tuple[str, ...]] = [head]
     totals = []
     for phase, collectives in phases.items():
         kinds: dict[str, int] = {}
         for one in collectives:
             line = f"{one.source}: {one.source.code}"
-            axes, times = "+".join(one.axes), str(one.times)
-            rows.append((phase, one.kind, axes, one.tensor, human(one.bytes), times, line))
+            axes, times = "+".join(one.axes), format_times(one.times, one.open_ended)
+            sizes = (human(one.bytes), human(one.wire_bytes))
+            rows.append((phase, one.kind, axes, one.tensor, *sizes, times, line))
             kinds[one.kind] = kinds.get(one.kind, 0) + one.times
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
         moved = sum(one.total_bytes for one in collectives)
-        totals.append(f"  total {phase}: {text}, {human(moved)} per device")
+        sent = sum(one.total_wire_bytes for one in collectives)
+        totals.append(
+            f"  total {phase}: {text}, {human(moved)} per device, {human(sent)} on the wire"
+        )
     return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)

@@ -20,7 +20,7 @@ from namedmesh.runtime.manifest import PRECISIONS as PRECISIONS
 from namedmesh.runtime.manifest import Manifest, read_manifest, write_manifest
 
 FORMAT = "namedmesh-artifact"
-VERSION = 3
+VERSION = 4
 _AGAIN = "export it again with nm.export"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.arrays import put_arrays
@@ -30,8 +31,9 @@ class Executable:
 
     Args:
         artifact: The program to compile, for as many devices as its mesh has.
-        strict: Whether a collective that the plan does not have is an error rather than a
-            warning; None follows the environment variable NAMEDMESH_STRICT.
+        strict: Whether it is an error rather than a warning if the compiler makes a collective
+            that the plan does not have, does not make one that it has, or makes one otherwise, in
+            a step or in initialisation; None follows the environment variable NAMEDMESH_STRICT.
 
     Attributes:
         artifact: The program.
@@ -40,10 +42,11 @@ class Executable:
         inputs: What a step takes besides, by name.
         report: Compile time and memory.
         audit: The compiler's collectives against the plan's.
+        initial_audit: The same for initialisation; None before `init` has compiled it.
 
     Raises:
-        NamedMeshError: If there are too few devices, or if strict and the compiler made a
-            collective that was not planned.
+        NamedMeshError: If there are too few devices, or if strict and the compiled step is not
+            as planned.
 
     Example:
         >>> import namedmesh as nm
@@ -72,8 +75,21 @@ class Executable:
         self._step = compile_lowered(lower_step(artifact, self.mesh))
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
-        self.audit: Audit = audit(parse_module(self.text), artifact.mesh, artifact.collectives)
-        self.audit.enforce(strict)
+        self._strict = strict
+        self.initial_audit: Audit | None = None
+        self.audit: Audit = self._audit(self._step, artifact.collectives)
+
+    def _audit(self, program: jax.stages.Compiled, planned: Sequence[Collective]) -> Audit:
+        """Audits a compiled program, and warns or raises if it is not as planned."""
+        result = audit(
+            parse_module(program.as_text() or ""),
+            self.artifact.mesh,
+            planned,
+            backend=self.mesh.devices.flat[0].platform,
+            precision=self.artifact.precision,
+        )
+        result.enforce(self._strict)
+        return result
 
     @property
     def text(self) -> str:
@@ -101,15 +117,16 @@ class Executable:
             The state.
 
         Raises:
-            NamedMeshError: If the seed is not an int32.
+            NamedMeshError: If the seed is not an int32, or if strict and the compiled
+                initialisation is not as planned.
         """
         _check_seed(seed)
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            self._init = compile_lowered(lower_init(self.artifact, self.mesh))
-            module = parse_module(self._init.as_text() or "")
-            audit(module, self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
+            init = compile_lowered(lower_init(self.artifact, self.mesh))
+            self.initial_audit = self._audit(init, self.artifact.initial_collectives)
+            self._init = init
         arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))
         return State(
             dict(zip(self.variables, jax.block_until_ready(arrays), strict=True)), self.variables

@@ -249,9 +249,19 @@ def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective
             op=one.member("op").text(),
             phase=one.member("phase").text(),
             source=_read_source(one.member("source")),
+            devices=_read_group_size(one, mesh),
+            open_ended=one.member("open_ended").flag(),
         )
         for one in cursor.items()
     )
+
+
+def _read_group_size(cursor: JsonCursor, mesh: Mesh | None) -> int:
+    """How many devices communicate, which follows from the axes of a collective."""
+    devices, axes = cursor.member("devices"), _read_axes(cursor.member("axes"), None)
+    if mesh and all(axis in mesh.axes for axis in axes) and devices.number() != mesh.size(axes):
+        devices.wrong(f"{mesh.size(axes)}, the devices along {'+'.join(axes)}")
+    return devices.number()
 
 
 def _read_source(cursor: JsonCursor) -> Source:

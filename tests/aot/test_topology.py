@@ -147,9 +147,8 @@ def test_a_mesh_and_torus_of_different_sizes_are_an_error():
 def test_traffic_is_what_the_plan_sends_along_each_set_of_axes():
     def planned(axes: tuple[str, ...], bytes: int, times: int) -> Collective:
         source = Source("model.py", 1)
-        return Collective(
-            "AllReduce", axes, bytes // 4, "float32", bytes, times, "x", "sum.1", "forward", source
-        )
+        facts = ("AllReduce", axes, bytes // 4, "float32", bytes, times)
+        return Collective(*facts, "x", "sum.1", "forward", source, devices=2)
 
     collectives = [
         planned(("data",), 40, 3),

@@ -3,7 +3,7 @@
 import pytest
 
 from namedmesh.hlo import count_cycles, count_runs, find_allocations, find_loops, parse_module
-from namedmesh.hlo.trip_counts import scheduled_runs
+from namedmesh.hlo.trip_counts import Runs, find_runs, scheduled_runs
 
 NESTED = """HloModule nested, is_scheduled=true
 
@@ -131,3 +131,96 @@ def test_what_takes_memory_of_its_own(line, arrays):
     text = f"{header}\n  %p = f32[4] parameter(0)\n  {line}\n}}"
     values = [list(map(str, value.arrays)) for value in find_allocations(parse_module(text))]
     assert values == ([] if arrays is None else [arrays])
+
+
+COUNTED = """HloModule counted
+
+%body (t: (s32[], f32[4])) -> (s32[], f32[4]) {
+  %t = (s32[], f32[4]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %x = f32[4]{0} get-tuple-element(%t), index=1
+  %step = s32[] constant(2)
+  %next = s32[] add(%i, %step)
+  ROOT %r = (s32[], f32[4]{0}) tuple(%next, %x)
+}
+
+%condition (t: (s32[], f32[4])) -> pred[] {
+  %t = (s32[], f32[4]{0}) parameter(0)
+  %i = s32[] get-tuple-element(%t), index=0
+  %limit = s32[] constant(9)
+  ROOT %less = pred[] compare(%i, %limit), direction=LT
+}
+
+ENTRY %main (x: f32[4]) -> (s32[], f32[4]) {
+  %x = f32[4]{0} parameter(0)
+  %start = s32[] constant(1)
+  %first = (s32[], f32[4]{0}) tuple(%start, %x)
+  ROOT %w = (s32[], f32[4]{0}) while(%first), condition=%condition, body=%body
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "trip_count", "exact"),
+    [
+        ("", "", 4, True),
+        ("direction=LT", "direction=LE", 5, True),
+        ("compare(%i, %limit), direction=LT", "compare(%limit, %i), direction=GT", 4, True),
+        ("constant(1)", "constant(9)", 0, True),
+        ("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"4"}}', 4, True),
+        ("body=%body", 'body=%body, backend_config={"known_trip_count":{"n":"6"}}', 6, False),
+        ("add(%i, %step)", "multiply(%i, %step)", 9, False),
+        ("direction=LT", "direction=NE", 9, False),
+        ("%start = s32[] constant(1)", "%start = s32[] replica-id()", 9, False),
+        ("compare(%i, %limit)", "compare(%i, %i)", 9, False),
+        ("ROOT %less = pred[]", "%some = pred[] constant(true)\n  ROOT %less = pred[]", 4, True),
+        (
+            "ROOT %less = pred[] compare(%i, %limit), direction=LT",
+            "%less = pred[] compare(%i, %limit), direction=LT\n  %more = pred[] is-finite(%i)\n"
+            "  ROOT %both = pred[] and(%less, %more)",
+            9,
+            False,
+        ),
+    ],
+)
+def test_a_trip_count_is_exact_where_the_code_leaves_no_doubt(old, new, trip_count, exact):
+    module = parse_module(COUNTED.replace(old, new, 1))
+    (loop,) = find_loops(module)
+    assert (loop.trip_count, loop.exact) == (trip_count, exact)
+    assert find_runs(module)["body"] == Runs(trip_count if exact else 1, not exact)
+
+
+def test_a_counter_may_go_through_fusions():
+    fused = """
+%fused_add (i: s32[]) -> s32[] {
+  %i = s32[] parameter(0)
+  %step = s32[] constant(2)
+  ROOT %sum = s32[] add(%i, %step)
+}
+
+%fused_less (i: s32[], n: s32[]) -> pred[] {
+  %i = s32[] parameter(0)
+  %n = s32[] parameter(1)
+  ROOT %less = pred[] compare(%i, %n), direction=LT
+}
+
+%body ("""
+    text = COUNTED.replace("\n%body (", fused, 1)
+    text = text.replace("add(%i, %step)\n  ROOT %r", "fusion(%i), calls=%fused_add\n  ROOT %r")
+    text = text.replace(
+        "pred[] compare(%i, %limit), direction=LT\n}\n\nENTRY",
+        "pred[] fusion(%i, %limit), calls=%fused_less\n}\n\nENTRY",
+    )
+    assert text.count("fusion(") == 2
+    (loop,) = find_loops(parse_module(text))
+    assert (loop.trip_count, loop.exact) == (4, True)
+
+
+def test_sums_of_sums_do_not_take_forever():
+    sums = "".join(f"  %s{i} = s32[] add(%s{i - 1}, %s{i - 1})\n" for i in range(1, 80))
+    text = COUNTED.replace(
+        "  %next = s32[] add(%i, %step)",
+        f"  %s0 = s32[] copy(%i)\n{sums}  %next = s32[] copy(%s79)",
+    )
+    (loop,) = find_loops(parse_module(text))
+    assert not loop.exact

@@ -84,7 +84,7 @@ def _edit_manifest(**changes):
         ),
         (lambda members: members.pop("init.mlir"), "is not a namedmesh artifact, or is damaged"),
         (_edit_manifest(format="something else"), "is not a namedmesh artifact"),
-        (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 3"),
+        (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 4"),
         (
             _edit_manifest(inputs=None),
             "has a manifest that is incomplete or wrong\n  inputs is missing",

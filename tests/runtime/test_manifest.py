@@ -18,7 +18,18 @@ B, M = nm.dims("batch=10 model=4")
 X = TensorSpec("x", Shape([B, M]), "bfloat16", Sharding.of({"batch": ["data", "model"]}))
 W = VariableSpec("w", Shape([M]), "float32", Sharding(), trainable=True, updated=False)
 SUM = Collective(
-    "AllReduce", ("data",), 4, "float32", 16, 3, "y", "sum.2", "forward", Source("model.py", 7)
+    "AllReduce",
+    ("data",),
+    4,
+    "float32",
+    16,
+    3,
+    "y",
+    "sum.2",
+    "forward",
+    Source("model.py", 7),
+    devices=2,
+    open_ended=True,
 )
 MANIFEST = Manifest(
     name="step",
@@ -51,6 +62,7 @@ def test_a_manifest_survives_json():
     assert not read.problems and again == MANIFEST
     assert again.mesh.device_assignment == (7, 6, 5, 4, 3, 2, 1, 0)
     assert isinstance(again.collectives[0], Collective) and again.collectives[0].total_bytes == 48
+    assert again.collectives[0].total_wire_bytes == 48 and again.collectives[0].open_ended
     assert again.inputs[0].padded(again.mesh) == (16, 4)
     assert again.inputs[0].bytes_per_device(again.mesh) == 2 * 4 * 2
     assert again.ops["sum.2"].texts[0] == "x bfloat16[batch=10/data+model, model=4] at model.py:7"
@@ -105,8 +117,14 @@ def spec(**changes) -> dict:
         ]),
         ({"collectives": [{}]}, [f"collectives[0].{name} is missing" for name in (
             "kind", "axes", "elements", "dtype", "bytes", "times",
-            "tensor", "op", "phase", "source",
+            "tensor", "op", "phase", "source", "devices", "open_ended",
         )]),
+        ({"collectives": [{
+            **vars(SUM), "axes": ["data"], "source": "a.py:1", "devices": 4, "open_ended": 1,
+        }]}, [
+            "collectives[0].devices is 4, expected 2, the devices along data",
+            "collectives[0].open_ended is 1, expected true or false",
+        ]),
     ],
 )  # fmt: skip
 def test_every_wrong_field_is_named(changes, problems):

@@ -1,0 +1,343 @@
+"""Edits of compiled HLO that change what it communicates, and some that do not.
+
+Every edit is text: whoever reads the result has nothing but what a compiler could have printed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import namedmesh as nm
+from namedmesh.hlo import ELEMENT_TYPES, parse_type
+from namedmesh.hlo.groups import parse_groups
+
+_SITE = re.compile(
+    r"(?P<before>\s*(?:ROOT )?%(?P<name>\S+) = )(?P<type>.*?) "
+    r"(?P<opcode>all-[a-z\-]+|reduce-scatter|collective-permute)"
+    r"\((?P<operands>[^)]*)\)(?P<attributes>.*)"
+)
+_ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[\d,]*\})?")
+_GROUPS = re.compile(
+    r"replica_groups=(?:\{\{[\d,{}]*\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
+)
+_PAIRS = re.compile(r"source_target_pairs=\{\{[\d,{}]*\}\}")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CALLS = re.compile(r"(?:body|calls|to_apply|condition)=%([^\s,)}]+)")
+_OP = re.compile(r'op_name="[^"]*"')
+_OTHER_DTYPES = ("bf16", "f16", "f32", "s32", "u16", "c64")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """One edited module.
+
+    Attributes:
+        kind: What was done, for the table.
+        text: The module.
+    """
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Site:
+    """One collective in the lines of a module."""
+
+    number: int
+    match: re.Match[str]
+
+    @property
+    def tensors(self) -> list[re.Match[str]]:
+        """The types of its results."""
+        return list(_ARRAY.finditer(self.match["type"]))
+
+    def line(self, **changes: str) -> str:
+        """The line with some parts changed."""
+        part = {**self.match.groupdict(), **changes}
+        return (
+            f"{part['before']}{part['type']} {part['opcode']}({part['operands']})"
+            f"{part['attributes']}"
+        )
+
+
+class Text:
+    """The lines of a module, with what edits need to know of them."""
+
+    def __init__(self, text: str, mesh: nm.Mesh):
+        self.lines, self.mesh = text.split("\n"), mesh
+        matches = ((i, _SITE.fullmatch(line)) for i, line in enumerate(self.lines))
+        self.sites = [Site(i, match) for i, match in matches if match]
+        self.entry = next(i for i, line in enumerate(self.lines) if line.startswith("ENTRY "))
+
+    def edit(self, kind: str, changes: dict[int, str], computations: str = "") -> Edit:
+        """The module with some lines changed, and with computations before its entry."""
+        lines = [changes.get(i, line) for i, line in enumerate(self.lines)]
+        if computations:
+            lines.insert(self.entry, computations)
+        return Edit(kind, "\n".join(lines))
+
+    def insert(self, kind: str, at: int, lines: str, computations: str = "") -> Edit:
+        """The module with lines after that of a number."""
+        return self.edit(kind, {at: f"{self.lines[at]}\n{lines}"}, computations)
+
+    @property
+    def group_texts(self) -> dict[str, str]:
+        """Replica groups along every choice of axes, and some along none."""
+        sizes, names = list(self.mesh.axes.values()), list(self.mesh.axes)
+        shape = ",".join(map(str, sizes))
+        groups = {}
+        for count in range(1, len(names) + 1):
+            for axes in itertools.combinations(range(len(names)), count):
+                order = [i for i in range(len(names)) if i not in axes] + list(axes)
+                width = self.mesh.size([names[i] for i in axes])
+                text = f"[{self.mesh.devices // width},{width}]<=[{shape}]"
+                groups["+".join(names[i] for i in axes)] = (
+                    f"{text}T({','.join(map(str, order))})" if order != sorted(order) else text
+                )
+        groups["some devices"] = "{{0,1}}"
+        groups["pairs across"] = "{{0,7},{1,6},{2,5},{3,4}}"
+        return groups
+
+    def computation_of(self, number: int) -> str:
+        """The name of the computation that has a line."""
+        header = next(
+            self.lines[i] for i in range(number, -1, -1) if self.lines[i][:1] not in ("", " ")
+        )
+        return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
+
+
+def add_collectives(text: Text) -> Iterator[Edit]:
+    """An extra collective of each kind, dtype, axes and size, in the entry and in loops.
+
+    Of the dtypes that programs have there is every size that the program has too.
+    """
+    places = [text.entry]
+    places += [
+        i + 1
+        for i, line in enumerate(text.lines)
+        if i != text.entry and line.endswith("{") and any(
+            f"body=%{line.split(' ')[0].removeprefix('%')}" in other for other in text.lines
+        )
+    ][:1]  # fmt: skip
+    sizes = {16} | {_elements(array) for site in text.sites for array in site.tensors}
+    dtypes = [name for name, element in ELEMENT_TYPES.items() if element.bits]
+    for (kind, line), dtype in itertools.product(_EXTRA.items(), dtypes):
+        for groups in text.group_texts.values():
+            width = len(parse_groups(groups)[0])
+            for size in sorted(sizes)[:3] if dtype in ("f32", "bf16") else (16,):
+                body = line.format(
+                    t=f"{dtype}[{size * width}]", s=f"{dtype}[{size}]", g=groups, d=dtype
+                )
+                yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
+
+
+def add_other_communication(text: Text) -> Iterator[Edit]:
+    """Communication that no plan has: sends, custom calls, opcodes that nobody knows."""
+    for kind, line in _OTHER.items():
+        yield text.insert(f"extra {kind}", text.entry, line)
+
+
+def add_async_forms(text: Text) -> Iterator[Edit]:
+    """Extra collectives that are started and done, or wrapped in another computation."""
+    for name, groups in text.group_texts.items():
+        if name == "some devices":
+            continue
+        for kind, line in _ASYNC.items():
+            yield text.insert(f"extra {kind}", text.entry, line.format(g=groups))
+        wrapped = (
+            "%tamper_wrapped (p: f32[16]) -> f32[16] {\n  %tamper_p = f32[16]{0} parameter(0)\n"
+            f"  ROOT %tamper_r = f32[16]{{0}} all-reduce(%tamper_p), replica_groups={groups}, "
+            "to_apply=%tamper_add\n}\n"
+        )
+        start = (
+            "  %tamper_c = f32[16]{0} constant({...})\n  %tamper_s = ((f32[16]{0}), f32[16]{0}, "
+            "u32[]) async-start(%tamper_c), calls=%tamper_wrapped\n"
+            "  %tamper_d = f32[16]{0} async-done(%tamper_s), calls=%tamper_wrapped"
+        )
+        yield text.insert("extra async-start", text.entry, start, wrapped)
+        fusion = (
+            "  %tamper_c = f32[16]{0} constant({...})\n"
+            "  %tamper_f = f32[16]{0} fusion(%tamper_c), kind=kCustom, calls=%tamper_wrapped"
+        )
+        yield text.insert("extra in a fusion", text.entry, fusion, wrapped)
+
+
+def take_out(text: Text) -> Iterator[Edit]:
+    """Every collective taken out in turn, every tensor of a combined one, and every one twice."""
+    for site in text.sites:
+        again = site.line().replace("ROOT ", "").replace(f"%{site.match['name']} ", "%tamper ", 1)
+        yield text.insert("one made twice", site.number - 1, again)
+        attributes = re.search(r", metadata=.*", site.match["attributes"])
+        opcode = "tuple" if len(site.tensors) > 1 else "copy"
+        line = site.line(opcode=opcode, attributes=attributes[0] if attributes else "")
+        yield text.edit("one taken out", {site.number: line})
+        if len(site.tensors) > 1 and site.match["opcode"] != "all-to-all":
+            types = [array[0] for array in site.tensors]
+            operands = site.match["operands"].split(", ")
+            for i in range(len(types)):
+                rest = (types[:i] + types[i + 1 :], operands[:i] + operands[i + 1 :])
+                line = site.line(type=f"({', '.join(rest[0])})", operands=", ".join(rest[1]))
+                yield text.edit("one tensor taken out", {site.number: line})
+
+
+def move_into_loops(text: Text) -> Iterator[Edit]:
+    """Every collective moved into a loop, of known and of unknown length."""
+    for site in text.sites:
+        type, attributes = site.match["type"], site.match["attributes"]
+        body = (
+            f"%tamper_body (p: {type}) -> {type} {{\n  %tamper_p = {type} parameter(0)\n"
+            f"  ROOT %tamper_r = {type} {site.match['opcode']}(%tamper_p){attributes}\n}}\n\n"
+            f"%tamper_condition (q: {type}) -> pred[] {{\n  %tamper_q = {type} parameter(0)\n"
+            "  ROOT %tamper_go = pred[] constant(true)\n}\n"
+        )
+        for turns in (', backend_config={"known_trip_count":{"n":"7"}}', ""):
+            loop = site.line(
+                opcode="while",
+                attributes=f", condition=%tamper_condition, body=%tamper_body{turns}",
+            )
+            yield text.edit("one moved into a loop", {site.number: loop}, body)
+
+
+def change_trip_counts(text: Text) -> Iterator[Edit]:
+    """Other trip counts of every loop that communicates, stated or by what its condition says."""
+    communicating = {text.computation_of(site.number) for site in text.sites}
+    while True:  # what calls a computation that communicates does so too
+        callers = {
+            text.computation_of(i)
+            for i, line in enumerate(text.lines)
+            if communicating & {*_CALLS.findall(line)}
+        }
+        if callers <= communicating:
+            break
+        communicating |= callers
+    for i, line in enumerate(text.lines):
+        count = _TRIPS.search(line)
+        if " while(" not in line or not count or not communicating & {*_CALLS.findall(line)}:
+            continue
+        for turns in (0, int(count[1]) - 1, int(count[1]) + 1, 2 * int(count[1]), 60):
+            changed = line.replace(count[0], count[0].replace(f'"{count[1]}"', f'"{turns}"'))
+            yield text.edit("trip count changed", {i: changed})
+        yield text.edit("trip count unknown", {i: line.replace(count[0], '"other":{}')})
+
+
+def change_parts(text: Text) -> Iterator[Edit]:
+    """Another dtype, size, groups, pairs, kind or op of every collective in turn."""
+    for site in text.sites:
+        type = site.match["type"]
+        for array, dtype in itertools.product(site.tensors, _OTHER_DTYPES):
+            if array[1] != dtype:
+                changed = type[: array.start(1)] + dtype + type[array.end(1) :]
+                yield text.edit("dtype changed", {site.number: site.line(type=changed)})
+        for array in site.tensors:
+            first = array[2].split(",")[0]
+            for size in (1, 3, 2 * int(first or 1)):
+                if not first or size == int(first):
+                    continue
+                changed = type[: array.start(2)] + re.sub(r"^\d+", str(size), array[2])
+                changed += type[array.end(2) :]
+                yield text.edit("size changed", {site.number: site.line(type=changed)})
+        yield from _change_devices(text, site)
+        for opcode in ("collective-broadcast", "all-scatter", "ragged-all-to-all"):
+            yield text.edit("kind changed", {site.number: site.line(opcode=opcode)})
+        if len(site.tensors) == 1:  # what several tensors share may be the metadata of one
+            other = _OP.sub('op_name="jit(f)/namedmesh/nm.other.99/X"', site.match["attributes"])
+            yield text.edit("of another op", {site.number: site.line(attributes=other)})
+
+
+def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
+    """Other groups or pairs of one collective."""
+    attributes = site.match["attributes"]
+    old = _GROUPS.search(attributes) or _PAIRS.search(attributes)
+    if old is None:
+        return
+    if old[0].startswith("source"):
+        pairs = "{{0,1},{1,0},{2,3},{3,2},{4,5},{5,4},{6,7},{7,6}}"
+        others = [f"source_target_pairs={pairs}", "source_target_pairs={{0,1}}"]
+    else:
+        mine = parse_groups(old[0].partition("=")[2])
+        others = [
+            f"replica_groups={groups}"
+            for groups in text.group_texts.values()
+            if {*map(frozenset, parse_groups(groups))} != {*map(frozenset, mine)}
+        ]
+    for other in others:
+        changed = site.line(attributes=attributes.replace(old[0], other))
+        yield text.edit("devices changed", {site.number: changed})
+
+
+def keep_meaning(text: Text) -> Iterator[Edit]:
+    """Edits that change nothing that is communicated: whoever objects raises a false alarm."""
+    yield Edit("as compiled", "\n".join(text.lines))
+    for site in text.sites:
+        part = site.match
+        if part["opcode"] == "all-to-all" and len(site.tensors) > 1:
+            continue
+        opcode, inner = f"{part['opcode']}-start", ", ".join(array[0] for array in site.tensors)
+        types = part["type"] if len(site.tensors) > 1 else inner
+        if part["opcode"] != "all-reduce":
+            types = f"(({inner}), {types})"
+        start = part["before"].replace("ROOT ", "").replace(part["name"], f"{part['name']}.s")
+        lines = (
+            f"{start}{types} {opcode}({part['operands']}){part['attributes']}\n"
+            f"{part['before']}{part['type']} {part['opcode']}-done(%{part['name']}.s)"
+        )
+        yield text.edit("started and done", {site.number: lines})
+
+
+TAMPERINGS = (
+    add_collectives,
+    add_other_communication,
+    add_async_forms,
+    take_out,
+    move_into_loops,
+    change_trip_counts,
+    change_parts,
+)
+_EXTRA = {
+    "all-reduce": "  %tamper = {s} all-reduce(%tamper_x), replica_groups={g}, to_apply=%tamper_add",
+    "all-gather": "  %tamper = {t} all-gather(%tamper_x), replica_groups={g}, dimensions={{0}}",
+    "reduce-scatter": "  %tamper = {s} reduce-scatter(%tamper_x), replica_groups={g}, "
+    "dimensions={{0}}, to_apply=%tamper_add",
+    "all-to-all": "  %tamper = {s} all-to-all(%tamper_x), replica_groups={g}, dimensions={{0}}",
+    "collective-permute": "  %tamper = {s} collective-permute(%tamper_x), "
+    "source_target_pairs={{{{0,1}},{{1,0}}}}",
+}
+_OTHER = {
+    "send": "  %tamper = (f32[16]{0}, u32[], token[]) send(%tamper_x, %tamper_t), channel_id=99",
+    "recv": "  %tamper = (f32[16]{0}, u32[], token[]) recv(%tamper_t), channel_id=99",
+    "infeed": "  %tamper = ((f32[16]{0}), token[]) infeed(%tamper_t)",
+    "outfeed": "  %tamper = token[] outfeed(%tamper_x, %tamper_t)",
+    "custom-call": '  %tamper = f32[16]{0} custom-call(%tamper_x), custom_call_target="mpi_sum"',
+    "custom-call-start": "  %tamper = ((f32[16]{0}), f32[16]{0}, u32[]) "
+    'custom-call-start(%tamper_x), custom_call_target="ring_exchange"',
+    "collective-broadcast": "  %tamper = f32[16]{0} collective-broadcast(%tamper_x), "
+    "replica_groups={{0,1,2,3,4,5,6,7}}",
+    "ragged-all-to-all": "  %tamper = f32[16]{0} ragged-all-to-all(%tamper_x, %tamper_x, %i, %i, "
+    "%i, %i), replica_groups={{0,1,2,3,4,5,6,7}}",
+    "unknown opcode": "  %tamper = f32[16]{0} all-exchange(%tamper_x)",
+    "unknown dtype": "  %tamper = f3[16]{0} all-reduce(%tamper_x), replica_groups={}",
+    "unknown asynchronous opcode": "  %tamper = f32[16]{0} remote-copy-start(%tamper_x)",
+    "local opcode with groups": "  %tamper = f32[16]{0} copy(%tamper_x), replica_groups={{0,1}}",
+}
+_ASYNC = {
+    "all-gather-start": "  %tamper = (f32[2]{{0}}, f32[16]{{0}}) all-gather-start(%tamper_x), "
+    "replica_groups={g}, dimensions={{0}}",
+    "all-reduce-start": "  %tamper = f32[16]{{0}} all-reduce-start(%tamper_x), replica_groups={g}",
+    "combined all-gather-start": "  %tamper = ((f32[2]{{0}}, u16[2]{{0}}), (f32[16]{{0}}, "
+    "u16[16]{{0}})) all-gather-start(%tamper_x, %tamper_y), replica_groups={g}, dimensions={{0}}",
+    "reduce-scatter-start": "  %tamper = ((f32[16]{{0}}), f32[2]{{0}}) "
+    "reduce-scatter-start(%tamper_x), replica_groups={g}, dimensions={{0}}",
+    "all-to-all-start": "  %tamper = ((f32[16]{{0}}), f32[16]{{0}}) all-to-all-start(%tamper_x), "
+    "replica_groups={g}, dimensions={{0}}",
+    "collective-permute-start": "  %tamper = (f32[16]{{0}}, f32[16]{{0}}, u32[], u32[]) "
+    "collective-permute-start(%tamper_x), source_target_pairs={{{{0,1}},{{1,0}}}}",
+}
+
+
+def _elements(array: re.Match[str]) -> int:
+    """How many elements an array type has."""
+    return parse_type(array[0]).arrays[0].elements

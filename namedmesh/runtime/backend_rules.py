@@ -1,0 +1,185 @@
+"""What backends do otherwise than planned, and may: every rule, with its condition and its bound.
+
+The audit accepts nothing else, and names each rule that it used. A rule is here because a compiler
+was seen to do it; what was seen stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from namedmesh.dims.collective import Collective
+from namedmesh.hlo.element_types import count_bytes
+
+SMALL_GATHER_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class BackendRule:
+    """One thing that a backend does otherwise than planned.
+
+    Attributes:
+        name: What reports call it.
+        backends: The platforms that do it: `cpu`, `gpu` or `tpu`.
+        condition: Which planned collectives it concerns.
+        bound: What it never does.
+        bytes: What it does to the bytes that are sent.
+        evidence: Where it was seen.
+        alter: What a planned collective is made as, or None if the rule does not concern it; for a
+            rule that makes one collective of several, see `combines`.
+        combines: Whether it makes one collective of several.
+        precisions: The precisions of matrix products under which it does it; () for all.
+
+    Example:
+        >>> [rule.name for rule in find_rules("cpu", "default")]
+        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice']
+        >>> find_rules("gpu", "default")
+        ()
+    """
+
+    name: str
+    backends: tuple[str, ...]
+    condition: str
+    bound: str
+    bytes: str
+    evidence: str
+    alter: Callable[[Collective], Collective | None] = lambda plan: None
+    combines: bool = False
+    precisions: tuple[str, ...] = ()
+
+
+def _send_as(dtype: str, other: str, kinds: Iterable[str]) -> Callable[..., Collective | None]:
+    """Alters the dtype of some kinds of collectives."""
+    concerned = frozenset(kinds)
+
+    def alter(plan: Collective) -> Collective | None:
+        if plan.dtype != dtype or plan.kind not in concerned:
+            return None
+        return replace(plan, dtype=other, bytes=count_bytes(other, plan.elements))
+
+    return alter
+
+
+def _reduce_and_slice(plan: Collective) -> Collective | None:
+    """A ReduceScatter as an AllReduce of the same buffer."""
+    return replace(plan, kind="AllReduce") if plan.kind == "ReduceScatter" else None
+
+
+def _sum_of_pieces(plan: Collective) -> Collective | None:
+    """A small AllGather as an AllReduce of the whole buffer."""
+    small = plan.kind == "AllGather" and plan.bytes <= SMALL_GATHER_BYTES
+    return replace(plan, kind="AllReduce") if small else None
+
+
+# Rules that alter one collective; where two apply, the altered is altered again, in this order.
+RULES = (
+    BackendRule(
+        name="bfloat16 sent as float32",
+        backends=("cpu",),
+        condition="any collective of bfloat16",
+        bound="the same kind, axes, elements and times; no other dtype",
+        bytes="twice as many",
+        evidence="XLA's CPU compiler computes and sends in float32; float16 stays float16",
+        alter=_send_as(
+            "bfloat16",
+            "float32",
+            ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter"),
+        ),
+    ),
+    BackendRule(
+        name="float32 sent as bfloat16",
+        backends=("tpu",),
+        condition="an AllToAll or AllGather of float32 that matrix products of default precision "
+        "read, which round their operands to bfloat16",
+        bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
+        bytes="half as many",
+        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some",
+        alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll")),
+        precisions=("default",),
+    ),
+    BackendRule(
+        name="ReduceScatter made as AllReduce and slice",
+        backends=("cpu",),
+        condition="any ReduceScatter",
+        bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
+        bytes="twice as many on the wire",
+        evidence="XLA's CPU compiler does not join an AllReduce and a slice; every layout here "
+        "with parameters in pieces",
+        alter=_reduce_and_slice,
+    ),
+    BackendRule(
+        name="small AllGather made as AllReduce of pieces that are zero elsewhere",
+        backends=("tpu",),
+        condition=f"an AllGather of at most {SMALL_GATHER_BYTES} bytes",
+        bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
+        bytes="twice as many on the wire",
+        evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in pieces",
+        alter=_sum_of_pieces,
+    ),
+)
+# Rules that make one collective of several.
+AXES_IN_ONE = BackendRule(
+    name="AllReduces over one axis after the other made as one over all",
+    backends=("tpu",),
+    condition="AllReduces of one op's result, each over other axes",
+    bound="exactly those axes, the same dtype, elements and times",
+    bytes="those of one AllReduce",
+    evidence="layers on three axes compiled for TPU v3",
+    combines=True,
+)
+SUM_IN_ONE = BackendRule(
+    name="AllReduces of a gradient's parts made as one of their sum",
+    backends=("tpu",),
+    condition="AllReduces of parts of one tensor's gradient: the weight is used more than once",
+    bound="one of the parts is made; the same axes, dtype, elements and times",
+    bytes="those of one part",
+    evidence="benchmarks/results/tpu_v3: the decoder's embedding of every model",
+    combines=True,
+)
+_COMBINING = (AXES_IN_ONE, SUM_IN_ONE)
+
+
+def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
+    """Finds the rules of a backend.
+
+    Args:
+        backend: The platform that a program was compiled for, such as `cpu`.
+        precision: That of its matrix products: `default`, `high` or `highest`.
+
+    Returns:
+        The rules; a backend that nothing is known of has none.
+    """
+    return tuple(
+        rule
+        for rule in (*RULES, *_COMBINING)
+        if backend in rule.backends and (not rule.precisions or precision in rule.precisions)
+    )
+
+
+def alter(
+    plan: Collective, rules: Iterable[BackendRule]
+) -> list[tuple[Collective, tuple[BackendRule, ...]]]:
+    """Finds everything that a planned collective may be made as.
+
+    Args:
+        plan: The planned collective.
+        rules: The rules of a backend.
+
+    Returns:
+        What it may be made as, each with the rules that say so; itself is not among them.
+
+    Example:
+        >>> from namedmesh.dims.source import Source
+        >>> plan = Collective("ReduceScatter", ("data",), 8, "bfloat16", 16, 1, "w", "sum.1",
+        ...                   "backward", Source("model.py", 1), devices=4)
+        >>> [(one.kind, one.dtype) for one, _ in alter(plan, find_rules("cpu", "default"))]
+        [('ReduceScatter', 'float32'), ('AllReduce', 'bfloat16'), ('AllReduce', 'float32')]
+    """
+    forms: list[tuple[Collective, tuple[BackendRule, ...]]] = [(plan, ())]
+    for rule in rules:
+        for form, used in list(forms):
+            altered = rule.alter(form)
+            if altered is not None:
+                forms.append((altered, (*used, rule)))
+    return forms[1:]

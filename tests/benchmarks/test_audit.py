@@ -1,0 +1,46 @@
+"""The benchmark of the audit, in small: every edit is noticed, and nothing else."""
+
+import pytest
+
+from benchmarks.audit import CASES, audit_text, measure
+from benchmarks.tampering import TAMPERINGS, Edit, Text
+
+
+def test_every_tampering_is_noticed_and_nothing_else():
+    result = measure(["data parallel layers in a loop", "axes in another order"], every=25)
+    assert result["false_alarms"] == 0, result["alarmed_at"]
+    assert result["tampered"] == result["noticed"] > 50, result["missed"]
+    unreadable = {kind for kind, row in result["by_kind"].items() if row["errors"]}
+    assert unreadable <= {
+        "extra unknown opcode", "extra unknown dtype", "extra local opcode with groups",
+        "extra unknown asynchronous opcode", "kind changed",
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def step():
+    import namedmesh as nm
+
+    case = CASES["data parallel layers in a loop"]
+    return nm.compile(case.program(), mesh=case.mesh, layout=case.layout, strict=True)
+
+
+def test_an_edit_changes_one_thing(step):
+    """What the audit objects to is the edit, not the editing."""
+    text = Text(step.text, step.artifact.mesh)
+    edits = [edit for tampering in TAMPERINGS for edit in tampering(text)]
+
+    def first(kind: str) -> Edit:
+        return next(edit for edit in edits if edit.kind == kind)
+
+    (extra,) = audit_text(step, first("extra all-gather").text).unplanned
+    assert (extra.kind, extra.name) == ("AllGather", "tamper")
+    assert audit_text(step, first("extra send").text).unplanned[0].kind == "Send"
+    gone = audit_text(step, first("one taken out").text)
+    assert gone.missing and not gone.unplanned and not gone.differences
+    looped = audit_text(step, first("one moved into a loop").text)
+    assert {one.compiled.times for one in looped.differences} <= {7, 35}
+    counted = audit_text(step, first("trip count changed").text)
+    assert not counted.unplanned and (counted.differences or counted.missing)
+    assert audit_text(step, first("dtype changed").text).differences
+    assert audit_text(step, first("devices changed").text).differences
