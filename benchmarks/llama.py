@@ -8,9 +8,10 @@ parallelism.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import namedmesh as nm
-from namedmesh.layers import rms_norm
+from namedmesh.layers import moe, rms_norm, top_k_gating
 
 B = nm.Dimension("batch", 8)
 ROW = nm.Dimension("row", 16)  # the sequence, in the residual stream
@@ -21,6 +22,7 @@ H = nm.Dimension("hidden", 128)
 N = nm.Dimension("head", 8)  # of keys and values
 R = nm.Dimension("query", 2)  # query heads that share a head of keys and values
 D = nm.Dimension("depth", 8)
+E, C = nm.Dimension("expert", 8), nm.Dimension("capacity", 4)
 HALF, PAIR = nm.Dimension("half", 2), nm.Dimension("pair", 4)
 
 
@@ -54,13 +56,21 @@ def attend(h: nm.Tensor) -> nm.Tensor:
 def feed_forward(h: nm.Tensor) -> nm.Tensor:
     """SwiGLU."""
     gate = nm.swish(nm.einsum([h, nm.param("wg", [M, H])], [B, S, H]))
-    return nm.einsum([gate * nm.einsum([h, nm.param("wi", [M, H])], [B, S, H]),
-                      nm.param("wd", [H, M])], [B, S, M])
+    inner = gate * nm.einsum([h, nm.param("wi", [M, H])], [B, S, H])
+    return nm.einsum([inner, nm.param("wd", [H, M])], [B, S, M])
 
 
-def layer(x: nm.Tensor) -> nm.Tensor:
+def mix_experts(h: nm.Tensor) -> nm.Tensor:
+    """A mixture of experts in the place of SwiGLU; the rows of a batch are its groups."""
+    mixed, _ = moe(
+        h, lambda logits: top_k_gating(logits, S, E, C, second="all"), (B, S, E, C, M, H)
+    )
+    return mixed
+
+
+def layer(x: nm.Tensor, second: Callable[[nm.Tensor], nm.Tensor] = feed_forward) -> nm.Tensor:
     """One layer of the stack, on a residual stream [batch, row, model]."""
-    for name, part in (("attention", attend), ("feed_forward", feed_forward)):
+    for name, part in (("attention", attend), ("feed_forward", second)):
         with nm.scope(name):
             h = nm.rename(rms_norm(x, M), ROW, S)
             x = x + nm.rename(part(h), S, ROW)

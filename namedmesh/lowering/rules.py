@@ -228,15 +228,18 @@ def is_free(planner: Planner, op: Op) -> bool:
     return (op.constant or op.elementwise) and all(t in planner.plan.free for t in op.inputs)
 
 
-def settle_free(planner: Planner, op: Op, tensor: Tensor) -> None:
+def settle_free(
+    planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None
+) -> None:
     """Settles a tensor made of constants alone: every reader makes it where it needs it."""
     plan = planner.plan
-    place = planner.place_of(tensor.primal)
+    place = place or planner.place_of(tensor.primal)
     if place is None:
         held, _ = planner.give_due_axes(tensor.shape, {}, frozenset(), planner.layout_of(op))
         place = Sharding.of(held)
     plan.free[tensor] = tensor
-    if op.zero or (op.linear == "together" and all(t in planner.zero for t in op.inputs)):
+    linear = op.linear == "together" or op.states_place
+    if op.zero or (linear and op.inputs and all(t in planner.zero for t in op.inputs)):
         planner.zero.add(tensor)
     planner.settle(op, tensor, place.with_partial(()), place.with_partial(()), 1)
 

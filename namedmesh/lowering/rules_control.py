@@ -114,6 +114,9 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
         if op.give:
             whole |= {name for name in tensor.shape.names if not held.get(name)}
     place = Sharding.of(held, whole)
+    if tensor in planner.plan.free:
+        settle_free(planner, op, op.output, place)
+        return
     planner.bring_operand(op, 0, place, times)
     planner.settle(op, op.output, place, place, times)
 

@@ -86,5 +86,7 @@ def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec
 
 def _result_sharding(plan: Plan, i: int, tensor: Tensor) -> Sharding:
     """Where a result lies after the moves that are planned for it."""
+    if tensor in plan.free:
+        return plan.made[plan.program, i]
     steps = plan.results.get((plan.program, i), ())
     return steps[-1].result if steps else plan.shardings[tensor]
