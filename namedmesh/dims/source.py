@@ -8,7 +8,9 @@ import linecache
 import os
 import re
 import sys
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import FrameType
 
 _PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
 # Layers are models, as a user would write them: their lines count as the user's.
@@ -26,10 +28,16 @@ _BETWEEN = (
 
 @dataclass(frozen=True)
 class Source:
-    """One line of the user's program."""
+    """One line of the user's program, or of a layer that a line of the user's program calls."""
 
     file: str
     line: int
+    outer: "Source | None" = field(default=None, compare=False, repr=False)
+
+    @property
+    def user(self) -> "Source":
+        """The user's own line."""
+        return self.outer or self
 
     @property
     def code(self) -> str:
@@ -51,6 +59,11 @@ class Source:
         return f"{os.path.basename(self.file)}:{self.line}"
 
 
+def _is_ours(file: str) -> bool:
+    """Returns whether a file is of namedmesh, its layers included, or between it and the user's."""
+    return file.startswith(_BETWEEN)
+
+
 def _is_between(file: str) -> bool:
     """Returns whether frames of a file are skipped on the way to the user's line."""
     return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
@@ -62,8 +75,16 @@ def caller(layers: bool = True) -> Source:
     Lines of the standard library that run ours are skipped too; those of namedmesh.layers count
     as the user's unless layers is False.
     """
-    frame = sys._getframe(1)
-    skip = _is_between if layers else lambda file: file.startswith(_BETWEEN)
+    frame = _leave(sys._getframe(1), _is_between if layers else _is_ours)
+    file, line = frame.f_code.co_filename, frame.f_lineno
+    if not file.startswith(_LAYERS):
+        return Source(file, line)
+    outer = _leave(frame, _is_ours)
+    return Source(file, line, Source(outer.f_code.co_filename, outer.f_lineno))
+
+
+def _leave(frame: FrameType, skip: Callable[[str], bool]) -> FrameType:
+    """Returns the innermost frame whose file is not skipped, or the outermost of all."""
     while frame.f_back is not None and skip(frame.f_code.co_filename):
         frame = frame.f_back
-    return Source(frame.f_code.co_filename, frame.f_lineno)
+    return frame

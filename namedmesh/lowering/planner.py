@@ -276,7 +276,7 @@ class Planner:
                 tensor.label,
                 self.plan.names[op],
                 op.phase,
-                op.source,
+                op.source.user,
                 self.mesh.size(ordered),
                 self.open_loops > 0,
             )
