@@ -22,6 +22,7 @@ from namedmesh.ir.interface import InputSpec, Specs, Variable, spec
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import as_tuple, check_callable
+from namedmesh.ir.hoist import hoist_invariants
 from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
 from namedmesh.ir.tensor import Tensor
@@ -217,7 +218,9 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         leaves = flatten(structure)
         outputs = tuple(root.bring(check_result(leaf, f"a result of {name}")) for leaf in leaves)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
-    ops = prune_ops(root.ops, [*outputs, *root.updates.values()], held)
+    needed = [*outputs, *root.updates.values()]
+    # Twice: hoisting leaves ops in loops that nothing needs any more.
+    ops = prune_ops(hoist_invariants(prune_ops(root.ops, needed, held)), needed, held)
     updates = {key: root.updates[key] for key in root.variables if key in root.updates}
     initializers = {
         key: trace(variable.initialize, seed=spec([], "int32"))

@@ -26,6 +26,7 @@ class Emitter(Context):
     def __init__(self, plan: Plan, precision: str):
         self.plan, self.mesh, self.precision = plan, plan.mesh, precision
         self.annotator = GspmdAnnotator(plan.mesh)
+        self.captured: dict[Tensor, dict[Sharding, Any]] = {}  # brought before the loop around it
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
         """Annotates a value with a sharding of its shape; scalars need no annotation.
@@ -128,7 +129,11 @@ class Emitter(Context):
             for t, v in zip(arguments, values, strict=True)
             if t not in plan.free
         }
-        moved: dict[Any, Any] = {}
+        moved: dict[Any, Any] = {
+            (t, place): self.at(value, t.shape, place)
+            for t in arguments
+            for place, value in self.captured.get(t, {}).items()
+        }
         for op in ops:
             if not op.given and not all(tensor in plan.free for tensor in op.outputs):
                 with tf.name_scope(f"nm.{plan.names[op]}/"):
@@ -148,6 +153,13 @@ class Emitter(Context):
     def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
         """Emits one op: operands brought into place, the op itself, results settled."""
         places = [self.operand_place(op, i) for i in range(len(op.inputs))]
+        for (inner, place), (i, steps) in self.plan.captured.get(op, {}).items():
+            source = self.plan.shardings[inner]
+            outside = moved.get((op.inputs[i], place))  # brought before an enclosing loop
+            if outside is None:
+                value = self.at(self.operand(op, i, known, moved), inner.shape, source)
+                outside = self.move(value, op.inputs[i], source, steps)
+            self.captured.setdefault(inner, {})[place] = outside
         if op in self.plan.sums:
             results: Sequence[Any] = [self.add_groups(op, known, moved)]
         else:

@@ -44,6 +44,8 @@ class Plan:
         summed_by: The op that a sum belongs to of which a tensor is a part.
         local: The ops that run on each device's own piece, and leave parts of sums.
         free: Tensors made of constants alone, which every reader makes where it needs them.
+        captured: The moves of what a loop captures that are made once, before it, by the tensor
+            inside and the place its body reads it in; each with the position of the operand.
         made: Where an op, or a body's or the program's result, wants such a tensor.
         collectives: Every communication of a step, in order.
         producers: The op that makes each tensor.
@@ -74,6 +76,9 @@ class Plan:
     summed_by: dict[Tensor, Op] = field(default_factory=dict)
     local: set[Op] = field(default_factory=set)
     free: dict[Tensor, Tensor] = field(default_factory=dict)  # inside a loop: the one outside
+    captured: dict[Op, dict[tuple[Tensor, Sharding], tuple[int, list[Transfer]]]] = field(
+        default_factory=dict
+    )
     made: dict[tuple[object, int], Sharding] = field(default_factory=dict)
     collectives: list[Collective] = field(default_factory=list)
     producers: dict[Tensor, Op] = field(default_factory=dict)

@@ -40,6 +40,7 @@ class Planner:
         self.zero: set[Tensor] = set()  # free tensors that are zero everywhere
         self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
         self.running: set[Tensor] = set()  # sums of an accumulator and something
+        self.captures: dict[Tensor, tuple[Op, int, int]] = {}  # of loops: loop, operand, times
         self.moved: set[tuple[object, Sharding]] = set()
         self.open_loops = 0  # how many loops of unknown length enclose what is being planned
         self.consumers: dict[Tensor, list[Op]] = {}
@@ -192,9 +193,25 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.operands[op, i] = steps
-            if (self.plan.value_of(tensor), target) not in self.moved:
+            if tensor in self.captures and any(step.kind != "Slice" for step in steps):
+                self.bring_capture(tensor, target)
+            elif (self.plan.value_of(tensor), target) not in self.moved:
                 self.moved.add((self.plan.value_of(tensor), target))
                 self.record_transfers(op, tensor, steps, times)
+
+    def bring_capture(self, inner: Tensor, target: Sharding) -> None:
+        """Brings what a loop captures to where its body reads it, once, before the loop."""
+        loop, i, times = self.captures[inner]
+        places = self.plan.captured.setdefault(loop, {})
+        if (inner, target) in places:
+            return
+        outer, source = loop.inputs[i], self.plan.shardings[inner]
+        steps = conversion(inner.shape, self.mesh, source, target)
+        places[inner, target] = i, steps
+        if outer in self.captures and source == self.plan.shardings[outer]:
+            self.bring_capture(outer, target)
+        else:
+            self.record_transfers(loop, outer, steps, times)
 
     def bring_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int

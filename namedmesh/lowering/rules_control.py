@@ -157,6 +157,8 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             continue
         else:
             target = place_of_capture(planner, op, i)
+            if inner not in planner.resting:
+                planner.captures[inner] = op, i, times
         planner.bring_operand(op, i, target, times)
         shardings[inner] = target.only(inner.shape.names).kept_whole(
             target.whole & {*inner.shape.names}
