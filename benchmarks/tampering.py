@@ -21,7 +21,8 @@ _SITE = re.compile(
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[\d,]*\})?")
 _GROUPS = re.compile(
-    r"replica_groups=(?:\{\{[\d,{}]*\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
+    r"replica_groups=(?:\{\{[\d,{}]*\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
+    r"|mesh\[[^\]]*\](?:, device_ids=\(.*?\))? \{[^}]*\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{\{[\d,{}]*\}\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -243,7 +244,8 @@ def change_parts(text: Text) -> Iterator[Edit]:
         yield from _change_devices(text, site)
         for opcode in ("collective-broadcast", "all-scatter", "ragged-all-to-all"):
             yield text.edit("kind changed", {site.number: site.line(opcode=opcode)})
-        if len(site.tensors) == 1:  # what several tensors share may be the metadata of one
+        # What several tensors share may be the metadata of one.
+        if len(site.tensors) == 1 or site.match["opcode"] == "all-to-all":
             other = _OP.sub('op_name="jit(f)/namedmesh/nm.other.99/X"', site.match["attributes"])
             yield text.edit("of another op", {site.number: site.line(attributes=other)})
 
