@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import namedmesh as nm
+from benchmarks.tampered_lines import ASYNC, EXTRA, OTHER
 from namedmesh.hlo import ELEMENT_TYPES, parse_type
 from namedmesh.hlo.groups import parse_groups
 
@@ -126,19 +127,17 @@ def add_collectives(text: Text) -> Iterator[Edit]:
     ][:1]  # fmt: skip
     sizes = {16} | {_elements(array) for site in text.sites for array in site.tensors}
     dtypes = [name for name, element in ELEMENT_TYPES.items() if element.bits]
-    for (kind, line), dtype in itertools.product(_EXTRA.items(), dtypes):
+    for (kind, line), dtype in itertools.product(EXTRA.items(), dtypes):
         for groups in text.group_texts.values():
             width = len(parse_groups(groups)[0])
             for size in sorted(sizes)[:3] if dtype in ("f32", "bf16") else (16,):
-                body = line.format(
-                    t=f"{dtype}[{size * width}]", s=f"{dtype}[{size}]", g=groups, d=dtype
-                )
+                body = line.format(t=f"{dtype}[{size * width}]", s=f"{dtype}[{size}]", g=groups)
                 yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
 
 
 def add_other_communication(text: Text) -> Iterator[Edit]:
     """Communication that no plan has: sends, custom calls, opcodes that nobody knows."""
-    for kind, line in _OTHER.items():
+    for kind, line in OTHER.items():
         yield text.insert(f"extra {kind}", text.entry, line)
 
 
@@ -147,7 +146,7 @@ def add_async_forms(text: Text) -> Iterator[Edit]:
     for name, groups in text.group_texts.items():
         if name == "some devices":
             continue
-        for kind, line in _ASYNC.items():
+        for kind, line in ASYNC.items():
             yield text.insert(f"extra {kind}", text.entry, line.format(g=groups))
         wrapped = (
             "%tamper_wrapped (p: f32[16]) -> f32[16] {\n  %tamper_p = f32[16]{0} parameter(0)\n"
@@ -299,45 +298,6 @@ TAMPERINGS = (
     change_trip_counts,
     change_parts,
 )
-_EXTRA = {
-    "all-reduce": "  %tamper = {s} all-reduce(%tamper_x), replica_groups={g}, to_apply=%tamper_add",
-    "all-gather": "  %tamper = {t} all-gather(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "reduce-scatter": "  %tamper = {s} reduce-scatter(%tamper_x), replica_groups={g}, "
-    "dimensions={{0}}, to_apply=%tamper_add",
-    "all-to-all": "  %tamper = {s} all-to-all(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "collective-permute": "  %tamper = {s} collective-permute(%tamper_x), "
-    "source_target_pairs={{{{0,1}},{{1,0}}}}",
-}
-_OTHER = {
-    "send": "  %tamper = (f32[16]{0}, u32[], token[]) send(%tamper_x, %tamper_t), channel_id=99",
-    "recv": "  %tamper = (f32[16]{0}, u32[], token[]) recv(%tamper_t), channel_id=99",
-    "infeed": "  %tamper = ((f32[16]{0}), token[]) infeed(%tamper_t)",
-    "outfeed": "  %tamper = token[] outfeed(%tamper_x, %tamper_t)",
-    "custom-call": '  %tamper = f32[16]{0} custom-call(%tamper_x), custom_call_target="mpi_sum"',
-    "custom-call-start": "  %tamper = ((f32[16]{0}), f32[16]{0}, u32[]) "
-    'custom-call-start(%tamper_x), custom_call_target="ring_exchange"',
-    "collective-broadcast": "  %tamper = f32[16]{0} collective-broadcast(%tamper_x), "
-    "replica_groups={{0,1,2,3,4,5,6,7}}",
-    "ragged-all-to-all": "  %tamper = f32[16]{0} ragged-all-to-all(%tamper_x, %tamper_x, %i, %i, "
-    "%i, %i), replica_groups={{0,1,2,3,4,5,6,7}}",
-    "unknown opcode": "  %tamper = f32[16]{0} all-exchange(%tamper_x)",
-    "unknown dtype": "  %tamper = f3[16]{0} all-reduce(%tamper_x), replica_groups={}",
-    "unknown asynchronous opcode": "  %tamper = f32[16]{0} remote-copy-start(%tamper_x)",
-    "local opcode with groups": "  %tamper = f32[16]{0} copy(%tamper_x), replica_groups={{0,1}}",
-}
-_ASYNC = {
-    "all-gather-start": "  %tamper = (f32[2]{{0}}, f32[16]{{0}}) all-gather-start(%tamper_x), "
-    "replica_groups={g}, dimensions={{0}}",
-    "all-reduce-start": "  %tamper = f32[16]{{0}} all-reduce-start(%tamper_x), replica_groups={g}",
-    "combined all-gather-start": "  %tamper = ((f32[2]{{0}}, u16[2]{{0}}), (f32[16]{{0}}, "
-    "u16[16]{{0}})) all-gather-start(%tamper_x, %tamper_y), replica_groups={g}, dimensions={{0}}",
-    "reduce-scatter-start": "  %tamper = ((f32[16]{{0}}), f32[2]{{0}}) "
-    "reduce-scatter-start(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "all-to-all-start": "  %tamper = ((f32[16]{{0}}), f32[16]{{0}}) all-to-all-start(%tamper_x), "
-    "replica_groups={g}, dimensions={{0}}",
-    "collective-permute-start": "  %tamper = (f32[16]{{0}}, f32[16]{{0}}, u32[], u32[]) "
-    "collective-permute-start(%tamper_x), source_target_pairs={{{{0,1}},{{1,0}}}}",
-}
 
 
 def _elements(array: re.Match[str]) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.dims.source import Source
 from namedmesh.runtime import Executable, State
 from tests.errors.running import X, assert_nothing_has_changed, compiled, given
 from tests.errors.wrong import Table, message_of
@@ -343,12 +344,29 @@ def mesh_larger_than_the_devices(artifact):
 
 @wrong("""
 the compiler made 1 collective that the plan does not have
-  AllReduce over data of 6 float32 elements, from nm.sum.1/Sum
+  unplanned AllReduce over data of 6 float32 elements, from nm.sum.1/Sum
   at LINE: Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
   fix: reshard or replicate the tensors named here explicitly, or run with strict=False
 """)
 def collective_that_was_not_planned(other):
     Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
+
+
+@wrong("""
+the compiler did not make 1 collective that the plan has, and made 1 collective otherwise than \
+planned
+  not made AllGather over data of w, 6 float32 elements, 5 times (take.9 at model.py:3)
+  different AllReduce of total (sum.1): run 1 for 7
+  at LINE: Executable(dataclasses.replace(other.artifact, collectives=plans), strict=True)
+  fix: the plan is wrong about the collectives named here: please report them, \
+or run with strict=False
+""")
+def collective_that_was_not_made(other):
+    (sum,) = other.artifact.collectives
+    gather = dataclasses.replace(sum, kind="AllGather", op="take.9", tensor="w", times=5)
+    gather = dataclasses.replace(gather, source=Source("model.py", 3))
+    plans = (gather, dataclasses.replace(sum, tensor="total", times=7))
+    Executable(dataclasses.replace(other.artifact, collectives=plans), strict=True)
 
 
 @wrong.rows
