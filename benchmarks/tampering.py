@@ -115,7 +115,8 @@ class Text:
 def add_collectives(text: Text) -> Iterator[Edit]:
     """An extra collective of each kind, dtype, axes and size, in the entry and in loops.
 
-    Of the dtypes that programs have there is every size that the program has too.
+    Each kind is there with every dtype, and, of float32 and bfloat16, with every choice of axes and
+    three sizes, among them those of the program.
     """
     places = [text.entry]
     places += [
@@ -127,12 +128,14 @@ def add_collectives(text: Text) -> Iterator[Edit]:
     ][:1]  # fmt: skip
     sizes = {16} | {_elements(array) for site in text.sites for array in site.tensors}
     dtypes = [name for name, element in ELEMENT_TYPES.items() if element.bits]
-    for (kind, line), dtype in itertools.product(EXTRA.items(), dtypes):
-        for groups in text.group_texts.values():
-            width = len(parse_groups(groups)[0])
-            for size in sorted(sizes)[:3] if dtype in ("f32", "bf16") else (16,):
-                body = line.format(t=f"{dtype}[{size * width}]", s=f"{dtype}[{size}]", g=groups)
-                yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
+    groups = list(text.group_texts.values())
+    for (kind, line), (i, dtype) in itertools.product(EXTRA.items(), enumerate(dtypes)):
+        common = dtype in ("f32", "bf16")
+        every = itertools.product(groups, sorted(sizes)[:3])
+        for chosen, size in every if common else [(groups[i % len(groups)], 16)]:
+            gathered = size * len(parse_groups(chosen)[0])
+            body = line.format(t=f"{dtype}[{gathered}]", s=f"{dtype}[{size}]", g=chosen)
+            yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
 
 
 def add_other_communication(text: Text) -> Iterator[Edit]:
