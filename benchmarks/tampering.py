@@ -1,7 +1,4 @@
-"""Edits of compiled HLO that change what it communicates, and some that do not.
-
-Every edit is text: whoever reads the result has nothing but what a compiler could have printed.
-"""
+"""Edits of the text of compiled HLO that change what it communicates, and some that do not."""
 
 from __future__ import annotations
 
@@ -110,6 +107,20 @@ class Text:
             self.lines[i] for i in range(number, -1, -1) if self.lines[i][:1] not in ("", " ")
         )
         return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
+
+    def find_limits(self, loop: str, count: str) -> list[int]:
+        """The lines of a loop's condition, and of what it calls, that have a number."""
+        names, searched = [re.findall(r"condition=%([^\s,)}]+)", loop)[0]], []
+        while names:
+            searched.append(names.pop())
+            for i, line in enumerate(self.lines):
+                if line.startswith(" ") and self.computation_of(i) == searched[-1]:
+                    names += [name for name in _CALLS.findall(line) if name not in searched]
+        return [
+            i
+            for i, line in enumerate(self.lines)
+            if f" constant({count})" in line and self.computation_of(i) in searched
+        ]
 
 
 def add_collectives(text: Text) -> Iterator[Edit]:
@@ -224,7 +235,11 @@ def change_trip_counts(text: Text) -> Iterator[Edit]:
         for turns in (0, int(count[1]) - 1, int(count[1]) + 1, 2 * int(count[1]), 60):
             changed = line.replace(count[0], count[0].replace(f'"{count[1]}"', f'"{turns}"'))
             yield text.edit("trip count changed", {i: changed})
-        yield text.edit("trip count unknown", {i: line.replace(count[0], '"other":{}')})
+        for j in text.find_limits(line, count[1]):
+            limit = text.lines[j].replace(f"constant({count[1]})", "constant(61)")
+            yield text.edit("limit of a loop changed", {j: limit})
+            silent = line.replace(count[0], '"other":{}')
+            yield text.edit("limit of a loop changed, count not stated", {i: silent, j: limit})
 
 
 def change_parts(text: Text) -> Iterator[Edit]:
@@ -276,6 +291,11 @@ def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
 def keep_meaning(text: Text) -> Iterator[Edit]:
     """Edits that change nothing that is communicated: whoever objects raises a false alarm."""
     yield Edit("as compiled", "\n".join(text.lines))
+    for i, line in enumerate(text.lines):
+        count = _TRIPS.search(line)
+        if count:  # the code of the loop still says how often it runs
+            silent = line.replace(count[0], '"other":{}')
+            yield text.edit("trip count not stated", {i: silent})
     for site in text.sites:
         part = site.match
         if part["opcode"] == "all-to-all" and len(site.tensors) > 1:

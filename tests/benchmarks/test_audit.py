@@ -42,5 +42,7 @@ def test_an_edit_changes_one_thing(step):
     assert {one.compiled.times for one in looped.differences} <= {7, 35}
     counted = audit_text(step, first("trip count changed").text)
     assert not counted.unplanned and (counted.differences or counted.missing)
+    edited = [edit for edit in edits if edit.kind.startswith("limit of a loop changed")]
+    assert len(edited) == 2 and not any(audit_text(step, edit.text).exact for edit in edited)
     assert audit_text(step, first("dtype changed").text).differences
     assert audit_text(step, first("devices changed").text).differences
