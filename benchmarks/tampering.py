@@ -1,7 +1,4 @@
-"""Edits of compiled HLO that change what it communicates, and some that do not.
-
-Every edit is text: whoever reads the result has nothing but what a compiler could have printed.
-"""
+"""Edits of the text of compiled HLO that change what it communicates, and some that do not."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import namedmesh as nm
+from benchmarks.tampered_lines import ASYNC, EXTRA, OTHER
 from namedmesh.hlo import ELEMENT_TYPES, parse_type
 from namedmesh.hlo.groups import parse_groups
 
@@ -21,7 +19,8 @@ _SITE = re.compile(
 )
 _ARRAY = re.compile(r"([a-z]\w*)\[([\d,]*)\](\{[\d,]*\})?")
 _GROUPS = re.compile(
-    r"replica_groups=(?:\{\{[\d,{}]*\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?)"
+    r"replica_groups=(?:\{\{[\d,{}]*\}\}|\{\}|\[[\d,]+\]<=\[[\d,]+\](?:T\([\d,]+\))?"
+    r"|mesh\[[^\]]*\](?:, device_ids=\(.*?\))? \{[^}]*\})"
 )
 _PAIRS = re.compile(r"source_target_pairs=\{\{[\d,{}]*\}\}")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
@@ -109,11 +108,26 @@ class Text:
         )
         return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
 
+    def find_limits(self, loop: str, count: str) -> list[int]:
+        """The lines of a loop's condition, and of what it calls, that have a number."""
+        names, searched = [re.findall(r"condition=%([^\s,)}]+)", loop)[0]], []
+        while names:
+            searched.append(names.pop())
+            for i, line in enumerate(self.lines):
+                if line.startswith(" ") and self.computation_of(i) == searched[-1]:
+                    names += [name for name in _CALLS.findall(line) if name not in searched]
+        return [
+            i
+            for i, line in enumerate(self.lines)
+            if f" constant({count})" in line and self.computation_of(i) in searched
+        ]
+
 
 def add_collectives(text: Text) -> Iterator[Edit]:
     """An extra collective of each kind, dtype, axes and size, in the entry and in loops.
 
-    Of the dtypes that programs have there is every size that the program has too.
+    Each kind is there with every dtype, and, of float32 and bfloat16, with every choice of axes and
+    three sizes, among them those of the program.
     """
     places = [text.entry]
     places += [
@@ -125,19 +139,19 @@ def add_collectives(text: Text) -> Iterator[Edit]:
     ][:1]  # fmt: skip
     sizes = {16} | {_elements(array) for site in text.sites for array in site.tensors}
     dtypes = [name for name, element in ELEMENT_TYPES.items() if element.bits]
-    for (kind, line), dtype in itertools.product(_EXTRA.items(), dtypes):
-        for groups in text.group_texts.values():
-            width = len(parse_groups(groups)[0])
-            for size in sorted(sizes)[:3] if dtype in ("f32", "bf16") else (16,):
-                body = line.format(
-                    t=f"{dtype}[{size * width}]", s=f"{dtype}[{size}]", g=groups, d=dtype
-                )
-                yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
+    groups = list(text.group_texts.values())
+    for (kind, line), (i, dtype) in itertools.product(EXTRA.items(), enumerate(dtypes)):
+        common = dtype in ("f32", "bf16")
+        every = itertools.product(groups, sorted(sizes)[:3])
+        for chosen, size in every if common else [(groups[i % len(groups)], 16)]:
+            gathered = size * len(parse_groups(chosen)[0])
+            body = line.format(t=f"{dtype}[{gathered}]", s=f"{dtype}[{size}]", g=chosen)
+            yield text.insert(f"extra {kind}", places[-1 if dtype == "f32" else 0], body)
 
 
 def add_other_communication(text: Text) -> Iterator[Edit]:
     """Communication that no plan has: sends, custom calls, opcodes that nobody knows."""
-    for kind, line in _OTHER.items():
+    for kind, line in OTHER.items():
         yield text.insert(f"extra {kind}", text.entry, line)
 
 
@@ -146,7 +160,7 @@ def add_async_forms(text: Text) -> Iterator[Edit]:
     for name, groups in text.group_texts.items():
         if name == "some devices":
             continue
-        for kind, line in _ASYNC.items():
+        for kind, line in ASYNC.items():
             yield text.insert(f"extra {kind}", text.entry, line.format(g=groups))
         wrapped = (
             "%tamper_wrapped (p: f32[16]) -> f32[16] {\n  %tamper_p = f32[16]{0} parameter(0)\n"
@@ -221,7 +235,11 @@ def change_trip_counts(text: Text) -> Iterator[Edit]:
         for turns in (0, int(count[1]) - 1, int(count[1]) + 1, 2 * int(count[1]), 60):
             changed = line.replace(count[0], count[0].replace(f'"{count[1]}"', f'"{turns}"'))
             yield text.edit("trip count changed", {i: changed})
-        yield text.edit("trip count unknown", {i: line.replace(count[0], '"other":{}')})
+        for j in text.find_limits(line, count[1]):
+            limit = text.lines[j].replace(f"constant({count[1]})", "constant(61)")
+            yield text.edit("limit of a loop changed", {j: limit})
+            silent = line.replace(count[0], '"other":{}')
+            yield text.edit("limit of a loop changed, count not stated", {i: silent, j: limit})
 
 
 def change_parts(text: Text) -> Iterator[Edit]:
@@ -243,7 +261,8 @@ def change_parts(text: Text) -> Iterator[Edit]:
         yield from _change_devices(text, site)
         for opcode in ("collective-broadcast", "all-scatter", "ragged-all-to-all"):
             yield text.edit("kind changed", {site.number: site.line(opcode=opcode)})
-        if len(site.tensors) == 1:  # what several tensors share may be the metadata of one
+        # What several tensors share may be the metadata of one.
+        if len(site.tensors) == 1 or site.match["opcode"] == "all-to-all":
             other = _OP.sub('op_name="jit(f)/namedmesh/nm.other.99/X"', site.match["attributes"])
             yield text.edit("of another op", {site.number: site.line(attributes=other)})
 
@@ -272,6 +291,11 @@ def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
 def keep_meaning(text: Text) -> Iterator[Edit]:
     """Edits that change nothing that is communicated: whoever objects raises a false alarm."""
     yield Edit("as compiled", "\n".join(text.lines))
+    for i, line in enumerate(text.lines):
+        count = _TRIPS.search(line)
+        if count:  # the code of the loop still says how often it runs
+            silent = line.replace(count[0], '"other":{}')
+            yield text.edit("trip count not stated", {i: silent})
     for site in text.sites:
         part = site.match
         if part["opcode"] == "all-to-all" and len(site.tensors) > 1:
@@ -297,45 +321,6 @@ TAMPERINGS = (
     change_trip_counts,
     change_parts,
 )
-_EXTRA = {
-    "all-reduce": "  %tamper = {s} all-reduce(%tamper_x), replica_groups={g}, to_apply=%tamper_add",
-    "all-gather": "  %tamper = {t} all-gather(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "reduce-scatter": "  %tamper = {s} reduce-scatter(%tamper_x), replica_groups={g}, "
-    "dimensions={{0}}, to_apply=%tamper_add",
-    "all-to-all": "  %tamper = {s} all-to-all(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "collective-permute": "  %tamper = {s} collective-permute(%tamper_x), "
-    "source_target_pairs={{{{0,1}},{{1,0}}}}",
-}
-_OTHER = {
-    "send": "  %tamper = (f32[16]{0}, u32[], token[]) send(%tamper_x, %tamper_t), channel_id=99",
-    "recv": "  %tamper = (f32[16]{0}, u32[], token[]) recv(%tamper_t), channel_id=99",
-    "infeed": "  %tamper = ((f32[16]{0}), token[]) infeed(%tamper_t)",
-    "outfeed": "  %tamper = token[] outfeed(%tamper_x, %tamper_t)",
-    "custom-call": '  %tamper = f32[16]{0} custom-call(%tamper_x), custom_call_target="mpi_sum"',
-    "custom-call-start": "  %tamper = ((f32[16]{0}), f32[16]{0}, u32[]) "
-    'custom-call-start(%tamper_x), custom_call_target="ring_exchange"',
-    "collective-broadcast": "  %tamper = f32[16]{0} collective-broadcast(%tamper_x), "
-    "replica_groups={{0,1,2,3,4,5,6,7}}",
-    "ragged-all-to-all": "  %tamper = f32[16]{0} ragged-all-to-all(%tamper_x, %tamper_x, %i, %i, "
-    "%i, %i), replica_groups={{0,1,2,3,4,5,6,7}}",
-    "unknown opcode": "  %tamper = f32[16]{0} all-exchange(%tamper_x)",
-    "unknown dtype": "  %tamper = f3[16]{0} all-reduce(%tamper_x), replica_groups={}",
-    "unknown asynchronous opcode": "  %tamper = f32[16]{0} remote-copy-start(%tamper_x)",
-    "local opcode with groups": "  %tamper = f32[16]{0} copy(%tamper_x), replica_groups={{0,1}}",
-}
-_ASYNC = {
-    "all-gather-start": "  %tamper = (f32[2]{{0}}, f32[16]{{0}}) all-gather-start(%tamper_x), "
-    "replica_groups={g}, dimensions={{0}}",
-    "all-reduce-start": "  %tamper = f32[16]{{0}} all-reduce-start(%tamper_x), replica_groups={g}",
-    "combined all-gather-start": "  %tamper = ((f32[2]{{0}}, u16[2]{{0}}), (f32[16]{{0}}, "
-    "u16[16]{{0}})) all-gather-start(%tamper_x, %tamper_y), replica_groups={g}, dimensions={{0}}",
-    "reduce-scatter-start": "  %tamper = ((f32[16]{{0}}), f32[2]{{0}}) "
-    "reduce-scatter-start(%tamper_x), replica_groups={g}, dimensions={{0}}",
-    "all-to-all-start": "  %tamper = ((f32[16]{{0}}), f32[16]{{0}}) all-to-all-start(%tamper_x), "
-    "replica_groups={g}, dimensions={{0}}",
-    "collective-permute-start": "  %tamper = (f32[16]{{0}}, f32[16]{{0}}, u32[], u32[]) "
-    "collective-permute-start(%tamper_x), source_target_pairs={{{{0,1}},{{1,0}}}}",
-}
 
 
 def _elements(array: re.Match[str]) -> int:

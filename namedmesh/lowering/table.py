@@ -49,7 +49,6 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
         moved = sum(one.total_bytes for one in collectives)
         sent = sum(one.total_wire_bytes for one in collectives)
-        totals.append(
-            f"  total {phase}: {text}, {human(moved)} per device, {human(sent)} on the wire"
-        )
+        wire = f", {human(sent)} on the wire" if collectives else ""
+        totals.append(f"  total {phase}: {text}, {human(moved)} per device{wire}")
     return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)

@@ -18,7 +18,7 @@ _SCOPE = "nm."  # what the names of ops have before them in the compiler's metad
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
 
 
-class Signature(NamedTuple):
+class Facts(NamedTuple):
     """Everything in which a planned and a compiled collective must agree."""
 
     kind: str
@@ -102,16 +102,16 @@ class _Matcher:
         """Takes a planned and a compiled collective out of those that are open."""
         return self.plans.pop(plan), self.ones.pop(one)
 
-    def signatures(self, one: CompiledCollective) -> Iterator[Signature]:
+    def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
         """What a planned collective must be to agree with a compiled one."""
         facts = (one.dtype, one.elements, one.bytes)
         for axes in self.possible_axes(one):
-            yield Signature(one.kind, axes, *facts, one.times, one.open_ended)
+            yield Facts(one.kind, axes, *facts, one.times, one.open_ended)
             if not one.open_ended:
                 # The compiler may know how often a loop runs whose length the plan does not know.
                 for times in self.times_per_turn:
                     if one.times % times == 0:
-                        yield Signature(one.kind, axes, *facts, times, True)
+                        yield Facts(one.kind, axes, *facts, times, True)
 
     def possible_axes(self, one: CompiledCollective) -> list[tuple[str, ...]]:
         """The axes that a plan may have for a compiled collective.
@@ -137,11 +137,11 @@ class _Matcher:
 
     def match_named(self) -> None:
         """Matches those that agree in everything, where metadata names the op."""
-        open_plans: dict[tuple[str, Signature], deque[int]] = {}
+        open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
-            open_plans.setdefault((plan.op, _signature(plan)), deque()).append(i)
+            open_plans.setdefault((plan.op, _facts(plan)), deque()).append(i)
         for j, one in list(self.ones.items()):
-            keys = ((op, sign) for op in self.ops_of(one) for sign in self.signatures(one))
+            keys = ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one))
             queue = next((open_plans[key] for key in keys if open_plans.get(key)), None)
             if queue:
                 self.result.matched.append(self.take(queue.popleft(), j))
@@ -152,17 +152,17 @@ class _Matcher:
         Metadata that names another op speaks against a match, unless several tensors share it. A
         tensor that has no collective yet goes before the second of another.
         """
-        first: dict[Signature, deque[int]] = {}
-        later: dict[Signature, deque[int]] = {}
-        seen = {(_signature(plan), plan.tensor) for plan, _ in self.result.matched}
+        first: dict[Facts, deque[int]] = {}
+        later: dict[Facts, deque[int]] = {}
+        seen = {(_facts(plan), plan.tensor) for plan, _ in self.result.matched}
         for i, plan in self.plans.items():
-            key = (_signature(plan), plan.tensor)
+            key = (_facts(plan), plan.tensor)
             (later if key in seen else first).setdefault(key[0], deque()).append(i)
             seen.add(key)
         for j, one in list(self.ones.items()):
             if _SCOPE in one.op_name and not one.combined:
                 continue
-            queues = (part.get(sign) for sign in self.signatures(one) for part in (first, later))
+            queues = (part.get(facts) for facts in self.facts_of(one) for part in (first, later))
             queue = next((queue for queue in queues if queue), None)
             if queue:
                 pair = self.take(queue.popleft(), j)
@@ -171,12 +171,12 @@ class _Matcher:
 
     def match_altered(self, rules: Sequence[BackendRule]) -> None:
         """Matches what a backend may make of a planned collective, where metadata names the op."""
-        forms: dict[tuple[str, Signature], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
+        forms: dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
         for i, plan in self.plans.items():
             for form, used in alter(plan, rules):
-                forms.setdefault((plan.op, _signature(form)), deque()).append((i, used))
+                forms.setdefault((plan.op, _facts(form)), deque()).append((i, used))
         for j, one in list(self.ones.items()):
-            for key in ((op, sign) for op in self.ops_of(one) for sign in self.signatures(one)):
+            for key in ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one)):
                 queue = forms.get(key, deque())
                 while queue and queue[0][0] not in self.plans:
                     queue.popleft()
@@ -188,23 +188,23 @@ class _Matcher:
 
     def match_axes_in_one(self) -> None:
         """Matches an AllReduce over several axes with planned ones of its op, each over some."""
-        parts: dict[tuple[str, str, Signature], list[int]] = {}
+        parts: dict[tuple[str, str, Facts], list[int]] = {}
         for i, plan in self.plans.items():
             if plan.kind == "AllReduce":
-                key = (plan.op, plan.tensor, _signature(replace(plan, axes=())))
+                key = (plan.op, plan.tensor, _facts(replace(plan, axes=())))
                 parts.setdefault(key, []).append(i)
-        by_op: dict[tuple[str, Signature], list[list[int]]] = {}
-        for (op, _, sign), numbers in parts.items():
-            by_op.setdefault((op, sign), []).append(numbers)
+        by_op: dict[tuple[str, Facts], list[list[int]]] = {}
+        for (op, _, facts), numbers in parts.items():
+            by_op.setdefault((op, facts), []).append(numbers)
         for j, one in list(self.ones.items()):
-            for sign in self.signatures(one):
-                keys = ((op, sign._replace(axes=())) for op in self.ops_of(one))
+            for facts in self.facts_of(one):
+                keys = ((op, facts._replace(axes=())) for op in self.ops_of(one))
                 groups = [numbers for key in keys for numbers in by_op.get(key, ())]
-                chosen = next(filter(None, (self.cover(g, sign.axes) for g in groups)), None)
+                chosen = next(filter(None, (self.cover(g, facts.axes) for g in groups)), None)
                 if chosen:
                     plans = [self.plans.pop(i) for i in chosen]
                     self.result.matched.append(
-                        (replace(plans[0], axes=sign.axes, devices=one.devices), self.ones.pop(j))
+                        (replace(plans[0], axes=facts.axes, devices=one.devices), self.ones.pop(j))
                     )
                     self.result.merged += plans[1:]
                     self.result.rules[AXES_IN_ONE.name] += 1
@@ -245,9 +245,9 @@ class _Matcher:
         return self.result
 
 
-def _signature(plan: Collective) -> Signature:
+def _facts(plan: Collective) -> Facts:
     """In what a compiled collective must agree with a planned one."""
-    return Signature(
+    return Facts(
         plan.kind,
         plan.axes,
         plan.dtype,
@@ -258,9 +258,9 @@ def _signature(plan: Collective) -> Signature:
     )
 
 
-def _part(plan: Collective) -> tuple[Signature, str, str]:
+def _part(plan: Collective) -> tuple[Facts, str, str]:
     """What AllReduces of parts of one gradient have in common."""
-    return _signature(plan), plan.tensor, plan.phase
+    return _facts(plan), plan.tensor, plan.phase
 
 
 def _names_in(op_name: str) -> Iterator[str]:

@@ -121,16 +121,31 @@ def test_compiled_collectives_run_as_often_as_planned_ones(found):
 def test_a_collective_in_another_precision_says_so(artifact, found):
     groups = {"model": "[2,4]<=[8]", "data": "[4,2]<=[2,4]T(1,0)"}
     lines = [
-        f"  %r{i} = bf16[{one.elements}] all-reduce(%x), replica_groups={groups[one.axes[0]]}"
+        f"  %r{i} = bf16[{one.elements}] all-gather(%x), replica_groups={groups[one.axes[0]]}, "
+        f'metadata={{op_name="nm.{one.op}"}}'
         for i, one in enumerate(artifact.collectives)
         if one.axes in (("model",), ("data",))
     ]
     text = "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", *lines, "}"])
-    halved = nm.runtime.audit.audit(parse_module(text), artifact.mesh, artifact.collectives)
+    planned = [dataclasses.replace(one, kind="AllGather", times=1) for one in artifact.collectives]
+    halved = nm.runtime.audit.audit(parse_module(text), artifact.mesh, planned, backend="tpu")
+    assert halved.exact and halved.rules == {"float32 sent as bfloat16": len(planned)}
     changed = TargetReport(**{**vars(found), "audit": halved})
     rows = [row for row in changed.collectives() if row.made]
     assert rows and all(row.made_bytes * 2 == row.planned_bytes for row in rows)
+    assert all(row.made_wire_bytes * 2 == row.planned_wire_bytes for row in rows)
     assert "bfloat16 for float32" in str(changed)
+    assert changed.row()["rules"] == {"float32 sent as bfloat16": len(planned)}
+
+
+def test_the_table_adds_up_what_goes_over_the_wire(artifact, found):
+    """A device sends twice three of four pieces of a sum over four devices."""
+    sums = [one for one in artifact.collectives if one.axes == ("model",)]
+    assert sums and all(one.kind == "AllReduce" for one in sums)
+    (row,) = [row for row in found.collectives() if row.axes == ("model",)]
+    assert row.made_wire_bytes == row.planned_wire_bytes == row.planned_bytes * 2 * 3 // 4
+    assert found.row()["wire_bytes"] == sum(one.total_wire_bytes for one in artifact.collectives)
+    assert "made on the wire" in str(found)
 
 
 def test_the_table_says_what_a_core_holds(found):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.dims.source import Source
 from namedmesh.runtime import Executable, State
 from tests.errors.running import X, assert_nothing_has_changed, compiled, given
 from tests.errors.wrong import Table, message_of
@@ -349,6 +350,23 @@ the compiler made 1 collective that the plan does not have
 """)
 def collective_that_was_not_planned(other):
     Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
+
+
+@wrong("""
+the compiler did not make 1 collective that the plan has, and made 1 collective otherwise than \
+planned
+  not made AllGather over data of w, 6 float32 elements, 5 times (take.9 at model.py:3)
+  different AllReduce of total (sum.1): run 1 for 7
+  at LINE: Executable(dataclasses.replace(other.artifact, collectives=plans), strict=True)
+  fix: the plan is wrong about the collectives named here: please report them, \
+or run with strict=False
+""")
+def collective_that_was_not_made(other):
+    (sum,) = other.artifact.collectives
+    gather = dataclasses.replace(sum, kind="AllGather", op="take.9", tensor="w", times=5)
+    gather = dataclasses.replace(gather, source=Source("model.py", 3))
+    plans = (gather, dataclasses.replace(sum, tensor="total", times=7))
+    Executable(dataclasses.replace(other.artifact, collectives=plans), strict=True)
 
 
 @wrong.rows
