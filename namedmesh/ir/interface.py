@@ -53,6 +53,7 @@ class Variable:
     at_rest: bool  # lies where the params layout says
     tensor: Tensor
     stack: tuple[str, ...] = ()  # the dimensions along which scan(stack=True) stacked it
+    owner: str | None = None  # the parameter that an optimizer's slot belongs to
 
 
 def check_dtype(dtype: str) -> str:

@@ -63,9 +63,12 @@ class Planner:
             )
         for variable in program.variables.values():
             layout = self.plan.params if variable.at_rest else self.plan.layout
-            shardings[variable.tensor] = self.default_sharding(
-                variable.tensor, layout, variable.whole
-            )
+            if variable.owner is None:
+                place = self.default_sharding(variable.tensor, layout, variable.whole)
+            else:  # a slot lies beside its parameter, or the part of it that has its dimensions
+                owner = shardings[program.variables[variable.owner].tensor]
+                place = owner.only(variable.shape.names)
+            shardings[variable.tensor] = place
             if variable.at_rest and self.separate:
                 self.resting.add(variable.tensor)
         self.plan_ops(program.ops, 1)

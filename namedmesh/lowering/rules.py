@@ -196,7 +196,7 @@ def settle_result(
         final = place if planner.is_part(tensor) else target
         planner.settle(op, tensor, place.with_partial(parts), final, times, reduced)
         return
-    if op.derived:
+    if op.derived or planner.rests(op):
         plain = Sharding.of(natural, whole)
         planner.settle(op, tensor, plain.with_partial(parts), plain, times, reduced)
         return

@@ -120,7 +120,8 @@ def state(
     if of is not None:
         owner = _find_variable("state", of)
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    return _find_or_make(name, shape, init, dtype, False, whole, of is not None)
+    name_of_owner = None if of is None else _find_variable("state", of).name
+    return _find_or_make(name, shape, init, dtype, False, whole, of is not None, name_of_owner)
 
 
 def _find_or_make(
@@ -131,6 +132,7 @@ def _find_or_make(
     trainable: bool,
     whole: Sequence[Dimension],
     at_rest: bool,
+    owner: str | None = None,
 ) -> Tensor:
     """Returns the variable of that name, which is made where there is none yet."""
     trace = current("param" if trainable else "state")
@@ -156,6 +158,7 @@ def _find_or_make(
             at_rest,
             tensor,
             stack,
+            owner,
         )
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
