@@ -155,11 +155,11 @@ class Emitter(Context):
         places = [self.operand_place(op, i) for i in range(len(op.inputs))]
         for (inner, place), (i, steps) in self.plan.captured.get(op, {}).items():
             source = self.plan.shardings[inner]
-            outside = moved.get((op.inputs[i], place))  # brought before an enclosing loop
-            if outside is None:
+            key = self.plan.value_of(op.inputs[i]), place
+            if key not in moved:  # nor before an enclosing loop
                 value = self.at(self.operand(op, i, known, moved), inner.shape, source)
-                outside = self.move(value, op.inputs[i], source, steps)
-            self.captured.setdefault(inner, {})[place] = outside
+                moved[key] = self.move(value, op.inputs[i], source, steps)
+            self.captured.setdefault(inner, {})[place] = moved[key]
         if op in self.plan.sums:
             results: Sequence[Any] = [self.add_groups(op, known, moved)]
         else:

@@ -211,9 +211,11 @@ class Planner:
         outer, source = loop.inputs[i], self.plan.shardings[inner]
         steps = conversion(inner.shape, self.mesh, source, target)
         places[inner, target] = i, steps
+        key = self.plan.value_of(outer), target
         if outer in self.captures and source == self.plan.shardings[outer]:
             self.bring_capture(outer, target)
-        else:
+        elif key not in self.moved:
+            self.moved.add(key)
             self.record_transfers(loop, outer, steps, times)
 
     def bring_result(
