@@ -38,6 +38,7 @@ class Trace(Recorder):
         self.ops: list[Op] = []
         self.owned: set[Tensor] = set()
         self.captures: dict[Tensor, Tensor] = {}
+        self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
         self.assigned: dict[str, Source] = {}  # where each update was written
@@ -54,6 +55,12 @@ class Trace(Recorder):
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
         self.owned.update(op.outputs)
+
+    def find_owner(self, op: Op) -> Trace:
+        """Returns this trace or the enclosing one in which an op is recorded."""
+        if op.identity in self._positions or self.parent is None:
+            return self
+        return self.parent.find_owner(op)
 
     def recorded(self, op: Op) -> Op:
         """Returns the form in which an op stands in this trace now."""
@@ -135,14 +142,17 @@ def trace_body(
     function: Callable[..., Any],
     specs: Sequence[tuple[Shape, str, str]],
     stack: Dimension | None = None,
+    outer: Sequence[Tensor] = (),
 ) -> tuple[Body, Any]:
     """Traces a loop body or a branch, and what it captures, inside the program being traced.
 
-    With stack, variables made inside are stacked along that dimension, a slice for each turn.
+    With stack, variables made inside are stacked along that dimension, a slice for each turn. outer
+    are the tensors that the body's inputs come from.
     """
     inner = Trace(current("a loop body"))
     inner.stack = stack
     inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)
+    inner.arguments = dict(zip(inputs, outer, strict=False))
     with recording(inner):
         structure = function(*inputs)
         leaves = flatten(structure)

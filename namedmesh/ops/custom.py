@@ -16,7 +16,7 @@ from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.manual import group_by_missing
+from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.shape import transpose
 
 

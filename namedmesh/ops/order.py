@@ -11,7 +11,7 @@ from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.index import ScatterAdd, gather
-from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class Cumsum(Op):
@@ -93,7 +93,7 @@ def _scatter_back(
 ) -> Tensor:
     """Puts a cotangent back at its indices along a dimension of x, batched over all others."""
     if along.name == dim.name:
-        hidden = Dimension(f"{dim.name}_sorted", along.size)
+        hidden = name_apart(along, "sorted", dy, indices, x)
         dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
     return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
 
@@ -251,6 +251,6 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
         array([3, 2, 1], dtype=int32)
     """
     indices = _find_order("sort", x, dim, descending)
-    hidden = Dimension(f"{dim.name}_sorted", dim.size)
+    hidden = name_apart(dim, "sorted", x)
     ordered = gather(x, rename(indices, dim, hidden), dim)
     return transpose(rename(ordered, hidden, dim), x.shape)
