@@ -19,6 +19,7 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.tensor import INTEGERS, Tensor
+from namedmesh.ops.elementwise import cast
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 
@@ -231,6 +232,8 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     check_has_dims("gather", table, dim)
     _check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
+    if table.dtype == "bool":  # what devices have of the result is added up, and bools are not
+        return cast(gather(cast(table, "int32"), indices, dim), "bool")
     own = indices.shape.named(dim.name)
     if own is None:
         return Gather((table, indices), dim).output

@@ -13,13 +13,14 @@ from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.ir.literal import Fill
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.arg_reduce import ArgReduce
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.elementwise import Elementwise
 from namedmesh.ops.join import Concat
 from namedmesh.ops.order import Argsort, TopK
-from namedmesh.ops.reduce import ArgReduce, Reduce
+from namedmesh.ops.reduce import Extremum, OrderKeys, Reduce
 from namedmesh.ops.scan import Scan
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
@@ -102,7 +103,7 @@ class _Region:
     def combine(self, op: Op, parts: Sequence[Part]) -> Part:
         """Returns what an op that reduces nothing makes of its operands."""
         partial = [part for part in parts if part]
-        if isinstance(op, (Reduce, ArgReduce, Argsort, TopK, While)):
+        if isinstance(op, (ArgReduce, Argsort, Extremum, OrderKeys, Reduce, TopK, While)):
             if partial:
                 raise self.error(op, partial[0])
             return FULL
