@@ -170,6 +170,11 @@ class Op:
         return self.outputs[0]
 
     @property
+    def lowering_fix(self) -> str:
+        """What to do when the lowering raises an exception that is not a NamedMeshError."""
+        return "mend lower(), or the function it calls"
+
+    @property
     def closed(self) -> bool:
         """Whether to lower like a manual op where sizes divide.
 

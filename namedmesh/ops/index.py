@@ -126,7 +126,10 @@ class ScatterAdd(Op):
         if not context.compiled:
             sizes[len(batch)] += 1  # a row for indices outside, which XLA drops by itself
         target = tf.zeros(sizes, updates.dtype)
-        target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
+        places = tf.stack([*grid, indices], -1)
+        if not len(index_shape):  # TensorFlow wants a list of indices
+            places, updates = places[None], updates[None]
+        target = tf.tensor_scatter_nd_add(target, places, updates)
         if not context.compiled:
             target = target[(*[slice(None)] * len(batch), slice(0, size))]
         return context.arrange(target, shape, self.shape.names)
