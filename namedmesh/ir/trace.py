@@ -44,6 +44,7 @@ class Trace(Recorder):
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
+        self.claimed: dict[str, Source] = parent.claimed if parent else {}  # by layers, in a scope
         self.phase = parent.phase if parent else "forward"
         self.scope = parent.scope if parent else ""
         self.source: Source | None = parent.source if parent else None
@@ -113,12 +114,12 @@ class Trace(Recorder):
     @contextlib.contextmanager
     def in_scope(self, scope: str) -> Iterator[None]:
         """Gives the variables and ops made within a name prefix."""
-        saved = self.scope
-        self.scope = f"{saved}{scope}/"
+        saved = self.scope, self.claimed
+        self.scope, self.claimed = f"{self.scope}{scope}/", {}
         try:
             yield
         finally:
-            self.scope = saved
+            self.scope, self.claimed = saved
 
 
 def current(what: str) -> Trace:

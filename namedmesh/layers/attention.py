@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import namedmesh as nm
 from namedmesh.layers.linear import dense
+from namedmesh.layers.naming import claim_name
 from namedmesh.layers.regularization import dropout
 
 
@@ -75,6 +76,7 @@ def self_attention(
         >>> nm.trace(layer, x=nm.spec([B, S, M])).outputs[0].shape
         [batch=2, seq=6, model=8]
     """
+    claim_name("self_attention", "wq")
     memory = heads.memory(seq)
     q = project_queries(x, heads)
     k, v = (nm.rename(tensor, seq, memory) for tensor in project_keys_and_values(x, heads))
@@ -115,6 +117,7 @@ def cross_attention(
         >>> nm.trace(layer, x=nm.spec([B, T, M]), memory=nm.spec([B, S, M])).outputs[0].shape
         [batch=2, target=5, model=8]
     """
+    claim_name("cross_attention", "wq")
     k, v = project_keys_and_values(memory, heads)
     q = project_queries(x, heads)
     return attend(q, k, v, seq, memory_seq, heads, mask=mask, rate=rate, dropout_key=dropout_key)

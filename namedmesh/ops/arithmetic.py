@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from namedmesh.ir.literal import as_tensor
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import where
@@ -290,7 +291,8 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
         A tensor with the dimensions of `x` and of the bounds.
 
     Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+        NamedMeshError: The dtypes differ or are bool, one dimension has two sizes, or `low` and
+            `high` are numbers of which the first is larger.
 
     Example:
         >>> import namedmesh as nm
@@ -298,6 +300,12 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
         >>> nm.evaluate(lambda x: nm.clip(x, low=2, high=3), x=([M], [1, 2, 9]))
         array([2, 2, 3], dtype=int32)
     """
+    least, most = plain_number(low), plain_number(high)
+    if least is not None and most is not None and not least <= most:
+        raise NamedMeshError(
+            f"clip: low={least} is above high={most}",
+            fix="give the smaller bound as low, the larger as high",
+        )
     tensor = as_tensor("clip", x, next((y for y in (low, high) if isinstance(y, Tensor)), None))
     if low is not None:
         tensor = maximum(tensor, low)

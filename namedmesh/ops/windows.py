@@ -94,6 +94,10 @@ class Reverse(Window):
     """The elements from last to first."""
 
     def lower(self, context: Context, x: Any) -> Any:
+        if len(self.inputs[0].shape) > 8:  # TensorFlow reverses no more dimensions
+            return context.tf.gather(
+                x, list(builtins.reversed(builtins.range(self.dim.size))), axis=self.at
+            )
         return context.tf.reverse(x, [self.at])
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
