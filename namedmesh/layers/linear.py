@@ -59,7 +59,7 @@ def dense(
         A tensor with the other dimensions of x, then `to`.
 
     Raises:
-        NamedMeshError: If `over` or `to` is not a list, x lacks a dimension of `over`, or an earlier
+        NamedMeshError: If `over` or `to` is not a list, x lacks a dimension of `over`, or another
             layer has the default name.
 
     Example:

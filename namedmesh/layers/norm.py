@@ -14,8 +14,8 @@ def layer_norm(
     Args:
         x: The input.
         over: The dimension to normalise over.
-        name: The prefix of the parameters `<name>_scale` and `<name>_bias`. By default `norm`, which
-            one layer of a scope may have.
+        name: The prefix of the parameters `<name>_scale` and `<name>_bias`. By default `norm`,
+            which one layer of a scope may have.
         epsilon: Added to the variance.
 
     Returns:

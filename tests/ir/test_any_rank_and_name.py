@@ -40,7 +40,7 @@ def test_nine_dimensions_are_evaluated(name):
 def test_names_in_other_alphabets_are_compiled():
     size = nm.Dimension("größe", 4)
 
-    def program(ξ):  # noqa: PLC2401
+    def program(ξ):
         with nm.scope("кот"):
             weight = nm.param("重み", [size], init=nm.constant_init(2.0))
         return {"总和": nm.sum(nm.sort(ξ, size) * weight)}
