@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.configuration import CHOICES
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
+@explain_mistakes
 def top_k_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,
@@ -82,6 +84,7 @@ def top_k_gating(
     return _make_routing(logits, gates, masks, places, weights, served, (S, E, C), real, dtype)
 
 
+@explain_mistakes
 def expert_choice_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.naming import claim_name
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 
 
+@explain_mistakes
 def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     """Return an activation function by name.
 
@@ -35,6 +37,7 @@ def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     return getattr(nm, name)
 
 
+@explain_mistakes
 def dense(
     x: nm.Tensor,
     over: Sequence[nm.Dimension],
@@ -77,6 +80,7 @@ def dense(
     return y
 
 
+@explain_mistakes
 def feed_forward(
     x: nm.Tensor,
     model: nm.Dimension,

@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.layers.dispatch import make_dispatch
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import get_activation
 from namedmesh.layers.naming import claim_name
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
+@explain_mistakes
 def moe(
     x: nm.Tensor,
     gate: Callable[[nm.Tensor], Routing | ExpertRouting],

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.naming import claim_name
 
 
+@explain_mistakes
 def layer_norm(
     x: nm.Tensor, over: nm.Dimension, *, name: str | None = None, epsilon: float = 1e-6
 ) -> nm.Tensor:
@@ -35,6 +37,7 @@ def layer_norm(
     return nm.cast(unit * scale + bias, x.dtype)
 
 
+@explain_mistakes
 def rms_norm(
     x: nm.Tensor, over: nm.Dimension, *, name: str | None = None, epsilon: float = 1e-6
 ) -> nm.Tensor:

@@ -184,7 +184,8 @@ def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, fl
     bounds = []
     for name, bound in (("low", low), ("high", high)):
         number = float(check_number(f"{what}: {name}", bound, dtype))
-        bounds.append(float(numpy_dtype(dtype).type(number)))
+        with np.errstate(over="ignore"):  # too large a bound is an infinite one
+            bounds.append(float(numpy_dtype(dtype).type(number)))
     least, bound = bounds
     if not least < bound or not bound - least < float(ml_dtypes.finfo(_widest(dtype)).max):
         raise NamedMeshError(
