@@ -43,7 +43,7 @@ def explain_mistakes(function: T) -> T:
     """
     if isinstance(function, type):
         function.__init__ = _explain(function.__init__, function.__name__)  # type: ignore[misc]
-        return function
+        return typing.cast(T, function)
     return typing.cast(T, _explain(function, function.__name__))
 
 

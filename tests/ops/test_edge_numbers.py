@@ -173,3 +173,28 @@ def test_a_gather_of_bools(layout):
         i=([B], indices),
     )
     assert_equal(found, {"gather": [0 <= i < 8 and table[i] for i in indices]})
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
+def test_floor_division_is_numpys(layout):
+    numbers = np.array([0.0, np.inf, -np.inf, 1.0, -1.0, 2.5, 0.1, 7.0], np.float32)
+    divisors = np.array([0.1, -7.0, np.inf, -np.inf], np.float32)
+    function = lambda x, y: {"quotient": nm.transpose(x // y, [B, M])}
+    found = run(function, layout, x=([B], numbers), y=([M], divisors))
+    with np.errstate(all="ignore"):
+        assert_equal(found, {"quotient": numbers[:, None] // divisors})
+
+
+@pytest.mark.parametrize("layout", [None, "batch:b"])
+@pytest.mark.parametrize("dtype", ["uint32", "uint8"])
+def test_unsigned_integers_have_signs_and_squares(dtype, layout):
+    x = np.array([0, 1, 2, 5, 7, 100, np.iinfo(dtype).max - 1, np.iinfo(dtype).max], dtype)
+    function = lambda x: {"-": -x, "abs": abs(x), "sign": nm.sign(x), "square": nm.square(x)}
+    expected = {"-": -x, "abs": x, "sign": np.sign(x), "square": x * x}
+    assert_equal(run(function, layout, x=([B], x)), expected)
+
+
+@pytest.mark.parametrize(("low", "high"), [(2, 1), (0.0, float("nan"))])
+def test_bounds_that_exclude_everything_are_an_error(low, high):
+    with pytest.raises(nm.NamedMeshError, match=f"clip: low={low} is above high={high}"):
+        nm.trace(lambda x: nm.clip(x, low, high), x=nm.spec([B]))
