@@ -9,7 +9,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.order_keys import order_keys
+from namedmesh.ops.reduce import order_by_keys
 
 
 class ArgReduce(Op):
@@ -32,8 +32,7 @@ class ArgReduce(Op):
     def lower(self, context: Context, x: Any) -> Any:
         tf = context.tf
         compute = tf.argmax if self.function == "argmax" else tf.argmin
-        keys = order_keys(tf, x, nan_first=self.function == "argmin")
-        return compute(keys, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
+        return compute(x, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
@@ -66,7 +65,7 @@ def argmax(x: Tensor, over: Dimension) -> Tensor:
     """
     check_has_dims("argmax", x, over)
     check_dtype_kind("argmax", "number", x)
-    return ArgReduce((x,), "argmax", over).output
+    return ArgReduce((order_by_keys(x, nan_first=False),), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension) -> Tensor:
@@ -93,4 +92,4 @@ def argmin(x: Tensor, over: Dimension) -> Tensor:
     """
     check_has_dims("argmin", x, over)
     check_dtype_kind("argmin", "number", x)
-    return ArgReduce((x,), "argmin", over).output
+    return ArgReduce((order_by_keys(x, nan_first=True),), "argmin", over).output

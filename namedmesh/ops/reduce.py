@@ -140,9 +140,15 @@ def _find_extremum(
     if not dims or not x.floating:
         return _reduce(function, x, dims)
     nan_first = function == "min"
-    keys = OrderKeys((x,), "int64" if x.dtype == "float64" else "int32", nan_first).output
-    extremum = Reduce((keys,), function, dims).output
+    extremum = Reduce((order_by_keys(x, nan_first),), function, dims).output
     return Extremum((OrderKeys((extremum,), x.dtype, nan_first).output, x), function, dims).output
+
+
+def order_by_keys(x: Tensor, nan_first: bool) -> Tensor:
+    """Converts floating point numbers to whole ones of the same order; returns others as is."""
+    if not x.floating:
+        return x
+    return OrderKeys((x,), "int64" if x.dtype == "float64" else "int32", nan_first).output
 
 
 def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
