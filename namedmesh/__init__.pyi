@@ -34,6 +34,8 @@ from namedmesh.ops.activation import sigmoid as sigmoid
 from namedmesh.ops.activation import softplus as softplus
 from namedmesh.ops.activation import swish as swish
 from namedmesh.ops.activation import tanh as tanh
+from namedmesh.ops.arg_reduce import argmax as argmax
+from namedmesh.ops.arg_reduce import argmin as argmin
 from namedmesh.ops.arithmetic import absolute as absolute
 from namedmesh.ops.arithmetic import add as add
 from namedmesh.ops.arithmetic import clip as clip
@@ -107,8 +109,6 @@ from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
 from namedmesh.ops.reduce import all as all
 from namedmesh.ops.reduce import any as any
-from namedmesh.ops.reduce import argmax as argmax
-from namedmesh.ops.reduce import argmin as argmin
 from namedmesh.ops.reduce import max as max
 from namedmesh.ops.reduce import mean as mean
 from namedmesh.ops.reduce import min as min

@@ -13,6 +13,7 @@ from namedmesh.ir.literal import fill
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_tensor
+from namedmesh.ir.reach import check_arguments, enclosing_traces, reach_tensors
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current
@@ -43,7 +44,8 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
     """Differentiates a scalar with respect to tensors.
 
     Ops traced before count as forward in the plan, those made here as backward, later ones as
-    update.
+    update. Inside the body of a loop, a branch or a manual region, the gradient also flows through
+    ops outside; a loop's carry counts as a value of its own.
 
     Args:
         loss: The scalar; with a cotangent, a tensor of any shape.
@@ -55,7 +57,8 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         The gradients, nested as wrt is. A tensor that the loss does not depend on has zeros.
 
     Raises:
-        NamedMeshError: The loss is not a floating point scalar, or wrt is empty.
+        NamedMeshError: The loss is not a floating point scalar, wrt is empty, or the loss is in the
+            body of a loop or region and depends on a tensor of wrt through the body's arguments.
 
     Example:
         >>> import namedmesh as nm
@@ -81,13 +84,37 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
             fix="reduce it, e.g. nm.mean(loss), or give cotangent=",
         )
     _check_targets(targets)
-    targets = [trace.bring(target) for target in targets]
     with trace.at(trace.source, "backward", derived=True):
-        start = _start(loss, cotangent)
-        cotangents = reverse_ops(list(trace.ops), {loss: start}, targets)
-        gradients = [_or_zeros(cotangents, target) for target in targets]
+        gradients = _reverse_traces(trace, trace.bring(loss), _start(loss, cotangent), targets)
     trace.phase = "update" if trace.phase == "forward" else trace.phase
     return unflatten(wrt, iter(gradients))
+
+
+def _reverse_traces(
+    trace: Trace, loss: Tensor, start: Tensor, targets: Sequence[Tensor]
+) -> list[Tensor]:
+    """Records the reverse pass through a trace and, from a body, through the traces around it.
+
+    All of it is recorded in the innermost trace: ops outside read their operands as captures.
+    """
+    traces = enclosing_traces(trace)
+    brought = [trace.bring(target) for target in targets]
+    reached = reach_tensors(traces, targets)
+    gradients: dict[int, Tensor] = {}
+    goals = dict(enumerate(brought))
+    seeds = {loss: start}
+    for level in traces:
+        check_arguments(level, seeds, reached)
+        outside = {inner: outer for outer, inner in level.captures.items() if outer in reached}
+        found = reverse_ops(list(level.ops), seeds, [*goals.values(), *outside])
+        gradients |= {i: found[goal] for i, goal in goals.items() if goal in found}
+        crossing = {*outside}.difference(goals.values())
+        if not any(tensor in found for tensor in crossing):
+            break
+        seeds = {outer: found[inner] for inner, outer in outside.items() if inner in found}
+        goals = {i: outside[goal] for i, goal in goals.items() if goal in outside}
+    by_tensor = {brought[i]: gradient for i, gradient in gradients.items()}
+    return [_or_zeros(by_tensor, tensor) for tensor in brought]
 
 
 def _check_targets(targets: Sequence[Any]) -> None:

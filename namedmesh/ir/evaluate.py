@@ -13,11 +13,13 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 
+MOST_DIMENSIONS = 4  # that all of TensorFlow's kernels have
+
 
 def lower_op(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:
     """Runs an op's lowering and returns its results as a tuple."""
     try:
-        results = op.lower(context, *values)
+        results = _lower_any_rank(op, context, values)
     except NamedMeshError:
         raise
     except Exception as error:
@@ -25,11 +27,23 @@ def lower_op(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]
         raise op.error(
             f"its lowering failed: {type(error).__name__}: {first[:300]}",
             *map(str, op.inputs),
-            fix="mend lower(), or the function it calls",
+            fix=op.lowering_fix,
         ) from error
     results = tuple(results) if isinstance(results, (tuple, list)) else (results,)
     _check_lowered(op, context, results)
     return results
+
+
+def _lower_any_rank(op: Op, context: Context, values: Sequence[Any]) -> Any:
+    """Runs an op's lowering, compiled where TensorFlow's own kernels have too few dimensions."""
+    try:
+        return op.lower(context, *values)
+    except context.tf.errors.OpError:
+        ranks = [len(tensor.shape) for tensor in (*op.inputs, *op.outputs)]
+        if context.compiled or max(ranks, default=0) <= MOST_DIMENSIONS:
+            raise
+    lower = lambda *operands: op.lower(context, *operands)
+    return context.tf.function(lower, jit_compile=True, autograph=False)(*values)
 
 
 def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from namedmesh.dims.dimension import Shape
@@ -47,6 +48,11 @@ class Fill(Op):
 def fill(shape: Shape, value: float | int | bool, dtype: str, called: str = "fill") -> Tensor:
     """Makes a tensor filled with a number that was checked to fit the dtype."""
     return Fill((), shape, value, dtype, called).output
+
+
+def numpy_dtype(dtype: str) -> np.dtype[Any]:
+    """Returns numpy's dtype of a name, bfloat16 included."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def plain_number(value: Any) -> float | int | bool | None:

@@ -184,6 +184,11 @@ class Op:
         return False
 
     @property
+    def lowering_fix(self) -> str:
+        """What to do when the lowering raises an exception that is not a NamedMeshError."""
+        return "mend lower(), or the function it calls"
+
+    @property
     def closed(self) -> bool:
         """Whether to lower like a manual op where sizes divide.
 

@@ -5,7 +5,6 @@ Labels are looked up only for an error, since that reads source files.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -43,7 +42,7 @@ def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
             str(tensors),
             fix=f"write {example}",
         )
-    if isinstance(tensors, str) or not isinstance(tensors, Iterable):
+    if isinstance(tensors, str) or not is_list(tensors):
         raise NamedMeshError(
             f"{what}: {describe_type(tensors)} is not a list of tensors", fix=f"write {example}"
         )
@@ -63,9 +62,14 @@ def check_callable(what: str, *functions: Any) -> None:
             )
 
 
+def is_list(value: Any) -> bool:
+    """Whether a value can be iterated over, which an array of no dimensions only seems to be."""
+    return isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
+
+
 def as_tuple(dims: Any) -> tuple[Any, ...]:
     """Returns one dimension or several as a tuple; what is not a list becomes its one item."""
-    if isinstance(dims, Iterable) and not isinstance(dims, (str, Tensor)):
+    if is_list(dims) and not isinstance(dims, (str, Tensor)):
         return tuple(dims)
     return (dims,)
 
@@ -181,7 +185,8 @@ def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
     """Returns value as an int when it is a whole number known while tracing, or raises."""
     if type(value) is int:
         return value
-    if isinstance(value, (bool, Tensor)) or not hasattr(value, "__index__"):
+    number = to_python_number(value)
+    if isinstance(number, bool) or not isinstance(number, int):
         traced = isinstance(value, Tensor)
         raise NamedMeshError(
             f"{what}: {name} {format_value(value)} is not a whole number"
@@ -191,4 +196,4 @@ def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
             if traced
             else "give a whole number",
         )
-    return operator.index(value)
+    return number

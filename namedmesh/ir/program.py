@@ -311,4 +311,4 @@ def evaluate(function: Callable[..., Any], **arguments: tuple[Sequence[Dimension
     inputs = {name: array.astype(specs[name].dtype) for name, array in arrays.items()}
     program = trace(function, **specs)
     _, results = program.evaluate(program.initial_state(), **inputs)
-    return unflatten(results, iter([np.asarray(leaf) for leaf in flatten(results)]))
+    return unflatten(results, iter([np.asarray(leaf.numpy()) for leaf in flatten(results)]))

@@ -38,11 +38,13 @@ class Trace(Recorder):
         self.ops: list[Op] = []
         self.owned: set[Tensor] = set()
         self.captures: dict[Tensor, Tensor] = {}
+        self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
+        self.claimed: dict[str, Source] = parent.claimed if parent else {}  # by layers, in a scope
         self.phase = parent.phase if parent else "forward"
         self.scope = parent.scope if parent else ""
         self.source: Source | None = parent.source if parent else None
@@ -54,6 +56,12 @@ class Trace(Recorder):
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
         self.owned.update(op.outputs)
+
+    def find_owner(self, op: Op) -> Trace:
+        """Returns this trace or the enclosing one in which an op is recorded."""
+        if op.identity in self._positions or self.parent is None:
+            return self
+        return self.parent.find_owner(op)
 
     def recorded(self, op: Op) -> Op:
         """Returns the form in which an op stands in this trace now."""
@@ -106,12 +114,12 @@ class Trace(Recorder):
     @contextlib.contextmanager
     def in_scope(self, scope: str) -> Iterator[None]:
         """Gives the variables and ops made within a name prefix."""
-        saved = self.scope
-        self.scope = f"{saved}{scope}/"
+        saved = self.scope, self.claimed
+        self.scope, self.claimed = f"{self.scope}{scope}/", {}
         try:
             yield
         finally:
-            self.scope = saved
+            self.scope, self.claimed = saved
 
 
 def current(what: str) -> Trace:
@@ -135,14 +143,17 @@ def trace_body(
     function: Callable[..., Any],
     specs: Sequence[tuple[Shape, str, str]],
     stack: Dimension | None = None,
+    outer: Sequence[Tensor] = (),
 ) -> tuple[Body, Any]:
     """Traces a loop body or a branch, and what it captures, inside the program being traced.
 
-    With stack, variables made inside are stacked along that dimension, a slice for each turn.
+    With stack, variables made inside are stacked along that dimension, a slice for each turn. outer
+    are the tensors that the body's inputs come from.
     """
     inner = Trace(current("a loop body"))
     inner.stack = stack
     inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)
+    inner.arguments = dict(zip(inputs, outer, strict=False))
     with recording(inner):
         structure = function(*inputs)
         leaves = flatten(structure)

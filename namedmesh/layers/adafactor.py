@@ -12,6 +12,7 @@ from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
@@ -19,6 +20,7 @@ from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRu
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
     """Adafactor as the paper uses it: no first moment, and clipped updates relative to parameters.

@@ -7,10 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import dense
+from namedmesh.layers.naming import claim_name
 from namedmesh.layers.regularization import dropout
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Heads:
     """The dimensions of multi-head attention.
@@ -45,6 +48,7 @@ class Heads:
         return nm.Dimension(f"{seq.name}_memory", seq.size)
 
 
+@explain_mistakes
 def self_attention(
     x: nm.Tensor,
     seq: nm.Dimension,
@@ -75,6 +79,7 @@ def self_attention(
         >>> nm.trace(layer, x=nm.spec([B, S, M])).outputs[0].shape
         [batch=2, seq=6, model=8]
     """
+    claim_name("self_attention", "wq")
     memory = heads.memory(seq)
     q = project_queries(x, heads)
     k, v = (nm.rename(tensor, seq, memory) for tensor in project_keys_and_values(x, heads))
@@ -83,6 +88,7 @@ def self_attention(
     )
 
 
+@explain_mistakes
 def cross_attention(
     x: nm.Tensor,
     memory: nm.Tensor,
@@ -115,11 +121,13 @@ def cross_attention(
         >>> nm.trace(layer, x=nm.spec([B, T, M]), memory=nm.spec([B, S, M])).outputs[0].shape
         [batch=2, target=5, model=8]
     """
+    claim_name("cross_attention", "wq")
     k, v = project_keys_and_values(memory, heads)
     q = project_queries(x, heads)
     return attend(q, k, v, seq, memory_seq, heads, mask=mask, rate=rate, dropout_key=dropout_key)
 
 
+@explain_mistakes
 def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
     """Compute the queries of every position and head.
 
@@ -139,6 +147,7 @@ def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
     return dense(x, [heads.model], [heads.heads, heads.key], name="wq")
 
 
+@explain_mistakes
 def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.Tensor]:
     """Compute the keys and the values of every position and head.
 
@@ -159,6 +168,7 @@ def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.T
     return dense(x, over, to, name="wk"), dense(x, over, to, name="wv")
 
 
+@explain_mistakes
 def attend(
     q: nm.Tensor,
     k: nm.Tensor,
@@ -212,6 +222,7 @@ def attend(
     return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
 
 
+@explain_mistakes
 def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
     """Allow attention within a packed example only.
 
@@ -231,6 +242,7 @@ def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
     return nm.equal(segments, memory_segments) & nm.not_equal(memory_segments, 0)
 
 
+@explain_mistakes
 def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
     """Allow attention to a position itself and to earlier ones.
 

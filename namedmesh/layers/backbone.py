@@ -8,6 +8,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.layers.attention import Heads
 from namedmesh.layers.configuration import Config
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.gating import expert_choice_gating, top_k_gating
 from namedmesh.layers.layer_stack import LayerContext, LayerStack
 from namedmesh.layers.linear import feed_forward
@@ -19,6 +20,7 @@ from namedmesh.layers.routing import ExpertRouting, Routing, expert_capacity
 from namedmesh.layers.vocabulary import embedding
 
 
+@explain_mistakes
 class Backbone:
     """A model's dimensions for one batch shape, and the parts of its layers.
 

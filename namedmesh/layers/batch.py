@@ -7,8 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Batch:
     """Packed examples: several in a row, one after another.
@@ -36,6 +38,7 @@ class Batch:
     target_positions: nm.Tensor
 
 
+@explain_mistakes
 def batch_of(inputs: Mapping[str, nm.Tensor]) -> Batch:
     """Collect the tensors of a batch from a program's inputs.
 

@@ -6,11 +6,13 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.layers.beam_past import FlatPast, OrdinaryPast
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.hypotheses import IMPOSSIBLE, TokenDecoder, check_tokens
 from namedmesh.layers.mistakes import is_number
 
 
-def length_penalty(length: Any, alpha: float) -> Any:
+@explain_mistakes
+def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
     """Return what GNMT divides log probabilities by: ((5 + length) / 6) ** alpha.
 
     Args:
@@ -27,6 +29,7 @@ def length_penalty(length: Any, alpha: float) -> Any:
     return ((length + 5.0) / 6.0) ** alpha
 
 
+@explain_mistakes
 def beam_search(
     decoder: TokenDecoder, *, alpha: float = 0.6, end: int = 1, start: int = 0
 ) -> dict[str, nm.Tensor]:

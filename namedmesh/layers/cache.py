@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.attention import Heads, attend, project_keys_and_values, project_queries
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 class Cache:
     """Keys and values of all layers in two tensors, so that a loop over layers writes in place.
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
     """Compute the norm of all gradients together, in float32.
 
@@ -34,6 +36,7 @@ def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
     return nm.sqrt(total)
 
 
+@explain_mistakes
 def clip_by_global_norm(
     grads: Mapping[str, nm.Tensor], limit: float
 ) -> tuple[dict[str, nm.Tensor], nm.Tensor]:

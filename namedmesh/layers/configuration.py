@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import ACTIVATIONS
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 
@@ -62,6 +63,7 @@ RANGES: dict[str, ValueRange] = {
 }
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Config:
     """An encoder-decoder Transformer with a mixture of experts in every other layer.
@@ -237,6 +239,7 @@ CONFIGS: dict[str, Config] = {
 }
 
 
+@explain_mistakes
 def config(name: str) -> Config:
     """Return a configuration by name.
 

@@ -7,12 +7,14 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.layers.attention import attend, project_keys_and_values, project_queries
 from namedmesh.layers.cache import Cache
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.layer_stack import LayerContext, LayerStack
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.routing import expert_capacity
 from namedmesh.layers.transformer import Transformer
 
 
+@explain_mistakes
 class Decoder:
     """Scores the next token of several hypotheses (N) of each source sentence (G), step by step.
 

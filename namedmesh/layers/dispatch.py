@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
+@explain_mistakes
 class EinsumDispatch:
     """The paper's form: products with one-hot masks of shape GSEC.
 
@@ -86,6 +88,7 @@ class EinsumDispatch:
         return nm.einsum([nm.cast(self.combine_weights, y.dtype), y], dims)
 
 
+@explain_mistakes
 class GatherDispatch:
     """The same by index: no tensor of size SEC is made.
 
@@ -196,6 +199,7 @@ class GatherDispatch:
 DISPATCHES = {"einsum": EinsumDispatch, "gather": GatherDispatch}
 
 
+@explain_mistakes
 def make_dispatch(
     routing: Routing | ExpertRouting, form: str = "gather"
 ) -> EinsumDispatch | GatherDispatch:

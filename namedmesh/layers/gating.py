@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.configuration import CHOICES
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
+@explain_mistakes
 def top_k_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,
@@ -53,6 +55,8 @@ def top_k_gating(
     """
     _check_options(logits, experts, capacity, k, second, normalize, draws)
     S, E, C = seq, experts, capacity
+    dtype = logits.dtype
+    logits, *draws = _widen(logits, *draws)
     gates = nm.softmax(logits, over=E)  # GSE
     real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
     masks = _choose_experts(gates, E, k, real)  # GSE for each choice
@@ -77,9 +81,10 @@ def top_k_gating(
     if normalize == "after_capacity":
         remaining = sum(weights[1:], weights[0])
         weights = [weight / (remaining + 1e-9) for weight in weights]
-    return _make_routing(logits, gates, masks, places, weights, served, (S, E, C), real)
+    return _make_routing(logits, gates, masks, places, weights, served, (S, E, C), real, dtype)
 
 
+@explain_mistakes
 def expert_choice_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,
@@ -109,6 +114,8 @@ def expert_choice_gating(
         [group=2, expert=4, capacity=4]
     """
     S, E, C = seq, experts, capacity
+    dtype = logits.dtype
+    (logits,) = _widen(logits)
     gates = nm.softmax(logits, over=E)  # GSE
     real = nm.ones(gates.shape.without(E.name), gates.dtype)  # GS
     if padding is not None:
@@ -123,7 +130,15 @@ def expert_choice_gating(
     load = nm.sum(used, over=C) / nm.maximum(nm.sum(real, over=S), 1.0)
     aux_loss = nm.zeros([])
     z_loss = _z_loss(logits, E, real, count)
+    floating = (weight, aux_loss, z_loss, dropped, load)
+    weight, aux_loss, z_loss, dropped, load = (nm.cast(tensor, dtype) for tensor in floating)
     return ExpertRouting(token, weight, S, aux_loss, z_loss, dropped, load)
+
+
+def _widen(*tensors: nm.Tensor) -> list[nm.Tensor]:
+    """Return tensors in at least float32: 16 bits count no further than 256 (or 2048) places."""
+    short = ("bfloat16", "float16")
+    return [nm.cast(x, "float32") if x.dtype in short else x for x in tensors]
 
 
 def _choose_experts(
@@ -147,6 +162,7 @@ def _make_routing(
     served: list[nm.Tensor],
     dims: tuple[nm.Dimension, nm.Dimension, nm.Dimension],
     real: nm.Tensor | None,
+    dtype: str,
 ) -> Routing:
     """Stack the choices along K, and compute the losses and the statistics."""
     S, E, C = dims
@@ -171,6 +187,8 @@ def _make_routing(
 
     expert = stack([nm.cast(nm.argmax(mask, E), "int32") for mask in masks])
     place, weight = stack(places), stack(weights)
+    floating = (weight, aux_loss, z_loss, dropped, load)
+    weight, aux_loss, z_loss, dropped, load = (nm.cast(tensor, dtype) for tensor in floating)
     return Routing(expert, place, weight, S, C, E, aux_loss, z_loss, dropped, load)
 
 

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class LayerContext:
     """What the attention of one layer works with.
@@ -33,6 +35,7 @@ class LayerContext:
     key: nm.Tensor | None
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class LayerStack:
     """The layers of the encoder or of the decoder.

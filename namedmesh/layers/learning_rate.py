@@ -10,10 +10,12 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
-RateSchedule: TypeAlias = "Callable[[nm.Tensor], nm.Tensor]"
+RateSchedule: TypeAlias = Callable[[nm.Tensor], nm.Tensor]
 
 
+@explain_mistakes
 def constant_rate(value: float) -> RateSchedule:
     """Return a schedule with the same rate at every step.
 
@@ -31,6 +33,7 @@ def constant_rate(value: float) -> RateSchedule:
     return lambda step: nm.full([], float(value))
 
 
+@explain_mistakes
 def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSchedule:
     """Return the paper's schedule: scale / sqrt(max(step, after)).
 
@@ -54,6 +57,7 @@ def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSched
     return lambda step: nm.rsqrt(nm.maximum(nm.cast(step, "float32"), float(after))) * scale
 
 
+@explain_mistakes
 def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
     """Return a schedule that falls from start to end along half a cosine.
 
@@ -82,6 +86,7 @@ def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
     return rate
 
 
+@explain_mistakes
 def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     """Return a schedule multiplied by min((step + 1) / steps, 1).
 
@@ -109,6 +114,7 @@ def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     )
 
 
+@explain_mistakes
 def as_schedule(rate: float | RateSchedule) -> RateSchedule:
     """Return a schedule as it is, or a constant one for a number.
 

@@ -6,11 +6,14 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
+from namedmesh.layers.naming import claim_name
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 
 
+@explain_mistakes
 def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     """Return an activation function by name.
 
@@ -34,12 +37,13 @@ def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     return getattr(nm, name)
 
 
+@explain_mistakes
 def dense(
     x: nm.Tensor,
     over: Sequence[nm.Dimension],
     to: Sequence[nm.Dimension],
     *,
-    name: str = "w",
+    name: str | None = None,
     bias: bool = False,
     init: Callable[[nm.Tensor, nm.Shape, str], nm.Tensor] | None = None,
 ) -> nm.Tensor:
@@ -49,7 +53,8 @@ def dense(
         x: The input. The result has its dtype; the weight is float32 and is cast.
         over: The dimensions of x to sum over.
         to: The dimensions that the weight adds.
-        name: The name of the weight; the bias is called `<name>_bias`.
+        name: The name of the weight; the bias is called `<name>_bias`. By default `w`, which one
+            layer of a scope may have.
         bias: Whether to add a bias along `to`.
         init: The weight's initializer; by default normal with variance one over the fan-in.
 
@@ -57,7 +62,8 @@ def dense(
         A tensor with the other dimensions of x, then `to`.
 
     Raises:
-        NamedMeshError: If `over` or `to` is not a list, or x lacks a dimension of `over`.
+        NamedMeshError: If `over` or `to` is not a list, x lacks a dimension of `over`, or another
+            layer has the default name.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -65,6 +71,7 @@ def dense(
         [batch=4, hidden=16]
     """
     _check_dense(x, over, to)
+    name = claim_name("dense", "w", named=True) if name is None else name
     weight = nm.param(name, [*over, *to], init or nm.fan_in_init(*over))
     others = [dim for dim in x.shape if dim not in over]
     y = nm.einsum([x, nm.cast(weight, x.dtype)], [*others, *to])
@@ -73,6 +80,7 @@ def dense(
     return y
 
 
+@explain_mistakes
 def feed_forward(
     x: nm.Tensor,
     model: nm.Dimension,
@@ -94,7 +102,8 @@ def feed_forward(
         A tensor with the dimensions of x, the model dimension last.
 
     Raises:
-        NamedMeshError: If x lacks the model dimension, or the activation is unknown.
+        NamedMeshError: If x lacks the model dimension, the activation is unknown, or the scope has
+            a feed-forward network already.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -102,6 +111,7 @@ def feed_forward(
         >>> list(program.parameters)
         ['wi', 'wi_gate', 'wo']
     """
+    claim_name("feed_forward", "wi")
     h = get_activation(activation)(dense(x, [model], [hidden], name="wi"))
     if gated:
         h = h * dense(x, [model], [hidden], name="wi_gate")

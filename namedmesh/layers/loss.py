@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 def cross_entropy(
     logits: nm.Tensor,
     targets: nm.Tensor,
@@ -56,6 +58,7 @@ def cross_entropy(
     return loss, nm.square(normaliser) * z_loss
 
 
+@explain_mistakes
 def weighted_mean(values: nm.Tensor, weights: nm.Tensor) -> nm.Tensor:
     """Average values by weight.
 

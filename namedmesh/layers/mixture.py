@@ -6,10 +6,13 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.layers.dispatch import make_dispatch
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import get_activation
+from namedmesh.layers.naming import claim_name
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
+@explain_mistakes
 def moe(
     x: nm.Tensor,
     gate: Callable[[nm.Tensor], Routing | ExpertRouting],
@@ -59,6 +62,7 @@ def moe(
             fix="pass six: group, sequence, expert, capacity, model, hidden",
         )
     G, S, E, C, M, H = dims
+    claim_name("moe", "wg")
     wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
     wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
     wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))

@@ -15,6 +15,7 @@ import namedmesh as nm
 from namedmesh.dims.errors import did_you_mean
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.clipping import clip_by_global_norm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
 from namedmesh.layers.mistakes import Mistake, is_number, raise_mistakes
 
@@ -30,6 +31,7 @@ POSITIVE = (
 OPTIONAL = ("clip_norm", "clipping_threshold")  # options that may be None
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class ParameterUpdate:
     """One parameter in an update.
@@ -124,6 +126,7 @@ class ParameterUpdate:
 UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Optimizer:
     """The base of optimizers; a subclass defines `rule`.

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Sgd(Optimizer):
     """Gradient descent, optionally with momentum.
@@ -67,6 +69,7 @@ class Sgd(Optimizer):
         return update_parameter
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW with weight decay.

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32") -> nm.Tensor:
     """Encode positions as sines and cosines of geometrically spaced wavelengths.
 
@@ -31,6 +33,7 @@ def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32")
     return nm.cast(nm.where(first, nm.sin(angle), nm.cos(angle)), dtype)
 
 
+@explain_mistakes
 def learned_positions(
     positions: nm.Tensor, length: nm.Dimension, model: nm.Dimension, *, name: str = "positions"
 ) -> nm.Tensor:
@@ -54,6 +57,7 @@ def learned_positions(
     return nm.gather(table, positions, length)
 
 
+@explain_mistakes
 def relative_bias(
     distance: nm.Tensor,
     heads: nm.Dimension,
@@ -94,6 +98,7 @@ def relative_bias(
     return nm.gather(table, distance_bucket(distance, buckets, farthest, both_ways), B)
 
 
+@explain_mistakes
 def distance_bucket(distance: nm.Tensor, buckets: int, farthest: int, both_ways: bool) -> nm.Tensor:
     """Assign distances to buckets: one for each near distance, logarithmic ranges for far ones.
 

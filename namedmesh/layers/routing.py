@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import is_number
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class Routing:
     """Where each choice (K) of each token (GS) goes when tokens choose experts.
@@ -46,6 +48,7 @@ class Routing:
     load: nm.Tensor
 
 
+@explain_mistakes
 @dataclass(frozen=True)
 class ExpertRouting:
     """Which token each place (C) of each expert (E) takes when experts choose tokens.
@@ -76,6 +79,7 @@ class ExpertRouting:
     load: nm.Tensor
 
 
+@explain_mistakes
 def expert_capacity(
     seq: nm.Dimension, experts: nm.Dimension, factor: float = 2.0, name: str = "capacity"
 ) -> nm.Dimension:

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.hypotheses import IMPOSSIBLE, TokenDecoder, check_tokens
 from namedmesh.layers.mistakes import Mistake, is_number, raise_mistakes
 
 
+@explain_mistakes
 def greedy(decoder: TokenDecoder, *, end: int = 1, start: int = 0) -> dict[str, nm.Tensor]:
     """Take the likeliest token at every step.
 
@@ -36,6 +38,7 @@ def greedy(decoder: TokenDecoder, *, end: int = 1, start: int = 0) -> dict[str, 
     return _decode(decoder, lambda logits, step: nm.argmax(logits, decoder.W), end, start)
 
 
+@explain_mistakes
 def sample(
     decoder: TokenDecoder,
     key: nm.Tensor,

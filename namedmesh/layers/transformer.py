@@ -8,12 +8,14 @@ import namedmesh as nm
 from namedmesh.layers.attention import causal_mask, cross_attention, segment_mask, self_attention
 from namedmesh.layers.backbone import Backbone
 from namedmesh.layers.batch import Batch
+from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.layer_stack import LayerContext, LayerStack
 from namedmesh.layers.loss import cross_entropy, weighted_mean
 from namedmesh.layers.regularization import derive_key
 from namedmesh.layers.vocabulary import vocabulary_logits
 
 
+@explain_mistakes
 class Transformer(Backbone):
     """The model for one batch shape; its methods are called while tracing.
 

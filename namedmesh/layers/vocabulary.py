@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
+from namedmesh.layers.explain import explain_mistakes
 
 
+@explain_mistakes
 def embedding(
     tokens: nm.Tensor,
     vocab: nm.Dimension,
@@ -36,6 +38,7 @@ def embedding(
     return nm.gather(nm.cast(table, dtype), tokens, vocab) * math.sqrt(model.size)
 
 
+@explain_mistakes
 def vocabulary_logits(
     x: nm.Tensor, vocab: nm.Dimension, model: nm.Dimension, *, name: str = "embedding"
 ) -> nm.Tensor:

@@ -142,8 +142,26 @@ def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
         for spec in signature.entries
     ]
     function = tf.function(main, jit_compile=True, autograph=False)
-    module = function.experimental_get_compiler_ir(*entries)(stage="stablehlo_serialized")
+    try:
+        module = function.experimental_get_compiler_ir(*entries)(stage="stablehlo_serialized")
+    except ValueError as error:
+        raise _compiler_error(error, [plan for plan, _ in plans]) from error
     return make_portable(module)
+
+
+def _compiler_error(error: ValueError, plans: Sequence[Plan]) -> Exception:
+    """Makes the error about the op that TensorFlow could not turn into StableHLO, if it says so."""
+    text = str(error)
+    for plan in plans:
+        for op, name in plan.names.items():
+            if f"nm.{name}/" in text:
+                first = text.split("on XLA_CPU_JIT: ")[-1].splitlines()[0]
+                return op.error(
+                    f"XLA cannot compile it: {first[:300]}",
+                    *map(str, op.inputs),
+                    fix=op.lowering_fix,
+                )
+    return error
 
 
 def _emit(plan: Plan, signature: Signature, precision: str, values: Sequence[Any]) -> list[Any]:

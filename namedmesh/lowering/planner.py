@@ -17,6 +17,11 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
 
 
+def spell_in_ascii(name: str) -> str:
+    """Spells other letters by their numbers: TensorFlow's scopes and XLA's metadata are ASCII."""
+    return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
+
+
 class Planner:
     """Fills in a plan, op by op; which rule settles an op is the caller's to say.
 
@@ -47,7 +52,7 @@ class Planner:
         results = [*plan.program.outputs, *plan.program.updates.values()]
         self.final = {*results}
         for op in every_op(plan.program.ops):
-            plan.names[op] = f"{label}{op.kind}.{len(plan.names)}"
+            plan.names[op] = f"{spell_in_ascii(label + op.kind)}.{len(plan.names)}"
             plan.producers.update((tensor, op) for tensor in op.outputs)
             for tensor in op.inputs:
                 self.consumers.setdefault(tensor, []).append(op)

@@ -2,10 +2,40 @@
 
 from __future__ import annotations
 
-from namedmesh.ir.literal import as_tensor
+from collections.abc import Callable
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
 from namedmesh.ops.logic import where
+
+
+def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
+    """Makes a TensorFlow function that also takes unsigned integers, which its own does not."""
+
+    def choose(tf: Any) -> Callable[[Any], Any]:
+        return lambda x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
+
+    return choose
+
+
+def _floor_divide(tf: Any) -> Callable[[Any, Any], Any]:
+    """Makes a floor division by way of the remainder: x / y may round up to a whole number."""
+
+    def divide(x: Any, y: Any) -> Any:
+        if not x.dtype.is_floating:
+            return tf.math.floordiv(x, y)
+        whole = (x - tf.math.floormod(x, y)) / y
+        below = tf.floor(whole)
+        nearest = tf.where(whole - below > 0.5, below + 1, below)
+        opposite = tf.math.logical_and(tf.not_equal(x, 0), tf.not_equal(x < 0, y < 0))
+        endless = tf.math.logical_and(tf.math.is_inf(y), tf.math.is_finite(x))
+        nearest = tf.where(endless, tf.cast(opposite, x.dtype) * -1, nearest)
+        return tf.where(tf.equal(y, 0), x / y, nearest)
+
+    return divide
 
 
 @elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear="together")
@@ -112,7 +142,7 @@ def divide(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.math.floordiv, long=True)
+@elementwise(_floor_divide, long=True)
 def floor_divide(x: Operand, y: Operand) -> Tensor:
     """Divides and rounds towards minus infinity: `x // y`. No gradient flows through it.
 
@@ -214,7 +244,11 @@ def minimum(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.negative, lambda dy, y, x: [-dy], linear="together")
+@elementwise(
+    _for_unsigned("negative", lambda tf, x: tf.zeros([], x.dtype) - x),
+    lambda dy, y, x: [-dy],
+    linear="together",
+)
 def negative(x: Operand) -> Tensor:
     """Changes the sign of every element: `-x`.
 
@@ -236,7 +270,7 @@ def negative(x: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.abs, lambda dy, y, x: [dy * sign(x)])
+@elementwise(_for_unsigned("abs", lambda tf, x: tf.identity(x)), lambda dy, y, x: [dy * sign(x)])
 def absolute(x: Operand) -> Tensor:
     """Takes the absolute value of every element: `abs(x)`. The gradient at zero is zero.
 
@@ -258,7 +292,7 @@ def absolute(x: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.sign)
+@elementwise(_for_unsigned("sign", lambda tf, x: tf.cast(tf.not_equal(x, 0), x.dtype)))
 def sign(x: Operand) -> Tensor:
     """Returns -1, 0 or 1 for negative, zero and positive elements. No gradient flows through it.
 
@@ -295,7 +329,8 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
         A tensor with the dimensions of `x` and of the bounds.
 
     Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
+        NamedMeshError: The dtypes differ or are bool, one dimension has two sizes, or `low` and
+            `high` are numbers of which the first is larger.
 
     Example:
         >>> import namedmesh as nm
@@ -303,6 +338,12 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
         >>> nm.evaluate(lambda x: nm.clip(x, low=2, high=3), x=([M], [1, 2, 9]))
         array([2, 2, 3], dtype=int32)
     """
+    least, most = plain_number(low), plain_number(high)
+    if least is not None and most is not None and not least <= most:
+        raise NamedMeshError(
+            f"clip: low={least} is above high={most}",
+            fix="give the smaller bound as low, the larger as high",
+        )
     tensor = as_tensor("clip", x, next((y for y in (low, high) if isinstance(y, Tensor)), None))
     if low is not None:
         tensor = maximum(tensor, low)

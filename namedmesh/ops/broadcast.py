@@ -161,3 +161,17 @@ def fit(dx: Tensor, shape: Shape) -> Tensor:
     if len(dx.shape) < len(shape):
         return broadcast(dx, shape)
     return dx if dx.shape == shape else transpose(dx, shape)
+
+
+def group_by_missing(
+    tensors: Sequence[Tensor], over: Sequence[Dimension]
+) -> dict[tuple[Dimension, ...], list[int]]:
+    """Groups the positions of floating point tensors by which of some dimensions they lack.
+
+    Their cotangents are sums over those dimensions.
+    """
+    groups: dict[tuple[Dimension, ...], list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        if tensor.floating:
+            groups.setdefault(tuple(dim for dim in over if dim not in tensor.shape), []).append(i)
+    return groups

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import check_number, fill
@@ -26,9 +27,9 @@ class Range(Op):
 
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
-        numbers = tf.range(context.size(self.dim), dtype=tf.as_dtype(self.dtype))
+        numbers = tf.range(context.size(self.dim))  # 16 bits would count no further than 256
         offset = context.offset(self.dim)
-        return numbers if offset is None else numbers + tf.cast(offset, numbers.dtype)
+        return tf.cast(numbers if offset is None else numbers + offset, context.dtype(self.dtype))
 
 
 def _fill_dims(
@@ -111,7 +112,8 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
     """Counts 0, 1, 2 ... along a dimension.
 
-    Where the dimension is split, every device counts its own piece, without communication.
+    Where the dimension is split, every device counts its own piece, without communication. Numbers
+    that a floating point dtype does not hold are rounded to those it does.
 
     Args:
         dim: The dimension.
@@ -121,7 +123,8 @@ def range(dim: Dimension, dtype: str = "int32") -> Tensor:
         A tensor with this dimension alone.
 
     Raises:
-        NamedMeshError: `dim` is not a Dimension, or the dtype is not known.
+        NamedMeshError: `dim` is not a Dimension, the dtype is not known or is bool, or it is an
+            integer dtype that does not count so far.
 
     Example:
         >>> import namedmesh as nm
@@ -129,4 +132,8 @@ def range(dim: Dimension, dtype: str = "int32") -> Tensor:
         >>> nm.evaluate(lambda: nm.range(M))
         array([0, 1, 2], dtype=int32)
     """
-    return Range((), check_dimension("range", dim), check_dtype(dtype)).output
+    last = check_dimension("range", dim).size - 1
+    if check_dtype(dtype) == "bool":
+        raise NamedMeshError("range: bool does not count", str(dim), fix="use dtype='int32'")
+    check_number("range", last, dtype, dim)
+    return Range((), dim, dtype).output

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,17 @@ class Cond(Op):
         positions = [1 + i for i in wanted[0]] + [1 + count + i for i in wanted[1]]
         by_position = dict(zip(positions, gradients, strict=True))
         return [by_position.get(i) for i in range(len(self.inputs))]
+
+    def drop_results(self, needed: set[Tensor]) -> Cond:
+        """Returns the choice without unneeded results; pruning then shortens the branches."""
+        keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
+        if len(keep) == len(self.outputs):
+            return self
+        branches = {
+            name: dataclasses.replace(body, outputs=tuple(body.outputs[i] for i in keep))
+            for name, body in self.body_fields().items()
+        }
+        return self.rebuild(outputs=tuple(self.outputs[i] for i in keep), **branches)
 
     def flops(self) -> int:
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)
@@ -237,7 +249,7 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
 
     expected = arguments(leaves)[0] if len(start) == 1 else arguments(leaves)
     traced_test, _ = trace_body(check_test, specs)
-    traced_body, _ = trace_body(check_carry, specs)
+    traced_body, _ = trace_body(check_carry, specs, outer=leaves)
     inputs = (*leaves, *traced_test.captured, *traced_body.captured)
     outputs = While(inputs, traced_test, traced_body).outputs
     carried = arguments(outputs)

@@ -9,14 +9,14 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, join_names, name_all
 from namedmesh.dims.source import Source, caller
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import count_noun, format_value
+from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.manual import group_by_missing
+from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.shape import transpose
 
 
@@ -131,6 +131,14 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     return function
 
 
+_MEND = "mend the function that nm.call_tf calls; devices run what XLA can compile"
+
+
+def _sizes_of(value: Any) -> list[int | None] | str:
+    """Returns the sizes of a TensorFlow value as far as they are known."""
+    return "[?]" if value.shape.rank is None else value.shape.as_list()
+
+
 class TfCall(Op):
     """A TensorFlow function; dimensions in batch may be split, all others are whole."""
 
@@ -146,9 +154,19 @@ class TfCall(Op):
     def results(self) -> list[tuple[Shape, str]]:
         return [(one.shape, one.dtype) for one in self.specs]
 
+    @property
+    def lowering_fix(self) -> str:
+        return _MEND
+
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
         results = tf.nest.flatten(self.function(*values))
+        strange = [describe_type(value) for value in results if not tf.is_tensor(value)]
+        if strange:
+            raise self.error(
+                f"the function returned {', '.join(strange)}, expected TensorFlow tensors",
+                fix="return what TensorFlow functions made of the arguments",
+            )
         if len(results) != len(self.specs):
             raise self.error(
                 f"the function returned {count_noun(len(results), 'tensor')}, "
@@ -159,12 +177,11 @@ class TfCall(Op):
         unlike = [
             (value, one)
             for value, one in zip(results, self.specs, strict=True)
-            if value.shape.as_list() != context.sizes(one.shape)
-            or value.dtype != tf.as_dtype(one.dtype)
+            if _sizes_of(value) != context.sizes(one.shape) or value.dtype != tf.as_dtype(one.dtype)
         ]
         if unlike:
             problems = [
-                f"{value.dtype.name}{value.shape.as_list()}, not {one.dtype}{one.shape}"
+                f"{value.dtype.name}{_sizes_of(value)}, not {one.dtype}{one.shape}"
                 for value, one in unlike
             ]
             split = [
@@ -208,6 +225,10 @@ class TfVjp(Op):
     def kind(self) -> str:
         return "call_tf_vjp"
 
+    @property
+    def lowering_fix(self) -> str:
+        return _MEND
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
 
@@ -217,7 +238,7 @@ class TfVjp(Op):
         watched = [values[i] for i in self.wanted]
         with tf.GradientTape() as tape:
             tape.watch(watched)
-            results = tf.nest.flatten(self.of.function(*values[:count]))
+            results = self.of.lower(context, *values[:count])
         pairs = zip(results, values[count:], strict=True)
         floating = [(y, dy) for y, dy in pairs if y.dtype.is_floating]
         gradients = tape.gradient(

@@ -10,6 +10,7 @@ import functools
 from typing import Any
 
 GOLDEN = 0x9E3779B9
+FOLDED = 0x85EBCA6B  # sets the keys made by folding apart from the bits drawn
 
 
 @functools.cache
@@ -49,7 +50,8 @@ def _folder(tf: Any) -> Any:
 
     @tf.function(input_signature=signature, autograph=False)
     def fold(key: Any, number: Any) -> Any:
-        words = key[0], key[1]
+        # Other words than the key's own: a key made here is no pair of bits drawn from this one.
+        words = _mix(tf, key[1] + tf.constant(FOLDED, tf.uint32)), key[0]
         second = hash_counter(tf, words, number, tf.constant(1, tf.uint32))
         return tf.stack([hash_counter(tf, words, number), second])
 

@@ -19,7 +19,8 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.tensor import INTEGERS, Tensor
-from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class OneHot(Op):
@@ -37,6 +38,7 @@ class OneHot(Op):
 
     def lower(self, context: Context, indices: Any) -> Any:
         tf = context.tf
+        indices = _widen(tf, indices)
         numbers = tf.range(context.size(self.dim), dtype=indices.dtype)
         offset = context.offset(self.dim)
         if offset is not None:
@@ -75,7 +77,7 @@ class Gather(Op):
         others = [name for name in index_shape.names if name not in batch]
         rest = [name for name in table_shape.names if name not in (self.dim.name, *batch)]
         table = context.arrange(table, table_shape, [*batch, self.dim.name, *rest])
-        indices = context.arrange(indices, index_shape, [*batch, *others])
+        indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
         offset = context.offset(self.dim)
         if offset is not None:
             indices -= tf.cast(offset, indices.dtype)
@@ -111,7 +113,7 @@ class ScatterAdd(Op):
         batch = [name for name in index_shape.names if name in self.shape.names]
         others = [name for name in index_shape.names if name not in batch]
         rest = [name for name in self.shape.names if name not in (self.dim.name, *batch)]
-        indices = context.arrange(indices, index_shape, [*batch, *others])
+        indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
         updates = context.arrange(updates, update_shape, [*batch, *others, *rest])
         size = context.size(self.dim)
         offset = context.offset(self.dim)
@@ -124,7 +126,10 @@ class ScatterAdd(Op):
         if not context.compiled:
             sizes[len(batch)] += 1  # a row for indices outside, which XLA drops by itself
         target = tf.zeros(sizes, updates.dtype)
-        target = tf.tensor_scatter_nd_add(target, tf.stack([*grid, indices], -1), updates)
+        places = tf.stack([*grid, indices], -1)
+        if not len(index_shape):  # TensorFlow wants a list of indices
+            places, updates = places[None], updates[None]
+        target = tf.tensor_scatter_nd_add(target, places, updates)
         if not context.compiled:
             target = target[(*[slice(None)] * len(batch), slice(0, size))]
         return context.arrange(target, shape, self.shape.names)
@@ -140,17 +145,17 @@ class ScatterAdd(Op):
         return Placement(reduced=frozenset(set(self.inputs[0].shape.names) - set(self.shape.names)))
 
 
+def _widen(tf: Any, indices: Any) -> Any:
+    """Converts indices to a dtype that holds every size: int64 for uint32 and int64, or int32."""
+    return tf.cast(indices, tf.int64 if indices.dtype in (tf.int64, tf.uint32) else tf.int32)
+
+
 def _count_along(tf: Any, indices: Any, at: int) -> Any:
     """Returns each index's own position along one of the indices' dimensions."""
     sizes = indices.shape.as_list()
     numbers = tf.range(sizes[at], dtype=indices.dtype)
     aligned = tf.reshape(numbers, [-1 if i == at else 1 for i in range(len(sizes))])
     return tf.broadcast_to(aligned, sizes)
-
-
-def _index_dim(dim: Dimension) -> Dimension:
-    """Returns another name for a dimension of the indices that is also the indexed one."""
-    return Dimension(f"{dim.name}_index", dim.size)
 
 
 def _check_indices(what: str, indices: Tensor) -> Tensor:
@@ -230,10 +235,12 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
     check_has_dims("gather", table, dim)
     _check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
+    if table.dtype == "bool":  # what devices have of the result is added up, and bools are not
+        return cast(gather(cast(table, "int32"), indices, dim), "bool")
     own = indices.shape.named(dim.name)
     if own is None:
         return Gather((table, indices), dim).output
-    apart = _index_dim(own)
+    apart = name_apart(own, "index", table, indices)
     return rename(Gather((table, rename(indices, own, apart)), dim).output, apart, own)
 
 
@@ -270,7 +277,7 @@ def scatter_add(
     check_has_dims("scatter_add", indices, *batch_dims)
     own = indices.shape.named(check_dimension("scatter_add", dim, updates, indices).name)
     if own is not None:
-        apart = _index_dim(own)
+        apart = name_apart(own, "index", updates, indices)
         updates, indices = rename(updates, own, apart), rename(indices, own, apart)
     rest = [other for other in updates.shape if other.name not in indices.shape.names]
     shape = make_shape("scatter_add", [*batch_dims, dim, *rest], updates, indices)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import check_dimension
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops import random
@@ -84,6 +86,11 @@ def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
         >>> bool(0.09 < w.std() < 0.11)
         True
     """
+    factor = check_number("fan_in_init: scale", scale, "float32")
+    if not 0.0 <= factor < math.inf:
+        raise NamedMeshError(
+            f"fan_in_init: scale={factor} is not a variance", fix="give a number from 0.0"
+        )
     return normal_init(
-        math.sqrt(scale / math.prod(check_dimension("fan_in_init", dim).size for dim in fan_in))
+        math.sqrt(factor / math.prod(check_dimension("fan_in_init", dim).size for dim in fan_in))
     )

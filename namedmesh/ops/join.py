@@ -157,7 +157,7 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
         sizes = [check_int("chunk", "size", size, x) for size in parts]
     else:
         count = check_int("chunk", "number of parts", parts, x)
-        sizes = [dim.size // count] * count if count > 0 else []
+        sizes = [dim.size // count] * count if 0 < count <= dim.size else []
     if sum(sizes) != dim.size or any(size < 1 for size in sizes):
         raise NamedMeshError(
             f"chunk: {format_value(parts)} does not cut {dim} into whole pieces",

@@ -12,8 +12,12 @@ from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
 from namedmesh.ir.op import Body, Op, Placement, every_op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
+from namedmesh.ir.prune import prune_body
+from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
+from namedmesh.ops.broadcast import group_by_missing
+from namedmesh.ops.partial_sums import check_partial_sums
 
 
 class Manual(Op):
@@ -41,7 +45,10 @@ class Manual(Op):
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
         gradients: dict[int, Tensor] = {}
-        for missing, wanted in group_by_missing(self.inputs, self.over).items():
+        for missing, group in group_by_missing(self.inputs, self.over).items():
+            wanted = [i for i in group if self._depends_on(i)]
+            if not wanted:
+                continue
 
             def backward(*values: Tensor, wanted: Sequence[int] = wanted) -> list[Tensor]:
                 return body_vjp(self.body, values[:count], values[count:], wanted)
@@ -49,6 +56,11 @@ class Manual(Op):
             results = _record_region(backward, (*self.inputs, *cotangents), self.over, missing)
             gradients.update(zip(wanted, results, strict=True))
         return [gradients.get(i) for i in range(count)]
+
+    def _depends_on(self, i: int) -> bool:
+        """Returns whether a result depends differentiably on an input."""
+        reached = follow_ops(self.body.ops, [self.body.arguments[i]])
+        return not reached.isdisjoint(self.body.outputs)
 
     def flops(self) -> int:
         return sum(op.flops() for op in self.body.ops)
@@ -59,20 +71,6 @@ class Manual(Op):
         return Placement(
             whole=frozenset(names - batch), reduced=frozenset(dim.name for dim in self.summed)
         )
-
-
-def group_by_missing(
-    tensors: Sequence[Tensor], over: Sequence[Dimension]
-) -> dict[tuple[Dimension, ...], list[int]]:
-    """Groups the positions of floating point tensors by which of some dimensions they lack.
-
-    Their cotangents are sums over those dimensions.
-    """
-    groups: dict[tuple[Dimension, ...], list[int]] = {}
-    for i, tensor in enumerate(tensors):
-        if tensor.floating:
-            groups.setdefault(tuple(dim for dim in over if dim not in tensor.shape), []).append(i)
-    return groups
 
 
 def manual(
@@ -120,7 +118,9 @@ def _record_region(
     summed: tuple[Dimension, ...],
 ) -> Any:
     """Records a region; its results are sums over the dimensions in summed, and have the others."""
-    body, structure = trace_body(function, [(t.shape, t.dtype, t.label) for t in tensors])
+    specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
+    body, structure = trace_body(function, specs, outer=tensors)
+    body = prune_body(body)
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
     for op in every_op(body.ops):
         asked = op.placement()
@@ -139,6 +139,8 @@ def _record_region(
                 fix=f"leave {join_names(dims)} out of over=, or do this outside the region",
             )
     _check_region_results(body, tensors, names - sums)
+    if summed:
+        check_partial_sums(body, frozenset(sums))
     results = Manual((*tensors, *body.captured), body, over, summed).outputs
     return unflatten(structure, iter(results))
 

@@ -6,13 +6,18 @@ import math
 
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise
-from namedmesh.ops.logic import equal, where
+from namedmesh.ops.logic import equal, logical_and, where
 
 
 def _power_vjp(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[Tensor | None]:
-    """Differentiates a power; the inner `where` keeps the logarithm finite where it is not used."""
+    """Differentiates a power; the inner `where` keeps what is not used finite.
+
+    At 0 ** 0 alone the derivative is set to zero: elsewhere a second one, at b = 0, needs the
+    formula.
+    """
+    empty = logical_and(equal(a, 0.0), equal(b, 0.0))
     return [
-        where(equal(b, 0.0), 0.0, dy * b * power(a, b - 1.0)),
+        where(empty, 0.0, dy * b * power(where(empty, 1.0, a), b - 1.0)),
         where(a > 0, dy * y * log(where(a > 0, a, 1.0)), 0.0),
     ]
 
@@ -43,7 +48,7 @@ def power(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.square, lambda dy, y, x: [dy * x * 2.0])
+@elementwise(lambda tf: lambda x: x * x, lambda dy, y, x: [dy * x * 2.0])
 def square(x: Operand) -> Tensor:
     """Multiplies every element by itself.
 

@@ -11,7 +11,8 @@ from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.index import ScatterAdd, gather
-from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.order_keys import order_keys, unsign_zero_and_nan
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class Cumsum(Op):
@@ -25,10 +26,15 @@ class Cumsum(Op):
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        at = self.inputs[0].shape.position(self.dim.name)
+        tf, at = context.tf, self.inputs[0].shape.position(self.dim.name)
+        # XLA adds up no small or unsigned integers; int32 holds their sums, modulo their width.
+        small = x.dtype in (tf.int8, tf.uint8, tf.uint32)
+        terms = tf.cast(x, tf.int32) if small else x
         if not context.compiled or self.dim.size <= 32:
-            return context.tf.cumsum(x, at, exclusive=self.exclusive, reverse=self.reverse)
-        return _doubling_cumsum(context.tf, x, at, self.dim.size, self.exclusive, self.reverse)
+            total = tf.cumsum(terms, at, exclusive=self.exclusive, reverse=self.reverse)
+        else:
+            total = _doubling_cumsum(tf, terms, at, self.dim.size, self.exclusive, self.reverse)
+        return tf.cast(total, x.dtype)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
@@ -76,8 +82,14 @@ class TopK(Op):
         tf = context.tf
         at, rank = self.inputs[0].shape.position(self.dim.name), len(self.inputs[0].shape)
         last = [i for i in range(rank) if i != at] + [at]
-        values, indices = tf.math.top_k(tf.transpose(x, last), self.k.size)
         back = [*range(at), rank - 1, *range(at, rank - 1)]
+        rows = tf.transpose(x, last)
+        if context.compiled and x.dtype.is_floating:
+            # XLA has a fast way for floating point numbers, in which nan and zeros have signs.
+            values, indices = tf.math.top_k(unsign_zero_and_nan(tf, rows), self.k.size)
+        else:
+            _, indices = tf.math.top_k(_sort_keys(tf, rows), self.k.size)
+            values = tf.gather(rows, indices, batch_dims=rank - 1)
         return tf.transpose(values, back), tf.transpose(indices, back)
 
     def vjp(self, dvalues: Tensor, dindices: Tensor) -> list[Tensor | None]:
@@ -93,7 +105,7 @@ def _scatter_back(
 ) -> Tensor:
     """Puts a cotangent back at its indices along a dimension of x, batched over all others."""
     if along.name == dim.name:
-        hidden = Dimension(f"{dim.name}_sorted", along.size)
+        hidden = name_apart(along, "sorted", dy, indices, x)
         dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
     return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
 
@@ -110,20 +122,23 @@ class Argsort(Op):
 
     def lower(self, context: Context, x: Any) -> Any:
         tf = context.tf
-        direction = "DESCENDING" if self.descending else "ASCENDING"
-        at = self.inputs[0].shape.position(self.dim.name)
-        if context.compiled and self.descending:
-            # TensorFlow's descending order reverses ties under XLA: sort the negatives instead.
-            negatives = tf.negative(x) if x.dtype.is_floating else tf.bitwise.invert(x)
-            indices = tf.argsort(negatives, at, stable=True)
-            return tf.clip_by_value(indices, 0, self.dim.size - 1)
-        return tf.argsort(x, at, direction, stable=True)
+        keys = _sort_keys(tf, x)
+        if self.descending:  # TensorFlow's own descending order reverses ties under XLA
+            keys = tf.bitwise.invert(keys)
+        indices = tf.argsort(keys, self.inputs[0].shape.position(self.dim.name), stable=True)
+        return tf.clip_by_value(indices, 0, self.dim.size - 1)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
     def placement(self) -> Placement:
         return Placement(whole=frozenset([self.dim.name]))
+
+
+def _sort_keys(tf: Any, x: Any) -> Any:
+    """Converts values to int32 or int64 of the same order, which every backend sorts alike."""
+    keys = order_keys(tf, x)
+    return tf.cast(keys, tf.int64 if keys.dtype in (tf.int64, tf.uint32) else tf.int32)
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
@@ -158,8 +173,8 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """Finds the largest elements along a dimension, and their indices.
 
     The dimension must be whole: where it is split, it is gathered first. Of elements that tie, the
-    first comes first. The gradient of the values goes to the elements that were chosen; the indices
-    carry none.
+    first comes first; nan counts as the largest number. The gradient of the values goes to the
+    elements that were chosen; the indices carry none.
 
     Args:
         x: A tensor of numbers.
@@ -197,8 +212,8 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Finds the indices that sort a dimension; elements that tie keep their order.
 
-    The dimension must be whole: where it is split, it is gathered first. The result carries no
-    gradient.
+    nan counts as the largest number, and -0.0 equals 0.0. The dimension must be whole: where it is
+    split, it is gathered first. The result carries no gradient.
 
     Args:
         x: A tensor of numbers.
@@ -251,6 +266,6 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
         array([3, 2, 1], dtype=int32)
     """
     indices = _find_order("sort", x, dim, descending)
-    hidden = Dimension(f"{dim.name}_sorted", dim.size)
+    hidden = name_apart(dim, "sorted", x)
     ordered = gather(x, rename(indices, dim, hidden), dim)
     return transpose(rename(ordered, hidden, dim), x.shape)

@@ -5,18 +5,24 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+import ml_dtypes
+import numpy as np
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError, check_text
+from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor, check_number
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims
+from namedmesh.ir.literal import as_tensor, check_number, fill, numpy_dtype
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import FLOATS, Operand, Tensor
+from namedmesh.ops.arg_reduce import argmax
+from namedmesh.ops.arithmetic import minimum
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.mathematics import erfinv, log
 from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
-from namedmesh.ops.reduce import argmax
 
 _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
@@ -41,7 +47,7 @@ def key(seed: int) -> Tensor:
         >>> nm.trace(lambda: nm.random.key(0)).outputs[0].shape
         [key_word=2]
     """
-    return key_from_seed(as_tensor("random.key", seed))
+    return key_from_seed(fill(Shape(), check_number("random.key", seed, "int32"), "int32"))
 
 
 def key_from_seed(seed: Tensor) -> Tensor:
@@ -65,7 +71,7 @@ def key_from_seed(seed: Tensor) -> Tensor:
         >>> bool((first == second).any())
         False
     """
-    if len(seed.shape) or seed.dtype != "int32":
+    if len(check_tensor("random.key_from_seed", seed).shape) or seed.dtype != "int32":
         raise NamedMeshError(
             "random.key: the seed is not an int32 scalar",
             str(seed),
@@ -128,7 +134,8 @@ def fold_in_name(key: Tensor, name: str) -> Tensor:
         >>> nm.trace(lambda: nm.random.fold_in_name(nm.random.key(0), "dropout")).outputs[0].dtype
         'uint32'
     """
-    return fold_in(key, zlib.crc32(name.encode()) & 0x7FFFFFFF)
+    text = check_text(name, "random.fold_in_name: a name", "dropout")
+    return fold_in(key, zlib.crc32(text.encode()) & 0x7FFFFFFF)
 
 
 def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
@@ -151,7 +158,7 @@ def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
         >>> import namedmesh as nm
         >>> B = nm.Dimension("batch", 2)
         >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [B]))
-        array([3596746518,   88467390], dtype=uint32)
+        array([399334838, 631368804], dtype=uint32)
     """
     return draw_bits("random.bits", key, dims)
 
@@ -166,21 +173,32 @@ def _check_float_dtype(what: str, dtype: str) -> str:
     return dtype
 
 
-def _uniform(
-    what: str,
-    key: Tensor,
-    dims: Sequence[Dimension],
-    low: Operand,
-    high: Operand,
-    dtype: str = "float32",
-) -> Tensor:
-    """Draws from low to high, with as many random digits as the dtype holds: high stays out."""
-    for bound in (low, high):
-        if not isinstance(bound, Tensor):
-            check_number(what, bound, "float32")
-    digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
-    unit = cast(draw_bits(what, key, dims) // 2 ** (32 - digits), "float32") * 2.0**-digits
-    return cast(unit * (high - low) + low, dtype)
+def _draw_unit(what: str, key: Tensor, dims: Sequence[Dimension], digits: int = 24) -> Tensor:
+    """Draws float32 multiples of 2**-digits from 0 (included) to 1 (not included)."""
+    words = draw_bits(what, key, dims) // 2 ** (32 - digits)
+    return cast(words, "float32") * 2.0**-digits
+
+
+def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, float]:
+    """Returns the bounds as the dtype holds them when the first is the smaller, or raises."""
+    bounds = []
+    for name, bound in (("low", low), ("high", high)):
+        number = float(check_number(f"{what}: {name}", bound, dtype))
+        with np.errstate(over="ignore"):  # too large a bound is an infinite one
+            bounds.append(float(numpy_dtype(dtype).type(number)))
+    least, bound = bounds
+    if not least < bound or not bound - least < float(ml_dtypes.finfo(_widest(dtype)).max):
+        raise NamedMeshError(
+            f"{what}: low={format_value(low)} and high={format_value(high)} are no range "
+            f"of {dtype} numbers",
+            fix="give two finite bounds that the dtype tells apart, the smaller one as low",
+        )
+    return least, bound
+
+
+def _widest(dtype: str) -> str:
+    """Returns the dtype in which numbers of a dtype are drawn."""
+    return "float64" if dtype == "float64" else "float32"
 
 
 def uniform(
@@ -205,7 +223,8 @@ def uniform(
         A tensor with these dimensions.
 
     Raises:
-        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
+        NamedMeshError: `key` is not a random key, the dtype is not floating point, or `low` is not
+            below `high`.
 
     Example:
         >>> import namedmesh as nm
@@ -214,7 +233,16 @@ def uniform(
         >>> bool(2.0 <= x.min() < 2.1 and 2.9 < x.max() < 3.0)
         True
     """
-    return _uniform("random.uniform", key, dims, low, high, dtype)
+    what = "random.uniform"
+    digits = _MANTISSA.get(_check_float_dtype(what, dtype), 24)
+    least, bound = _check_bounds(what, low, high, dtype)
+    unit = cast(_draw_unit(what, key, dims, digits), _widest(dtype))
+    if (least, bound) == (0.0, 1.0):
+        return cast(unit, dtype)
+    # The sum may round up to the bound itself, which stays out: the number before it is the last.
+    number = numpy_dtype(dtype).type
+    last = float(np.nextafter(number(bound), number(least)))
+    return minimum(cast(unit * (bound - least) + least, dtype), last)
 
 
 def normal(
@@ -248,9 +276,14 @@ def normal(
         >>> bool(4.9 < x.mean() < 5.1 and 0.9 < x.std() < 1.1)
         True
     """
-    centred = _uniform("random.normal", key, dims, -1.0 + 2.0**-24, 1.0)
-    scaled = erfinv(centred) * (math.sqrt(2.0) * stddev) + mean
-    return cast(scaled, _check_float_dtype("random.normal", dtype))
+    what = "random.normal"
+    _check_float_dtype(what, dtype)
+    for name, number in (("mean", mean), ("stddev", stddev)):
+        if not isinstance(number, Tensor):
+            check_number(f"{what}: {name}", number, "float32")
+    least = -1.0 + 2.0**-24  # erfinv is infinite at -1
+    centred = _draw_unit(what, key, dims) * (1.0 - least) + least
+    return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, dtype)
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
@@ -267,7 +300,7 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
         A bool tensor with these dimensions.
 
     Raises:
-        NamedMeshError: `key` is not a random key.
+        NamedMeshError: `key` is not a random key, or the probability is a number outside 0 to 1.
 
     Example:
         >>> import namedmesh as nm
@@ -276,7 +309,15 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
         >>> bool(200 < x.sum() < 300)
         True
     """
-    return _uniform("random.bernoulli", key, dims, 0.0, 1.0) < probability
+    what = "random.bernoulli"
+    if not isinstance(probability, Tensor):
+        number = check_number(f"{what}: probability", probability, "float32")
+        if not 0.0 <= number <= 1.0:
+            raise NamedMeshError(
+                f"{what}: the probability {format_value(number)} is not between 0 and 1",
+                fix="give a number from 0.0 to 1.0",
+            )
+    return _draw_unit(what, key, dims) < probability
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:

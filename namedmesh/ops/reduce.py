@@ -8,11 +8,12 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims
+from namedmesh.ir.operands import check_dtype_kind
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import check_over, sum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.logic import equal, where
+from namedmesh.ops.order_keys import from_order_keys, order_keys
 
 
 class Reduce(Op):
@@ -42,8 +43,7 @@ class Reduce(Op):
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         (x,) = self.inputs
         if self.function in ("max", "min"):
-            winners = cast(equal(x, self.output), x.dtype)
-            return [winners * (dy / sum(winners, over=self.over))]
+            return [_share_winners(x, self.output, dy, self.over)]
         return [_prod_vjp(x, dy, self.over)]
 
     def flops(self) -> int:
@@ -51,6 +51,57 @@ class Reduce(Op):
 
     def placement(self) -> Placement:
         return Placement(reduced=frozenset(dim.name for dim in self.over))
+
+
+class OrderKeys(Op):
+    """Whole numbers that are ordered as floating point numbers are, or those numbers again."""
+
+    elementwise = True
+    dtype: str
+    nan_first: bool
+
+    @property
+    def kind(self) -> str:
+        return "order_keys"
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, self.dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        if x.dtype.is_floating:
+            return order_keys(context.tf, x, self.nan_first)
+        return from_order_keys(context.tf, x, context.dtype(self.dtype), self.nan_first)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [None]
+
+
+class Extremum(Op):
+    """The largest or smallest number of a tensor, found by keys, with the derivative."""
+
+    elementwise = True
+    rule = "pass_through"
+    function: str
+    over: tuple[Dimension, ...]
+
+    @property
+    def kind(self) -> str:
+        return self.function
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, extremum: Any, x: Any) -> Any:
+        return context.tf.identity(extremum)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [None, _share_winners(self.inputs[1], self.output, dy, self.over)]
+
+
+def _share_winners(x: Tensor, extremum: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
+    """Shares a cotangent equally between the elements that are the maximum or minimum."""
+    winners = cast(equal(x, extremum), x.dtype)
+    return winners * (dy / sum(winners, over=over))
 
 
 def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
@@ -61,35 +112,6 @@ def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
     alone = where(equal(zeros, 1.0), others, 0.0)
     share = where(zero, alone, where(equal(zeros, 0.0), others, 0.0) / where(zero, 1.0, x))
     return dy * share
-
-
-class ArgReduce(Op):
-    """The index of the largest or smallest element along a dimension, the first at ties."""
-
-    function: str
-    over: Dimension
-
-    @property
-    def kind(self) -> str:
-        return self.function
-
-    @property
-    def closed(self) -> bool:
-        return True
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[0].shape.without(self.over.name), "int32")]
-
-    def lower(self, context: Context, x: Any) -> Any:
-        tf = context.tf
-        compute = tf.argmax if self.function == "argmax" else tf.argmin
-        return compute(x, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
-
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None]
-
-    def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.over.name]))
 
 
 def check_float_over(
@@ -105,6 +127,33 @@ def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | No
     """Records a reduction; there is none over no dimensions."""
     dims = check_over(function, x, over)
     return Reduce((x,), function, dims).output if dims else x
+
+
+def _find_extremum(
+    function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
+) -> Tensor:
+    """Records a maximum or minimum that is nan where an element is, under every layout.
+
+    Backends drop nan when they reduce floating point numbers across devices.
+    """
+    dims = check_over(function, x, over)
+    if not dims or not x.floating:
+        return _reduce(function, x, dims)
+    nan_first = function == "min"
+    extremum = Reduce((order_by_keys(x, nan_first),), function, dims).output
+    return Extremum((OrderKeys((extremum,), x.dtype, nan_first).output, x), function, dims).output
+
+
+def order_by_keys(x: Tensor, nan_first: bool) -> Tensor:
+    """Converts floating point numbers to whole ones of the same order; returns others as is."""
+    if not x.floating:
+        return x
+    return OrderKeys((x,), "int64" if x.dtype == "float64" else "int32", nan_first).output
+
+
+def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
+    """Takes a maximum for an exponential: nan may be lost, which the exponential brings back."""
+    return Reduce((x,), "max", tuple(over)).output if over else x
 
 
 def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
@@ -135,7 +184,8 @@ def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tens
 def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """Takes the maximum over some dimensions.
 
-    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
+    int64). It is nan where an element is. Elements that tie share the gradient equally. Use
     `nm.maximum` for the larger of two tensors.
 
     Args:
@@ -154,13 +204,14 @@ def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.max(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([3, 6], dtype=int32)
     """
-    return _reduce("max", x, over)
+    return _find_extremum("max", x, over)
 
 
 def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
     """Takes the minimum over some dimensions.
 
-    Over a split dimension this is an AllReduce. Elements that tie share the gradient equally. Use
+    Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
+    int64). It is nan where an element is. Elements that tie share the gradient equally. Use
     `nm.minimum` for the smaller of two tensors.
 
     Args:
@@ -179,7 +230,7 @@ def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.min(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([1, 4], dtype=int32)
     """
-    return _reduce("min", x, over)
+    return _find_extremum("min", x, over)
 
 
 def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
@@ -252,55 +303,3 @@ def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         array([False,  True])
     """
     return _reduce("all", x, over)
-
-
-def argmax(x: Tensor, over: Dimension) -> Tensor:
-    """Finds the index of the largest element along a dimension, the first of those that tie.
-
-    The dimension must be whole: where it is split, it is gathered first. The result carries no
-    gradient.
-
-    Args:
-        x: A tensor of numbers.
-        over: The dimension.
-
-    Returns:
-        An int32 tensor without the dimension.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.argmax(x, over=M), x=([B, M], [[1, 3, 2], [4, 4, 0]]))
-        array([1, 0], dtype=int32)
-    """
-    check_has_dims("argmax", x, over)
-    return ArgReduce((x,), "argmax", over).output
-
-
-def argmin(x: Tensor, over: Dimension) -> Tensor:
-    """Finds the index of the smallest element along a dimension, the first of those that tie.
-
-    The dimension must be whole: where it is split, it is gathered first. The result carries no
-    gradient.
-
-    Args:
-        x: A tensor of numbers.
-        over: The dimension.
-
-    Returns:
-        An int32 tensor without the dimension.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B, M = nm.dims("batch=2 model=3")
-        >>> nm.evaluate(lambda x: nm.argmin(x, over=M), x=([B, M], [[1, 3, 2], [4, 0, 0]]))
-        array([0, 1], dtype=int32)
-    """
-    check_has_dims("argmin", x, over)
-    return ArgReduce((x,), "argmin", over).output

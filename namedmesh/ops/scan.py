@@ -13,14 +13,14 @@ from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, Op, Placement
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.control import match_structure
 from namedmesh.ops.loops import lower_loop, unroll_loop
-from namedmesh.ops.shape import transpose
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 REMAT = ("none", "full", "dots")
 
@@ -70,7 +70,7 @@ class Scan(Op):
 
     def keep(self, inner: Tensor) -> Tensor:
         """Returns a tensor of the body for every turn, as a result of the recorded loop."""
-        trace = current("scan")
+        trace = current("scan").find_owner(self)
         loop = trace.recorded(self)
         for form in (self, loop):  # what was saved of a loop that is computed again goes first
             pairs = zip(form.body.outputs, form.outputs, strict=True)
@@ -116,6 +116,9 @@ class Scan(Op):
     def flops(self) -> int:
         return self.over.size * sum(op.flops() for op in self.body.ops)
 
+    def placement(self) -> Placement:
+        return Placement(whole=frozenset([self.over.name]))
+
 
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
     """Records the backward loop: the other way round, reading what the forward loop stored."""
@@ -148,16 +151,23 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         known = dict(zip(saved, row["saved"], strict=True))
         outgoing = body_vjp(body, values, incoming, floating, known)
         gradients = dict(zip(floating, outgoing, strict=True))
-        sums = [so_far + gradients[i] for i, so_far in zip(captured, carry["sum"], strict=True)]
+        sums = [
+            so_far + rename_loop_dim(loop, gradients[i])
+            for i, so_far in zip(captured, carry["sum"], strict=True)
+        ]
         following = {"carry": [gradients[i] for i in carried], "sum": sums}
         return following, [gradients[i] for i in read]
 
     start = {
         "carry": [cotangents[i] for i in carried],
-        "sum": [mark_cotangent(zeros_like(loop.inputs[i]), loop.inputs[i]) for i in captured],
+        "sum": [start_sum(loop, loop.inputs[i]) for i in captured],
     }
     final, ys = scan(backward, start, rows, over=loop.over, reverse=not loop.reverse)
-    results = [*final["carry"], *final["sum"], *ys]
+    sums = [
+        rename_back(loop, total, loop.inputs[i])
+        for i, total in zip(captured, final["sum"], strict=True)
+    ]
+    results = [*final["carry"], *sums, *ys]
     gradients = dict(zip(carried + captured + read, results, strict=True))
     return [
         transpose(gradients[i], tensor.shape) if i in gradients else None
@@ -165,12 +175,34 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     ]
 
 
+def start_sum(loop: Scan, tensor: Tensor) -> Tensor:
+    """Makes the zeros to which every turn adds the cotangent of a captured tensor."""
+    zeros = rename_loop_dim(loop, zeros_like(tensor))
+    return zeros if tensor.shape.named(loop.over.name) else mark_cotangent(zeros, tensor)
+
+
+def rename_loop_dim(loop: Scan, tensor: Tensor) -> Tensor:
+    """Renames the loop's own dimension, which no carry may have, where a captured tensor has it."""
+    own = tensor.shape.named(loop.over.name)
+    return tensor if own is None else rename(tensor, own, name_apart(own, "captured", tensor))
+
+
+def rename_back(loop: Scan, total: Tensor, tensor: Tensor) -> Tensor:
+    """Gives a sum the names of the captured tensor that it is the cotangent of."""
+    own = tensor.shape.named(loop.over.name)
+    return total if own is None else rename(total, name_apart(own, "captured", tensor), own)
+
+
 def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]:
-    """Chooses the tensors of the body that are stored for the backward pass, not computed again."""
+    """Chooses the tensors of the body that are stored for the backward pass, not computed again.
+
+    A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
+    """
     if loop.remat == "full":
         return []
     if loop.remat == "dots":
-        return [op.output for op in body.ops if op.kept_by_dots]
+        dots = [op.output for op in body.ops if op.kept_by_dots]
+        return [tensor for tensor in dots if not tensor.shape.named(loop.over.name)]
     needed: set[Tensor] = set()
 
     def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
@@ -186,9 +218,11 @@ def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]
 
     tensors = (*body.arguments, *body.outputs)
     trace_body(probe, [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors])
-    arguments = {*body.arguments}
+    needed.difference_update(body.arguments)
     computed = (tensor for op in body.ops for tensor in op.outputs)
-    return [tensor for tensor in computed if tensor in needed and tensor not in arguments]
+    return [
+        tensor for tensor in computed if tensor in needed and not tensor.shape.named(loop.over.name)
+    ]
 
 
 def scan(
@@ -271,7 +305,7 @@ def scan(
         expected = unflatten(carry, iter(first))
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
 
-    traced, _ = trace_body(body, specs, over if stack else None)
+    traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
     last = unflatten(carry, iter(outputs[: len(first)]))

@@ -216,3 +216,11 @@ def reshape(
         )
     make_shape("reshape", [*(dim for dim in x.shape if dim not in before), *after], x)
     return x if before == after else Reshape((x,), before, after).output
+
+
+def name_apart(dim: Dimension, suffix: str, *tensors: Tensor) -> Dimension:
+    """Makes a dimension of the same size under a name that none of some tensors has."""
+    name = f"{dim.name}_{suffix}"
+    while any(name in tensor.shape.names for tensor in tensors):
+        name += "_"
+    return Dimension(name, dim.size)

@@ -8,11 +8,11 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arithmetic import maximum
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import stop_gradient
-from namedmesh.ops.mathematics import exp, log
-from namedmesh.ops.reduce import check_float_over, max
+from namedmesh.ops.logic import where
+from namedmesh.ops.mathematics import exp, is_finite, log
+from namedmesh.ops.reduce import check_float_over, find_peak
 
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
@@ -37,7 +37,9 @@ def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) ->
         array(1000., dtype=float32)
     """
     dims = check_float_over("logsumexp", x, over)
-    peak = stop_gradient(maximum(max(x, dims), _lowest(x)))
+    highest = stop_gradient(find_peak(x, dims))
+    # An infinite peak would make inf - inf of what equals it, which is nan.
+    peak = where(is_finite(highest), highest, 0.0)
     return log(sum(exp(x - peak), dims)) + peak
 
 
@@ -63,7 +65,7 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         array([0.5, 0.5], dtype=float32)
     """
     dims = _check_named("softmax", x, over)
-    exponentials = exp(x - stop_gradient(max(x, dims)))
+    exponentials = exp(x - stop_gradient(find_peak(x, dims)))
     return exponentials / sum(exponentials, dims)
 
 
@@ -89,7 +91,7 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         array([    0., -1000.], dtype=float32)
     """
     dims = _check_named("log_softmax", x, over)
-    shifted = x - stop_gradient(max(x, dims))
+    shifted = x - stop_gradient(find_peak(x, dims))
     return shifted - log(sum(exp(shifted), dims))
 
 
@@ -104,8 +106,3 @@ def _check_named(
             fix="name one, e.g. over=S",
         )
     return check_float_over(what, x, over)
-
-
-def _lowest(x: Tensor) -> float:
-    """Returns a number below any logit: a peak of -inf, of all -inf, would make -inf - -inf nan."""
-    return -6e4 if x.dtype == "float16" else -1e38

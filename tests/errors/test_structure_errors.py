@@ -196,10 +196,9 @@ def random_numbers_without_a_key(x):
 
 
 @wrong("""
-random.key: the seed is not an int32 scalar
-  0.5: float32[]
+random.key: 0.5 does not fit int32
   at LINE: nm.random.key(0.5)
-  fix: declare it as nm.spec([], 'int32')
+  fix: give a whole number, or a floating point dtype
 """)
 def random_key_of_a_fraction(x):
     nm.random.key(0.5)

@@ -173,3 +173,38 @@ def test_wrong_options_are_named(options, message):
     G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(lambda logits: top_k_gating(logits, S, E, C, **options).weight, nm.spec([G, S, E]))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_16_bits_count_beyond_their_digits(dtype):
+    """No two tokens share a place, and tokens beyond the capacity are dropped."""
+    tokens, places = 5000, 4500
+    G, S, E, C = nm.dims(f"group=1 seq={tokens} expert=2 capacity={places}")
+    logits = np.zeros((1, tokens, 2), np.float32) + np.array([3.0, 0.0], np.float32)
+
+    def gate(logits):
+        routing = top_k_gating(nm.cast(logits, dtype), S, E, C, k=1, second="all")
+        assert {routing.weight.dtype, routing.aux_loss.dtype, routing.load.dtype} == {dtype}
+        return {
+            "place": routing.place,
+            "weight": nm.cast(routing.weight, "float32"),
+            "load": nm.cast(routing.load, "float32"),
+        }
+
+    got = run(gate, logits=([G, S, E], logits))
+    np.testing.assert_array_equal(np.ravel(got["place"]), np.arange(tokens))
+    np.testing.assert_array_equal(np.ravel(got["weight"]) > 0, np.arange(tokens) < places)
+    np.testing.assert_allclose(got["load"], [[0.9, 0.0]], rtol=1e-2)
+
+
+def test_expert_choice_in_16_bits_counts_beyond_their_digits():
+    G, S, E, C = nm.dims("group=1 seq=5000 expert=2 capacity=2500")
+    logits = np.random.default_rng(0).normal(size=(1, 5000, 2)).astype(np.float32)
+
+    def gate(logits):
+        routing = expert_choice_gating(nm.cast(logits, "bfloat16"), S, E, C)
+        return {"load": nm.cast(routing.load, "float32")}
+
+    np.testing.assert_allclose(
+        run(gate, logits=([G, S, E], logits))["load"], [[0.5, 0.5]], rtol=1e-2
+    )

@@ -10,7 +10,7 @@ import namedmesh as nm
 from namedmesh import layers
 
 FOLDER = pathlib.Path(layers.__file__).parent
-INTERNAL = {"mistakes", "beam_past"}  # helpers of the layers themselves
+INTERNAL = {"mistakes", "explain", "naming", "beam_past"}  # helpers of the layers themselves
 MODULES = {path.stem for path in FOLDER.glob("*.py")} - {"__init__"}
 
 

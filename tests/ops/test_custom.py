@@ -169,3 +169,40 @@ def test_a_function_that_makes_something_else_than_it_said():
     )
     with pytest.raises(nm.NamedMeshError, match="the function made"):
         evaluated(program, {"x": uniform(5, 8, 10)})
+
+
+FAILING = {
+    "its lowering failed: ValueError: no such thing": lambda v: _raise(ValueError("no such thing")),
+    "returned None of type NoneType, expected TensorFlow tensors": lambda v: None,
+    r"made string\[2\], not float32\[pair=2\]": lambda v: tf.strings.as_string(v),
+}
+
+
+def _raise(error):
+    raise error
+
+
+@pytest.mark.parametrize("problem", FAILING)
+@pytest.mark.parametrize("differentiated", [False, True])
+def test_a_function_that_fails_is_named_with_the_users_line(problem, differentiated):
+    P = nm.Dimension("pair", 2)
+
+    def program(x):
+        y = nm.call_tf(FAILING[problem], x, result=nm.spec([P]))
+        return nm.grad(nm.sum(y), x) if differentiated else y
+
+    with pytest.raises(nm.NamedMeshError, match=problem) as caught:
+        nm.evaluate(program, x=([P], [1.0, 2.0]))
+    assert "y = nm.call_tf(FAILING[problem]" in str(caught.value)
+
+
+def test_a_function_that_xla_cannot_compile_is_named_with_the_users_line():
+    P = nm.Dimension("pair", 2)
+    length = lambda v: tf.cast(tf.strings.length(tf.strings.as_string(v)), tf.float32)
+
+    def program(x):
+        return nm.call_tf(length, x, result=nm.spec([P]))
+
+    with pytest.raises(nm.NamedMeshError, match="call_tf: XLA cannot compile it") as caught:
+        nm.compile(program, mesh=nm.Mesh(a=1), layout="", x=nm.spec([P]))
+    assert "return nm.call_tf(length" in str(caught.value)

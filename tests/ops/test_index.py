@@ -200,3 +200,36 @@ def test_gather_by_batch_is_local():
 def test_misuse_is_explained(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=SPECS["x"], i=SPECS["i"])
+
+
+def test_the_name_of_renamed_indices_may_be_taken():
+    V, taken = nm.dims("V=5 V_index=3")
+    few = V.resized(2)
+    table = np.arange(15, dtype=np.float32).reshape(5, 3)
+    indices = np.array([1, 4], np.int32)
+    found = nm.evaluate(lambda t, i: nm.gather(t, i, V), t=([V, taken], table), i=([few], indices))
+    np.testing.assert_array_equal(found, table[indices])
+    added = nm.evaluate(
+        lambda u, i: nm.scatter_add(u, i, V), u=([few, taken], table[:2]), i=([few], indices)
+    )
+    np.testing.assert_array_equal(added[indices], table[:2])
+
+
+def test_the_name_of_a_sorted_dimension_may_be_taken():
+    V, taken = nm.dims("V=5 V_sorted=3")
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    found, slope = nm.evaluate(
+        lambda x: (nm.sort(x, V), nm.grad(nm.sum(nm.sort(x, V) * nm.range(V, "float32")), x)),
+        x=([V, taken], x),
+    )
+    np.testing.assert_array_equal(found, np.sort(x, 0))
+    np.testing.assert_array_equal(slope, np.argsort(np.argsort(x, 0), 0))
+
+
+def test_the_gradient_of_a_gather_at_one_index():
+    V, M = nm.dims("vocab=5 model=3")
+    table = np.arange(15, dtype=np.float32).reshape(5, 3)
+    found = nm.evaluate(
+        lambda t, i: nm.grad(nm.sum(nm.square(nm.gather(t, i, V))), t), t=([V, M], table), i=([], 3)
+    )
+    np.testing.assert_array_equal(found, 2 * table * (np.arange(5) == 3)[:, None])

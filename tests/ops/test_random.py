@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.ir.literal import numpy_dtype
 from namedmesh.ops.random import _open_unit, key_from_seed
 from tests.checks import MESH, assert_same, assert_sharded_same, evaluated
 
@@ -26,7 +27,8 @@ def hashed(key, low, high=None):
 
 def folded(key, number):
     """A key from a key and a number."""
-    return (hashed(key, number), hashed(key, number, 1))
+    words = mix((key[1] + 0x85EBCA6B) % 2**32), key[0]
+    return (hashed(words, number), hashed(words, number, 1))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 12345, -1])
@@ -104,6 +106,49 @@ def test_counters_beyond_32_bits_use_the_second_word():
     ]
     np.testing.assert_array_equal(found.ravel(), np.array(expected, np.uint32))
     assert (rows.size, columns.size) == found.shape
+
+
+def test_keys_are_no_bits_drawn_from_the_key_they_come_from():
+    C = nm.Dimension("count", 1000)
+
+    def draw():
+        key = nm.random.key(3)
+        keys = [nm.random.fold_in(key, n) for n in range(8)]
+        return nm.stack(keys, B), nm.random.bits(key, [C])
+
+    keys, bits = nm.evaluate(draw)
+    assert not set(np.ravel(keys).tolist()) & set(bits.tolist())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+@pytest.mark.parametrize(("low", "high"), [(1.0, 2.0), (1000.0, 1064.0), (-3.0, -2.0), (-1.0, 0.1)])
+def test_uniform_never_returns_its_upper_bound(dtype, low, high):
+    x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), [N], low, high, dtype))
+    x = np.asarray(x, np.float64)
+    assert low <= x.min() and x.max() < np.asarray(high, dtype=numpy_dtype(dtype))
+    assert abs(x.mean() - (low + high) / 2) < (high - low) / 20
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "dtype"),
+    [
+        (1.0, 0.0, "float32"),
+        (1.0, 1.0, "float32"),
+        (1000.0, 1001.0, "bfloat16"),
+        (-3e38, 3e38, "float32"),
+        (0.0, np.nan, "float32"),
+        (0.0, np.inf, "float32"),
+    ],
+)
+def test_uniform_of_no_range_is_an_error(low, high, dtype):
+    with pytest.raises(nm.NamedMeshError, match="are no range"):
+        nm.trace(lambda: nm.random.uniform(nm.random.key(0), [B], low, high, dtype))
+
+
+@pytest.mark.parametrize("probability", [1.5, -0.1, float("nan")])
+def test_a_probability_is_between_0_and_1(probability):
+    with pytest.raises(nm.NamedMeshError, match="is not between 0 and 1"):
+        nm.trace(lambda: nm.random.bernoulli(nm.random.key(0), [B], probability))
 
 
 def test_fold_in_makes_new_keys():
