@@ -41,6 +41,16 @@ class NamedMeshError(ValueError):
         lines.append(f"  fix: {fix}")
         super().__init__("\n".join(lines))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is copied and unpickled by calling its class with its args, which for this
+        # one are the message alone; made without a call it also keeps the line it is about.
+        return _rebuild_error, (type(self), self.args), vars(self)
+
+
+def _rebuild_error(kind: type[NamedMeshError], arguments: tuple[object, ...]) -> NamedMeshError:
+    """Makes an error of which the message is known."""
+    return kind.__new__(kind, *arguments)
+
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Returns the closest known name as a question, or the list of all of them."""

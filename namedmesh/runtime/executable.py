@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,15 +12,19 @@ import numpy as np
 from jax.sharding import NamedSharding
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.inputs import name_inputs
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.arrays import put_arrays
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.description import TensorSpec
 from namedmesh.runtime.devices import device_mesh
+from namedmesh.runtime.failure import report_failure
+from namedmesh.runtime.padding import remember_sizes
+from namedmesh.runtime.paths import check_path, describe_os_error
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
 from namedmesh.runtime.state import State
-from namedmesh.runtime.state_check import check_state
+from namedmesh.runtime.state_check import check_state, check_used_once
 from namedmesh.runtime.structure import fill_structure
 from namedmesh.runtime.usage import Report
 
@@ -61,7 +65,7 @@ class Executable:
     """
 
     def __init__(self, artifact: Artifact, *, strict: bool | None = None):
-        self.artifact = artifact
+        self.artifact = check_artifact(artifact)
         self.mesh = device_mesh(artifact.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
@@ -69,7 +73,8 @@ class Executable:
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = compile_lowered(lower_step(artifact, self.mesh))
+        with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
+            self._step = compile_lowered(lower_step(artifact, self.mesh))
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self.audit: Audit = audit(parse_module(self.text), artifact.mesh, artifact.collectives)
@@ -107,7 +112,8 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            self._init = compile_lowered(lower_init(self.artifact, self.mesh))
+            with report_failure(f"the initialisation of {self.artifact.name} cannot be compiled"):
+                self._init = compile_lowered(lower_init(self.artifact, self.mesh))
             module = parse_module(self._init.as_text() or "")
             audit(module, self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
         arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))
@@ -117,6 +123,8 @@ class Executable:
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays, of which each device reads its own piece.
+
+        The arrays stay the caller's: those that a step would use up are copied.
 
         Args:
             values: An array for each variable, by name; a State of another Executable will do.
@@ -133,13 +141,20 @@ class Executable:
                 f"place was given a {type(values).__name__}",
                 fix="give whole arrays by name: place({name: array})",
             )
-        return State(self._put("variable", self.variables, values), self.variables)
+        if isinstance(values, State):
+            for name, spec in values.specs.items():
+                if name in values.arrays:
+                    remember_sizes(values.arrays[name], spec.sizes)
+            values = values.arrays
+        arrays = self._put("variable", self.variables, values, self._updated)
+        return State(arrays, self.variables)
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Inputs laid out on the devices ahead of a step.
 
         Args:
-            **inputs: A whole array for each input, by name.
+            **inputs: A whole array for each input, by name, or a dict of them for an argument
+                that is one.
 
         Returns:
             Arrays to call the step with.
@@ -148,14 +163,18 @@ class Executable:
             NamedMeshError: If inputs are unknown or missing, or arrays do not fit; all of them
                 are named.
         """
-        return self._put("input", self.inputs, inputs)
+        return self._put("input", self.inputs, self._name_inputs((), inputs))
 
     def _put(
-        self, what: str, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]
+        self,
+        what: str,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, Any],
+        used_up: Sequence[str] = (),
     ) -> dict[str, jax.Array]:
         """Checks arrays and lays them out."""
-        mesh = self.artifact.mesh
-        return put_arrays(self.artifact.name, what, specs, values, mesh, self.sharding)
+        name, mesh = self.artifact.name, self.artifact.mesh
+        return put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
 
     def __call__(
         self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
@@ -165,43 +184,35 @@ class Executable:
         Args:
             state: What `init`, `place` or the step before returned; variables that are updated
                 are used up. None will do for a program without variables.
-            *inputs: Inputs by position.
-            **named: Inputs by name.
+            *inputs: Inputs by position; a dict of them for an argument that is one.
+            **named: Inputs by name, or such dicts by the names of their arguments.
 
         Returns:
-            The next state, and the results as the traced function nests them.
+            The next state, and the results as the traced function nests them; a named tuple comes
+            back as one of the same name and fields.
 
         Raises:
             NamedMeshError: If the state or the inputs do not fit; the state is still usable then.
         """
         checked = check_state(self.artifact, self.variables, state, self.sharding)
-        arrays = self.put(**self._by_name(inputs, named))
-        results = self._step(*arrays.values(), *checked.arrays.values())
-        if self._block:
-            jax.block_until_ready(results)
+        arrays = self._put("input", self.inputs, self._name_inputs(inputs, named))
+        check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
+        with report_failure(f"{self.artifact.name} failed on its devices"):
+            results = self._step(*arrays.values(), *checked.arrays.values())
+            if self._block:
+                jax.block_until_ready(results)
         count = len(self.artifact.outputs)
         updated = dict(zip(self._updated, results[count:], strict=True))
-        outputs = fill_structure(self.artifact.structure, results[:count])
-        return State(checked.arrays | updated, self.variables), outputs
+        return State(checked.arrays | updated, self.variables), self._nest(results[:count])
 
-    def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """All inputs by name, each given once."""
-        if len(inputs) > len(self.inputs):
-            raise NamedMeshError(
-                f"{len(inputs)} inputs were given, {self.artifact.name} takes {len(self.inputs)}",
-                *(f"{name}: {spec.text}" for name, spec in self.inputs.items()),
-                fix=f"give the state, then: {', '.join(self.inputs)}",
-            )
-        positional = dict(zip(self.inputs, inputs, strict=False))
-        twice = [name for name in named if name in positional]
-        if twice:
-            subject = (
-                f"input {twice[0]} was" if len(twice) == 1 else f"inputs {', '.join(twice)} were"
-            )
-            raise NamedMeshError(
-                f"{subject} given twice", fix="give each input by position or by name"
-            )
-        return positional | named
+    def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What was given, by the names of the inputs."""
+        texts = {name: spec.text for name, spec in self.inputs.items()}
+        return name_inputs(self.artifact.name, texts, self.artifact.groups, values, named)
+
+    def _nest(self, leaves: Sequence[Any]) -> Any:
+        """The results as the traced function nests them."""
+        return fill_structure(self.artifact.structure, leaves)
 
 
 def _check_seed(seed: object) -> None:
@@ -263,7 +274,13 @@ def cache_compilations(folder: str | os.PathLike[str]) -> None:
         >>> for name, value in previous.items():  # jax's own settings again
         ...     jax.config.update(name, value)
     """
-    os.makedirs(folder, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
+    name = check_path(folder, "the folder of compiled programs")
+    try:
+        os.makedirs(name, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise NamedMeshError(
+            f"cannot make the folder {name!r}: {describe_os_error(error)}", fix="check the path"
+        ) from None
+    jax.config.update("jax_compilation_cache_dir", name)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
