@@ -21,6 +21,7 @@ from namedmesh.runtime.structure import ResultStructure
 from namedmesh.runtime.structure_json import read_structure, write_structure
 
 PRECISIONS = ("default", "high", "highest")
+_LARGEST_SIZE = 2**40  # of a dimension: compilers count elements in 63 bits
 _TEXTS = ("name", "layout", "params")
 
 
@@ -241,7 +242,7 @@ def _read_dtype(cursor: JsonCursor) -> str:
     try:
         dtype_of(name)
     except TypeError:
-        if name:
+        if isinstance(cursor.value, str):
             cursor.wrong("the name of a dtype")
     return name
 
@@ -252,6 +253,9 @@ def _read_dim(cursor: JsonCursor) -> Dimension | None:
         cursor.wrong("[name, size]")
         return None
     name, size = cursor.items()
+    if size.number() > _LARGEST_SIZE:
+        size.wrong(f"at most {_LARGEST_SIZE}")
+        return None
     return Dimension(name.text(), size.number())
 
 
