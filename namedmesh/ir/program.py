@@ -84,9 +84,11 @@ class Program:
     def resting_dims(self) -> dict[str, list[int]]:
         """Every dimension name of parameters and their slots, with its sizes."""
         variables = [variable for variable in self.variables.values() if variable.at_rest]
-        dims = {dim for variable in variables for dim in variable.shape}
-        names = sorted({dim.name for dim in dims})
-        return {name: sorted(dim.size for dim in dims if dim.name == name) for name in names}
+        sizes: dict[str, set[int]] = {}
+        for variable in variables:
+            for dim in variable.shape:
+                sizes.setdefault(dim.name, set()).add(dim.size)
+        return {name: sorted(sizes[name]) for name in sorted(sizes)}
 
     @property
     def parameters(self) -> dict[str, Variable]:
