@@ -83,7 +83,8 @@ class Shape(Sequence[Dimension]):
                 f"expected a list of dimensions, not the single dimension {dims}",
                 fix=f"write [{dims.name}]",
             )
-        if isinstance(dims, str) or not isinstance(dims, Iterable):
+        scalar = getattr(dims, "ndim", 1) == 0  # a 0-d array is Iterable, and raises
+        if isinstance(dims, str) or not isinstance(dims, Iterable) or scalar:
             raise NamedMeshError(
                 f"expected a list of dimensions, not {type(dims).__name__} {dims!r}",
                 fix="make dimensions with nm.dims('batch=8 model=16') and pass a list of them",

@@ -65,7 +65,8 @@ def check_callable(what: str, *functions: Any) -> None:
 
 def as_tuple(dims: Any) -> tuple[Any, ...]:
     """Returns one dimension or several as a tuple; what is not a list becomes its one item."""
-    if isinstance(dims, Iterable) and not isinstance(dims, (str, Tensor)):
+    scalar = getattr(dims, "ndim", 1) == 0  # a 0-d array is Iterable, and raises
+    if isinstance(dims, Iterable) and not isinstance(dims, (str, Tensor)) and not scalar:
         return tuple(dims)
     return (dims,)
 

@@ -39,6 +39,11 @@ class Step(Executable):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
         from namedmesh.lowering.export import export_planned
 
+        if not isinstance(plan, Plan):
+            raise NamedMeshError(
+                f"a step is made from a Plan, not from a {type(plan).__name__}",
+                fix="write nm.Step(nm.plan(program, mesh, layout)), or nm.compile(function, ...)",
+            )
         self.program, self.plan = plan.program, plan
         super().__init__(export_planned(plan, precision), strict=strict)
 

@@ -129,9 +129,9 @@ def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
     Raises:
         NamedMeshError: If the precision is unknown.
     """
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise NamedMeshError(
-            f"precision={precision!r} is not a choice", fix=did_you_mean(str(precision), PRECISIONS)
+            f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
         )
 
     def main(*values: Any) -> list[Any]:

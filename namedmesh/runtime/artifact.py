@@ -12,11 +12,11 @@ from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.paths import check_path, write_file
 from namedmesh.runtime.container import AGAIN, pack_members, read_file, unpack_members
 from namedmesh.runtime.json_cursor import JsonCursor
 from namedmesh.runtime.manifest import PRECISIONS as PRECISIONS
 from namedmesh.runtime.manifest import Manifest, read_manifest, write_manifest
-from namedmesh.runtime.paths import check_path, write_file
 
 FORMAT = "namedmesh-artifact"
 VERSION = 4

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.paths import check_path, describe_os_error
+from namedmesh.dims.paths import check_path, describe_os_error
 
 LARGEST_FILE = 2**33  # bytes of a file and of what is unpacked from it
 LARGEST_RATIO = 100  # how far a member may be compressed: a few bytes can unpack to gigabytes

@@ -11,8 +11,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.inputs import name_inputs
+from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.arrays import put_arrays
 from namedmesh.runtime.artifact import Artifact, check_artifact
@@ -21,7 +22,6 @@ from namedmesh.runtime.description import TensorSpec
 from namedmesh.runtime.devices import device_mesh
 from namedmesh.runtime.failure import report_failure
 from namedmesh.runtime.padding import remember_sizes
-from namedmesh.runtime.paths import check_path, describe_os_error
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state, check_used_once
@@ -94,6 +94,12 @@ class Executable:
         Returns:
             Its sharding over the devices.
         """
+        if not isinstance(spec, TensorSpec):
+            raise NamedMeshError(
+                f"{type(spec).__name__} is not a TensorSpec",
+                fix="give one of step.inputs, step.variables or step.artifact.outputs, "
+                "e.g. step.inputs['x']",
+            )
         return named_sharding(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
@@ -217,8 +223,8 @@ class Executable:
 
 def _check_seed(seed: object) -> None:
     """Raises unless a seed is an int32."""
-    whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
-    if not whole or not -(2**31) <= int(seed) < 2**31:  # type: ignore[call-overload]
+    number = whole_number(seed)
+    if number is None or not -(2**31) <= number < 2**31:
         raise NamedMeshError(
             f"the seed {seed!r} is not an int32",
             fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",

@@ -9,7 +9,7 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
-from namedmesh.training.arguments import check_executable
+from namedmesh.training.arguments import check_batch, check_executable, check_run
 
 
 def average_results(
@@ -50,7 +50,8 @@ def average_results(
     """
     rows: list[Mapping[str, Any]] = []
     weights: list[float] = []
-    for batch in batches:
+    step, batches = check_run(step, batches)
+    for batch in map(check_batch, batches):
         # Results are fetched after the loop, so that the devices need not wait for this process.
         rows.append(step(state, **batch)[1])
         weights.append(float(weigh(batch)) if callable(weigh) else 1.0)

@@ -91,7 +91,7 @@ class Checkpoints:
         metric: str = "dev_loss",
         mode: str = "min",
     ):
-        if mode not in ("min", "max"):
+        if not isinstance(mode, str) or mode not in ("min", "max"):
             raise NamedMeshError(f"mode={mode!r} is not a choice", fix="give 'min' or 'max'")
         if not isinstance(metric, str):
             raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")

@@ -30,12 +30,21 @@ def check_path(path: object, what: str) -> str:
         'model.nmesh'
     """
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if isinstance(name, str) and name and "\0" not in name:
+    if isinstance(name, str) and name and "\0" not in name and _encodes(name):
         return name
     shown = f"{path!r}" if isinstance(path, (str, bytes)) else f"a {type(path).__name__}"
     raise NamedMeshError(
         f"{what} is {shown}, expected a path", fix="give a string or a pathlib.Path"
     )
+
+
+def _encodes(name: str) -> bool:
+    """Whether the file system can have a name: lone surrogates it cannot."""
+    try:
+        os.fsencode(name)
+    except UnicodeError:
+        return False
+    return True
 
 
 def describe_os_error(error: Exception) -> str:
@@ -72,6 +81,16 @@ def write_file(path: str, data: bytes, what: str) -> None:
             f"cannot write {what} {path!r}: {describe_os_error(error)}",
             fix="check the path, that you may write there, and the space that is left",
         ) from None
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Makes what was written to a file last, through a crash of the machine too.
+
+    Args:
+        path: The file.
+    """
+    with open(path, "rb") as file:
+        os.fsync(file.fileno())
 
 
 def _sync_folder(folder: str) -> None:
