@@ -153,8 +153,8 @@ class Artifact(Manifest):
             )
         document = JsonCursor(manifest)
         described = read_manifest(document)
-        modules = {"step_module": members["step.mlir"], "init_module": members["init.mlir"]}
-        if not document.problems and bool(described.variables) != bool(modules["init_module"]):
+        step, init = members["step.mlir"], members["init.mlir"]
+        if not document.problems and bool(described.variables) != bool(init):
             document.note("init.mlir is there without variables, or missing with them")
         if document.problems:
             raise NamedMeshError(
@@ -162,7 +162,7 @@ class Artifact(Manifest):
                 *list(document.problems)[:20],
                 fix=AGAIN,
             )
-        return cls(**vars(described), **modules)
+        return cls(**vars(described), step_module=step, init_module=init)
 
 
 def check_artifact(artifact: object) -> Artifact:

@@ -6,11 +6,6 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-# XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
-# collective waits for devices that never get a thread. The pool's size is read once, when jax
-# starts its CPU client, so it is set before jax is imported.
-os.environ.setdefault("NPROC", "64")
-
 import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh

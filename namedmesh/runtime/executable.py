@@ -5,28 +5,32 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
-import numpy as np
-from jax.sharding import NamedSharding
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.inputs import name_inputs
 from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.hlo.parse import parse_module
-from namedmesh.runtime.arrays import put_arrays
 from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.description import TensorSpec
-from namedmesh.runtime.devices import device_mesh
-from namedmesh.runtime.failure import report_failure
 from namedmesh.runtime.padding import remember_sizes
-from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state, check_used_once
 from namedmesh.runtime.structure import fill_structure
 from namedmesh.runtime.usage import Report
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import NamedSharding
+
+
+def _load_backend() -> ModuleType:
+    """The part that needs jax: `step: nm.Step` in an annotation does not."""
+    from namedmesh.runtime import backend
+
+    return backend
 
 
 class Executable:
@@ -65,16 +69,16 @@ class Executable:
     """
 
     def __init__(self, artifact: Artifact, *, strict: bool | None = None):
+        self._backend = _load_backend()
         self.artifact = check_artifact(artifact)
-        self.mesh = device_mesh(artifact.mesh)
+        self.mesh = self._backend.device_mesh(artifact.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
         self._updated = [spec.name for spec in artifact.variables if spec.updated]
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
-            self._step = compile_lowered(lower_step(artifact, self.mesh))
+        self._step = self._backend.compile_step(artifact, self.mesh)
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self.audit: Audit = audit(parse_module(self.text), artifact.mesh, artifact.collectives)
@@ -100,7 +104,7 @@ class Executable:
                 fix="give one of step.inputs, step.variables or step.artifact.outputs, "
                 "e.g. step.inputs['x']",
             )
-        return named_sharding(self.mesh, spec)
+        return self._backend.named_sharding(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
         """The first state; every device makes its own pieces, nothing is ever whole in one place.
@@ -118,14 +122,12 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            with report_failure(f"the initialisation of {self.artifact.name} cannot be compiled"):
-                self._init = compile_lowered(lower_init(self.artifact, self.mesh))
-            module = parse_module(self._init.as_text() or "")
+            compiled = self._backend.compile_init(self.artifact, self.mesh)
+            module = parse_module(compiled.as_text() or "")
             audit(module, self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
-        arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))
-        return State(
-            dict(zip(self.variables, jax.block_until_ready(arrays), strict=True)), self.variables
-        )
+            self._init = compiled
+        arrays = self._backend.run_init(self._init, self.mesh, seed)
+        return State(dict(zip(self.variables, arrays, strict=True)), self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays, of which each device reads its own piece.
@@ -180,7 +182,7 @@ class Executable:
     ) -> dict[str, jax.Array]:
         """Checks arrays and lays them out."""
         name, mesh = self.artifact.name, self.artifact.mesh
-        return put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
+        return self._backend.put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
 
     def __call__(
         self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
@@ -203,10 +205,8 @@ class Executable:
         checked = check_state(self.artifact, self.variables, state, self.sharding)
         arrays = self._put("input", self.inputs, self._name_inputs(inputs, named))
         check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
-        with report_failure(f"{self.artifact.name} failed on its devices"):
-            results = self._step(*arrays.values(), *checked.arrays.values())
-            if self._block:
-                jax.block_until_ready(results)
+        operands = [*arrays.values(), *checked.arrays.values()]
+        results = self._backend.run_step(self.artifact.name, self._step, operands, self._block)
         count = len(self.artifact.outputs)
         updated = dict(zip(self._updated, results[count:], strict=True))
         return State(checked.arrays | updated, self.variables), self._nest(results[:count])
@@ -287,6 +287,4 @@ def cache_compilations(folder: str | os.PathLike[str]) -> None:
         raise NamedMeshError(
             f"cannot make the folder {name!r}: {describe_os_error(error)}", fix="check the path"
         ) from None
-    jax.config.update("jax_compilation_cache_dir", name)
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    _load_backend().keep_compilations(name)

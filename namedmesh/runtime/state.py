@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime.description import TensorSpec
+
+if TYPE_CHECKING:
+    import jax
 
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:

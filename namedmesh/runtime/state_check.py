@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-
-import jax
-from jax.sharding import NamedSharding
+from typing import TYPE_CHECKING
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.state import State, describe_variables
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import NamedSharding
+
 
 _START = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
 

@@ -118,7 +118,7 @@ def check_count(value: object, what: str, least: int = 0) -> int:
     raise NamedMeshError(f"{what}={value!r}", fix=f"give a whole number, {least} or more")
 
 
-def check_number(value: object, what: str) -> float:
+def check_real(value: object, what: str) -> float:
     """Return a number as a float, or raise.
 
     Args:
@@ -131,7 +131,7 @@ def check_number(value: object, what: str) -> float:
     Raises:
         NamedMeshError: If it is not a real number.
 
-    >>> check_number(3, "minutes")
+    >>> check_real(3, "minutes")
     3.0
     """
     if isinstance(value, Real) and not isinstance(value, bool):
@@ -172,7 +172,7 @@ def check_run(step: object, batches: object) -> tuple[Callable[..., Any], Iterab
     return step, batches
 
 
-def check_batch(batch: object) -> dict[str, Any]:
+def check_named_arrays(batch: object) -> dict[str, Any]:
     """Return the inputs of one call as a dict, or raise.
 
     Args:
@@ -184,7 +184,7 @@ def check_batch(batch: object) -> dict[str, Any]:
     Raises:
         NamedMeshError: If it is not a mapping from names.
 
-    >>> check_batch({"x": 3})
+    >>> check_named_arrays({"x": 3})
     {'x': 3}
     """
     if isinstance(batch, Mapping) and all(isinstance(name, str) for name in batch):

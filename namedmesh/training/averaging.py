@@ -9,7 +9,7 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
-from namedmesh.training.arguments import check_batch, check_executable, check_run
+from namedmesh.training.arguments import check_executable, check_named_arrays, check_run
 
 
 def average_results(
@@ -51,7 +51,7 @@ def average_results(
     rows: list[Mapping[str, Any]] = []
     weights: list[float] = []
     step, batches = check_run(step, batches)
-    for batch in map(check_batch, batches):
+    for batch in map(check_named_arrays, batches):
         # Results are fetched after the loop, so that the devices need not wait for this process.
         rows.append(step(state, **batch)[1])
         weights.append(float(weigh(batch)) if callable(weigh) else 1.0)

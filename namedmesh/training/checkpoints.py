@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 
 from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.dims.paths import describe_os_error
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
     check_count,
@@ -97,8 +98,16 @@ class Checkpoints:
             raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")
         if keep is not None:
             keep = check_count(keep, "keep", least=1)
-        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints")).resolve()
-        if path.exists() and not path.is_dir():
+        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints"))
+        try:
+            path = path.resolve()
+            other = path.exists() and not path.is_dir()
+        except OSError as error:
+            raise NamedMeshError(
+                f"the folder of the checkpoints cannot be used: {describe_os_error(error)}",
+                fix="name a folder for checkpoints",
+            ) from None
+        if other:
             raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
         self.folder, self.metric = path, metric
         self._writing, self._open = keep is not None, True

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.training.arguments import check_number
+from namedmesh.training.arguments import check_real
 
 
 def render_table(
@@ -92,7 +92,7 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(187), format_duration(3720)
     ('3:07', '1:02:00')
     """
-    number = check_number(seconds, "seconds")
+    number = check_real(seconds, "seconds")
     if not math.isfinite(number):
         raise NamedMeshError(f"a duration of {number} seconds", fix="give a finite number")
     minutes, whole = divmod(round(max(number, 0.0)), 60)

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.training.arguments import check_count, check_number
+from namedmesh.training.arguments import check_count, check_real
 from namedmesh.training.printing import format_duration
 
 # Which metrics are shown, and how.
@@ -63,8 +63,8 @@ class ProgressBar:
             raise NamedMeshError(
                 f"out is a {type(out).__name__}, expected a text file", fix="give e.g. sys.stdout"
             )
-        self._every = check_number(every, "every")
-        self._limit = check_number(minutes, "minutes") * 60 or math.inf
+        self._every = check_real(every, "every")
+        self._limit = check_real(minutes, "minutes") * 60 or math.inf
         if formats is not None and not isinstance(formats, Mapping):
             raise NamedMeshError(
                 f"formats is a {type(formats).__name__}, expected a dict",

@@ -11,7 +11,7 @@ import jax
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable
-from namedmesh.training.arguments import check_batch, check_executable
+from namedmesh.training.arguments import check_executable, check_named_arrays
 
 Item = TypeVar("Item")
 
@@ -159,7 +159,7 @@ def place_rows(executable: Executable, batch: Mapping[str, Any]) -> dict[str, An
         [0.0, 1.0, 2.0, 3.0]
     """
     check_executable(executable, "the program that takes the rows")
-    batch = check_batch(batch)
+    batch = check_named_arrays(batch)
     if jax.process_count() == 1:
         return batch
     return {

@@ -13,9 +13,9 @@ import numpy as np
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training.arguments import (
-    check_batch,
     check_count,
-    check_number,
+    check_named_arrays,
+    check_real,
     check_run,
 )
 
@@ -90,9 +90,9 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
     >>> model_flops_utilization(flops=8e12, seconds=0.1, devices=4, peak=100e12)
     0.2
     """
-    flops = check_number(flops, "flops")
+    flops = check_real(flops, "flops")
     for name, value in (("seconds", seconds), ("devices", devices), ("peak", peak)):
-        if not check_number(value, name) > 0:
+        if not check_real(value, name) > 0:
             raise NamedMeshError(f"{name}={value}", fix="give a positive number")
     return flops / (seconds * devices * peak)
 
@@ -200,7 +200,7 @@ def time_steps(
         )
     jax.block_until_ready(state.arrays)
     seconds = []
-    for batch in map(check_batch, batches):
+    for batch in map(check_named_arrays, batches):
         start = clock()
         state, results = step(state, **batch)
         jax.device_get(results)

@@ -105,10 +105,10 @@ def test_place_leaves_arrays_and_states_to_their_owner(step):
 
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_numpy_array_can_be_written_again(devices):
-    def keep(x):
+    def add(x):
         return x + nm.param("w", [N])
 
-    keep = nm.compile(keep, nm.spec([N]), mesh=nm.Mesh(data=devices), layout="long:data")
+    keep = nm.compile(add, nm.spec([N]), mesh=nm.Mesh(data=devices), layout="long:data")
     x, w = aligned(1024), aligned(1024)
     inputs, state = keep.put(x=x), keep.place({"w": w})
     x[:] = 5
@@ -171,4 +171,4 @@ def test_what_is_not_a_number_is_a_mismatch(value):
 
 def test_a_mask_is_not_lost(total):
     with pytest.raises(nm.NamedMeshError, match="is a masked array, whose mask would be lost"):
-        total(None, np.ma.masked_array(np.ones(7, np.float32), mask=[1] * 7))
+        total(None, np.ma.masked_array(np.ones(7, np.float32), mask=[True] * 7))

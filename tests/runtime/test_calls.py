@@ -2,7 +2,7 @@
 
 import collections
 import enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -99,7 +99,7 @@ def test_an_input_and_a_variable_of_one_name():
 
 class Losses(NamedTuple):
     total: nm.Tensor
-    parts: list[nm.Tensor]
+    parts: list[Any]
 
 
 Pair = collections.namedtuple("Pair", "first second")
