@@ -6,7 +6,7 @@ for, so that jax is imported when something is compiled.
 
 import importlib
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 # XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
 # collective waits for devices that never get a thread. The pool's size is read once, when jax
@@ -39,7 +39,7 @@ _FILES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name not in _FILES:
         raise AttributeError(f"module 'namedmesh.runtime' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"namedmesh.runtime.{_FILES[name]}"), name)

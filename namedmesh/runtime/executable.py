@@ -54,6 +54,7 @@ class Executable:
             collective that was not planned.
 
     Example:
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")
         >>> def count(x):
@@ -247,6 +248,7 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
     Example:
         >>> from namedmesh.runtime import load
         >>> import tempfile
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")
         >>> program = nm.trace(lambda x: nm.square(x), x=nm.spec([B]))
