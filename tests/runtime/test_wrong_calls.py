@@ -50,7 +50,8 @@ def values(things: dict[str, Any]) -> list[Any]:
         {"x": 1}, {"batch": "data"}, {1: 2}, {"w": X}, {"x": nm.spec([B, M])}, set(), {1},
         object(), int, print, lambda: 1, lambda x: x, train, MESH, B, nm.spec([B]),
         nm.Layout("batch:data"), X, X[0], np.float32(3), np.array(3), np.array([1, 2]),
-        np.array("x"), np.array(None), np.int64(4), np.zeros(0), jax.numpy.ones(3), jax.random.key(0), Color.RED, range(3),
+        np.array("x"), np.array(None), np.int64(4), np.zeros(0), jax.numpy.ones(3),
+        jax.random.key(0), Color.RED, range(3),
         pathlib.Path("a.nmesh"), Sharding(), nm.Shape([B]), slice(1), ..., memoryview(b"abc"),
         b"PK\x05\x06" + bytes(18), "default", "float32", "init", step.init(), *things.values(),
     ]  # fmt: skip
