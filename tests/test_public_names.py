@@ -25,7 +25,8 @@ def public_objects() -> dict[str, Any]:
             named[f"nm.random.{name}"] = value
     for room in ROOMS:
         module = importlib.import_module(f"namedmesh.{room}")
-        for name, value in vars(module).items():
+        for name in dir(module):
+            value = getattr(module, name)  # some rooms serve names when they are asked for
             if not name.startswith("_") and not isinstance(value, types.ModuleType):
                 named[f"{room}.{name}"] = value
     return {

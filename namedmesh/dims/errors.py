@@ -41,11 +41,21 @@ class NamedMeshError(ValueError):
         lines.append(f"  fix: {fix}")
         super().__init__("\n".join(lines))
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # An exception is copied and unpickled by calling its class with its args, which for this
+        # one are the message alone; made without a call it also keeps the line it is about.
+        return _rebuild_error, (type(self), self.args), vars(self)
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+
+def _rebuild_error(kind: type[NamedMeshError], arguments: tuple[object, ...]) -> NamedMeshError:
+    """Makes an error of which the message is known."""
+    return kind.__new__(kind, *arguments)
+
+
+def did_you_mean(name: object, known: Iterable[str]) -> str:
     """Returns the closest known name as a question, or the list of all of them."""
     known = sorted(set(known))
-    close = difflib.get_close_matches(name, known, n=1)
+    close = difflib.get_close_matches(str(name), known, n=1)
     if close:
         return f"did you mean {close[0]!r}?"
     return f"use one of: {', '.join(known)}" if known else "there are none to choose from"
@@ -84,10 +94,21 @@ def check_identifier(name: object, what: str, *details: str) -> str:
     return name
 
 
+def whole_number(value: object) -> int | None:
+    """Returns a whole number as an int; None for anything else, True and arrays included."""
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+        return None
+    try:
+        return operator.index(value)
+    except Exception:  # arrays have __index__ too, and raise whatever they like
+        return None
+
+
 def check_size(size: object, what: str, *details: str) -> int:
     """Returns size as an int when it is a positive whole number, or raises."""
-    if isinstance(size, SupportsIndex) and not isinstance(size, bool) and operator.index(size) > 0:
-        return operator.index(size)
+    number = whole_number(size)
+    if number is not None and number > 0:
+        return number
     raise NamedMeshError(
         f"{what} has size {size!r}", *details, fix="a size is a positive whole number"
     )
@@ -105,5 +126,5 @@ def check_text(text: object, what: str, example: str) -> str:
 
 def check_word(what: str, value: object, choices: Collection[str]) -> None:
     """Raises for a word that is not one of the choices: a typo would count nothing."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise NamedMeshError(f"there is no {what} {value!r}", fix=did_you_mean(str(value), choices))

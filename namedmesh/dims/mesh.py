@@ -10,6 +10,7 @@ from namedmesh.dims.errors import (
     check_size,
     check_text,
     did_you_mean,
+    whole_number,
 )
 
 
@@ -56,8 +57,10 @@ class Mesh:
         """Returns the assignment when it has every device once, or raises."""
         numbers: list[int] = []
         if isinstance(assignment, Iterable):
-            numbers = [int(number) for number in assignment if hasattr(number, "__index__")]
-        if sorted(numbers) != list(range(self.devices)) or len(numbers) != len(assignment):
+            # A 0-d array is Iterable, and raises when it is iterated over.
+            items = [] if getattr(assignment, "ndim", 1) == 0 else list(assignment)
+            numbers = [number for number in map(whole_number, items) if number is not None]
+        if len(numbers) != self.devices or sorted(numbers) != list(range(self.devices)):
             raise NamedMeshError(
                 f"device_assignment does not place {self.devices} devices once each: "
                 f"{assignment!r}",
@@ -113,7 +116,14 @@ class Mesh:
         Returns:
             The product of their sizes; 1 for no axis.
         """
-        return math.prod(self.axes[axis] for axis in axes)
+        try:
+            return math.prod(self.axes[axis] for axis in axes)
+        except (KeyError, TypeError):
+            raise NamedMeshError(
+                f"{axes!r} are not axes of the mesh",
+                f"mesh: {self}",
+                fix=f"give names of axes, e.g. {list(self.axes)}",
+            ) from None
 
     def check_axis(self, axis: str, what: str) -> None:
         """Raises when the mesh has no such axis.
@@ -125,7 +135,7 @@ class Mesh:
         Raises:
             NamedMeshError: The mesh has no axis of that name.
         """
-        if axis not in self.axes:
+        if not isinstance(axis, str) or axis not in self.axes:
             raise NamedMeshError(
                 f"{what}: the mesh has no axis {axis!r}",
                 f"mesh: {self}",

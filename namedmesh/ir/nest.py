@@ -24,8 +24,8 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(structure, (tuple, list)):
         items = [unflatten(item, leaves) for item in structure]
         if hasattr(structure, "_fields"):
-            return type(structure)(*items)
-        return type(structure)(items)
+            return type(structure)._make(items)  # type: ignore[union-attr]
+        return items if isinstance(structure, list) else tuple(items)
     return next(leaves)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -12,17 +11,19 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import (
     NamedMeshError,
-    check_identifier,
     check_word,
     did_you_mean,
+    join_names,
 )
+from namedmesh.dims.inputs import name_inputs
+from namedmesh.ir.binding import bind_specs, flatten_specs
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
+from namedmesh.ir.hoist import hoist_invariants
 from namedmesh.ir.interface import InputSpec, Specs, Variable, spec
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op, every_op
-from namedmesh.ir.operands import as_tuple, check_callable
-from namedmesh.ir.hoist import hoist_invariants
+from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
 from namedmesh.ir.tensor import Tensor
@@ -43,6 +44,7 @@ class Program:
         structure: What the function returned, tensors included.
         outputs: The tensors in it, in order.
         initializers: For each variable, the program that makes its first value from a seed.
+        groups: The names of the inputs that each dict argument of the function has.
 
     Example:
         >>> import namedmesh as nm
@@ -67,6 +69,7 @@ class Program:
     structure: Any
     outputs: tuple[Tensor, ...]
     initializers: dict[str, Program] = field(default_factory=dict)
+    groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def dims(self) -> dict[str, list[int]]:
@@ -82,9 +85,11 @@ class Program:
     def resting_dims(self) -> dict[str, list[int]]:
         """Every dimension name of parameters and their slots, with its sizes."""
         variables = [variable for variable in self.variables.values() if variable.at_rest]
-        dims = {dim for variable in variables for dim in variable.shape}
-        names = sorted({dim.name for dim in dims})
-        return {name: sorted(dim.size for dim in dims if dim.name == name) for name in names}
+        sizes: dict[str, set[int]] = {}
+        for variable in variables:
+            for dim in variable.shape:
+                sizes.setdefault(dim.name, set()).add(dim.size)
+        return {name: sorted(sizes[name]) for name in sorted(sizes)}
 
     @property
     def parameters(self) -> dict[str, Variable]:
@@ -111,12 +116,12 @@ class Program:
             check_word("phase", phase, ("forward", "backward", "update"))
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
-    def evaluate(self, state: Mapping[str, Any], **inputs: Any) -> tuple[dict[str, Any], Any]:
+    def evaluate(self, state: Mapping[str, Any], /, **inputs: Any) -> tuple[dict[str, Any], Any]:
         """Runs op by op in eager TensorFlow, unsharded: the reference of every sharded run.
 
         Args:
             state: A value for each variable, e.g. from `initial_state`.
-            **inputs: An array for each input.
+            **inputs: An array for each input, or a dict of them for a dict argument.
 
         Returns:
             The next state, and what the function returned with values for tensors.
@@ -132,6 +137,13 @@ class Program:
             >>> float(total)
             9.0
         """
+        if not isinstance(state, Mapping):
+            raise NamedMeshError(
+                f"the state of {self.name} is {format_value(state)}, expected a dict",
+                fix="give a value for each variable, e.g. program.initial_state()",
+            )
+        texts = {name: str(tensor) for name, tensor in self.inputs.items()}
+        inputs = name_inputs(self.name, texts, self.groups, (), inputs)
         for name in inputs:
             if name not in self.inputs:
                 raise NamedMeshError(
@@ -201,22 +213,22 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         )
     check_callable("nm.trace", function)
     name = getattr(function, "__name__", "program")
-    bound = _bind(function, name, specs, named)
-    arguments = _flatten_arguments(function, bound)
-    _check_specs(name, arguments)
+    bound = bind_specs(function, name, specs, named)
+    arguments, groups = flatten_specs(function, name, bound)
     root = Trace()
     inputs = {key: root.placeholder(one.shape, one.dtype, key) for key, one in arguments.items()}
     for key, argument in list(bound.arguments.items()):
-        if key in inputs:
+        if key not in groups:
             bound.arguments[key] = inputs[key]
-        elif isinstance(argument, dict):
-            bound.arguments[key] = {inner: inputs[inner] for inner in argument}
+        elif isinstance(argument, Mapping):
+            bound.arguments[key] = {inner: inputs[inner] for inner in groups[key]}
         else:
-            bound.arguments[key] = tuple(inputs[f"{key}_{i}"] for i in range(len(argument)))
+            bound.arguments[key] = tuple(inputs[inner] for inner in groups[key])
     with recording(root):
         structure = function(*bound.args, **bound.kwargs)
-        leaves = flatten(structure)
+        leaves = _flatten_results(name, structure)
         outputs = tuple(root.bring(check_result(leaf, f"a result of {name}")) for leaf in leaves)
+    _check_variable_names(name, inputs, root.variables)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
     needed = [*outputs, *root.updates.values()]
     # Twice: hoisting leaves ops in loops that nothing needs any more.
@@ -227,56 +239,47 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         for key, variable in root.variables.items()
     }
     return Program(
-        name, ops, inputs, arguments, root.variables, updates, structure, outputs, initializers
+        name,
+        ops,
+        inputs,
+        arguments,
+        root.variables,
+        updates,
+        structure,
+        outputs,
+        initializers,
+        groups,
     )
 
 
-def _bind(
-    function: Callable[..., Any], name: str, specs: Sequence[Specs], named: Mapping[str, Specs]
-) -> inspect.BoundArguments:
+def _flatten_results(name: str, structure: Any) -> list[Any]:
+    """The leaves of what a function returned."""
     try:
-        return inspect.signature(function).bind(*specs, **named)
-    except TypeError as error:
+        return flatten(structure)
+    except RecursionError:
         raise NamedMeshError(
-            f"the inputs do not fit {name}{inspect.signature(function)}: {error}",
-            fix="give one nm.spec for each argument of the function",
+            f"the results of {name} contain themselves, or nest hundreds of levels deep",
+            fix="return tensors in a few levels of tuples, lists and dicts",
         ) from None
 
 
-def _check_specs(name: str, arguments: Mapping[str, Any]) -> None:
-    for argument, one in arguments.items():
-        if not isinstance(one, InputSpec):
-            names = [dim.name for dim in as_tuple(one) if isinstance(dim, Dimension)]
-            raise NamedMeshError(
-                f"input {argument} of {name} is {format_value(one)}, not a spec",
-                fix=f"pass {argument}=nm.spec([{', '.join(names) or 'dims'}])",
-            )
+def _check_variable_names(
+    name: str, inputs: Mapping[str, Tensor], variables: Mapping[str, Variable]
+) -> None:
+    """Raises for variables that have the name of an input: one name, one thing."""
+    both = [key for key in variables if key in inputs]
+    if both:
+        tensors = [tensor for key in both for tensor in (inputs[key], variables[key].tensor)]
+        raise NamedMeshError(
+            f"{join_names(both)} of {name} {'is' if len(both) == 1 else 'are'} "
+            "an input and a variable at once",
+            *dict.fromkeys(map(str, tensors)),
+            source=variables[both[0]].tensor.source,
+            fix="give the variable another name, or rename the argument",
+        )
 
 
-def _flatten_arguments(
-    function: Callable[..., Any], bound: inspect.BoundArguments
-) -> dict[str, Any]:
-    """The specs by name; a dictionary argument contributes its entries, *args are numbered."""
-    kinds = {
-        key: parameter.kind for key, parameter in inspect.signature(function).parameters.items()
-    }
-    flat: dict[str, Any] = {}
-    for key, value in bound.arguments.items():
-        if kinds[key] is inspect.Parameter.VAR_POSITIONAL:
-            items = {f"{key}_{i}": item for i, item in enumerate(value)}
-        else:
-            items = value if isinstance(value, dict) else {key: value}
-        for inner, item in items.items():
-            check_identifier(inner, "input")
-            if inner in flat:
-                raise NamedMeshError(
-                    f"two inputs are named {inner}", fix="give each input its own name"
-                )
-            flat[inner] = item
-    return flat
-
-
-def evaluate(function: Callable[..., Any], **arguments: tuple[Sequence[Dimension], Any]) -> Any:
+def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimension], Any]) -> Any:
     """Runs a function of named tensors on arrays at once, unsharded: to try an op or a layer.
 
     Args:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.interface import Specs
+from namedmesh.ir.nest import unflatten
 from namedmesh.ir.program import Program, trace
-from namedmesh.lowering.export import export_planned
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan
 from namedmesh.runtime import Executable
@@ -36,8 +36,20 @@ class Step(Executable):
     """
 
     def __init__(self, plan: Plan, precision: str = "default", strict: bool | None = None):
+        # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
+        from namedmesh.lowering.export import export_planned
+
+        if not isinstance(plan, Plan):
+            raise NamedMeshError(
+                f"a step is made from a Plan, not from a {type(plan).__name__}",
+                fix="write nm.Step(nm.plan(program, mesh, layout)), or nm.compile(function, ...)",
+            )
         self.program, self.plan = plan.program, plan
         super().__init__(export_planned(plan, precision), strict=strict)
+
+    def _nest(self, leaves: Sequence[Any]) -> Any:
+        """The results as the traced function nests them, in its own classes of named tuples."""
+        return unflatten(self.program.structure, iter(leaves))
 
 
 def compile(

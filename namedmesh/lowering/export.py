@@ -25,6 +25,7 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import OpRecord, TensorSpec
 from namedmesh.runtime.manifest import PRECISIONS, without_folder
 from namedmesh.runtime.structure import number_leaves
+from namedmesh.runtime.structure_json import write_structure
 
 
 def export(
@@ -56,7 +57,9 @@ def export(
         >>> nm.export(program, nm.Mesh(data=4), "batch:data").inputs[0].sharded_text
         'float32[batch=8/data]'
     """
-    return export_planned(make_plan(program, mesh, layout, params), precision)
+    planned = make_plan(program, mesh, layout, params)
+    write_structure(number_leaves(program.structure))  # raises for keys that no file can keep
+    return export_planned(planned, precision)
 
 
 def export_planned(plan: Plan, precision: str = "default") -> Artifact:
@@ -83,6 +86,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         params=plan.params.text,
         precision=precision,
         inputs=signature.inputs,
+        groups=program.groups,
         variables=signature.variables,
         outputs=signature.outputs,
         structure=number_leaves(program.structure),
@@ -125,9 +129,9 @@ def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
     Raises:
         NamedMeshError: If the precision is unknown.
     """
-    if precision not in PRECISIONS:
+    if not isinstance(precision, str) or precision not in PRECISIONS:
         raise NamedMeshError(
-            f"precision={precision!r} is not a choice", fix=did_you_mean(str(precision), PRECISIONS)
+            f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
         )
 
     def main(*values: Any) -> list[Any]:

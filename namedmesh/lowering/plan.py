@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import pathlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.collective import Collective
-from namedmesh.dims.errors import check_word
+from namedmesh.dims.errors import NamedMeshError, check_word
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.paths import check_path, write_file
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.table import TensorRow, format_communication, format_tensors
@@ -93,6 +95,11 @@ class Plan:
         Returns:
             The bytes.
         """
+        if not isinstance(tensor, Tensor) or tensor not in self.shardings:
+            raise NamedMeshError(
+                f"{format_value(tensor)} is not a tensor of {self.program.name} that is planned",
+                fix="give e.g. plan.program.inputs['x']",
+            )
         size = tensor.itemsize
         for local in self.shardings[tensor].local_sizes(tensor.shape, self.mesh):
             size *= local
@@ -107,7 +114,7 @@ class Plan:
         Returns:
             The same key for tensors of equal value.
         """
-        producer = self.producers.get(tensor)
+        producer = self.producers.get(tensor) if isinstance(tensor, Tensor) else None
         if producer is None or not producer.same_value:
             return tensor
         return (producer.inputs[0], tensor.dtype)
@@ -163,7 +170,7 @@ class Plan:
         Returns:
             The bytes.
         """
-        return sum(c.total_bytes for phase in phases for c in self.of_phase(phase))
+        return sum(c.total_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
 
     def total_wire_bytes(self, phases: Iterable[str] = PHASES) -> int:
         """Returns the bytes that one device sends in one step, by the usual algorithms.
@@ -240,8 +247,8 @@ class Plan:
         Args:
             path: The file to write.
         """
-        text = json.dumps(self.to_json(), indent=1)
-        pathlib.Path(path).write_text(text + "\n", encoding="utf-8")
+        name = check_path(path, "the file of the plan")
+        write_file(name, (json.dumps(self.to_json(), indent=1) + "\n").encode(), "the plan")
 
     def __str__(self) -> str:
         params = f", params {self.params.text!r}" if self.params != self.layout else ""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.runtime.padding import remember_sizes, unpadded_sizes
 
 
 class _Mismatch(Exception):
@@ -29,10 +33,12 @@ def put_arrays(
     values: Mapping[str, Any],
     mesh: Mesh,
     sharding: Callable[[TensorSpec], NamedSharding],
+    used_up: Collection[str] = (),
 ) -> dict[str, jax.Array]:
     """Lays whole arrays out on devices, each device reading its own piece.
 
-    Everything is checked before anything is moved.
+    Everything is checked before anything is moved. No result shares memory that its owner can
+    change or that a step would take from its owner.
 
     Args:
         program: The name of the program, for errors.
@@ -41,6 +47,7 @@ def put_arrays(
         values: The arrays by name; arrays that lie in place already are passed on as they are.
         mesh: The program's mesh.
         sharding: Where an array of a spec lies.
+        used_up: The names of arrays that a step will use up; those in place already are copied.
 
     Returns:
         The arrays on their devices, in the order of the specs.
@@ -76,10 +83,15 @@ def put_arrays(
             *(mismatch.problem for _, mismatch in mismatches),
             fix="give arrays of these shapes and dtypes",
         )
-    return {
-        name: _put(spec, values[name], mesh, places[name]) if name in outside else values[name]
-        for name, spec in specs.items()
-    }
+    arrays = {}
+    for name, spec in specs.items():
+        value = values[name]
+        if name in outside:
+            arrays[name] = _put(spec, value, mesh, places[name])
+        else:
+            arrays[name] = jnp.copy(value) if name in used_up else value
+        remember_sizes(arrays[name], spec.sizes)
+    return arrays
 
 
 def _check_names(
@@ -112,6 +124,7 @@ def _in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding)
         isinstance(value, jax.Array)
         and not value.is_deleted()
         and value.shape == spec.padded(mesh)
+        and unpadded_sizes(value) == spec.sizes  # else: an array of the padded size itself
         and value.dtype == dtype_of(spec.dtype)
         and value.sharding.is_equivalent_to(sharding, value.ndim)
     )
@@ -123,35 +136,57 @@ def _check_array(what: str, spec: TensorSpec, value: Any) -> None:
         raise _Mismatch(
             f"{what} {spec.name} is an array that an earlier step used up", f"expected {spec.text}"
         )
-    try:
-        array = value if isinstance(value, (np.ndarray, jax.Array)) else np.asarray(value)
-    except ValueError:
-        raise _Mismatch(
-            f"{what} {spec.name} is a ragged {type(value).__name__}, not {spec.text}"
-        ) from None
+    array = _as_array(what, spec, value)
     right_dtype = array.dtype == dtype_of(spec.dtype) or _fits(value, spec.dtype)
-    if array.shape != spec.sizes or not right_dtype:
+    sizes = unpadded_sizes(array)
+    if sizes != spec.sizes or not right_dtype:
         raise _Mismatch(
-            f"{what} {spec.name} was given as {array.dtype}{list(array.shape)}, not {spec.text}"
+            f"{what} {spec.name} was given as {array.dtype}{list(sizes)}, not {spec.text}"
         )
+
+
+def _as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
+    """A value as an array, without fetching it from devices."""
+    if isinstance(value, np.ma.MaskedArray):
+        raise _Mismatch(f"{what} {spec.name} is a masked array, whose mask would be lost")
+    if isinstance(value, (np.ndarray, jax.Array)):
+        return value
+    try:
+        return np.asarray(value)
+    except ValueError:
+        problem = f"is a ragged {type(value).__name__}, not {spec.text}"
+    except Exception as error:  # whatever the conversion of a user's own class raises
+        problem = f"is a {type(value).__name__} that is not an array: {type(error).__name__}"
+    raise _Mismatch(f"{what} {spec.name} {problem}")
 
 
 def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> jax.Array:
     """Lays out one array that fits."""
-    sizes = spec.padded(mesh)
-    array = np.asarray(value)
+    sizes, whole = spec.padded(mesh), np.asarray(value)
+    if isinstance(value, jax.Array):
+        whole = whole[tuple(slice(size) for size in unpadded_sizes(value))]
+    array = whole
     if sizes != array.shape:
         padding = [(0, size - had) for size, had in zip(sizes, array.shape, strict=True)]
         array = np.pad(array, padding)
     array = array.astype(dtype_of(spec.dtype), copy=False)
-    return jax.make_array_from_callback(sizes, sharding, lambda index: array[index])
+
+    def read_piece(index: Any) -> np.ndarray:
+        # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user who
+        # writes the next batch into the same array would change this one.
+        return np.array(array[index]) if array is whole else array[index]
+
+    return jax.make_array_from_callback(sizes, sharding, read_piece)
 
 
 def _fits(value: Any, dtype: str) -> bool:
     """Whether a plain Python number can stand for a scalar of a dtype."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
+    if dtype == "bool":
+        return False
     if not dtype.lstrip("u").startswith("int"):
-        return dtype != "bool"
+        finite = isinstance(value, int) or math.isfinite(value)
+        return not finite or abs(value) <= float(ml_dtypes.finfo(dtype_of(dtype)).max)
     limits = np.iinfo(dtype)
-    return float(value).is_integer() and limits.min <= value <= limits.max
+    return limits.min <= value <= limits.max and int(value) == value

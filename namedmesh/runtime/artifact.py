@@ -1,27 +1,26 @@
-"""Artifact: a program on disk: StableHLO modules and a manifest, in one zip file."""
+"""Artifact: a program on disk: StableHLO modules and a manifest, in one sealed zip file."""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 import os
-import zipfile
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.paths import check_path, write_file
+from namedmesh.runtime.container import AGAIN, pack_members, read_file, unpack_members
 from namedmesh.runtime.json_cursor import JsonCursor
 from namedmesh.runtime.manifest import PRECISIONS as PRECISIONS
 from namedmesh.runtime.manifest import Manifest, read_manifest, write_manifest
 
 FORMAT = "namedmesh-artifact"
 VERSION = 4
-_AGAIN = "export it again with nm.export"
+_MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
 
 
 @dataclass(frozen=True)
@@ -79,17 +78,7 @@ class Artifact(Manifest):
         Returns:
             The contents of the file's manifest.json.
         """
-        sums = {name: hashlib.sha256(module).hexdigest() for name, module in self._modules()}
-        return {
-            "format": FORMAT,
-            "version": VERSION,
-            "sha256": sums,
-            **write_manifest(self),
-        }
-
-    def _modules(self) -> list[tuple[str, bytes]]:
-        """The modules by name."""
-        return [("step", self.step_module), ("init", self.init_module)]
+        return {"format": FORMAT, "version": VERSION, **write_manifest(self)}
 
     def to_bytes(self) -> bytes:
         """The file's contents.
@@ -97,17 +86,12 @@ class Artifact(Manifest):
         Returns:
             Bytes that are equal for equal artifacts.
         """
-        buffer = io.BytesIO()
         lines = [
             f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self.manifest().items()
         ]
-        members = [("manifest.json", ("{\n" + ",\n".join(lines) + "\n}\n").encode())]
-        members += [(f"{name}.mlir", module) for name, module in self._modules()]
-        with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
-            for name, data in members:
-                # A ZipInfo of its own has a fixed date, so that equal contents give equal bytes.
-                file.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
-        return buffer.getvalue()
+        manifest = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+        contents = (manifest, self.step_module, self.init_module)
+        return pack_members(dict(zip(_MEMBERS, contents, strict=True)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the file, whole or not at all.
@@ -116,12 +100,10 @@ class Artifact(Manifest):
             path: The file, by convention `NAME.nmesh`.
 
         Raises:
-            OSError: If it cannot be written.
+            NamedMeshError: If it cannot be written; a file that was there is still there then.
         """
-        temporary = f"{os.fspath(path)}.{os.getpid()}.partial"
-        with open(temporary, "wb") as file:
-            file.write(self.to_bytes())
-        os.replace(temporary, path)
+        name = check_path(path, "the file of the artifact")
+        write_file(name, self.to_bytes(), "artifact")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Artifact:
@@ -134,16 +116,10 @@ class Artifact(Manifest):
             The Artifact.
 
         Raises:
-            NamedMeshError: If the file cannot be read, is damaged, or is of another version.
+            NamedMeshError: If the file cannot be read, is too large, was changed since it was
+                written, or is of another version.
         """
-        try:
-            with open(path, "rb") as file:
-                data = file.read()
-        except OSError as error:
-            raise NamedMeshError(
-                f"cannot read artifact {os.fspath(path)!r}: {error.strerror}", fix="check the path"
-            ) from None
-        return cls.from_bytes(data, os.fspath(path))
+        return cls.from_bytes(read_file(path), os.fspath(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "artifact") -> Artifact:
@@ -160,59 +136,67 @@ class Artifact(Manifest):
             NamedMeshError: If the data is damaged, not an Artifact, or of another version; every
                 field of the manifest that is missing or wrong is named.
         """
-        manifest, modules = _unzip(data, label)
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=_AGAIN)
-        if manifest.get("version") != VERSION:
-            version = manifest.get("version")
+        if not isinstance(data, (bytes, bytearray, memoryview)):
             raise NamedMeshError(
-                f"{label!r} has artifact version {version!r}; this namedmesh reads {VERSION}",
-                fix=_AGAIN,
+                f"an artifact cannot be read from a {type(data).__name__}",
+                fix="give the bytes that to_bytes() returned, or use Artifact.load(path)",
+            )
+        members = unpack_members(bytes(data), _MEMBERS, label)
+        manifest = _parse_manifest(members["manifest.json"], label)
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=AGAIN)
+        if manifest.get("version") != VERSION:
+            version = repr(manifest.get("version"))[:60]
+            raise NamedMeshError(
+                f"{label!r} has artifact version {version}; this namedmesh reads {VERSION}",
+                fix=AGAIN,
             )
         document = JsonCursor(manifest)
-        checksums = document.member("sha256").members()
-        sums = {name: checksum.text() for name, checksum in checksums.items()}
         described = read_manifest(document)
+        step, init = members["step.mlir"], members["init.mlir"]
+        if not document.problems and bool(described.variables) != bool(init):
+            document.note("init.mlir is there without variables, or missing with them")
         if document.problems:
             raise NamedMeshError(
                 f"{label!r} has a manifest that is incomplete or wrong",
-                *document.problems,
-                fix=_AGAIN,
+                *list(document.problems)[:20],
+                fix=AGAIN,
             )
-        damaged = [
-            name
-            for name, module in modules.items()
-            if hashlib.sha256(module).hexdigest() != sums.get(name)
-        ]
-        if damaged:
-            raise NamedMeshError(
-                f"{label!r} is damaged: the {' and the '.join(damaged)} module does not match "
-                "its checksum",
-                fix=_AGAIN,
-            )
-        return cls(**vars(described), step_module=modules["step"], init_module=modules["init"])
+        return cls(**vars(described), step_module=step, init_module=init)
 
 
-def _unzip(data: bytes, label: str) -> tuple[Any, dict[str, bytes]]:
-    """The manifest as JSON, and the modules by name."""
+def check_artifact(artifact: object) -> Artifact:
+    """Returns an Artifact, or raises if it is something else, e.g. the path of one.
+
+    Args:
+        artifact: What a function was given.
+
+    Returns:
+        The same object.
+
+    Raises:
+        NamedMeshError: If it is not an Artifact.
+
+    Example:
+        >>> try:
+        ...     check_artifact("model.nmesh")
+        ... except NamedMeshError as error:
+        ...     print(error.problem)
+        expected an Artifact, not a str
+    """
+    if isinstance(artifact, Artifact):
+        return artifact
+    fix = "give what nm.export or Artifact.load returned"
+    if isinstance(artifact, (str, os.PathLike)):
+        fix = "read it first: Artifact.load(path), or use namedmesh.runtime.load(path)"
+    raise NamedMeshError(f"expected an Artifact, not a {type(artifact).__name__}", fix=fix)
+
+
+def _parse_manifest(data: bytes, label: str) -> Any:
+    """The manifest as JSON."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as file:
-            manifest = json.loads(file.read("manifest.json"))
-            return manifest, {name: file.read(f"{name}.mlir") for name in ("step", "init")}
-    except zlib.error:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
         raise NamedMeshError(
-            f"{label!r} is damaged: its contents cannot be decompressed", fix=_AGAIN
-        ) from None
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        EOFError,
-        OSError,
-        NotImplementedError,
-        RuntimeError,
-    ) as error:
-        reason = error.args[0] if error.args else type(error).__name__
-        raise NamedMeshError(
-            f"{label!r} is not a namedmesh artifact, or is damaged: {reason}", fix=_AGAIN
+            f"{label!r} is not a namedmesh artifact, or is damaged: {str(error)[:200]}", fix=AGAIN
         ) from None

@@ -5,7 +5,7 @@ Works with jax 0.10 and 0.11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -18,7 +18,11 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
+from namedmesh.dims.errors import NamedMeshError
+
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
+
+_AGAIN = "export it again with nm.export"
 
 _call = Primitive("namedmesh")
 _call.multiple_results = True
@@ -31,13 +35,35 @@ def _(*arguments: Any, module: bytes, results: ResultTypes) -> list[Any]:
 
 def _inline(context: Any, *arguments: Any, module: bytes, results: ResultTypes) -> Sequence[Any]:
     """Copies a module into the one that jax is making, and calls it."""
-    parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
-    types = list(ir.SymbolTable(parsed.operation)["main"].type.results)
+    try:
+        parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
+        signature = ir.SymbolTable(parsed.operation)["main"].type
+        inputs, types = list(signature.inputs), list(signature.results)
+    except (ValueError, KeyError, AttributeError, ir.MLIRError) as error:
+        raise NamedMeshError(
+            f"a module of the artifact cannot be read: {str(error)[:200]}", fix=_AGAIN
+        ) from None
+    expected = [
+        ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(dtype)) for shape, dtype in results
+    ]
+    if inputs != [argument.type for argument in arguments] or types != expected:
+        raise NamedMeshError(
+            "a module of the artifact does not take or return what its manifest says",
+            f"module: {_join(inputs)} to {_join(types)}",
+            f"manifest: {_join(argument.type for argument in arguments)} to {_join(expected)}",
+            fix=_AGAIN,
+        )
     target = context.module_context
     name = merge_mlir_modules(
         target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table
     )
     return func.CallOp(types, ir.FlatSymbolRefAttr.get(name), list(arguments)).results
+
+
+def _join(types: Iterable[ir.Type]) -> str:
+    """The first types in one line."""
+    texts = [str(one) for one in types]
+    return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")
 
 
 mlir.register_lowering(_call, _inline)

@@ -13,6 +13,14 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 
+# numpy would take "O", "i4,i4" and much else for a dtype too.
+_DTYPE_NAMES = frozenset(
+    ["bool", "bfloat16", "complex64", "complex128", "int4", "uint4"]
+    + [f"float{bits}" for bits in (16, 32, 64)]
+    + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    + [name for name in dir(ml_dtypes) if name.startswith("float8_")]
+)
+
 
 def dtype_of(name: str) -> np.dtype:
     """The numpy dtype of a name, those of ml_dtypes included.
@@ -30,6 +38,8 @@ def dtype_of(name: str) -> np.dtype:
         >>> dtype_of("bfloat16").itemsize
         2
     """
+    if name not in _DTYPE_NAMES:
+        raise TypeError(f"{name!r} is not the name of a dtype")
     return np.dtype(getattr(ml_dtypes, name, name))
 
 

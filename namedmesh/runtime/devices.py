@@ -6,18 +6,15 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-# XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
-# collective waits for devices that never get a thread. The pool's size is read once, when jax
-# starts its CPU client, so it is set before jax is imported.
-os.environ.setdefault("NPROC", "64")
-
 import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.bridge import devices_are_fixed, is_one_of_several
+
+_MOST = 2**20  # virtual devices of one process
 
 
 def use_cpu_devices(count: int) -> None:
@@ -35,6 +32,12 @@ def use_cpu_devices(count: int) -> None:
         >>> from namedmesh.runtime import use_cpu_devices
         >>> use_cpu_devices(1)
     """
+    number = whole_number(count)
+    if number is None or not 0 < number <= _MOST:
+        raise NamedMeshError(
+            f"{count!r} is not a number of devices", fix="give a whole number, e.g. 8"
+        )
+    count = number
     if devices_are_fixed():
         if jax.default_backend() == "cpu" and len(jax.devices()) < count:
             raise _too_few(count, "the program")

@@ -5,25 +5,33 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-import jax
-import numpy as np
-from jax.sharding import NamedSharding
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from namedmesh.dims.collective import Collective
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, whole_number
+from namedmesh.dims.inputs import name_inputs
+from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.hlo.parse import parse_module
-from namedmesh.runtime.arrays import put_arrays
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.description import TensorSpec
-from namedmesh.runtime.devices import device_mesh
-from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
+from namedmesh.runtime.padding import remember_sizes
 from namedmesh.runtime.state import State
-from namedmesh.runtime.state_check import check_state
+from namedmesh.runtime.state_check import check_state, check_used_once
 from namedmesh.runtime.structure import fill_structure
 from namedmesh.runtime.usage import Report
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import NamedSharding
+
+
+def _load_backend() -> ModuleType:
+    """The part that needs jax: `step: nm.Step` in an annotation does not."""
+    from namedmesh.runtime import backend
+
+    return backend
 
 
 class Executable:
@@ -49,6 +57,7 @@ class Executable:
             as planned.
 
     Example:
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")
         >>> def count(x):
@@ -64,15 +73,16 @@ class Executable:
     """
 
     def __init__(self, artifact: Artifact, *, strict: bool | None = None):
-        self.artifact = artifact
-        self.mesh = device_mesh(artifact.mesh)
+        self._backend = _load_backend()
+        self.artifact = check_artifact(artifact)
+        self.mesh = self._backend.device_mesh(artifact.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
         self._updated = [spec.name for spec in artifact.variables if spec.updated]
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = compile_lowered(lower_step(artifact, self.mesh))
+        self._step = self._backend.compile_step(artifact, self.mesh)
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self._strict = strict
@@ -105,7 +115,13 @@ class Executable:
         Returns:
             Its sharding over the devices.
         """
-        return named_sharding(self.mesh, spec)
+        if not isinstance(spec, TensorSpec):
+            raise NamedMeshError(
+                f"{type(spec).__name__} is not a TensorSpec",
+                fix="give one of step.inputs, step.variables or step.artifact.outputs, "
+                "e.g. step.inputs['x']",
+            )
+        return self._backend.named_sharding(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
         """The first state; every device makes its own pieces, nothing is ever whole in one place.
@@ -124,16 +140,16 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            init = compile_lowered(lower_init(self.artifact, self.mesh))
-            self.initial_audit = self._audit(init, self.artifact.initial_collectives)
-            self._init = init
-        arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))
-        return State(
-            dict(zip(self.variables, jax.block_until_ready(arrays), strict=True)), self.variables
-        )
+            compiled = self._backend.compile_init(self.artifact, self.mesh)
+            self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
+            self._init = compiled
+        arrays = self._backend.run_init(self._init, self.mesh, seed)
+        return State(dict(zip(self.variables, arrays, strict=True)), self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays, of which each device reads its own piece.
+
+        The arrays stay the caller's: those that a step would use up are copied.
 
         Args:
             values: An array for each variable, by name; a State of another Executable will do.
@@ -150,13 +166,20 @@ class Executable:
                 f"place was given a {type(values).__name__}",
                 fix="give whole arrays by name: place({name: array})",
             )
-        return State(self._put("variable", self.variables, values), self.variables)
+        if isinstance(values, State):
+            for name, spec in values.specs.items():
+                if name in values.arrays:
+                    remember_sizes(values.arrays[name], spec.sizes)
+            values = values.arrays
+        arrays = self._put("variable", self.variables, values, self._updated)
+        return State(arrays, self.variables)
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Inputs laid out on the devices ahead of a step.
 
         Args:
-            **inputs: A whole array for each input, by name.
+            **inputs: A whole array for each input, by name, or a dict of them for an argument
+                that is one.
 
         Returns:
             Arrays to call the step with.
@@ -165,14 +188,18 @@ class Executable:
             NamedMeshError: If inputs are unknown or missing, or arrays do not fit; all of them
                 are named.
         """
-        return self._put("input", self.inputs, inputs)
+        return self._put("input", self.inputs, self._name_inputs((), inputs))
 
     def _put(
-        self, what: str, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]
+        self,
+        what: str,
+        specs: Mapping[str, TensorSpec],
+        values: Mapping[str, Any],
+        used_up: Sequence[str] = (),
     ) -> dict[str, jax.Array]:
         """Checks arrays and lays them out."""
-        mesh = self.artifact.mesh
-        return put_arrays(self.artifact.name, what, specs, values, mesh, self.sharding)
+        name, mesh = self.artifact.name, self.artifact.mesh
+        return self._backend.put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
 
     def __call__(
         self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
@@ -182,49 +209,39 @@ class Executable:
         Args:
             state: What `init`, `place` or the step before returned; variables that are updated
                 are used up. None will do for a program without variables.
-            *inputs: Inputs by position.
-            **named: Inputs by name.
+            *inputs: Inputs by position; a dict of them for an argument that is one.
+            **named: Inputs by name, or such dicts by the names of their arguments.
 
         Returns:
-            The next state, and the results as the traced function nests them.
+            The next state, and the results as the traced function nests them; a named tuple comes
+            back as one of the same name and fields.
 
         Raises:
             NamedMeshError: If the state or the inputs do not fit; the state is still usable then.
         """
         checked = check_state(self.artifact, self.variables, state, self.sharding)
-        arrays = self.put(**self._by_name(inputs, named))
-        results = self._step(*arrays.values(), *checked.arrays.values())
-        if self._block:
-            jax.block_until_ready(results)
+        arrays = self._put("input", self.inputs, self._name_inputs(inputs, named))
+        check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
+        operands = [*arrays.values(), *checked.arrays.values()]
+        results = self._backend.run_step(self.artifact.name, self._step, operands, self._block)
         count = len(self.artifact.outputs)
         updated = dict(zip(self._updated, results[count:], strict=True))
-        outputs = fill_structure(self.artifact.structure, results[:count])
-        return State(checked.arrays | updated, self.variables), outputs
+        return State(checked.arrays | updated, self.variables), self._nest(results[:count])
 
-    def _by_name(self, inputs: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
-        """All inputs by name, each given once."""
-        if len(inputs) > len(self.inputs):
-            raise NamedMeshError(
-                f"{len(inputs)} inputs were given, {self.artifact.name} takes {len(self.inputs)}",
-                *(f"{name}: {spec.text}" for name, spec in self.inputs.items()),
-                fix=f"give the state, then: {', '.join(self.inputs)}",
-            )
-        positional = dict(zip(self.inputs, inputs, strict=False))
-        twice = [name for name in named if name in positional]
-        if twice:
-            subject = (
-                f"input {twice[0]} was" if len(twice) == 1 else f"inputs {', '.join(twice)} were"
-            )
-            raise NamedMeshError(
-                f"{subject} given twice", fix="give each input by position or by name"
-            )
-        return positional | named
+    def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """What was given, by the names of the inputs."""
+        texts = {name: spec.text for name, spec in self.inputs.items()}
+        return name_inputs(self.artifact.name, texts, self.artifact.groups, values, named)
+
+    def _nest(self, leaves: Sequence[Any]) -> Any:
+        """The results as the traced function nests them."""
+        return fill_structure(self.artifact.structure, leaves)
 
 
 def _check_seed(seed: object) -> None:
     """Raises unless a seed is an int32."""
-    whole = hasattr(seed, "__index__") and not isinstance(seed, bool)
-    if not whole or not -(2**31) <= int(seed) < 2**31:  # type: ignore[call-overload]
+    number = whole_number(seed)
+    if number is None or not -(2**31) <= number < 2**31:
         raise NamedMeshError(
             f"the seed {seed!r} is not an int32",
             fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",
@@ -247,6 +264,7 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
     Example:
         >>> from namedmesh.runtime import load
         >>> import tempfile
+        >>> import numpy as np
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=4")
         >>> program = nm.trace(lambda x: nm.square(x), x=nm.spec([B]))
@@ -280,7 +298,11 @@ def cache_compilations(folder: str | os.PathLike[str]) -> None:
         >>> for name, value in previous.items():  # jax's own settings again
         ...     jax.config.update(name, value)
     """
-    os.makedirs(folder, exist_ok=True)
-    jax.config.update("jax_compilation_cache_dir", os.fspath(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    name = check_path(folder, "the folder of compiled programs")
+    try:
+        os.makedirs(name, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise NamedMeshError(
+            f"cannot make the folder {name!r}: {describe_os_error(error)}", fix="check the path"
+        ) from None
+    _load_backend().keep_compilations(name)

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.inputs import InputGroups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 from namedmesh.runtime.description import OpRecord, TensorSpec, VariableSpec, dtype_of
 from namedmesh.runtime.json_cursor import JsonCursor
 from namedmesh.runtime.structure import ResultStructure
+from namedmesh.runtime.structure_json import read_structure, write_structure
 
 PRECISIONS = ("default", "high", "highest")
+_LARGEST_SIZE = 2**40  # of a dimension: compilers count elements in 63 bits
 _TEXTS = ("name", "layout", "params")
 
 
@@ -31,6 +36,7 @@ class Manifest:
         params: The layout of parameters at rest, as text.
         precision: That of matrix products: `default`, `high` or `highest`.
         inputs: What a step takes besides its state.
+        groups: The names of the inputs that each dict argument of the traced function has.
         variables: The state.
         outputs: What a step returns besides the next state.
         structure: How the outputs nest.
@@ -48,6 +54,7 @@ class Manifest:
     params: str
     precision: str
     inputs: tuple[TensorSpec, ...]
+    groups: InputGroups
     variables: tuple[VariableSpec, ...]
     outputs: tuple[TensorSpec, ...]
     structure: ResultStructure
@@ -90,12 +97,13 @@ def write_manifest(manifest: Manifest) -> dict[str, Any]:
         "mesh": {"axes": mesh.axes, "device_assignment": _list(mesh.device_assignment)},
         "precision": manifest.precision,
         "inputs": [_write_spec(spec) for spec in manifest.inputs],
+        "groups": {argument: list(names) for argument, names in manifest.groups.items()},
         "variables": [
             {**_write_spec(spec), "trainable": spec.trainable, "updated": spec.updated}
             for spec in manifest.variables
         ],
         "outputs": [_write_spec(spec) for spec in manifest.outputs],
-        "structure": _write_structure(manifest.structure),
+        "structure": write_structure(manifest.structure),
         "collectives": [_write_collective(one) for one in manifest.collectives],
         "initial_collectives": [_write_collective(one) for one in manifest.initial_collectives],
         "ops": {
@@ -121,22 +129,28 @@ def read_manifest(document: JsonCursor) -> Manifest:
         The manifest, which means something only if no problem was noted.
     """
     mesh = _read_mesh(document.member("mesh"))
+    texts = {name: document.member(name).text() for name in _TEXTS}
+    precision = document.member("precision").text(PRECISIONS)
+    inputs = _read_specs(document.member("inputs"), mesh)
+    variables = tuple(
+        VariableSpec(
+            **vars(_read_spec(one, mesh)),
+            trainable=one.member("trainable").flag(),
+            updated=one.member("updated").flag(),
+        )
+        for one in document.member("variables").items()
+    )
     outputs = _read_specs(document.member("outputs"), mesh)
+    _check_names(document, [*inputs, *variables])
     return Manifest(
-        **{name: document.member(name).text() for name in _TEXTS},
+        **texts,
         mesh=mesh or Mesh(missing=1),
-        precision=document.member("precision").text(PRECISIONS),
-        inputs=_read_specs(document.member("inputs"), mesh),
-        variables=tuple(
-            VariableSpec(
-                **vars(_read_spec(one, mesh)),
-                trainable=one.member("trainable").flag(),
-                updated=one.member("updated").flag(),
-            )
-            for one in document.member("variables").items()
-        ),
+        precision=precision,
+        inputs=inputs,
+        groups=_read_groups(document.member("groups"), inputs),
+        variables=variables,
         outputs=outputs,
-        structure=_read_structure(document.member("structure"), len(outputs)),
+        structure=read_structure(document.member("structure"), len(outputs)),
         collectives=_read_collectives(document.member("collectives"), mesh),
         initial_collectives=_read_collectives(document.member("initial_collectives"), mesh),
         ops={
@@ -153,6 +167,26 @@ def read_manifest(document: JsonCursor) -> Manifest:
     )
 
 
+def _check_names(document: JsonCursor, specs: Sequence[TensorSpec]) -> None:
+    """Notes the names that two inputs or variables have."""
+    for name, count in Counter(spec.name for spec in specs).items():
+        if count > 1 and not document.problems:
+            document.note(f"inputs and variables: {count} are named {name!r}")
+
+
+def _read_groups(cursor: JsonCursor, inputs: Sequence[TensorSpec]) -> InputGroups:
+    """The inputs of each dict argument, which follow each other."""
+    names = [spec.name for spec in inputs]
+    groups = {}
+    for argument, one in cursor.members().items():
+        group = tuple(name.text() for name in one.items())
+        start = names.index(group[0]) if group and group[0] in names else 0
+        if tuple(names[start : start + len(group)]) != group:
+            one.wrong("inputs that follow each other")
+        groups[argument] = group
+    return groups
+
+
 def _list(numbers: tuple[int, ...] | None) -> list[int] | None:
     """A tuple as JSON has it."""
     return None if numbers is None else list(numbers)
@@ -164,6 +198,8 @@ def _read_mesh(cursor: JsonCursor) -> Mesh | None:
     axes = {name: size.number() for name, size in cursor.member("axes").members().items()}
     assignment = cursor.member("device_assignment")
     order = None if assignment.value is None else [one.number() for one in assignment.items()]
+    if "device_assignment" in axes:
+        cursor.note(f"{cursor.path}.axes: device_assignment is not the name of an axis")
     if len(cursor.problems) > known:
         return None
     return cursor.build(lambda: Mesh(device_assignment=order, **axes), None)
@@ -193,6 +229,9 @@ def _read_spec(cursor: JsonCursor, mesh: Mesh | None) -> TensorSpec:
     for name in axes:
         if name not in shape.names:
             held.note(f"{held.path}: {name!r} is not one of the dimensions {shape}")
+    for axis, count in Counter(axis for several in axes.values() for axis in several).items():
+        if count > 1:
+            held.note(f"{held.path}: axis {axis!r} is held {count} times")
     dtype = _read_dtype(cursor.member("dtype"))
     return TensorSpec(cursor.member("name").text(), shape, dtype, Sharding.of(axes))
 
@@ -203,7 +242,7 @@ def _read_dtype(cursor: JsonCursor) -> str:
     try:
         dtype_of(name)
     except TypeError:
-        if name:
+        if isinstance(cursor.value, str):
             cursor.wrong("the name of a dtype")
     return name
 
@@ -214,6 +253,9 @@ def _read_dim(cursor: JsonCursor) -> Dimension | None:
         cursor.wrong("[name, size]")
         return None
     name, size = cursor.items()
+    if size.number() > _LARGEST_SIZE:
+        size.wrong(f"at most {_LARGEST_SIZE}")
+        return None
     return Dimension(name.text(), size.number())
 
 
@@ -267,50 +309,8 @@ def _read_group_size(cursor: JsonCursor, mesh: Mesh | None) -> int:
 def _read_source(cursor: JsonCursor) -> Source:
     """A source line, written as file:line."""
     file, colon, line = cursor.text().rpartition(":")
-    if not colon or not line.isdigit():
+    if not colon or not re.fullmatch("[0-9]{1,9}", line):
         if isinstance(cursor.value, str):
             cursor.wrong("file:line")
         return Source("", 0)
     return Source(file, int(line))
-
-
-def _write_structure(structure: ResultStructure) -> Any:
-    """A nesting as JSON, which has neither tuples nor keys that are not text."""
-    if structure is None or isinstance(structure, int):
-        return structure
-    if isinstance(structure, dict):
-        return {"dict": [[key, _write_structure(value)] for key, value in structure.items()]}
-    kind = "tuple" if isinstance(structure, tuple) else "list"
-    return {kind: [_write_structure(item) for item in structure]}
-
-
-def _read_structure(cursor: JsonCursor, leaves: int) -> ResultStructure:
-    """A nesting whose leaves are numbers of results."""
-    value = cursor.value
-    if value is None:
-        return None
-    if isinstance(value, int):
-        number = cursor.number()
-        if number >= leaves:
-            cursor.wrong(f"the number of one of {leaves} outputs")
-        return number
-    if not isinstance(value, dict) or [*value] not in (["dict"], ["tuple"], ["list"]):
-        cursor.wrong("a number, null, or an object with one of dict, tuple, list")
-        return None
-    kind = next(iter(value))
-    items = cursor.member(kind).items()
-    if kind != "dict":
-        parts = [_read_structure(item, leaves) for item in items]
-        return tuple(parts) if kind == "tuple" else parts
-    entries: dict[Any, Any] = {}
-    for item in items:
-        if isinstance(item.value, list) and len(item.value) == 2 and _is_key(item.value[0]):
-            entries[item.value[0]] = _read_structure(item.items()[1], leaves)
-        else:
-            item.wrong("[key, structure]")
-    return entries
-
-
-def _is_key(value: object) -> bool:
-    """Whether a JSON value can be the key of a dict."""
-    return not isinstance(value, (list, dict))

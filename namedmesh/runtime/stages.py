@@ -9,6 +9,7 @@ from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
 from namedmesh.dims.dimension import Shape
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.runtime.artifact import Artifact
@@ -52,6 +53,9 @@ def lower_module(
 
     Returns:
         The module, lowered by jax.
+
+    Raises:
+        NamedMeshError: If the module cannot be read, or takes or returns something else.
     """
     types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
     function = jax.jit(
@@ -67,8 +71,11 @@ def lower_module(
         )
         for spec in entries
     )
-    with partition_with_gspmd():
-        return function.lower(*arguments)
+    try:
+        with partition_with_gspmd():
+            return function.lower(*arguments)
+    except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
+        raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
 
 
 def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime.description import TensorSpec
+
+if TYPE_CHECKING:
+    import jax
 
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
@@ -46,15 +48,22 @@ class State(Mapping[str, Any]):
         0
     """
 
-    def __init__(self, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]):
+    def __init__(self, arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]):
+        for what, values in (("arrays", arrays), ("specs", specs)):
+            if not isinstance(values, Mapping):
+                raise NamedMeshError(
+                    f"the {what} of a state are a {type(values).__name__}, expected a dict",
+                    fix="make a state with step.init(seed) or step.place({name: array})",
+                )
+        arrays = dict(arrays)
         self.arrays, self.specs = arrays, specs
 
     def __getitem__(self, name: str) -> Any:
-        if name not in self.arrays:
+        if name not in self:
             raise NamedMeshError(
                 f"the state has no variable {name!r}",
                 f"state: {self!r}",
-                fix=did_you_mean(str(name), self.arrays),
+                fix=did_you_mean(name, self.arrays),
             )
         array, sizes = self.arrays[name], self.specs[name].sizes
         if array.is_deleted():
@@ -77,10 +86,12 @@ class State(Mapping[str, Any]):
         Returns:
             The array or the default.
         """
-        return self[name] if name in self.arrays else default
+        if name not in self:
+            return default
+        return self[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self.arrays
+        return isinstance(name, str) and name in self.arrays
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-
-import jax
-from jax.sharding import NamedSharding
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.state import State, describe_variables
+
+if TYPE_CHECKING:
+    import jax
+    from jax.sharding import NamedSharding
+
 
 _START = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
 
@@ -100,6 +103,66 @@ def _check_arrays(
         fixes.append("move it with step.place(state)")
     if problems:
         raise NamedMeshError("; ".join(problems), *details, fix="; ".join(fixes))
+
+
+def check_used_once(
+    program: str,
+    inputs: Mapping[str, jax.Array],
+    variables: Mapping[str, jax.Array],
+    updated: Collection[str],
+) -> None:
+    """Raises if memory that a step uses up is given to it a second time.
+
+    Updated variables give their memory to the results; a device that reads the same memory under
+    another name would crash.
+
+    Args:
+        program: The name of the program.
+        inputs: The inputs on their devices.
+        variables: The variables on their devices.
+        updated: The names of the variables that the step uses up.
+
+    Raises:
+        NamedMeshError: If an array is given under two names; all of them are named.
+    """
+    owners = {id(variables[name]): name for name in updated}
+    problems = []
+    for name, array in variables.items():
+        owner = owners.get(id(array), name)
+        if owner != name:
+            problems.append(f"variables {name} and {owner} are one array")
+    for name, array in inputs.items():
+        owner = owners.get(id(array)) or _find_alias(array, variables, updated)
+        if owner is not None:
+            problems.append(f"input {name} is the array of variable {owner}")
+    if problems:
+        raise NamedMeshError(
+            f"{'; '.join(problems)}, which {program} uses up",
+            fix="give a copy, e.g. jax.numpy.copy(array), or a numpy array",
+        )
+
+
+def _find_alias(
+    array: jax.Array, variables: Mapping[str, jax.Array], updated: Collection[str]
+) -> str | None:
+    """The updated variable that shares memory with another array, if there is one."""
+    likely = [
+        name
+        for name in updated
+        if variables[name].shape == array.shape and variables[name].dtype == array.dtype
+    ]
+    if not likely:
+        return None
+    addresses = _addresses(array)
+    return next((name for name in likely if addresses & _addresses(variables[name])), None)
+
+
+def _addresses(array: jax.Array) -> set[int]:
+    """Where the pieces of an array lie in memory, as far as this process can tell."""
+    try:
+        return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+    except (RuntimeError, NotImplementedError):  # backends that do not say
+        return set()
 
 
 def _subject(names: list[str], one: str, several: str) -> str:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import collections
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Union
 
 # Each leaf is the number of the result that belongs there; None has no leaves.
-ResultStructure = (
-    int | None | tuple["ResultStructure", ...] | list["ResultStructure"] | dict[Any, Any]
-)
+ResultStructure = Union[
+    int,
+    None,
+    tuple["ResultStructure", ...],
+    list["ResultStructure"],
+    dict[Any, Any],
+    "NamedStructure",
+]
+
+
+@dataclass(frozen=True)
+class NamedStructure:
+    """A named tuple in a nesting: the name of its class, its fields, and what they hold."""
+
+    name: str
+    fields: tuple[str, ...]
+    items: tuple[ResultStructure, ...]
 
 
 def number_leaves(structure: Any) -> ResultStructure:
@@ -19,7 +36,7 @@ def number_leaves(structure: Any) -> ResultStructure:
         structure: Nested tuples, lists and dicts of anything.
 
     Returns:
-        The same nesting with a number for each leaf; named tuples become plain ones.
+        The same nesting with a number for each leaf.
 
     Example:
         >>> number_leaves({"loss": object(), "pair": (object(), None)})
@@ -36,7 +53,12 @@ def _number(structure: Any, numbers: Iterator[int]) -> ResultStructure:
         return {key: _number(value, numbers) for key, value in structure.items()}
     if isinstance(structure, (tuple, list)):
         items = [_number(item, numbers) for item in structure]
-        return tuple(items) if isinstance(structure, tuple) else items
+        if isinstance(structure, list):
+            return items
+        fields = getattr(structure, "_fields", None)
+        if fields is None:
+            return tuple(items)
+        return NamedStructure(type(structure).__name__, tuple(fields), tuple(items))
     return next(numbers)
 
 
@@ -48,11 +70,14 @@ def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
         leaves: The values, by number.
 
     Returns:
-        The nested values.
+        The nested values. A named tuple is one of a class made here, of the same name and fields
+        as the one that was traced, and equal to it as tuples are.
 
     Example:
         >>> fill_structure({"loss": 0, "pair": (1, None)}, [0.5, 2])
         {'loss': 0.5, 'pair': (2, None)}
+        >>> fill_structure(NamedStructure("Losses", ("total", "aux"), (0, 1)), [0.5, 2])
+        Losses(total=0.5, aux=2)
     """
     if structure is None:
         return None
@@ -60,5 +85,14 @@ def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
         return leaves[structure]
     if isinstance(structure, dict):
         return {key: fill_structure(value, leaves) for key, value in structure.items()}
+    if isinstance(structure, NamedStructure):
+        items = (fill_structure(item, leaves) for item in structure.items)
+        return _named_tuple(structure.name, structure.fields)._make(items)
     items = [fill_structure(item, leaves) for item in structure]
     return tuple(items) if isinstance(structure, tuple) else items
+
+
+@functools.cache
+def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
+    """The class of named tuples of a name and fields, the same each time."""
+    return collections.namedtuple(name, fields, rename=True)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import operator
 import os
-from collections.abc import Mapping
-from typing import Any, SupportsIndex
+from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
+from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, whole_number
+from namedmesh.dims.paths import check_path
 from namedmesh.runtime import Executable, State
 
 
@@ -90,12 +91,8 @@ def check_file_path(path: object, what: str) -> str | os.PathLike:
     >>> check_file_path("model.safetensors", "the file of the weights")
     'model.safetensors'
     """
-    if isinstance(path, str | os.PathLike):
-        return path
-    raise NamedMeshError(
-        f"{what} is a {type(path).__name__}, expected a path",
-        fix="give a string or a pathlib.Path as the first argument",
-    )
+    check_path(path, what)
+    return path  # type: ignore[return-value]
 
 
 def check_count(value: object, what: str, least: int = 0) -> int:
@@ -115,11 +112,87 @@ def check_count(value: object, what: str, least: int = 0) -> int:
     >>> check_count(3, "step")
     3
     """
-    if isinstance(value, SupportsIndex) and not isinstance(value, bool):
-        number = operator.index(value)
-        if number >= least:
-            return number
+    number = whole_number(value)
+    if number is not None and number >= least:
+        return number
     raise NamedMeshError(f"{what}={value!r}", fix=f"give a whole number, {least} or more")
+
+
+def check_real(value: object, what: str) -> float:
+    """Return a number as a float, or raise.
+
+    Args:
+        value: What a function was given.
+        what: What it is called there.
+
+    Returns:
+        The number.
+
+    Raises:
+        NamedMeshError: If it is not a real number.
+
+    >>> check_real(3, "minutes")
+    3.0
+    """
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return float(value)
+    raise NamedMeshError(f"{what} is a {type(value).__name__}", fix=f"give {what} as a number")
+
+
+def check_run(step: object, batches: object) -> tuple[Callable[..., Any], Iterable[Any]]:
+    """Return a step and its batches, or raise if they are something else.
+
+    Args:
+        step: What a function was given to call.
+        batches: The inputs of each call.
+
+    Returns:
+        Both as they are.
+
+    Raises:
+        NamedMeshError: If the step cannot be called, or the batches cannot be iterated over.
+
+    >>> try:
+    ...     check_run(print, 3)
+    ... except NamedMeshError as error:
+    ...     print(error.problem)
+    the batches are a int, expected a list of dicts
+    """
+    if not callable(step):
+        raise NamedMeshError(
+            f"the step is a {type(step).__name__}, expected a function or an Executable",
+            fix="give a compiled step: nm.compile(function, ..., mesh=mesh)",
+        )
+    scalar = getattr(batches, "ndim", 1) == 0  # a 0-d array is Iterable, and raises
+    if not isinstance(batches, Iterable) or isinstance(batches, str | bytes | Mapping) or scalar:
+        raise NamedMeshError(
+            f"the batches are a {type(batches).__name__}, expected a list of dicts",
+            fix="give the inputs of each call by name: [{'x': array}, ...]",
+        )
+    return step, batches
+
+
+def check_named_arrays(batch: object) -> dict[str, Any]:
+    """Return the inputs of one call as a dict, or raise.
+
+    Args:
+        batch: What a stream or a list of batches has.
+
+    Returns:
+        The inputs by name.
+
+    Raises:
+        NamedMeshError: If it is not a mapping from names.
+
+    >>> check_named_arrays({"x": 3})
+    {'x': 3}
+    """
+    if isinstance(batch, Mapping) and all(isinstance(name, str) for name in batch):
+        return dict(batch)
+    raise NamedMeshError(
+        f"a batch is a {type(batch).__name__}, expected a dict of arrays by name",
+        fix="give the inputs of each call by name: {'x': array}",
+    )
 
 
 def check_json(values: object, what: str) -> dict[str, Any]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
+from namedmesh.training.arguments import check_executable, check_named_arrays, check_run
 
 
 def average_results(
@@ -50,7 +50,8 @@ def average_results(
     """
     rows: list[Mapping[str, Any]] = []
     weights: list[float] = []
-    for batch in batches:
+    step, batches = check_run(step, batches)
+    for batch in map(check_named_arrays, batches):
         # Results are fetched after the loop, so that the devices need not wait for this process.
         rows.append(step(state, **batch)[1])
         weights.append(float(weigh(batch)) if callable(weigh) else 1.0)
@@ -74,7 +75,8 @@ def average_results(
 def share_state(state: State, executable: Executable) -> State:
     """Give another program the variables it needs from a state, e.g. evaluation those of training.
 
-    A variable that lies where the other program needs it is shared, not copied.
+    A variable that lies where the other program needs it is shared, not copied, unless that program
+    updates it.
 
     Args:
         state: A state with at least the variables of the other program.
@@ -101,17 +103,13 @@ def share_state(state: State, executable: Executable) -> State:
         >>> list(share_state(trainer.init(), tester))
         ['w']
     """
-    values = {}
+    check_executable(executable, "the program to share with")
+    if not isinstance(state, State):
+        raise NamedMeshError(
+            f"the state to share is a {type(state).__name__}, expected a State",
+            fix="share what step.init, step.place({name: array}) or a step returned",
+        )
     for name in executable.variables:
-        array = state.arrays.get(name)
-        shared = array is not None and _is_placed(array, executable, name)
-        values[name] = array if shared else state[name]  # the latter has no padding
-    return executable.place(values)
-
-
-def _is_placed(array: jax.Array, executable: Executable, name: str) -> bool:
-    """Whether an array has the padding and the sharding that a program needs for a variable."""
-    spec = executable.variables[name]
-    if array.shape != spec.padded(executable.artifact.mesh):
-        return False
-    return array.sharding.is_equivalent_to(executable.sharding(spec), array.ndim)
+        state[name]  # raises for a variable that is missing or used up
+    arrays = {name: state.arrays[name] for name in executable.variables}
+    return executable.place(State(arrays, {name: state.specs[name] for name in arrays}))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import orbax.checkpoint as ocp
 
 from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.dims.paths import describe_os_error
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
     check_count,
@@ -91,14 +92,22 @@ class Checkpoints:
         metric: str = "dev_loss",
         mode: str = "min",
     ):
-        if mode not in ("min", "max"):
+        if not isinstance(mode, str) or mode not in ("min", "max"):
             raise NamedMeshError(f"mode={mode!r} is not a choice", fix="give 'min' or 'max'")
         if not isinstance(metric, str):
             raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")
         if keep is not None:
             keep = check_count(keep, "keep", least=1)
-        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints")).resolve()
-        if path.exists() and not path.is_dir():
+        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints"))
+        try:
+            path = path.resolve()
+            other = path.exists() and not path.is_dir()
+        except OSError as error:
+            raise NamedMeshError(
+                f"the folder of the checkpoints cannot be used: {describe_os_error(error)}",
+                fix="name a folder for checkpoints",
+            ) from None
+        if other:
             raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
         self.folder, self.metric = path, metric
         self._writing, self._open = keep is not None, True

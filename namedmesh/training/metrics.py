@@ -5,8 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.paths import check_path, describe_os_error, write_file
+from namedmesh.training.arguments import check_count
 
 
 class MetricsLog:
@@ -39,13 +43,20 @@ class MetricsLog:
         step: int = 0,
         summaries: str | os.PathLike | None = None,
     ):
-        path = pathlib.Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [row for row in read_metrics(path) if row["step"] <= step]
-        temporary = path.with_suffix(f".{os.getpid()}.partial")
-        temporary.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        os.replace(temporary, path)
-        self._file = path.open("a")
+        name, step = check_path(path, "the file of metrics"), check_count(step, "step")
+        if summaries is not None:
+            check_path(summaries, "the folder of summaries")
+        rows = [row for row in read_metrics(name) if row["step"] <= step]
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        try:
+            pathlib.Path(name).parent.mkdir(parents=True, exist_ok=True)
+            write_file(name, text.encode(), "the metrics")
+            self._file = open(name, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+        except OSError as error:
+            raise NamedMeshError(
+                f"cannot write the metrics {name!r}: {describe_os_error(error)}",
+                fix="check the path",
+            ) from None
         self._writer = None if summaries is None else _open_summaries(summaries, step)
 
     def write(self, row: Mapping[str, Any]) -> None:
@@ -86,16 +97,34 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         >>> read_metrics(path)
         [{'step': 10, 'loss': 2.5}]
     """
-    path = pathlib.Path(path)
-    if not path.exists():
+    name = check_path(path, "the file of metrics")
+    try:
+        text = pathlib.Path(name).read_bytes().decode(errors="replace")
+    except FileNotFoundError:
         return []
-    rows = []
-    for line in path.read_text().splitlines():
+    except OSError as error:
+        raise NamedMeshError(
+            f"cannot read the metrics {name!r}: {describe_os_error(error)}", fix="check the path"
+        ) from None
+    rows: list[dict[str, Any]] = []
+    for line in text.splitlines():
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            _check_last(name, rows, text)
             break
+        rows.append(row)
     return rows
+
+
+def _check_last(name: str, rows: Sequence[Any], text: str) -> None:
+    """Raises if a file whose first line is not a row of metrics has others: it is no log."""
+    if not rows and len(text.splitlines()) > 1:
+        raise NamedMeshError(
+            f"{name!r} is not a file of metrics", fix="name a file that MetricsLog wrote"
+        )
 
 
 def _open_summaries(folder: str | os.PathLike, step: int) -> Any:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training.arguments import check_real
 
 
 def render_table(
@@ -35,6 +40,10 @@ def render_table(
         de        31.5
         gd         8.0
     """
+    header, right = _check_cells("header", header), _check_cells("right", right)
+    rows = [_check_cells("a row", row) for row in _check_list("rows", rows)]
+    if title is not None and not isinstance(title, str):
+        raise NamedMeshError(f"title is a {type(title).__name__}", fix="give a line of text")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
     for name in header:
         table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
@@ -46,6 +55,28 @@ def render_table(
         console.print(table)
     lines = [line.rstrip() for line in capture.get().splitlines()]
     return "\n".join(lines if title is None else [title, *lines])
+
+
+def _check_list(what: str, values: object) -> list[Any]:
+    """Returns values as a list, or raises."""
+    scalar = getattr(values, "ndim", 1) == 0  # a 0-d array is Iterable, and raises
+    if not isinstance(values, Iterable) or isinstance(values, str | bytes) or scalar:
+        raise NamedMeshError(
+            f"{what} is a {type(values).__name__}, expected a list", fix=f"give {what} as a list"
+        )
+    return list(values)
+
+
+def _check_cells(what: str, values: object) -> list[str]:
+    """Returns the cells of a row as a list of text, or raises."""
+    cells = _check_list(what, values)
+    wrong = [type(cell).__name__ for cell in cells if not isinstance(cell, str)]
+    if wrong:
+        raise NamedMeshError(
+            f"{what} has cells that are not text: {', '.join(wrong[:8])}",
+            fix="give strings, e.g. str(value)",
+        )
+    return cells
 
 
 def format_duration(seconds: float) -> str:
@@ -61,6 +92,9 @@ def format_duration(seconds: float) -> str:
     >>> format_duration(187), format_duration(3720)
     ('3:07', '1:02:00')
     """
-    minutes, whole = divmod(round(max(seconds, 0.0)), 60)
+    number = check_real(seconds, "seconds")
+    if not math.isfinite(number):
+        raise NamedMeshError(f"a duration of {number} seconds", fix="give a finite number")
+    minutes, whole = divmod(round(max(number, 0.0)), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training.arguments import check_count, check_file_path
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,9 @@ class TraceWindow:
     count: int = 3
 
     def __post_init__(self) -> None:
-        if self.first < 1 or self.count < 1:
+        check_file_path(self.folder, "the folder of the trace")
+        first, count = check_count(self.first, "first"), check_count(self.count, "count")
+        if first < 1 or count < 1:
             raise NamedMeshError(
                 f"a trace of {self.count} steps from step {self.first}",
                 fix="trace at least one step; the first step is 1",

@@ -11,6 +11,8 @@ from typing import TextIO
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training.arguments import check_count, check_real
 from namedmesh.training.printing import format_duration
 
 # Which metrics are shown, and how.
@@ -55,8 +57,19 @@ class ProgressBar:
         minutes: float = 0.0,
         formats: Mapping[str, str] | None = None,
     ):
-        self._first, self._total, self._out = first, total, out or sys.stderr
-        self._every, self._limit = every, minutes * 60 or math.inf
+        self._first, self._total = check_count(first, "first"), check_count(total, "total")
+        self._out = sys.stderr if out is None else out
+        if not hasattr(self._out, "write") or not hasattr(self._out, "isatty"):
+            raise NamedMeshError(
+                f"out is a {type(out).__name__}, expected a text file", fix="give e.g. sys.stdout"
+            )
+        self._every = check_real(every, "every")
+        self._limit = check_real(minutes, "minutes") * 60 or math.inf
+        if formats is not None and not isinstance(formats, Mapping):
+            raise NamedMeshError(
+                f"formats is a {type(formats).__name__}, expected a dict",
+                fix="give a format for each metric, e.g. {'loss': 'loss {:.3f}'}",
+            )
         self._formats = FORMATS if formats is None else formats
         self._start, self._shown = time.monotonic(), -math.inf
         self._terminal = self._out.isatty()

@@ -46,9 +46,9 @@ def describe_state(state: State) -> dict[str, SavedVariable]:
 
 def check_missing(missing: str) -> None:
     """Raise unless missing is one of the choices for variables that a file does not have."""
-    if missing not in MISSING:
+    if not isinstance(missing, str) or missing not in MISSING:
         raise NamedMeshError(
-            f"missing={missing!r} is not a choice", fix=did_you_mean(str(missing), MISSING)
+            f"missing={missing!r} is not a choice", fix=did_you_mean(missing, MISSING)
         )
 
 

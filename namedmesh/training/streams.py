@@ -11,6 +11,7 @@ import jax
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable
+from namedmesh.training.arguments import check_executable, check_named_arrays
 
 Item = TypeVar("Item")
 
@@ -157,8 +158,10 @@ def place_rows(executable: Executable, batch: Mapping[str, Any]) -> dict[str, An
         >>> batch["x"].tolist()  # one process has all the rows
         [0.0, 1.0, 2.0, 3.0]
     """
+    check_executable(executable, "the program that takes the rows")
+    batch = check_named_arrays(batch)
     if jax.process_count() == 1:
-        return dict(batch)
+        return batch
     return {
         name: jax.make_array_from_process_local_data(
             executable.sharding(executable.inputs[name]), rows

@@ -12,6 +12,12 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import State
+from namedmesh.training.arguments import (
+    check_count,
+    check_named_arrays,
+    check_real,
+    check_run,
+)
 
 # Dense bfloat16 FLOPs per second of one device as jax counts them: a GPU or a TPU chip, except that
 # either core of a TPU v2 or v3 chip is a device. A device matches the first entry in its kind.
@@ -52,7 +58,12 @@ def device_peak_flops(device: Any = None) -> float:
     197.0
     """
     device = jax.devices()[0] if device is None else device
-    kind = device if isinstance(device, str) else device.device_kind
+    kind = device if isinstance(device, str) else getattr(device, "device_kind", None)
+    if not isinstance(kind, str):
+        raise NamedMeshError(
+            f"a {type(device).__name__} is not a device",
+            fix="give one of jax.devices(), or the kind of one as text, e.g. 'TPU v5 lite'",
+        )
     for name, peak in PEAK_FLOPS.items():
         if name in kind.lower():
             return peak
@@ -79,8 +90,9 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
     >>> model_flops_utilization(flops=8e12, seconds=0.1, devices=4, peak=100e12)
     0.2
     """
+    flops = check_real(flops, "flops")
     for name, value in (("seconds", seconds), ("devices", devices), ("peak", peak)):
-        if not value > 0:
+        if not check_real(value, name) > 0:
             raise NamedMeshError(f"{name}={value}", fix="give a positive number")
     return flops / (seconds * devices * peak)
 
@@ -175,9 +187,20 @@ def time_steps(
         >>> len(times.seconds), times.median > 0
         (3, True)
     """
+    step, batches = check_run(step, batches)
+    if not hasattr(state, "arrays"):
+        raise NamedMeshError(
+            f"the state is a {type(state).__name__}, expected a State",
+            fix="start from step.init(seed) or step.place({name: array})",
+        )
+    warmup = check_count(warmup, "warmup")
+    if not callable(clock):
+        raise NamedMeshError(
+            f"clock is a {type(clock).__name__}", fix="give a function, e.g. time.perf_counter"
+        )
     jax.block_until_ready(state.arrays)
     seconds = []
-    for batch in batches:
+    for batch in map(check_named_arrays, batches):
         start = clock()
         state, results = step(state, **batch)
         jax.device_get(results)

@@ -10,6 +10,17 @@ from namedmesh.dims.errors import NamedMeshError
 Names = Mapping[str, str | None] | Callable[[str], str | None]
 
 
+def _call_names(function: Callable[[str], str | None], name: str) -> str | None:
+    """The name in the file that a function gives a variable."""
+    try:
+        return function(name)
+    except Exception as error:
+        raise NamedMeshError(
+            f"names= failed for variable {name}: {type(error).__name__}: {str(error)[:200]}",
+            fix="give a function from the name of a variable to its name in the file",
+        ) from error
+
+
 def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
     """The name in the file of each variable that is saved or loaded."""
     if isinstance(names, Mapping):
@@ -24,7 +35,7 @@ def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, st
     elif names is None:
         labels = {name: name for name in variables}
     elif callable(names):
-        labels = {name: names(name) for name in variables}
+        labels = {name: _call_names(names, name) for name in variables}
     else:
         raise NamedMeshError(
             f"names= is a {type(names).__name__}, expected a dict or a function",

@@ -16,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.paths import sync_file
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_file_path, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, check_missing, match_variables
@@ -74,6 +75,10 @@ def save_weights(
     check_file_path(path, "the file of the weights")
     check_saveable(state)
     header = _check_metadata(metadata)
+    if not isinstance(everything, bool):
+        raise NamedMeshError(
+            f"everything is a {type(everything).__name__}", fix="give True or False"
+        )
     chosen = {
         name: spec
         for name, spec in state.specs.items()
@@ -88,6 +93,7 @@ def save_weights(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         save_file(arrays, temporary, metadata=header or None)
+        sync_file(temporary)
         os.replace(temporary, target)
     except (OSError, SafetensorError) as error:
         with contextlib.suppress(OSError):

@@ -2,7 +2,6 @@
 
 # pyright: reportArgumentType=false
 
-import io
 import json
 import pathlib
 import zipfile
@@ -11,8 +10,10 @@ import numpy as np
 
 import namedmesh as nm
 from namedmesh.runtime import load
-from tests.errors.running import assert_nothing_has_changed, compiled, given
+from namedmesh.runtime.container import seal_file
+from tests.errors.running import assert_nothing_has_changed, given
 from tests.errors.wrong import Table, message_of
+from tests.runtime.files import read_members, replace_members
 
 wrong = Table()
 
@@ -22,16 +23,9 @@ def write(path: str, contents: bytes) -> None:
 
 
 def rezipped(contents: bytes, **members: bytes) -> bytes:
-    """A zip file with some members replaced."""
-    with zipfile.ZipFile(io.BytesIO(contents)) as file:
-        kept = {name: file.read(name) for name in file.namelist()}
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        for name, data in (
-            kept | {name.replace("_", "."): data for name, data in members.items()}
-        ).items():
-            file.writestr(name, data)
-    return buffer.getvalue()
+    """A file with some members replaced, and its checksum with them."""
+    named = {name.replace("_", "."): data for name, data in members.items()}
+    return replace_members(contents, named)
 
 
 def manifest(artifact: nm.Artifact, **changes: object) -> bytes:
@@ -88,8 +82,7 @@ def artifact_of_random_bytes():
 
 
 @wrong("""
-'other.nmesh' is not a namedmesh artifact, or is damaged: \
-There is no item named 'manifest.json' in the archive
+'other.nmesh' is not a namedmesh artifact, or one of an earlier version: it has no checksum
   at LINE: load("other.nmesh")
   fix: export it again with nm.export
 """)
@@ -131,12 +124,12 @@ def artifact_of_an_unknown_version(contents, artifact):
 
 @wrong("""
 'less.nmesh' has a manifest that is incomplete or wrong
-  sha256 is null, expected an object
+  groups is null, expected an object
   at LINE: load("less.nmesh")
   fix: export it again with nm.export
 """)
 def artifact_with_an_incomplete_manifest(contents, artifact):
-    write("less.nmesh", rezipped(contents, manifest_json=manifest(artifact, sha256=None)))
+    write("less.nmesh", rezipped(contents, manifest_json=manifest(artifact, groups=None)))
     load("less.nmesh")
 
 
@@ -191,28 +184,98 @@ def artifact_with_wrong_types_everywhere(contents, artifact):
 
 
 @wrong("""
-'flipped.nmesh' is damaged: the step module does not match its checksum
+'odd.nmesh' is not a namedmesh artifact: it has other members than \
+manifest.json, step.mlir, init.mlir
+  member: manifest.json
+  member: step.mlir
+  member: init.mlir
+  member: more.txt
+  at LINE: load("odd.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_another_member(contents):
+    write("odd.nmesh", rezipped(contents, more_txt=b"hello"))
+    load("odd.nmesh")
+
+
+@wrong("""
+'bomb.nmesh' would unpack to far more than its size
+  step.mlir: 100000000 bytes
+  at LINE: load("bomb.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_that_unpacks_to_far_more_than_its_size(contents):
+    members = read_members(contents) | {"step.mlir": bytes(100_000_000)}
+    with zipfile.ZipFile("bomb.nmesh", "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            file.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED)
+        file.comment = contents[-81:]
+    path = pathlib.Path("bomb.nmesh")
+    path.write_bytes(seal_file(path.read_bytes()))
+    load("bomb.nmesh")
+
+
+@wrong("""
+a module of the artifact cannot be read: failed to deserialize module
+  at LINE: load("none.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_with_a_module_that_is_none(contents):
+    write("none.nmesh", rezipped(contents, step_mlir=b"hello"))
+    load("none.nmesh")
+
+
+@wrong("""
+a module of the artifact does not take or return what its manifest says
+  module: tensor<8x6xf32>, tensor<f32>, tensor<6x4xf32>, tensor<i32> to \
+tensor<f32>, tensor<6x4xf32>, tensor<i32>
+  manifest: tensor<8x6xf32>, tensor<f32>, tensor<6x5xf32>, tensor<i32> to \
+tensor<f32>, tensor<6x5xf32>, tensor<i32>
+  at LINE: load("sized.nmesh")
+  fix: export it again with nm.export
+""")
+def artifact_whose_manifest_has_another_size(contents, artifact):
+    text = json.dumps(artifact.manifest()).replace('["hidden", 4]', '["hidden", 5]')
+    text = text.replace('"held": {"hidden": ["model"]}', '"held": {}')
+    write("sized.nmesh", rezipped(contents, manifest_json=text.encode()))
+    load("sized.nmesh")
+
+
+@wrong("""
+'flipped.nmesh' is damaged, or was changed: it does not match its checksum
   at LINE: load("flipped.nmesh")
   fix: export it again with nm.export
 """)
-def artifact_with_flipped_bytes_in_a_module(contents, artifact):
-    flipped = bytes(
-        [*artifact.step_module[:100], artifact.step_module[100] ^ 255, *artifact.step_module[101:]]
-    )
-    write("flipped.nmesh", rezipped(contents, step_mlir=flipped))
+def artifact_with_a_flipped_byte_in_the_file(contents):
+    write("flipped.nmesh", bytes([*contents[:99], contents[99] ^ 255, *contents[100:]]))
     load("flipped.nmesh")
 
 
 @wrong("""
-'flipped.nmesh' is not a namedmesh artifact, or is damaged: Bad CRC-32 for file 'step.mlir'
-  at LINE: load("flipped.nmesh")
-  fix: export it again with nm.export
+cannot read artifact '/dev/zero': it is not a file
+  at LINE: load("/dev/zero")
+  fix: check the path
 """)
-def artifact_with_a_flipped_byte_in_the_file(contents, artifact):
-    stored = rezipped(contents)
-    at = stored.index(artifact.step_module) + 100
-    write("flipped.nmesh", bytes([*stored[:at], stored[at] ^ 255, *stored[at + 1 :]]))
-    load("flipped.nmesh")
+def artifact_without_an_end():
+    load("/dev/zero")
+
+
+@wrong("""
+the file of the artifact is a int, expected a path
+  at LINE: load(0)
+  fix: give a string or a pathlib.Path
+""")
+def artifact_that_is_a_number():
+    load(0)
+
+
+@wrong("""
+cannot write artifact 'nowhere/a.nmesh': No such file or directory
+  at LINE: artifact.save("nowhere/a.nmesh")
+  fix: check the path, that you may write there, and the space that is left
+""")
+def artifact_saved_in_no_folder(artifact):
+    artifact.save("nowhere/a.nmesh")
 
 
 @wrong.rows
@@ -221,15 +284,3 @@ def test_message_and_nothing_has_changed(function, message, tmp_path, monkeypatc
     things = given()
     assert message_of(function, **things) == message
     assert_nothing_has_changed(things["step"], things["state"])
-
-
-def test_every_flipped_byte_is_noticed():
-    """Whatever byte of a file is damaged, loading it raises our error or gives the artifact."""
-    artifact = compiled()["step"].artifact
-    contents = artifact.to_bytes()
-    for at in range(0, len(contents), max(1, len(contents) // 300)):
-        damaged = bytes([*contents[:at], contents[at] ^ 255, *contents[at + 1 :]])
-        try:
-            assert nm.Artifact.from_bytes(damaged) == artifact
-        except nm.NamedMeshError as error:
-            assert error.fix == "export it again with nm.export"

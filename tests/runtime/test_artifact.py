@@ -1,14 +1,17 @@
 """Artifacts survive the disk, and damaged ones are recognised."""
 
-import io
-import json
-import zipfile
+import os
+import stat
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
 import namedmesh as nm
 from namedmesh.runtime import Artifact
+from namedmesh.runtime.container import pack_members, unpack_members
+from tests.runtime.files import replace_manifest
 
 B, M = nm.dims("batch=8 model=4")
 
@@ -53,50 +56,104 @@ def test_exporting_needs_no_devices_of_the_mesh():
         nm.runtime.Executable(artifact)
 
 
-def rewritten(artifact: Artifact, change) -> bytes:
-    """The artifact's file with its members changed."""
-    with zipfile.ZipFile(io.BytesIO(artifact.to_bytes())) as file:
-        members = {name: file.read(name) for name in file.namelist()}
-    change(members)
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as file:
-        for name, data in members.items():
-            file.writestr(name, data)
-    return buffer.getvalue()
-
-
-def _edit_manifest(**changes):
-    def change(members):
-        manifest = json.loads(members["manifest.json"]) | changes
-        members["manifest.json"] = json.dumps(
-            {key: value for key, value in manifest.items() if value is not None}
-        ).encode()
-
-    return change
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("changes", "message"),
     [
+        ({"format": "something else"}, "is not a namedmesh artifact"),
+        ({"version": 99}, "has artifact version 99; this namedmesh reads 4"),
+        ({"inputs": ...}, "has a manifest that is incomplete or wrong\n  inputs is missing"),
+        ({"variables": []}, "init.mlir is there without variables, or missing with them"),
         (
-            lambda members: members.update({"step.mlir": members["step.mlir"][:-9]}),
-            "the step module does not match its checksum",
+            {"structure": {"tuple": [0, 0, 1, 2]}},
+            "structure does not have each of 4 outputs once",
         ),
-        (lambda members: members.pop("init.mlir"), "is not a namedmesh artifact, or is damaged"),
-        (_edit_manifest(format="something else"), "is not a namedmesh artifact"),
-        (_edit_manifest(version=99), "has artifact version 99; this namedmesh reads 4"),
-        (
-            _edit_manifest(inputs=None),
-            "has a manifest that is incomplete or wrong\n  inputs is missing",
-        ),
+        ({"groups": {"batch": ["y"]}}, 'groups.batch is \\["y"\\], expected inputs that follow'),
     ],
 )
-def test_a_damaged_artifact_is_refused(artifact, change, message):
+def test_a_manifest_that_is_wrong_is_refused(artifact, changes, message):
+    manifest = artifact.manifest() | changes
+    kept = {key: value for key, value in manifest.items() if value is not ...}
     with pytest.raises(nm.NamedMeshError, match=message):
-        Artifact.from_bytes(rewritten(artifact, change))
+        Artifact.from_bytes(replace_manifest(artifact, kept))
 
 
 @pytest.mark.parametrize("cut", [0, 1, 100, -1, -200])
 def test_a_truncated_artifact_is_refused(artifact, cut):
     with pytest.raises(nm.NamedMeshError):
         Artifact.from_bytes(artifact.to_bytes()[:cut])
+
+
+def test_every_flipped_byte_is_noticed(artifact):
+    contents = artifact.to_bytes()
+    for at in range(0, len(contents), max(1, len(contents) // 400)):
+        damaged = bytes([*contents[:at], contents[at] ^ 255, *contents[at + 1 :]])
+        with pytest.raises(nm.NamedMeshError) as error:
+            Artifact.from_bytes(damaged)
+        assert error.value.fix == "export it again with nm.export"
+
+
+def test_a_saved_file_is_on_the_disk_before_it_has_its_name(artifact, tmp_path, monkeypatch):
+    events = []
+    sync, replace = os.fsync, os.replace
+
+    def record_sync(descriptor):
+        folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        events.append("sync folder" if folder else "sync file")
+        sync(descriptor)
+
+    def record_replace(old, new):
+        events.append("rename")
+        replace(old, new)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    artifact.save(tmp_path / "a.nmesh")
+    assert events == ["sync file", "rename", "sync folder"]
+
+
+def test_a_failed_save_leaves_the_old_file_and_nothing_else(artifact, tmp_path, monkeypatch):
+    artifact.save(tmp_path / "a.nmesh")
+
+    def full(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(nm.NamedMeshError, match="No space left on device"):
+        artifact.save(tmp_path / "a.nmesh")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.nmesh"]
+    assert Artifact.load(tmp_path / "a.nmesh") == artifact
+
+
+def test_what_compresses_too_well_is_still_read(artifact):
+    members = {"manifest.json": b"{}", "step.mlir": bytes(3_000_000), "init.mlir": b""}
+    assert unpack_members(pack_members(members), list(members), "x") == members
+
+
+EXPORT = """
+import namedmesh as nm
+B, S, K = nm.dims("batch=8 seq=3 key=4")
+
+def step(x):
+    w = nm.param("w", [B], nm.normal_init(1.0))
+    total, _ = nm.scan(lambda c, row: (c + nm.sum(row), row), nm.zeros([]), x, over=S)
+    some = nm.cond(total > 0, lambda: total * 2.0, lambda: total)
+    ended = nm.while_loop(lambda v: v < 9.0, lambda v: v + 1.0, some)
+    nm.assign(w, w - nm.grad(nm.sum(nm.sort(x * w, B)), w))
+    return ended
+
+def export():
+    return nm.export(nm.trace(step, nm.spec([S, B])), nm.Mesh(data=2), "batch:data")
+"""
+
+
+def test_exports_are_the_same_in_one_process_and_in_two(tmp_path):
+    (tmp_path / "exporting.py").write_text(EXPORT)
+    code = "import exporting; exporting.export(); exporting.export().save('theirs.nmesh')"
+    environment = os.environ | {"PYTHONPATH": f"{os.getcwd()}{os.pathsep}{tmp_path}"}
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
+    names: dict = {}
+    exec(compile(EXPORT, str(tmp_path / "exporting.py"), "exec"), names)
+    first, second = names["export"](), names["export"]()
+    assert first.to_bytes() == second.to_bytes()
+    assert (tmp_path / "theirs.nmesh").read_bytes() == first.to_bytes()
+    assert b"site-packages" not in first.step_module + first.init_module

@@ -38,6 +38,7 @@ MANIFEST = Manifest(
     params="",
     precision="high",
     inputs=(X,),
+    groups={"batch": ("x",)},
     variables=(W,),
     outputs=(X, X, X),
     structure={"loss": 0, 3: (1, None, [2])},
@@ -77,6 +78,9 @@ def spec(**changes) -> dict:
     [
         ({"flops": ...}, ["flops is missing"]),
         ({"flops": 1.5}, ["flops is 1.5, expected a non-negative whole number"]),
+        ({"inputs": [spec(dims=[["batch", 2**63]])]}, [
+            f"inputs[0].dims[0][1] is {2**63}, expected at most {2**40}",
+        ]),
         ({"flops": True}, ["flops is true, expected a non-negative whole number"]),
         ({"layout": None, "params": 3}, [
             "layout is null, expected text", "params is 3, expected text",
@@ -86,10 +90,17 @@ def spec(**changes) -> dict:
         ]),
         ({"mesh": []}, ["mesh is [], expected an object"]),
         (
-            {"inputs": [spec(dtype="float33"), spec(dims=[["batch", 4], ["batch", 4]])]},
+            {"inputs": [
+                spec(dtype="float33"),
+                spec(dtype=""),
+                spec(dtype="i4,i4"),
+                spec(dims=[["batch", 4], ["batch", 4]]),
+            ]},
             [
                 'inputs[0].dtype is "float33", expected the name of a dtype',
-                "inputs[1].dims: dimension batch appears twice in one shape: [batch=4, batch=4]",
+                'inputs[1].dtype is "", expected the name of a dtype',
+                'inputs[2].dtype is "i4,i4", expected the name of a dtype',
+                "inputs[3].dims: dimension batch appears twice in one shape: [batch=4, batch=4]",
             ],
         ),
         (
@@ -106,11 +117,31 @@ def spec(**changes) -> dict:
             {"structure": {"set": []}},
             [
                 'structure is {"set": []}, expected a number, null, '
-                "or an object with one of dict, tuple, list",
+                "or an object with one of dict, tuple, list, named",
             ],
         ),
         ({"structure": {"dict": [["a"]]}}, [
             'structure.dict[0] is ["a"], expected [key, structure]',
+        ]),
+        ({"structure": {"tuple": [0, 1, 1]}}, ["structure does not have each of 3 outputs once"]),
+        ({"structure": {"named": ["a b", ["x"], []]}}, [
+            'structure.named is ["a b", ["x"], []], '
+            "expected the name, the fields and the items of a named tuple",
+        ]),
+        ({"groups": {"batch": ["y"]}}, [
+            'groups.batch is ["y"], expected inputs that follow each other',
+        ]),
+        ({"variables": [spec(trainable=True, updated=True)]}, [
+            "inputs and variables: 2 are named 'x'",
+        ]),
+        ({"outputs": [spec(held={"batch": ["data", "data"]})] * 3}, [
+            f"outputs[{i}].held: axis 'data' is held 2 times" for i in range(3)
+        ]),
+        ({"mesh": {"axes": {"device_assignment": 4}, "device_assignment": None}}, [
+            "mesh.axes: device_assignment is not the name of an axis",
+        ]),
+        ({"ops": {"sum.2": {"source": "a.py:\u00b2", "results": []}}}, [
+            'ops.sum.2.source is "a.py:\\u00b2", expected file:line',
         ]),
         ({"ops": {"sum.2": {"source": "here"}}}, [
             'ops.sum.2.source is "here", expected file:line', "ops.sum.2.results is missing",

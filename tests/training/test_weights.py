@@ -242,7 +242,7 @@ def test_the_path_comes_first(path, use, wrong):
         save_weights(first, path) if use == "save" else load_weights(first, path)  # pyright: ignore
     kind = type(first).__name__
     assert error.value.problem == f"the file of the weights is a {kind}, expected a path"
-    assert error.value.fix == "give a string or a pathlib.Path as the first argument"
+    assert error.value.fix == "give a string or a pathlib.Path"
 
 
 def test_only_a_state_with_its_values_is_saved(path):

@@ -1,0 +1,37 @@
+"""Failures of the compiler and the devices, as errors that say what was being done."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import jax
+
+from namedmesh.dims.errors import NamedMeshError
+
+
+@contextlib.contextmanager
+def report_failure(problem: str) -> Iterator[None]:
+    """Turns what jax raises within into a NamedMeshError.
+
+    Args:
+        problem: What cannot be done, or failed.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        NamedMeshError: If the compiler or a device failed.
+    """
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        memory = "RESOURCE_EXHAUSTED" in str(error)
+        raise NamedMeshError(
+            problem,
+            *(line[:300] for line in lines[:4]),
+            fix="use a smaller batch, a mesh of more devices, or a layout that splits more"
+            if memory
+            else "see what the compiler says above; export the program again if its file is old",
+        ) from error
