@@ -18,6 +18,9 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
+from namedmesh.dims.mesh import Mesh
+from namedmesh.runtime.shardy import use_shardy_annotations
+
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
 
 _call = Primitive("namedmesh")
@@ -25,13 +28,17 @@ _call.multiple_results = True
 
 
 @_call.def_abstract_eval
-def _(*arguments: Any, module: bytes, results: ResultTypes) -> list[Any]:
+def _(*arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
-def _inline(context: Any, *arguments: Any, module: bytes, results: ResultTypes) -> Sequence[Any]:
+def _inline(
+    context: Any, *arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh
+) -> Sequence[Any]:
     """Copies a module into the one that jax is making, and calls it."""
     parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
+    if config.use_shardy_partitioner.value:
+        use_shardy_annotations(parsed, mesh)
     types = list(ir.SymbolTable(parsed.operation)["main"].type.results)
     target = context.module_context
     name = merge_mlir_modules(
@@ -43,17 +50,18 @@ def _inline(context: Any, *arguments: Any, module: bytes, results: ResultTypes) 
 mlir.register_lowering(_call, _inline)
 
 
-def module_function(module: bytes, results: ResultTypes) -> Callable[..., list[Any]]:
+def module_function(module: bytes, results: ResultTypes, mesh: Mesh) -> Callable[..., list[Any]]:
     """A function that jax can trace and that runs a module.
 
     Args:
         module: Portable StableHLO with a function `main`.
         results: Shape and dtype of each of its results.
+        mesh: The mesh it was lowered for.
 
     Returns:
         A function of the module's arguments that returns the list of its results.
     """
-    return lambda *arguments: _call.bind(*arguments, module=module, results=results)
+    return lambda *arguments: _call.bind(*arguments, module=module, results=results, mesh=mesh)
 
 
 def module_context() -> ir.Context:
@@ -61,9 +69,9 @@ def module_context() -> ir.Context:
     return make_ir_context()
 
 
-def partition_with_gspmd() -> AbstractContextManager[Any]:
-    """A context in which jax lets GSPMD partition modules, whose annotations ours are."""
-    return config.use_shardy_partitioner(False)
+def partition_with(partitioner: str) -> AbstractContextManager[Any]:
+    """A context in which a partitioner, `gspmd` or `shardy`, partitions what jax lowers."""
+    return config.use_shardy_partitioner(partitioner == "shardy")
 
 
 def devices_are_fixed() -> bool:

@@ -18,6 +18,7 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.description import TensorSpec
 from namedmesh.runtime.devices import device_mesh
+from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step, named_sharding
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state
@@ -32,9 +33,12 @@ class Executable:
         artifact: The program to compile, for as many devices as its mesh has.
         strict: Whether a collective that the plan does not have is an error rather than a
             warning; None follows the environment variable NAMEDMESH_STRICT.
+        partitioner: What splits the program over the devices, `gspmd` or `shardy`; None follows the
+            environment variable NAMEDMESH_PARTITIONER, and without it the default.
 
     Attributes:
         artifact: The program.
+        partitioner: What split it over the devices.
         mesh: Its devices, as a jax mesh.
         variables: What the state consists of, by name.
         inputs: What a step takes besides, by name.
@@ -42,8 +46,8 @@ class Executable:
         audit: The compiler's collectives against the plan's.
 
     Raises:
-        NamedMeshError: If there are too few devices, or if strict and the compiler made a
-            collective that was not planned.
+        NamedMeshError: If there are too few devices or no such partitioner, or if strict and the
+            compiler made a collective that was not planned.
 
     Example:
         >>> import namedmesh as nm
@@ -60,8 +64,11 @@ class Executable:
         (12.0, 3.0)
     """
 
-    def __init__(self, artifact: Artifact, *, strict: bool | None = None):
+    def __init__(
+        self, artifact: Artifact, *, strict: bool | None = None, partitioner: str | None = None
+    ):
         self.artifact = artifact
+        self.partitioner = choose_partitioner(partitioner)
         self.mesh = device_mesh(artifact.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
@@ -69,11 +76,15 @@ class Executable:
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = compile_lowered(lower_step(artifact, self.mesh))
+        self._step = self._compile(lower_step(artifact, self.mesh, self.partitioner))
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self.audit: Audit = audit(parse_module(self.text), artifact.mesh, artifact.collectives)
         self.audit.enforce(strict)
+
+    def _compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
+        """Compiles what was lowered for this partitioner."""
+        return compile_lowered(lowered, partitioner=self.partitioner)
 
     @property
     def text(self) -> str:
@@ -107,7 +118,7 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            self._init = compile_lowered(lower_init(self.artifact, self.mesh))
+            self._init = self._compile(lower_init(self.artifact, self.mesh, self.partitioner))
             module = parse_module(self._init.as_text() or "")
             audit(module, self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
         arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))
@@ -214,12 +225,15 @@ def _check_seed(seed: object) -> None:
         )
 
 
-def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executable:
+def load(
+    path: str | os.PathLike[str], *, strict: bool | None = None, partitioner: str | None = None
+) -> Executable:
     """Reads an Artifact and compiles it for the devices at hand.
 
     Args:
         path: A file that `Artifact.save` wrote.
         strict: As for Executable.
+        partitioner: As for Executable.
 
     Returns:
         The step, ready to run.
@@ -240,7 +254,7 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
         >>> squares.tolist()
         [0.0, 1.0, 4.0, 9.0]
     """
-    return Executable(Artifact.load(path), strict=strict)
+    return Executable(Artifact.load(path), strict=strict, partitioner=partitioner)
 
 
 def cache_compilations(folder: str | os.PathLike[str]) -> None:

@@ -12,8 +12,9 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.bridge import module_function, partition_with_gspmd
+from namedmesh.runtime.bridge import module_function, partition_with
 from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.runtime.partitioner import choose_partitioner
 
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
@@ -39,6 +40,7 @@ def lower_module(
     entries: Sequence[TensorSpec],
     results: Sequence[TensorSpec],
     donated: Sequence[int] = (),
+    partitioner: str | None = None,
 ) -> jax.stages.Lowered:
     """Makes a module ready to compile for devices.
 
@@ -49,13 +51,14 @@ def lower_module(
         entries: What the module takes.
         results: What it returns.
         donated: The numbers of the entries whose memory results may take.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         The module, lowered by jax.
     """
     types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
     function = jax.jit(
-        module_function(module, types),
+        module_function(module, types, mesh),
         in_shardings=tuple(named_sharding(devices, spec) for spec in entries),
         out_shardings=[named_sharding(devices, spec) for spec in results],
         donate_argnums=tuple(donated),
@@ -67,16 +70,19 @@ def lower_module(
         )
         for spec in entries
     )
-    with partition_with_gspmd():
+    with partition_with(choose_partitioner(partitioner)):
         return function.lower(*arguments)
 
 
-def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+def lower_step(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> jax.stages.Lowered:
     """Makes an Artifact's step ready to compile; updated variables give up their memory.
 
     Args:
         artifact: The Artifact.
         devices: Devices in its mesh.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         The step, lowered by jax.
@@ -92,34 +98,41 @@ def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
         [*artifact.inputs, *artifact.variables],
         [*artifact.outputs, *updated],
         donated,
+        partitioner,
     )
 
 
-def lower_init(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+def lower_init(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> jax.stages.Lowered:
     """Makes what creates an Artifact's first state ready to compile.
 
     Args:
         artifact: The Artifact, which has variables.
         devices: Devices in its mesh.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         A function of a seed, lowered by jax, that returns the variables.
     """
     module, variables = artifact.init_module, artifact.variables
-    return lower_module(module, artifact.mesh, devices, [SEED], variables)
+    return lower_module(module, artifact.mesh, devices, [SEED], variables, partitioner=partitioner)
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, options: Mapping[str, str | bool] | None = None
+    lowered: jax.stages.Lowered,
+    options: Mapping[str, str | bool] | None = None,
+    partitioner: str | None = None,
 ) -> jax.stages.Compiled:
     """Compiles a lowered module.
 
     Args:
         lowered: The module.
         options: Options of the backend's compiler.
+        partitioner: The one it was lowered for.
 
     Returns:
         The compiled program.
     """
-    with partition_with_gspmd():
+    with partition_with(choose_partitioner(partitioner)):
         return lowered.compile(compiler_options=dict(options or {}))
