@@ -28,7 +28,7 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import audit
 from namedmesh.runtime.devices import arrange_devices
 from namedmesh.runtime.partitioner import choose_partitioner
-from namedmesh.runtime.stages import compile_lowered, lower_step
+from namedmesh.runtime.stages import LoweredModule, compile_lowered, lower_step
 from namedmesh.runtime.usage import Report
 
 
@@ -84,13 +84,13 @@ def compile_for(
     start = time.perf_counter()
     lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     try:
-        step, lack = compile_lowered(lowered, partitioner=partitioner), None
+        step, lack = compile_lowered(lowered), None
     except RuntimeError as error:
         step, lack = None, read_exhaustion(str(error), artifact)
         if lack is None:
             raise _refused(artifact, target, error) from error
     seconds = time.perf_counter() - start
-    text = step.as_text() if step is not None else _dump_last_try(lowered, partitioner)
+    text = step.as_text() if step is not None else _dump_last_try(lowered)
     return _report(
         artifact,
         target,
@@ -159,12 +159,11 @@ def _cost(step: jax.stages.Compiled | None) -> dict[str, float]:
     return cost[0] if isinstance(cost, list) else cost
 
 
-def _dump_last_try(lowered: jax.stages.Lowered, partitioner: str) -> str | None:
+def _dump_last_try(lowered: LoweredModule) -> str | None:
     """The last module that the compiler writes down before it gives up; None if it writes none."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
-            options = {"xla_dump_to": folder, "xla_dump_hlo_as_text": True}
-            compile_lowered(lowered, options, partitioner)
+            compile_lowered(lowered, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
         scheduled = [
             path
             for path in pathlib.Path(folder).rglob("*.txt")

@@ -76,15 +76,11 @@ class Executable:
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = self._compile(lower_step(artifact, self.mesh, self.partitioner))
+        self._step = compile_lowered(lower_step(artifact, self.mesh, self.partitioner))
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self.audit: Audit = audit(parse_module(self.text), artifact.mesh, artifact.collectives)
         self.audit.enforce(strict)
-
-    def _compile(self, lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-        """Compiles what was lowered for this partitioner."""
-        return compile_lowered(lowered, partitioner=self.partitioner)
 
     @property
     def text(self) -> str:
@@ -118,7 +114,7 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            self._init = self._compile(lower_init(self.artifact, self.mesh, self.partitioner))
+            self._init = compile_lowered(lower_init(self.artifact, self.mesh, self.partitioner))
             module = parse_module(self._init.as_text() or "")
             audit(module, self.artifact.mesh, self.artifact.initial_collectives).enforce(None)
         arrays = self._init(jax.device_put(np.int32(seed), self.sharding(SEED)))

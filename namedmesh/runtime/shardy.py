@@ -70,14 +70,31 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
         NamedMeshError: If a sharding does not lie on whole axes of the mesh.
     """
     with module.context, ir.Location.unknown():
+        blocks = list(_blocks(module.operation))
+        if mesh.devices == 1:
+            # XLA runs no partitioner for one device, and knows no manual computation without one.
+            for block in blocks:
+                _drop_annotations(block)
+            return
         writer = ShardyWriter(mesh)
         # Inner blocks go first: building a region copies its ops and erases the originals.
-        for block in reversed(list(_blocks(module.operation))):
+        for block in reversed(blocks):
             calls = [_call_target(op.operation) for op in block.operations]
             if ENTER in calls:
                 _Regions(block, writer).build()
             for view in list(block.operations):
                 _constrain(view.operation, writer)
+
+
+def _drop_annotations(block: ir.Block) -> None:
+    """Takes a block's annotations out: on one device every piece is whole."""
+    for view in list(block.operations):
+        op = view.operation
+        if _call_target(op) in (PLACE, ENTER, LEAVE):
+            op.results[0].replace_all_uses_with(op.operands[0])
+            op.erase()
+        elif _ATTRIBUTE in op.attributes:
+            del op.attributes[_ATTRIBUTE]
 
 
 def _constrain(op: ir.Operation, writer: ShardyWriter) -> None:

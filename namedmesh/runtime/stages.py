@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import Mesh as JaxMesh
@@ -15,6 +16,20 @@ from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.bridge import module_function, partition_with
 from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.partitioner import choose_partitioner
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """A module as jax lowered it.
+
+    Attributes:
+        lowered: The module.
+        partitioner: What is to partition it: annotations of one mean nothing to the other.
+    """
+
+    lowered: jax.stages.Lowered
+    partitioner: str
+
 
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
@@ -41,7 +56,7 @@ def lower_module(
     results: Sequence[TensorSpec],
     donated: Sequence[int] = (),
     partitioner: str | None = None,
-) -> jax.stages.Lowered:
+) -> LoweredModule:
     """Makes a module ready to compile for devices.
 
     Args:
@@ -70,13 +85,14 @@ def lower_module(
         )
         for spec in entries
     )
-    with partition_with(choose_partitioner(partitioner)):
-        return function.lower(*arguments)
+    partitioner = choose_partitioner(partitioner)
+    with partition_with(partitioner):
+        return LoweredModule(function.lower(*arguments), partitioner)
 
 
 def lower_step(
     artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
-) -> jax.stages.Lowered:
+) -> LoweredModule:
     """Makes an Artifact's step ready to compile; updated variables give up their memory.
 
     Args:
@@ -104,7 +120,7 @@ def lower_step(
 
 def lower_init(
     artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
-) -> jax.stages.Lowered:
+) -> LoweredModule:
     """Makes what creates an Artifact's first state ready to compile.
 
     Args:
@@ -120,19 +136,16 @@ def lower_init(
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered,
-    options: Mapping[str, str | bool] | None = None,
-    partitioner: str | None = None,
+    module: LoweredModule, options: Mapping[str, str | bool] | None = None
 ) -> jax.stages.Compiled:
     """Compiles a lowered module.
 
     Args:
-        lowered: The module.
+        module: The module.
         options: Options of the backend's compiler.
-        partitioner: The one it was lowered for.
 
     Returns:
         The compiled program.
     """
-    with partition_with(choose_partitioner(partitioner)):
-        return lowered.compile(compiler_options=dict(options or {}))
+    with partition_with(module.partitioner):
+        return module.lowered.compile(compiler_options=dict(options or {}))
