@@ -1,6 +1,6 @@
 """The one file that uses jax's private parts: StableHLO modules run inside a jitted function.
 
-Works with jax 0.10 and 0.11.
+Works with jax 0.10, 0.11 and 0.12.
 """
 
 from __future__ import annotations

@@ -7,9 +7,9 @@ import os
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 PARTITIONERS = ("gspmd", "shardy")
-# The one that partitions where nothing else is said. Both make what is planned on every version of
-# jax that tests/runtime/test_jax_versions.py runs; jax calls GSPMD deprecated.
-DEFAULT_PARTITIONER = "gspmd"
+# Both make exactly what is planned with every version of jax that
+# tests/runtime/test_jax_versions.py runs, and jax warns that GSPMD will go.
+DEFAULT_PARTITIONER = "shardy"
 _VARIABLE = "NAMEDMESH_PARTITIONER"
 
 

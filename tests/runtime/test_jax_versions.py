@@ -56,13 +56,23 @@ assert "tensorflow" not in sys.modules
 
 
 def find_python(requirement: str, folder: pathlib.Path) -> str | None:
-    """The first Python for which there is a version of jax that fits; None if there is none."""
-    for name in ("python3.13", "python3.12", sys.executable):
-        path = shutil.which(name)
-        command = [path, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement]
-        if path and subprocess.run(command, capture_output=True, timeout=300).returncode == 0:
-            return path
-    return None
+    """A Python for which there is a version of jax that fits; None if there is none.
+
+    Newer Pythons go first: for an old one, the newest jax is an old one too.
+    """
+    pyenv = pathlib.Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
+    for name in ("3.13", "3.12"):
+        pythons = [shutil.which(f"python{name}"), *pyenv.glob(f"versions/{name}.*/bin/python")]
+        for path in (str(one) for one in pythons if one):
+            if can_install(path, requirement, folder):
+                return path
+    return sys.executable if can_install(sys.executable, requirement, folder) else None
+
+
+def can_install(python: str, requirement: str, folder: pathlib.Path) -> bool:
+    """Whether a Python runs and finds a version of jax that fits."""
+    command = [python, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder), requirement]
+    return subprocess.run(command, capture_output=True, timeout=300).returncode == 0
 
 
 def make_environment(version: str, folder: pathlib.Path) -> str:
