@@ -127,14 +127,13 @@ class _Regions:
         self.writer = writer
         self.ops = [view.operation for view in block.operations]
         self.depth: dict[ir.Value, int] = {}
-        self.local: set[ir.Value] = set()
         self.outer: dict[int, list[ir.Operation]] = {}
-        self.inner: list[ir.Operation] = []
+        self.inner: dict[ir.Value, int] = {}  # a local value: the number of the op that makes it
         self.leaving: dict[int, list[ir.Operation]] = {}
-        for op in self.ops[:-1]:
-            self._sort(op)
+        for number, op in enumerate(self.ops[:-1]):
+            self._sort(number, op)
 
-    def _sort(self, op: ir.Operation) -> None:
+    def _sort(self, number: int, op: ir.Operation) -> None:
         """Notes the depth of an op, and on which side of a region's edge it is."""
         reads = list(_reads(op))
         depth = max((self.depth.get(value, 0) for value in reads), default=0)
@@ -142,9 +141,8 @@ class _Regions:
         if target == LEAVE:
             self.leaving.setdefault(depth, []).append(op)
             depth += 1
-        elif target == ENTER or any(value in self.local for value in reads):
-            self.inner.append(op)
-            self.local.update(op.results)
+        elif target == ENTER or any(value in self.inner for value in reads):
+            self.inner.update(dict.fromkeys(op.results, number))
         else:
             self.outer.setdefault(depth, []).append(op)
         self.depth.update(dict.fromkeys(op.results, depth))
@@ -159,7 +157,7 @@ class _Regions:
                 with ir.InsertionPoint(end):
                     self._build_region(self.leaving[depth])
         for op in reversed(self.ops[:-1]):
-            if _call_target(op) == LEAVE or any(value in self.local for value in op.results):
+            if _call_target(op) == LEAVE or any(value in self.inner for value in op.results):
                 op.erase()
 
     def _build_region(self, leaving: Sequence[ir.Operation]) -> None:
@@ -167,10 +165,11 @@ class _Regions:
         body = self._needed([op.operands[0] for op in leaving])
         entering = [op for op in body if _call_target(op) == ENTER]
         operands = [op.operands[0] for op in entering]
+        placed = set(operands)
         captured = [
             value
             for value in dict.fromkeys(value for op in body for value in _reads(op))
-            if value not in self.local and value not in operands
+            if value not in self.inner and value not in placed
         ]
         shardings = [self._entering_sharding(op) for op in entering]
         shardings += [self._sharding("{replicated}", value) for value in captured]
@@ -195,14 +194,13 @@ class _Regions:
 
     def _needed(self, values: Sequence[ir.Value]) -> list[ir.Operation]:
         """The local ops that values follow from, in the block's order."""
-        needed = set(values)
-        ops = []
-        for op in reversed(self.inner):
-            if any(value in needed for value in op.results):
-                ops.append(op)
-                if _call_target(op) != ENTER:
-                    needed.update(value for value in _reads(op) if value in self.local)
-        return ops[::-1]
+        pending, needed = list(values), set[int]()
+        while pending:
+            number = self.inner[pending.pop()]
+            if number not in needed:
+                needed.add(number)
+                pending += [value for value in _reads(self.ops[number]) if value in self.inner]
+        return [self.ops[number] for number in sorted(needed)]
 
     def _entering_sharding(self, op: ir.Operation) -> ir.Attribute:
         """Where a value lies that enters a region: it was placed just before."""
