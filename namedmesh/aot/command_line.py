@@ -17,6 +17,7 @@ from namedmesh.aot.target import Target
 from namedmesh.aot.target_report import TargetReport, failed_row
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,6 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--target", required=True, help="tpu-v3:32x32, tpu-v5p:4x4x4, ..., or cpu:8"
+    )
+    parser.add_argument(
+        "--partitioner",
+        choices=PARTITIONERS,
+        help="what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
+        f"{DEFAULT_PARTITIONER})",
     )
     parser.add_argument("--json", metavar="OUT", help="write the rows to this file too")
     parser.add_argument(
@@ -63,19 +70,22 @@ def run_aot(arguments: argparse.Namespace) -> int:
     rows = [_failed(path, None, target, "not compiled yet") for path in paths]
     _write_rows(arguments.json, rows)
     for i, path in enumerate(paths):
-        rows[i] = _compile_one(path, target, arguments.save)
+        rows[i] = _compile_one(path, target, arguments.save, arguments.partitioner)
         _write_rows(arguments.json, rows)
     if any(row["fits"] is None for row in rows):
         return 2
     return 0 if all(row["fits"] for row in rows) else 1
 
 
-def _compile_one(path: str, target: Target, save: str | None) -> dict[str, Any]:
+def _compile_one(
+    path: str, target: Target, save: str | None, partitioner: str | None
+) -> dict[str, Any]:
     """Reads, compiles and reports one artifact; its row."""
     artifact = None
     try:
         artifact = Artifact.load(path)
-        report = compile_for(artifact, target, name=pathlib.Path(path).stem)
+        name = pathlib.Path(path).stem
+        report = compile_for(artifact, target, name=name, partitioner=partitioner)
         print(report, flush=True)
         if save is not None:
             _save(artifact, report, save)

@@ -27,12 +27,17 @@ from namedmesh.hlo.values import count_cycles
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.devices import arrange_devices
-from namedmesh.runtime.stages import compile_lowered, lower_step
+from namedmesh.runtime.partitioner import choose_partitioner
+from namedmesh.runtime.stages import LoweredModule, compile_lowered, lower_step
 from namedmesh.runtime.usage import Report
 
 
 def compile_for(
-    artifact: Artifact, target: Target | str, *, name: str | None = None
+    artifact: Artifact,
+    target: Target | str,
+    *,
+    name: str | None = None,
+    partitioner: str | None = None,
 ) -> TargetReport:
     """Compiles an Artifact's step for a target that need not be here.
 
@@ -45,6 +50,7 @@ def compile_for(
         artifact: The program.
         target: Where it would run, such as `tpu-v3:32x32` or `cpu:8`.
         name: The report's name for the model; by default the Artifact's own.
+        partitioner: What splits the program over the devices, `gspmd` or `shardy`.
 
     Returns:
         Memory, communication and cost for one core.
@@ -63,6 +69,7 @@ def compile_for(
         (True, 16)
     """
     target = Target.parse(target) if isinstance(target, str) else target
+    partitioner = choose_partitioner(partitioner)
     if artifact.mesh.devices != target.cores:
         raise NamedMeshError(
             f"{artifact.name} is planned for {artifact.mesh.devices} devices, "
@@ -75,7 +82,7 @@ def compile_for(
     assignment = assign_devices(artifact.mesh, torus, traffic_of(artifact.collectives))
     assigned = artifact.with_device_assignment(assignment.order)
     start = time.perf_counter()
-    lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh))
+    lowered = lower_step(assigned, arrange_devices(devices, assigned.mesh), partitioner)
     try:
         step, lack = compile_lowered(lowered), None
     except RuntimeError as error:
@@ -163,7 +170,7 @@ def _cost(step: jax.stages.Compiled | None) -> dict[str, float]:
     return cost[0] if isinstance(cost, list) else cost
 
 
-def _dump_last_try(lowered: jax.stages.Lowered) -> str | None:
+def _dump_last_try(lowered: LoweredModule) -> str | None:
     """The last module that the compiler writes down before it gives up; None if it writes none."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):

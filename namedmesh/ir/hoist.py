@@ -50,9 +50,7 @@ def _split_loop(loop: Op) -> tuple[list[Op], Op]:
     before: list[Op] = []
     for op in invariant:
         if op in moved_out or any(tensor in needed for tensor in op.outputs):
-            outputs = tuple(
-                Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs
-            )
+            outputs = tuple(Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs)
             inputs = tuple(outside[tensor] for tensor in op.inputs)
             before.append(op.rebuild(inputs=inputs, outputs=outputs, identity=object()))
             outside.update(zip(op.outputs, outputs, strict=True))

@@ -1,6 +1,6 @@
-"""The one place that writes shardings for XLA, as GSPMD annotations.
+"""The one place that writes shardings, as GSPMD annotations.
 
-A class with the same methods can write another dialect.
+Where Shardy partitions a module, `namedmesh.runtime.shardy` rewrites them as its own.
 """
 
 from __future__ import annotations

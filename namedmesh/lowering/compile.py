@@ -14,6 +14,7 @@ from namedmesh.ir.program import Program, trace
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan
 from namedmesh.runtime import Executable
+from namedmesh.runtime.partitioner import choose_partitioner
 
 
 class Step(Executable):
@@ -23,6 +24,7 @@ class Step(Executable):
         plan: What to lower and compile.
         precision: The precision of matrix products: default, high or highest.
         strict: Whether a collective that the plan does not have is an error.
+        partitioner: What splits the program over the devices, `gspmd` or `shardy`.
 
     Example:
         >>> import numpy as np
@@ -35,7 +37,13 @@ class Step(Executable):
         8.0
     """
 
-    def __init__(self, plan: Plan, precision: str = "default", strict: bool | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        precision: str = "default",
+        strict: bool | None = None,
+        partitioner: str | None = None,
+    ):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
         from namedmesh.lowering.export import export_planned
 
@@ -45,7 +53,8 @@ class Step(Executable):
                 fix="write nm.Step(nm.plan(program, mesh, layout)), or nm.compile(function, ...)",
             )
         self.program, self.plan = plan.program, plan
-        super().__init__(export_planned(plan, precision), strict=strict)
+        partitioner = choose_partitioner(partitioner)
+        super().__init__(export_planned(plan, precision), strict=strict, partitioner=partitioner)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
         """The results as the traced function nests them, in its own classes of named tuples."""
@@ -61,6 +70,7 @@ def compile(
     params: LayoutLike | None = None,
     precision: str = "default",
     strict: bool | None = None,
+    partitioner: str | None = None,
     **named: Specs,
 ) -> Step:
     """Traces, plans, lowers and compiles a function, and audits what the compiler did.
@@ -74,6 +84,8 @@ def compile(
         precision: The precision of matrix products: default, high or highest.
         strict: Makes a collective that the plan does not have an error (True) or a warning (False);
             by default the environment variable NAMEDMESH_STRICT decides.
+        partitioner: What splits the program over the devices, `gspmd` or `shardy`; by default the
+            environment variable NAMEDMESH_PARTITIONER decides, if it is set.
         **named: Specs by argument name.
 
     Returns:
@@ -107,4 +119,4 @@ def compile(
         raise NamedMeshError(
             f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
         )
-    return Step(plan(program, mesh, layout, params), precision, strict)
+    return Step(plan(program, mesh, layout, params), precision, strict, partitioner)

@@ -67,9 +67,7 @@ class Emitter(Context):
             source = step.result
         return value
 
-    def join_parts(
-        self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]
-    ) -> Any:
+    def join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
         """Puts the parts along some axes into one leading dimension.
 
         XLA adds up every dimension by itself, one collective after the other.
@@ -82,9 +80,7 @@ class Emitter(Context):
         if len(axes) > 1:
             value = tf.reshape(value, [self.mesh.size(axes), *value.shape[len(axes) :]])
         leading = [tuple(axes), *((axis,) for axis in others)]
-        return self.annotator.annotate(
-            value, [*leading, *(source.axes(dim.name) for dim in shape)]
-        )
+        return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
 
     def leave_alone(self, value: Any, source: Sharding, result: Sharding) -> Any:
         """Makes a value the first device's part of a sum to which the others add zero."""

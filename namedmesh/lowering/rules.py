@@ -228,9 +228,7 @@ def is_free(planner: Planner, op: Op) -> bool:
     return (op.constant or op.elementwise) and all(t in planner.plan.free for t in op.inputs)
 
 
-def settle_free(
-    planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None
-) -> None:
+def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:
     """Settles a tensor made of constants alone: every reader makes it where it needs it."""
     plan = planner.plan
     place = place or planner.place_of(tensor.primal)

@@ -52,9 +52,7 @@ def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
             plan.shardings[part] = plan.shardings[tensor]
 
 
-def slice_part(
-    planner: Planner, op: Op, i: int, target: Sharding | None, times: int
-) -> Sharding:
+def slice_part(planner: Planner, op: Op, i: int, target: Sharding | None, times: int) -> Sharding:
     """Cuts a part of a cotangent down to where the whole will lie, where that is free."""
     part = op.inputs[i]
     place = planner.plan.shardings[part]
@@ -226,18 +224,22 @@ def place_of_capture(planner: Planner, op: Op, i: int) -> Sharding:
 def _is_read_by_slices(planner: Planner, tensor: Tensor) -> bool:
     """Whether a tensor is read turn by turn alone, by inner loops."""
     readers = planner.consumers.get(tensor, ())
-    return bool(readers) and not planner.returned[tensor] and all(
-        isinstance(reader, Scan)
+    return (
+        bool(readers)
+        and not planner.returned[tensor]
         and all(
-            reader.carries <= i < len(reader.body.inputs)
-            or (
-                i >= len(reader.body.inputs)
-                and _is_read_by_slices(planner, reader.body.arguments[i])
+            isinstance(reader, Scan)
+            and all(
+                reader.carries <= i < len(reader.body.inputs)
+                or (
+                    i >= len(reader.body.inputs)
+                    and _is_read_by_slices(planner, reader.body.arguments[i])
+                )
+                for i, x in enumerate(reader.inputs)
+                if x is tensor
             )
-            for i, x in enumerate(reader.inputs)
-            if x is tensor
+            for reader in readers
         )
-        for reader in readers
     )
 
 

@@ -16,12 +16,13 @@ from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_st
 from namedmesh.runtime.stages import named_sharding as named_sharding
 
 
-def compile_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Compiled:
+def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compiles the step of an Artifact.
 
     Args:
         artifact: The Artifact.
         devices: Devices in its mesh.
+        partitioner: What splits the program over the devices.
 
     Returns:
         The compiled step.
@@ -30,15 +31,16 @@ def compile_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Compiled:
         NamedMeshError: If the compiler cannot.
     """
     with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
-        return compile_lowered(lower_step(artifact, devices))
+        return compile_lowered(lower_step(artifact, devices, partitioner))
 
 
-def compile_init(artifact: Artifact, devices: JaxMesh) -> jax.stages.Compiled:
+def compile_init(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compiles what makes the first state of an Artifact.
 
     Args:
         artifact: The Artifact, which has variables.
         devices: Devices in its mesh.
+        partitioner: What splits the program over the devices.
 
     Returns:
         The compiled initialisation.
@@ -47,7 +49,7 @@ def compile_init(artifact: Artifact, devices: JaxMesh) -> jax.stages.Compiled:
         NamedMeshError: If the compiler cannot.
     """
     with report_failure(f"the initialisation of {artifact.name} cannot be compiled"):
-        return compile_lowered(lower_init(artifact, devices))
+        return compile_lowered(lower_init(artifact, devices, partitioner))
 
 
 def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list[jax.Array]:

@@ -1,6 +1,6 @@
 """The one file that uses jax's private parts: StableHLO modules run inside a jitted function.
 
-Works with jax 0.10 and 0.11.
+Works with jax 0.10, 0.11 and 0.12.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.mesh import Mesh
+from namedmesh.runtime.shardy import use_shardy_annotations
 
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
 
@@ -29,14 +31,18 @@ _call.multiple_results = True
 
 
 @_call.def_abstract_eval
-def _(*arguments: Any, module: bytes, results: ResultTypes) -> list[Any]:
+def _(*arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
-def _inline(context: Any, *arguments: Any, module: bytes, results: ResultTypes) -> Sequence[Any]:
+def _inline(
+    context: Any, *arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh
+) -> Sequence[Any]:
     """Copies a module into the one that jax is making, and calls it."""
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
+        if config.use_shardy_partitioner.value:
+            use_shardy_annotations(parsed, mesh)
         signature = ir.SymbolTable(parsed.operation)["main"].type
         inputs, types = list(signature.inputs), list(signature.results)
     except (ValueError, KeyError, AttributeError, ir.MLIRError) as error:
@@ -69,17 +75,18 @@ def _join(types: Iterable[ir.Type]) -> str:
 mlir.register_lowering(_call, _inline)
 
 
-def module_function(module: bytes, results: ResultTypes) -> Callable[..., list[Any]]:
+def module_function(module: bytes, results: ResultTypes, mesh: Mesh) -> Callable[..., list[Any]]:
     """A function that jax can trace and that runs a module.
 
     Args:
         module: Portable StableHLO with a function `main`.
         results: Shape and dtype of each of its results.
+        mesh: The mesh it was lowered for.
 
     Returns:
         A function of the module's arguments that returns the list of its results.
     """
-    return lambda *arguments: _call.bind(*arguments, module=module, results=results)
+    return lambda *arguments: _call.bind(*arguments, module=module, results=results, mesh=mesh)
 
 
 def module_context() -> ir.Context:
@@ -87,9 +94,9 @@ def module_context() -> ir.Context:
     return make_ir_context()
 
 
-def partition_with_gspmd() -> AbstractContextManager[Any]:
-    """A context in which jax lets GSPMD partition modules, whose annotations ours are."""
-    return config.use_shardy_partitioner(False)
+def partition_with(partitioner: str) -> AbstractContextManager[Any]:
+    """A context in which a partitioner, `gspmd` or `shardy`, partitions what jax lowers."""
+    return config.use_shardy_partitioner(partitioner == "shardy")
 
 
 def devices_are_fixed() -> bool:

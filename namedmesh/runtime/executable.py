@@ -17,6 +17,7 @@ from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit
 from namedmesh.runtime.description import TensorSpec
 from namedmesh.runtime.padding import remember_sizes
+from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state, check_used_once
 from namedmesh.runtime.structure import fill_structure
@@ -42,9 +43,12 @@ class Executable:
         strict: Whether it is an error rather than a warning if the compiler makes a collective
             that the plan does not have, does not make one that it has, or makes one otherwise, in
             a step or in initialisation; None follows the environment variable NAMEDMESH_STRICT.
+        partitioner: What splits the program over the devices, `gspmd` or `shardy`; None follows the
+            environment variable NAMEDMESH_PARTITIONER, and without it the default.
 
     Attributes:
         artifact: The program.
+        partitioner: What split it over the devices.
         mesh: Its devices, as a jax mesh.
         variables: What the state consists of, by name.
         inputs: What a step takes besides, by name.
@@ -53,8 +57,8 @@ class Executable:
         initial_audit: The same for initialisation; None before `init` has compiled it.
 
     Raises:
-        NamedMeshError: If there are too few devices, or if strict and the compiled step is not
-            as planned.
+        NamedMeshError: If there are too few devices or no such partitioner, or if strict and the
+            compiled step is not as planned.
 
     Example:
         >>> import numpy as np
@@ -72,9 +76,12 @@ class Executable:
         (12.0, 3.0)
     """
 
-    def __init__(self, artifact: Artifact, *, strict: bool | None = None):
+    def __init__(
+        self, artifact: Artifact, *, strict: bool | None = None, partitioner: str | None = None
+    ):
         self._backend = _load_backend()
         self.artifact = check_artifact(artifact)
+        self.partitioner = choose_partitioner(partitioner)
         self.mesh = self._backend.device_mesh(artifact.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
@@ -82,7 +89,7 @@ class Executable:
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = self._backend.compile_step(artifact, self.mesh)
+        self._step = self._backend.compile_step(artifact, self.mesh, self.partitioner)
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self._strict = strict
@@ -140,7 +147,7 @@ class Executable:
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            compiled = self._backend.compile_init(self.artifact, self.mesh)
+            compiled = self._backend.compile_init(self.artifact, self.mesh, self.partitioner)
             self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
             self._init = compiled
         arrays = self._backend.run_init(self._init, self.mesh, seed)
@@ -248,12 +255,15 @@ def _check_seed(seed: object) -> None:
         )
 
 
-def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executable:
+def load(
+    path: str | os.PathLike[str], *, strict: bool | None = None, partitioner: str | None = None
+) -> Executable:
     """Reads an Artifact and compiles it for the devices at hand.
 
     Args:
         path: A file that `Artifact.save` wrote.
         strict: As for Executable.
+        partitioner: As for Executable.
 
     Returns:
         The step, ready to run.
@@ -275,7 +285,7 @@ def load(path: str | os.PathLike[str], *, strict: bool | None = None) -> Executa
         >>> squares.tolist()
         [0.0, 1.0, 4.0, 9.0]
     """
-    return Executable(Artifact.load(path), strict=strict)
+    return Executable(Artifact.load(path), strict=strict, partitioner=partitioner)
 
 
 def cache_compilations(folder: str | os.PathLike[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import jax
 from jax.sharding import Mesh as JaxMesh
@@ -13,8 +14,23 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.bridge import module_function, partition_with_gspmd
+from namedmesh.runtime.bridge import module_function, partition_with
 from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.runtime.partitioner import choose_partitioner
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """A module as jax lowered it.
+
+    Attributes:
+        lowered: The module.
+        partitioner: What is to partition it: annotations of one mean nothing to the other.
+    """
+
+    lowered: jax.stages.Lowered
+    partitioner: str
+
 
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
@@ -40,7 +56,8 @@ def lower_module(
     entries: Sequence[TensorSpec],
     results: Sequence[TensorSpec],
     donated: Sequence[int] = (),
-) -> jax.stages.Lowered:
+    partitioner: str | None = None,
+) -> LoweredModule:
     """Makes a module ready to compile for devices.
 
     Args:
@@ -50,6 +67,7 @@ def lower_module(
         entries: What the module takes.
         results: What it returns.
         donated: The numbers of the entries whose memory results may take.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         The module, lowered by jax.
@@ -59,7 +77,7 @@ def lower_module(
     """
     types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
     function = jax.jit(
-        module_function(module, types),
+        module_function(module, types, mesh),
         in_shardings=tuple(named_sharding(devices, spec) for spec in entries),
         out_shardings=[named_sharding(devices, spec) for spec in results],
         donate_argnums=tuple(donated),
@@ -71,19 +89,23 @@ def lower_module(
         )
         for spec in entries
     )
+    partitioner = choose_partitioner(partitioner)
     try:
-        with partition_with_gspmd():
-            return function.lower(*arguments)
+        with partition_with(partitioner):
+            return LoweredModule(function.lower(*arguments), partitioner)
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
 
 
-def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+def lower_step(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> LoweredModule:
     """Makes an Artifact's step ready to compile; updated variables give up their memory.
 
     Args:
         artifact: The Artifact.
         devices: Devices in its mesh.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         The step, lowered by jax.
@@ -99,34 +121,38 @@ def lower_step(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
         [*artifact.inputs, *artifact.variables],
         [*artifact.outputs, *updated],
         donated,
+        partitioner,
     )
 
 
-def lower_init(artifact: Artifact, devices: JaxMesh) -> jax.stages.Lowered:
+def lower_init(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> LoweredModule:
     """Makes what creates an Artifact's first state ready to compile.
 
     Args:
         artifact: The Artifact, which has variables.
         devices: Devices in its mesh.
+        partitioner: `gspmd` or `shardy`; None for the default.
 
     Returns:
         A function of a seed, lowered by jax, that returns the variables.
     """
     module, variables = artifact.init_module, artifact.variables
-    return lower_module(module, artifact.mesh, devices, [SEED], variables)
+    return lower_module(module, artifact.mesh, devices, [SEED], variables, partitioner=partitioner)
 
 
 def compile_lowered(
-    lowered: jax.stages.Lowered, options: Mapping[str, str | bool] | None = None
+    module: LoweredModule, options: Mapping[str, str | bool] | None = None
 ) -> jax.stages.Compiled:
     """Compiles a lowered module.
 
     Args:
-        lowered: The module.
+        module: The module.
         options: Options of the backend's compiler.
 
     Returns:
         The compiled program.
     """
-    with partition_with_gspmd():
-        return lowered.compile(compiler_options=dict(options or {}))
+    with partition_with(module.partitioner):
+        return module.lowered.compile(compiler_options=dict(options or {}))

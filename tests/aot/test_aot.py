@@ -331,12 +331,12 @@ def test_a_fault_of_the_compiler_loses_no_other_report(artifact, tmp_path, capsy
         artifact.save(path)
     out = tmp_path / "out.json"
 
-    def fail_once(artifact, target, name):
+    def fail_once(artifact, target, name, partitioner):
         rows = json.loads(out.read_text())
         assert len(rows) == 2 and rows[1]["error"] == "not compiled yet", "never left empty"
         if name == "one":
             raise KeyError("a fault")
-        return compile_for(artifact, target, name=name)
+        return compile_for(artifact, target, name=name, partitioner=partitioner)
 
     monkeypatch.setattr(command_line, "compile_for", fail_once)
     assert main(["aot", *paths, "--target", "cpu:8", "--json", str(out)]) == 2
@@ -346,6 +346,25 @@ def test_a_fault_of_the_compiler_loses_no_other_report(artifact, tmp_path, capsy
         ("two", None),
     ]
     assert "KeyError" in capsys.readouterr().err
+
+
+def test_the_command_takes_either_partitioner(artifact, tmp_path, monkeypatch):
+    path, out = str(tmp_path / "one.nmesh"), tmp_path / "out.json"
+    artifact.save(path)
+    used, rows = [], []
+
+    def note(artifact, devices, partitioner):
+        used.append(partitioner)
+        return lower_step(artifact, devices, partitioner)
+
+    monkeypatch.setattr(compilation, "lower_step", note)
+    for name in ("gspmd", "shardy"):
+        command = ["aot", path, "--target", "cpu:8", "--json", str(out), "--partitioner", name]
+        assert main(command) == 0
+        rows += json.loads(out.read_text())
+    assert used == ["gspmd", "shardy"]
+    assert rows[0]["collectives"] == rows[1]["collectives"]
+    assert all(row["collectives_match_plan"] for row in rows)
 
 
 def test_the_assignment_for_the_torus_is_saved_and_used_by_a_run(

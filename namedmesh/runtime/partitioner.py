@@ -1,0 +1,43 @@
+"""The partitioner: what turns a module with shardings into the program of one device."""
+
+from __future__ import annotations
+
+import os
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+
+PARTITIONERS = ("gspmd", "shardy")
+# Both make what is planned with every version of jax that tests/runtime/test_jax_versions.py runs.
+# jax warns that GSPMD will go; until Shardy has compiled the largest models too, it stays.
+DEFAULT_PARTITIONER = "gspmd"
+_VARIABLE = "NAMEDMESH_PARTITIONER"
+
+
+def choose_partitioner(name: str | None = None) -> str:
+    """The partitioner to use.
+
+    Args:
+        name: `gspmd` or `shardy`; None follows the environment variable NAMEDMESH_PARTITIONER, and
+            without it the default.
+
+    Returns:
+        Its name.
+
+    Raises:
+        NamedMeshError: If there is no partitioner of that name.
+
+    Example:
+        >>> from namedmesh.runtime.partitioner import choose_partitioner
+        >>> choose_partitioner("shardy")
+        'shardy'
+    """
+    what = "partitioner"
+    if name is None:
+        name, what = os.environ.get(_VARIABLE) or DEFAULT_PARTITIONER, _VARIABLE
+    if name not in PARTITIONERS:
+        raise NamedMeshError(
+            f"{what}={name!r} is not a partitioner",
+            f"partitioners: {', '.join(PARTITIONERS)}",
+            fix=did_you_mean(str(name), PARTITIONERS),
+        )
+    return name
