@@ -1,8 +1,8 @@
 """Collectives of a Llama-style layer under ten layouts, beside the least that each needs.
 
-For every layout: what the plan has and what the compiler made for one layer (the difference between
-stacks of four and of two layers), forward and backward, on 8 virtual CPU devices or fewer; the bytes
-that one device sends; and the minimum, by the counts of Megatron-LM and FSDP.
+For every layout: what the plan has and what the compiler made for one layer, forward and backward
+(half of the difference between stacks of four and of two layers), on 8 virtual CPU devices or
+fewer; the bytes that one device sends; and the minimum, by the counts of Megatron-LM and FSDP.
 
 python -m benchmarks.llama_plans --json OUT
 """
@@ -47,7 +47,7 @@ def reduce(size: float, devices: int) -> float:
 class Case:
     """A layout, and the least bytes that one device has to send for a layer under it."""
 
-    mesh: dict[str, int]
+    mesh: str
     layout: str
     minimum: float
     why: str
@@ -58,55 +58,55 @@ class Case:
 
 CASES = {
     "dp": Case(
-        {"data": 8}, "batch:data", reduce(WEIGHTS, 8), "every gradient is added up over the batch"
+        "data=8", "batch:data", reduce(WEIGHTS, 8), "every gradient is added up over the batch"
     ),
     "tp": Case(
-        {"tensor": 4},
+        "tensor=4",
         "head:tensor, hidden:tensor",
         4 * reduce(ACTIVATIONS, 4),
         "two sums of activations forward, two backward (Megatron-LM)",
     ),
     "tp+sp": Case(
-        {"tensor": 4},
+        "tensor=4",
         "head:tensor, hidden:tensor, row:tensor",
         8 * gather(ACTIVATIONS, 4) + reduce(NORMS, 4),
         "each of those as ReduceScatter and AllGather; scales of norms see a part of the rows",
     ),
     "fsdp": Case(
-        {"data": 8},
+        "data=8",
         "batch:data",
         3 * gather(WEIGHTS, 8),
         "weights gathered forward and backward, gradients scattered (ZeRO-3)",
         params="model:data",
     ),
     "fsdp+tp": Case(
-        {"data": 2, "tensor": 4},
+        "data=2, tensor=4",
         "batch:data, head:tensor, hidden:tensor",
         3 * gather((WEIGHTS - NORMS) / 4 + NORMS, 2) + 4 * reduce(ACTIVATIONS / 2, 4),
         "a quarter of the weights as under fsdp, half of the rows as under tp",
         params="head:tensor, hidden:tensor, model:data",
     ),
     "cp": Case(
-        {"context": 4},
+        "context=4",
         "row:context, seq:context",
         4 * gather(KEYS, 4) + reduce(WEIGHTS, 4),
         "keys and values gathered, their gradients scattered; gradients of weights added up",
     ),
     "dp+cp": Case(
-        {"data": 2, "context": 4},
+        "data=2, context=4",
         "batch:data, row:context, seq:context",
         4 * gather(KEYS / 2, 4) + reduce(WEIGHTS, 8),
         "as cp for half of the batch; gradients of weights added up once over both axes",
     ),
     "accumulation dp": Case(
-        {"data": 8},
+        "data=8",
         "batch:data",
         reduce(WEIGHTS, 8),
         "parts of gradients are added up over four microbatches, then over the devices, once",
         micro=True,
     ),
     "accumulation fsdp": Case(
-        {"data": 8},
+        "data=8",
         "batch:data",
         MICRO.size * 3 * gather(WEIGHTS, 8),
         "no device ever has all of a gradient, so that every microbatch is as fsdp",
@@ -114,7 +114,7 @@ CASES = {
         micro=True,
     ),
     "ep": Case(
-        {"data": 8},
+        "data=8",
         "batch:data, expert:data",
         4 * gather(EXPERT_BUFFERS / 8, 8) + reduce(ATTENTION + NORMS + ROUTER, 8),
         "to the experts and back, forward and backward; what is not an expert is as dp",
@@ -160,7 +160,7 @@ def measure_layer(case: Case) -> dict[str, Any]:
     rules: set[str] = set()
     for layers, sign in ((4, 0.5), (2, -0.5)):
         program = trace_stack(case, layers)
-        plan = nm.plan(program, nm.Mesh(**case.mesh), case.layout, params=case.params)
+        plan = nm.plan(program, nm.Mesh.parse(case.mesh), case.layout, params=case.params)
         audit = nm.Step(plan).audit
         exact = exact and audit.exact
         rules |= {*audit.rules}

@@ -236,10 +236,10 @@ def add_parts(value: Any) -> Any:
     # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
     scalar = tf.TensorSpec([], value.dtype)
     add = tf.function(lambda a, b: a + b).get_concrete_function(scalar, scalar)
-    (result,) = tf2xla.variadic_reduce(
+    results: Any = tf2xla.variadic_reduce(
         [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=[0], reducer=add
     )
-    return result
+    return results[0]
 
 
 class Local(Eager):

@@ -143,10 +143,13 @@ def iter_frames(error: BaseException):
 @pytest.mark.parametrize("value", [None, 3, "a.nmesh", {}, X, train, MESH])
 def test_what_compiles_says_what_it_needs(things, value):
     for function in (nm.Step, runtime.Executable, nm.compile, nm.export, nm.plan):
-        options = {"mesh": MESH} if function in (nm.compile, nm.export, nm.plan) else {}
+        options: dict[str, Any] = (
+            {"mesh": MESH} if function in (nm.compile, nm.export, nm.plan) else {}
+        )
         with pytest.raises(nm.NamedMeshError) as error:
             function(value, **options)
         assert error.value.fix
-    for precision in (None, 3, X, "exact", []):
+    wrong: tuple[Any, ...] = (None, 3, X, "exact", [])
+    for precision in wrong:
         with pytest.raises(nm.NamedMeshError, match="is not a choice"):
             nm.Step(things["plan"], precision)
