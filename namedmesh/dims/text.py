@@ -14,6 +14,13 @@ def human(size: float) -> str:
     return f"{size:.1f} TiB"
 
 
+def name_some(names: Sequence[str], most: int = 3) -> str:
+    """Formats the first of some names, and how many there are besides."""
+    distinct = list(dict.fromkeys(names))
+    more = f" and {len(distinct) - most} more" if len(distinct) > most else ""
+    return ", ".join(distinct[:most]) + more
+
+
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
     """Formats rows as lines with aligned cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,7 @@ from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.paths import check_path, write_file
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.text import name_some
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.operands import as_tuple
@@ -49,6 +51,9 @@ class Plan:
         captured: The moves of what a loop captures that are made once, before it, by the tensor
             inside and the place its body reads it in; each with the position of the operand.
         made: Where an op, or a body's or the program's result, wants such a tensor.
+        decisions: Which of several dimensions that want one axis holds it, where nothing in the
+            program says so, and the tensors it was decided for.
+        warnings: What the layout leaves unused, in sentences.
         collectives: Every communication of a step, in order.
         producers: The op that makes each tensor.
         initializers: The plan of each variable's first value.
@@ -82,6 +87,8 @@ class Plan:
         default_factory=dict
     )
     made: dict[tuple[object, int], Sharding] = field(default_factory=dict)
+    decisions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    warnings: list[str] = field(default_factory=list)
     collectives: list[Collective] = field(default_factory=list)
     producers: dict[Tensor, Op] = field(default_factory=dict)
     initializers: dict[str, Plan] = field(default_factory=dict)
@@ -222,6 +229,8 @@ class Plan:
             "layout": self.layout.text,
             "params": self.params.text,
             "flops": self.program.flops(),
+            "warnings": list(self.warnings),
+            "decisions": {text: list(names) for text, names in sorted(self.decisions.items())},
             "tensors": [
                 {**vars(row), "source": str(row.source)}
                 for row in dict.fromkeys(self.tensor_rows())
@@ -253,4 +262,9 @@ class Plan:
     def __str__(self) -> str:
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
-        return "\n\n".join([header, format_tensors(self.tensor_rows()), self.communication])
+        decided = [
+            f"  {text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
+        ]
+        said = [*decided, *(f"  warning: {sentence}" for sentence in self.warnings)]
+        parts = [header, *(["\n".join(said)] if said else [])]
+        return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])

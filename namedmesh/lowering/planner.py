@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Shape
@@ -116,17 +116,30 @@ class Planner:
         return tuple(axis for axis in layout.axes(name) if self.mesh.axes[axis] > 1)
 
     def default_sharding(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
-        """Returns the layout's sharding of a tensor; two dimensions on one axis are an error."""
+        """Returns the layout's sharding of a tensor."""
         held, contested = self.give_due_axes(tensor.shape, {}, frozenset(whole), layout)
         for axis, names in contested.items():
-            raise self.ambiguity_error(
-                tensor,
-                axis,
-                names,
-                f"say which stays whole: whole=[{names[-1]}] where {tensor.label} is declared",
-                layout,
-            )
+            held = self.give_axis(held, self.prefer(tensor, axis, names, layout), axis, layout)
         return Sharding.of(held, whole)
+
+    def prefer(self, tensor: Tensor, axis: str, names: Sequence[str], layout: Layout) -> str:
+        """Chooses, of dimensions that want one axis, the one the layout has first, and notes it."""
+        first, *others = sorted(names, key=list(layout.rules).index)
+        stays = f"{', '.join(others)} stay{'s' if len(others) == 1 else ''} whole"
+        self.plan.decisions[f"{first} holds {axis}, {stays}: the layout has {first} first"].append(
+            tensor.label
+        )
+        return first
+
+    def give_axis(
+        self, held: Mapping[str, tuple[str, ...]], name: str, axis: str, layout: Layout
+    ) -> dict[str, tuple[str, ...]]:
+        """Returns who holds what when a dimension takes an idle axis, in the layout's order."""
+        now = held.get(name, ())
+        return {
+            **held,
+            name: tuple(a for a in self.layout_axes(layout, name) if a == axis or a in now),
+        }
 
     def give_due_axes(
         self, shape: Shape, held: dict[str, tuple[str, ...]], whole: frozenset[str], layout: Layout
@@ -333,40 +346,3 @@ class Planner:
         while tensor is not None and tensor not in self.plan.shardings:
             tensor = tensor.origin
         return tensor
-
-    def check_all_used(self) -> None:
-        """Raises for a dimension that no tensor has on the axis the layout maps it to."""
-        held = {
-            (name, axis)
-            for sharding in self.plan.shardings.values()
-            for name, axes in sharding.held
-            for axis in axes
-        }
-        splittable = {dim.name for t in self.plan.shardings for dim in t.shape if dim.size > 1}
-        for label, layout in (("layout", self.plan.layout), ("params layout", self.plan.params)):
-            for name in layout.rules:
-                if name not in splittable:
-                    continue
-                for axis in self.layout_axes(layout, name):
-                    if (name, axis) not in held:
-                        raise self.unused_error(name, axis, layout, label)
-
-    def unused_error(self, name: str, axis: str, layout: Layout, label: str) -> NamedMeshError:
-        """Makes the error for a dimension that never gets an axis it is mapped to."""
-        at_rest = layout is not self.plan.layout
-        places = {
-            t: place for t, place in self.plan.shardings.items() if not at_rest or t in self.resting
-        }
-        having = [(t, sharding) for t, sharding in places.items() if name in t.shape.names]
-        first = having[0][0]
-        move = f"write nm.reshard({first.label}, {name}) where {name} should take over the axis"
-        return NamedMeshError(
-            f"the {label} maps dimension {name} to mesh axis {axis!r}, "
-            "but every tensor keeps it whole there",
-            *(f"{t.label}: {sharding.text(t.shape)}" for t, sharding in having[:3]),
-            f"{label}: {layout.text}",
-            f"mesh: {self.mesh}",
-            source=first.source,
-            fix=("write it before what takes the axis" if at_rest else move)
-            + f", or leave it out of the {label}",
-        )

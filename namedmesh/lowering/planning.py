@@ -10,6 +10,7 @@ from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
+from namedmesh.lowering.advice import find_waste, warn_of
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_generic
@@ -57,8 +58,10 @@ def plan(
         The plan of a step and of the variables' initialisation.
 
     Raises:
-        NamedMeshError: The layout names what is not there, or two dimensions of one tensor would
-            hold one axis and nothing says which does.
+        NamedMeshError: The layout names what is not there, or two operands of an op hold one axis
+            on different dimensions.
+
+    Warns of mesh axes and mapped dimensions that nothing uses, and of padding above a tenth.
 
     Example:
         >>> import namedmesh as nm
@@ -89,9 +92,10 @@ def plan(
     step = Plan(program, mesh, layout, at_rest)
     planner = Planner(step, params is not None, "", settle_op)
     planner.plan_program(None)
-    planner.check_all_used()
+    step.warnings.extend(find_waste(step, planner.resting))
     for name in program.variables:
         step.initializers[name] = _plan_initializer(step, name)
+    warn_of(step)
     return step
 
 

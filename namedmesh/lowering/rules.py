@@ -266,20 +266,16 @@ def decide_contested(
     contested: dict[str, list[str]],
     layout: Layout,
 ) -> dict[str, tuple[str, ...]]:
-    """Gives an axis that two dimensions want to the one a reader expects.
+    """Gives an axis that two dimensions want to the one a reader expects, or the layout has first.
 
-    Where no reader does, a constant leaves the axis idle, and anything else is an error.
+    After the forward pass, what nobody expects stays idle.
     """
-    held = dict(held)
     for axis, names in contested.items():
         holder = find_expected_holder(planner, tensor, axis, names)
+        if holder is None and not op.constant and op.phase == "forward":
+            holder = planner.prefer(tensor, axis, names, layout)
         if holder is not None:
-            order = planner.layout_axes(layout, holder)
-            held[holder] = tuple(a for a in order if a == axis or a in held.get(holder, ()))
-        elif not op.constant and op.phase == "forward":
-            label = tensor.label
-            fix = f"write nm.reshard({label}, {names[0]}) right after it, or nm.replicate({label})"
-            raise planner.ambiguity_error(tensor, axis, names, fix, layout)
+            held = planner.give_axis(held, holder, axis, layout)
     return held
 
 

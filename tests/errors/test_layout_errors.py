@@ -120,63 +120,6 @@ def compile_of_a_program_with_specs():
 
 
 @wrong("""
-tensor x: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
-holds it
-  x: float32[group=8, expert=4, model=10]
-  layout: group:expert, expert:expert
-  mesh: Mesh(data=2, expert=4)
-  at LINE: program = nm.trace(lambda x: x * 2.0, x=nm.spec([G, E, M]))
-  fix: say which stays whole: whole=[expert] where x is declared
-""")
-def input_of_which_two_dimensions_want_one_axis():
-    program = nm.trace(lambda x: x * 2.0, x=nm.spec([G, E, M]))
-    nm.plan(program, MESH, "group:expert, expert:expert")
-
-
-@wrong("""
-the params layout maps dimension hidden to mesh axis 'expert', but every tensor keeps it whole there
-  w: [model=10/expert, hidden=16]
-  params layout: model:expert, hidden:expert
-  mesh: Mesh(data=2, expert=4)
-  at LINE: w = nm.param("w", [M, H])
-  fix: write it before what takes the axis, or leave it out of the params layout
-""")
-def params_layout_with_a_dimension_that_never_gets_its_axis():
-    nm.plan(PROGRAM, MESH, "group:data", params="model:expert, hidden:expert")
-
-
-@wrong("""
-tensor w: dimensions model and hidden both map to mesh axis 'data', and nothing says which holds it
-  w: float32[model=10, hidden=16]
-  layout: model:data, hidden:data
-  mesh: Mesh(data=2, expert=4)
-  at LINE: w = nm.param("w", [M, H])
-  fix: say which stays whole: whole=[hidden] where w is declared
-""")
-def parameter_of_which_two_dimensions_want_one_axis():
-    program = nm.trace(dense, x=X)
-    nm.plan(program, MESH, "model:data, hidden:data")
-
-
-@wrong("""
-tensor noise: dimensions group and expert both map to mesh axis 'expert', and nothing says which \
-holds it
-  noise: uint32[group=8, expert=4, model=10]
-  layout: group:expert, expert:expert
-  mesh: Mesh(data=2, expert=4)
-  at LINE: noise = nm.random.normal(nm.random.key(0), [G, E, M])
-  fix: write nm.reshard(noise, group) right after it, or nm.replicate(noise)
-""")
-def result_of_which_two_dimensions_want_one_axis():
-    def function(seed):
-        noise = nm.random.normal(nm.random.key(0), [G, E, M])
-        return nm.sum(noise)
-
-    program = nm.trace(function, seed=nm.spec([], "int32"))
-    nm.plan(program, MESH, "group:expert, expert:expert")
-
-
-@wrong("""
 einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
   x: [group=8/expert, expert=4, model=10]
   w: [expert=4/expert, model=10, hidden=16]
@@ -255,38 +198,6 @@ shard: the mesh has no axis 'exprt'
 def shard_on_an_axis_the_mesh_lacks():
     program = nm.trace(lambda x: nm.shard(x, {G: "exprt"}), x=X)
     nm.plan(program, MESH, "")
-
-
-@wrong("""
-the layout maps dimension seq to mesh axis 'data', but every tensor keeps it whole there
-  x: [group=8, seq=6]
-  program: [group=8, seq=6]
-  layout: seq:data
-  mesh: Mesh(data=2, expert=4)
-  at LINE: program = nm.trace(lambda x: nm.cumsum(x, S), x=nm.spec([G, S], whole=[S]))
-  fix: write nm.reshard(x, seq) where seq should take over the axis, or leave it out of the layout
-""")
-def dimension_that_stays_whole_everywhere():
-    program = nm.trace(lambda x: nm.cumsum(x, S), x=nm.spec([G, S], whole=[S]))
-    nm.plan(program, MESH, "seq:data")
-
-
-@wrong("""
-the layout maps dimension expert to mesh axis 'expert', but every tensor keeps it whole there
-  w: [model=10, expert=4]
-  layout: group:data, expert:expert
-  mesh: Mesh(data=2, expert=4)
-  at LINE: w = nm.param("w", [M, E], whole=[E])
-  fix: write nm.reshard(w, expert) where expert should take over the axis, or leave it out of the \
-layout
-""")
-def parameter_dimension_that_stays_whole_everywhere():
-    def function(x):
-        w = nm.param("w", [M, E], whole=[E])
-        return nm.einsum([x, w], [G])
-
-    program = nm.trace(function, x=nm.spec([G, M]))
-    nm.plan(program, MESH, "group:data, expert:expert")
 
 
 @wrong("""
