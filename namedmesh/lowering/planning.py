@@ -10,7 +10,7 @@ from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
-from namedmesh.lowering.advice import find_waste, warn_of
+from namedmesh.lowering.waste import find_waste, warn_of
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_generic

@@ -22,6 +22,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
     places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
     claims = agree_on_claims(planner, op, places, asked, target)
+    claim_for_free(planner, op, claims, asked, target)
     renamed = pass_renamed(planner, op, claims, asked.renames, target)
     if any(t in planner.open or t in planner.running for t in op.inputs):
         planner.running.update(op.outputs)
@@ -81,6 +82,29 @@ def agree_on_claims(
                     rivals or axes,
                 )
     return claims
+
+
+def claim_for_free(
+    planner: Planner,
+    op: Op,
+    claims: dict[str, tuple[str, ...]],
+    asked: Placement,
+    target: Sharding | None,
+) -> None:
+    """Claims idle axes for operands made of constants: where the result is wanted, or is due."""
+    busy = {axis for axes in claims.values() for axis in axes}
+    for i, tensor in enumerate(op.inputs):
+        if tensor not in planner.plan.free:
+            continue
+        for dim in tensor.shape:
+            name, place = dim.name, target or planner.plan.shardings[tensor]
+            axes = place.axes(name) or planner.plan.shardings[tensor].axes(name)
+            taken = name in claims or name in asked.whole or name in asked.reduced
+            if not axes or taken or busy & {*axes}:
+                continue
+            if can_split(planner, op, i, asked, name, axes):
+                claims[name] = axes
+                busy.update(axes)
 
 
 def can_split(
@@ -176,7 +200,7 @@ def settle_result(
     whole = frozenset(
         name for sharding in places for name in sharding.whole if name in tensor.shape.names
     )
-    known = {n for x in op.inputs if x not in planner.plan.free for n in x.shape.names}
+    known = {name for x in op.inputs for name in x.shape.names}
     fresh = [
         name
         for name in tensor.shape.names

@@ -1,4 +1,4 @@
-"""Advice: what a layout leaves unused, said once a plan is made."""
+"""Waste: what a layout leaves unused, said once a plan is made."""
 
 from __future__ import annotations
 
