@@ -80,7 +80,12 @@ TOPICS = (
         "Ops: contractions and reductions",
         "Einsums and reductions over named dimensions. Reducing over a split dimension is an "
         "AllReduce or a ReduceScatter in the plan.",
-        modules=("namedmesh.ops.einsum", "namedmesh.ops.reduce", "namedmesh.ops.softmax"),
+        modules=(
+            "namedmesh.ops.einsum",
+            "namedmesh.ops.reduce",
+            "namedmesh.ops.arg_reduce",
+            "namedmesh.ops.softmax",
+        ),
         names=("sum",),
     ),
     Topic(

@@ -28,6 +28,27 @@ def live_ops(
     return tuple(reversed(kept))
 
 
+def shorten_body(body: Body, keep: Sequence[int]) -> tuple[Body, list[int]]:
+    """Returns a body with some of its outputs, without arguments that those do not depend on.
+
+    Args:
+        body: The body.
+        keep: The positions of the outputs that stay.
+
+    Returns:
+        The shorter body, and the positions of the arguments that stay.
+    """
+    outputs = tuple(body.outputs[i] for i in keep)
+    read = {*outputs, *(x for op in live_ops(body.ops, outputs) for x in op.inputs)}
+    stays = [i for i, tensor in enumerate(body.arguments) if tensor in read]
+    count = len(body.inputs)
+    inputs = tuple(body.arguments[i] for i in stays if i < count)
+    captures = tuple(body.arguments[i] for i in stays if i >= count)
+    captured = tuple(body.captured[i - count] for i in stays if i >= count)
+    ops = live_ops(body.ops, outputs, (*inputs, *captures))
+    return Body(ops, inputs, captures, captured, outputs), stays
+
+
 def prune_ops(
     ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
 ) -> tuple[Op, ...]:

@@ -154,7 +154,7 @@ class Emitter(Context):
             key = self.plan.value_of(op.inputs[i]), place
             if key not in moved:  # nor before an enclosing loop
                 value = self.at(self.operand(op, i, known, moved), inner.shape, source)
-                moved[key] = self.move(value, op.inputs[i], source, steps)
+                self.move_once(value, op.inputs[i], source, steps, moved)
             self.captured.setdefault(inner, {})[place] = moved[key]
         if op in self.plan.sums:
             results: Sequence[Any] = [self.add_groups(op, known, moved)]
@@ -174,11 +174,25 @@ class Emitter(Context):
         steps = self.plan.operands.get((op, i), ())
         if not steps:
             return known[tensor]
-        key = self.plan.value_of(tensor), place
-        if key not in moved:
-            source = self.plan.shardings[tensor]
-            moved[key] = self.move(known[tensor], tensor, source, steps)
-        return moved[key]
+        value, source = known[tensor], self.plan.shardings[tensor]
+        return self.move_once(value, tensor, source, steps, moved)
+
+    def move_once(
+        self,
+        value: Any,
+        tensor: Tensor,
+        source: Sharding,
+        steps: Sequence[Transfer],
+        moved: dict[Any, Any],
+    ) -> Any:
+        """Moves a value along a way, of which others' ways may have made the beginning already."""
+        same = self.plan.value_of(tensor)
+        reached = [i for i, step in enumerate(steps, 1) if (same, step.result) in moved]
+        for step in steps[max(reached, default=0) :]:
+            before = steps[steps.index(step) - 1].result if step is not steps[0] else source
+            start = moved[same, before] if step is not steps[0] else value
+            moved[same, step.result] = self.move(start, tensor, before, [step])
+        return moved[same, steps[-1].result]
 
     def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
         """Adds up the parts of a cotangent that lie together, moves the sums, and adds those."""

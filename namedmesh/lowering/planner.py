@@ -46,6 +46,7 @@ class Planner:
         self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
         self.running: set[Tensor] = set()  # sums of an accumulator and something
         self.captures: dict[Tensor, tuple[Op, int, int]] = {}  # of loops: loop, operand, times
+        self.summed_as: dict[Tensor, str] = {}  # the name of the sum that a tensor is a part of
         self.moved: set[tuple[object, Sharding]] = set()
         self.open_loops = 0  # how many loops of unknown length enclose what is being planned
         self.consumers: dict[Tensor, list[Op]] = {}
@@ -216,9 +217,15 @@ class Planner:
             self.plan.operands[op, i] = steps
             if tensor in self.captures and any(step.kind != "Slice" for step in steps):
                 self.bring_capture(tensor, target)
-            elif (self.plan.value_of(tensor), target) not in self.moved:
-                self.moved.add((self.plan.value_of(tensor), target))
-                self.record_transfers(op, tensor, steps, times)
+            else:
+                self.record_transfers(op, tensor, self.new_steps(tensor, steps), times)
+
+    def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
+        """Returns the steps of a way that no other reader's way begins with."""
+        value = self.plan.value_of(tensor)
+        reached = [i for i, step in enumerate(steps, 1) if (value, step.result) in self.moved]
+        self.moved.update((value, step.result) for step in steps)
+        return steps[max(reached, default=0) :]
 
     def bring_capture(self, inner: Tensor, target: Sharding) -> None:
         """Brings what a loop captures to where its body reads it, once, before the loop."""
@@ -229,12 +236,10 @@ class Planner:
         outer, source = loop.inputs[i], self.plan.shardings[inner]
         steps = conversion(inner.shape, self.mesh, source, target)
         places[inner, target] = i, steps
-        key = self.plan.value_of(outer), target
         if outer in self.captures and source == self.plan.shardings[outer]:
             self.bring_capture(outer, target)
-        elif key not in self.moved:
-            self.moved.add(key)
-            self.record_transfers(loop, outer, steps, times)
+        else:
+            self.record_transfers(loop, outer, self.new_steps(outer, steps), times)
 
     def bring_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
@@ -273,6 +278,11 @@ class Planner:
         if natural.partial:
             sums = (self.plan.summed_by[x] for x in op.inputs if x in self.plan.summed_by)
             self.plan.summed_by.setdefault(tensor, next(sums, op))
+            named = (self.summed_as[x] for x in op.inputs if x in self.summed_as)
+            if tensor.name is not None or tensor.primal is not None:
+                self.summed_as.setdefault(tensor, next(named, tensor.label))
+            else:
+                self.summed_as.update((tensor, name) for name in [*named][:1])
             single = self.count_uses(tensor) == 1 and tensor not in self.final
             final = final.with_partial(
                 axis for axis in natural.partial if single and axis not in final.used
@@ -297,11 +307,23 @@ class Planner:
         """Records the collectives among some transfers."""
         for step in steps:
             if step.kind not in ("Slice", "Alone"):
-                owner = self.plan.summed_by.get(tensor, op) if step.sums else op
-                self.record_collective(owner, tensor, step.kind, step.axes, step.elements, times)
+                owner, label = op, tensor.label
+                if step.sums:
+                    owner = self.plan.summed_by.get(tensor, op)
+                    label = self.summed_as.get(tensor, label)
+                self.record_collective(
+                    owner, tensor, step.kind, step.axes, step.elements, times, label
+                )
 
     def record_collective(
-        self, op: Op, tensor: Tensor, kind: str, axes: Sequence[str], elements: int, times: int
+        self,
+        op: Op,
+        tensor: Tensor,
+        kind: str,
+        axes: Sequence[str],
+        elements: int,
+        times: int,
+        label: str | None = None,
     ) -> None:
         """Records one collective."""
         ordered = tuple(axis for axis in self.mesh.axes if axis in axes)
@@ -313,7 +335,7 @@ class Planner:
                 tensor.dtype,
                 elements * tensor.itemsize,
                 times,
-                tensor.label,
+                label or tensor.label,
                 self.plan.names[op],
                 op.phase,
                 op.source.user,

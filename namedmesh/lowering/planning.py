@@ -10,7 +10,6 @@ from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
-from namedmesh.lowering.waste import find_waste, warn_of
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_generic
@@ -22,6 +21,7 @@ from namedmesh.lowering.rules_control import (
     settle_scan,
     settle_while,
 )
+from namedmesh.lowering.waste import find_waste, warn_of
 
 # The rule of each kind of placement that an op can declare (Op.rule).
 RULES: dict[str, Callable[[Planner, Any, int], None]] = {

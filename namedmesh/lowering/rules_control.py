@@ -264,6 +264,8 @@ def settle_outcome(
     tensor = op.outputs[i]
     if inner in planner.plan.summed_by:
         planner.plan.summed_by[tensor] = planner.plan.summed_by[inner]
+        if inner in planner.summed_as and tensor.name is None and tensor.primal is None:
+            planner.summed_as[tensor] = planner.summed_as[inner]
     if inner in planner.resting:
         planner.resting.add(tensor)
     target = planner.place_of(tensor.primal)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +14,7 @@ from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, format_nest, match_leaves, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable
+from namedmesh.ir.prune import shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.shape import transpose
@@ -67,15 +67,18 @@ class Cond(Op):
         return [by_position.get(i) for i in range(len(self.inputs))]
 
     def drop_results(self, needed: set[Tensor]) -> Cond:
-        """Returns the choice without unneeded results; pruning then shortens the branches."""
+        """Returns the choice without unneeded results, and without what only those capture."""
         keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
-        if len(keep) == len(self.outputs):
-            return self
-        branches = {
-            name: dataclasses.replace(body, outputs=tuple(body.outputs[i] for i in keep))
-            for name, body in self.body_fields().items()
-        }
-        return self.rebuild(outputs=tuple(self.outputs[i] for i in keep), **branches)
+        count = 1 + len(self.yes.captures)
+        yes, read_by_yes = shorten_body(self.yes, keep)
+        no, read_by_no = shorten_body(self.no, keep)
+        inputs = (
+            self.inputs[0],
+            *(self.inputs[1 + i] for i in read_by_yes),
+            *(self.inputs[count + i] for i in read_by_no),
+        )
+        outputs = tuple(self.outputs[i] for i in keep)
+        return self.rebuild(inputs=inputs, outputs=outputs, yes=yes, no=no)
 
     def flops(self) -> int:
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)

@@ -56,6 +56,10 @@ class Gather(Op):
     dim: Dimension
 
     @property
+    def linear(self) -> str:
+        return "first"
+
+    @property
     def batch(self) -> list[str]:
         """Dimensions that table and indices share."""
         table, indices = self.inputs

@@ -12,7 +12,7 @@ from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
 from namedmesh.ir.op import Body, Op, Placement, every_op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
-from namedmesh.ir.prune import prune_body
+from namedmesh.ir.prune import prune_body, shorten_body
 from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
@@ -61,6 +61,20 @@ class Manual(Op):
         """Returns whether a result depends differentiably on an input."""
         reached = follow_ops(self.body.ops, [self.body.arguments[i]])
         return not reached.isdisjoint(self.body.outputs)
+
+    def drop_results(self, needed: set[Tensor]) -> Manual:
+        """Returns the region without unneeded results, and without what only those read."""
+        keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
+        body, read = shorten_body(self.body, keep)
+        if not read or not self._has_all_dims(read):
+            return self  # nothing would say where the region runs
+        inputs = tuple(self.inputs[i] for i in read)
+        return self.rebuild(inputs=inputs, outputs=tuple(self.outputs[i] for i in keep), body=body)
+
+    def _has_all_dims(self, positions: Sequence[int]) -> bool:
+        """Whether some inputs have every dimension that the region runs over."""
+        names = {name for i in positions for name in self.inputs[i].shape.names}
+        return all(dim.name in names for dim in self.over)
 
     def flops(self) -> int:
         return sum(op.flops() for op in self.body.ops)

@@ -48,7 +48,7 @@ def gradients(values, steps=STEPS):
 
 
 def traced(optimizer, shapes):
-    """A step in which the gradient of each parameter is the input of its name."""
+    """A step in which the gradient of each parameter is the input d_ and its name."""
 
     def step(**given):
         parameters = {
@@ -56,10 +56,10 @@ def traced(optimizer, shapes):
         }
         total = nm.full([], 0.0)
         for name, weight in parameters.items():
-            total = total + nm.sum(weight * given[name])
+            total = total + nm.sum(weight * given[f"d_{name}"])
         return optimizer.apply(nm.grad(total))
 
-    return nm.trace(step, **{name: nm.spec(dims) for name, dims in shapes.items()})
+    return nm.trace(step, **{f"d_{name}": nm.spec(dims) for name, dims in shapes.items()})
 
 
 def run(program, values, grads):
@@ -69,7 +69,9 @@ def run(program, values, grads):
     } | values
     history, metrics = [], {}
     for given in grads:
-        updates, metrics = program.evaluate(state, **given)
+        updates, metrics = program.evaluate(
+            state, **{f"d_{name}": value for name, value in given.items()}
+        )
         state |= {name: np.asarray(value) for name, value in updates.items()}
         history.append({name: state[name] for name in values})
     return history, metrics
@@ -208,7 +210,7 @@ L, E, M, H = nm.dims("layer=3 expert=2 model=128 hidden=130")
 def stacked_step(optimizer):
     """A step on parameters that a scan stacked; gradients are the inputs."""
 
-    def step(expert, bias, gain):
+    def step(d_expert, d_bias, d_gain):
         def body(total, given):
             made = (
                 nm.param("expert", [E, M, H]),
@@ -219,7 +221,7 @@ def stacked_step(optimizer):
                 (nm.sum(weight * g) for weight, g in zip(made, given, strict=True)), start=total
             ), None
 
-        total, _ = nm.scan(body, nm.full([], 0.0), (expert, bias, gain), over=L, stack=True)
+        total, _ = nm.scan(body, nm.full([], 0.0), (d_expert, d_bias, d_gain), over=L, stack=True)
         return optimizer.apply(nm.grad(total))
 
     return nm.trace(step, nm.spec([L, E, M, H]), nm.spec([L, H]), nm.spec([L]))
