@@ -21,7 +21,7 @@ def test_every_tampering_is_noticed_and_nothing_else():
 def step():
     import namedmesh as nm
 
-    case = CASES["data parallel layers in a loop"]
+    case = CASES["tensor parallel layers in a loop"]
     return nm.compile(case.program(), mesh=case.mesh, layout=case.layout, strict=True)
 
 
@@ -43,6 +43,6 @@ def test_an_edit_changes_one_thing(step):
     counted = audit_text(step, first("trip count changed").text)
     assert not counted.unplanned and (counted.differences or counted.missing)
     edited = [edit for edit in edits if edit.kind.startswith("limit of a loop changed")]
-    assert len(edited) == 2 and not any(audit_text(step, edit.text).exact for edit in edited)
+    assert edited and not any(audit_text(step, edit.text).exact for edit in edited)
     assert audit_text(step, first("dtype changed").text).differences
     assert audit_text(step, first("devices changed").text).differences
