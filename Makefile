@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all lint types docs docs-outputs m4 clean
+.PHONY: env test test-all fast-tests lint types docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -19,11 +19,14 @@ $(VENV)/ready: requirements.txt pyproject.toml setup.py
 	$(RUN) -m pip install --quiet --no-deps --no-build-isolation -e . || $(RUN) -m pip install --quiet --no-deps -e .
 	touch $@
 
-test: env lint types
-	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow"
+test: env lint
+	$(MAKE) --jobs=2 --output-sync=target types fast-tests
 
 test-all: env lint types
 	$(RUN) -m pytest -n 2 --dist loadfile
+
+fast-tests: env
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow"
 
 lint: env
 	$(VENV)/bin/ruff check .

@@ -109,7 +109,7 @@ CASES = {
         "data=8",
         "batch:data",
         MICRO.size * 3 * gather(WEIGHTS, 8),
-        "no device ever has all of a gradient, so that every microbatch is as fsdp",
+        "no device ever has all of a stack, so that every microbatch is as fsdp",
         params="model:data",
         micro=True,
     ),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from namedmesh.dims.collective import count_wire_bytes
 from namedmesh.dims.mesh import Mesh
@@ -96,6 +96,7 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
     """
     runs = find_runs(module)
     search = _Search(mesh)
+    scattering = _find_scattering(module)
     collectives: list[CompiledCollective] = []
     for computation, instruction in module.instructions():
         try:
@@ -104,10 +105,27 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
             if kind is not None:
                 # What nothing is known to run may run any number of times.
                 often = runs.get(computation.name, Runs(1, open_ended=True))
-                collectives += search.read(kind, computation, instruction, often)
+                found = search.read(kind, computation, instruction, often)
+                fusion = scattering.get(computation.name)
+                if fusion is not None and kind == "AllReduce":
+                    found = [
+                        replace(one, kind="ReduceScatter", op_name=fusion.op_name) for one in found
+                    ]
+                collectives += found
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
     return collectives
+
+
+def _find_scattering(module: Module) -> dict[str, Instruction]:
+    """Finds TPU's form of a reduce-scatter: a fusion of an all-reduce and a slice, by its body."""
+    return {
+        name: instruction
+        for _, instruction in module.instructions()
+        if instruction.opcode == "fusion"
+        for name in instruction.called.get("calls", ())
+        if name.startswith("all-reduce-scatter")
+    }
 
 
 class _Search:

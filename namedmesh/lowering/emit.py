@@ -143,7 +143,10 @@ class Emitter(Context):
                 else:
                     steps = plan.results.get((owner, i), ())
                     place = plan.shardings[tensor]
-                    results.append(self.move(known[tensor], tensor, place, steps))
+                    value = known[tensor]
+                    if steps:
+                        value = self.move_once(value, tensor, place, steps, moved)
+                    results.append(value)
         return results
 
     def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:

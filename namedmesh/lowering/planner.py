@@ -251,7 +251,8 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
         if steps:
             self.plan.results[owner, i] = steps
-            self.record_transfers(self.plan.producers[tensor], tensor, steps, times)
+            producer = self.plan.producers[tensor]
+            self.record_transfers(producer, tensor, self.new_steps(tensor, steps), times)
 
     def settle(
         self,

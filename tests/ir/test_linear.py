@@ -76,6 +76,7 @@ def stages(make, size: int) -> dict[str, float]:
     return {stage: least_time(work) for stage, work in works.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", SIZES, ids=lambda make: make.__name__)
 def test_four_times_the_size_takes_about_four_times_as_long(make):
     small, large = stages(make, SIZES[make]), stages(make, 4 * SIZES[make])

@@ -303,6 +303,7 @@ def test_an_unknown_configuration_is_named():
         config("moe_2048e")
 
 
+@pytest.mark.slow
 def test_a_step_with_every_newer_option_runs_as_planned():
     """Compiled for eight devices and audited; its loss is that of an unsharded run."""
     chosen = SMALL.but(

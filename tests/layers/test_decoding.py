@@ -118,6 +118,7 @@ def searches():
     return made
 
 
+@pytest.mark.slow
 def test_flat_and_ordinary_search_find_the_same(searches):
     (flat, _), (ordinary, _) = searches[True], searches[False]
     np.testing.assert_array_equal(flat["sequences"], ordinary["sequences"])
@@ -125,6 +126,7 @@ def test_flat_and_ordinary_search_find_the_same(searches):
     assert len({tuple(one) for one in flat["sequences"].reshape(-1, 5)}) > 3, "the sentences differ"
 
 
+@pytest.mark.slow
 def test_the_step_of_flat_search_appends_to_the_cache_and_never_copies_it(searches):
     # A row for each of 2 x 5 layers and steps, 2 sentences a device, 3 hypotheses, heads, key.
     shape = "f32[10,2,3,2,8]"

@@ -36,6 +36,7 @@ def poison(folder, step: int) -> None:
     checkpoints.close()
 
 
+@pytest.mark.slow
 def test_the_checkpoint_has_parameters_slots_and_the_step(dense):
     assert steps(dense) == [5, 10]
     found = checkpoint(dense, 10)
