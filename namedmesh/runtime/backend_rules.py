@@ -104,8 +104,8 @@ RULES = (
         condition="any ReduceScatter",
         bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
         bytes="twice as many on the wire",
-        evidence="XLA's CPU compiler does not join an AllReduce and a slice; TPU's does not where it "
-        "combines AllReduces of several tensors, as of two weights in pieces over all of 8 cores",
+        evidence="XLA's CPU compiler does not join an AllReduce and a slice; TPU's does not where "
+        "it combines AllReduces, as of two weights in pieces over all of 8 cores",
         alter=_reduce_and_slice,
     ),
     BackendRule(
