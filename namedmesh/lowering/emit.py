@@ -62,7 +62,7 @@ class Emitter(Context):
                     joined = self.join_parts(value, shape, source, step.axes)
                     value = self.at(add_parts(joined), shape, step.result)
             elif step.kind == "Alone":
-                value = self.leave_alone(value, source, step.result)
+                value = self.leave_alone(value, shape, source, step.result)
             value = self.at(value, shape, step.result)
             source = step.result
         return value
@@ -82,15 +82,16 @@ class Emitter(Context):
         leading = [tuple(axes), *((axis,) for axis in others)]
         return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
 
-    def leave_alone(self, value: Any, source: Sharding, result: Sharding) -> Any:
+    def leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
         """Makes a value the first device's part of a sum to which the others add zero."""
+        piece = self.annotator.to_local(value, position_axes(shape, source))
         for i, axis in enumerate(result.partial):
             if axis not in source.partial:
-                first = tf.range(self.mesh.axes[axis]) == 0
-                value = tf.expand_dims(value, i)
-                first = tf.reshape(first, [-1 if j == i else 1 for j in range(value.shape.rank)])
-                value = tf.where(first, value, tf.zeros([], value.dtype))
-        return value
+                index = self.annotator.to_local(tf.range(self.mesh.axes[axis]), [(axis,)])[0]
+                piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
+                piece = tf.expand_dims(piece, i)
+        sizes = [*(self.mesh.axes[axis] for axis in result.partial), *shape.sizes]
+        return self.annotator.from_local(piece, position_axes(shape, result), sizes)
 
     def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
         """Makes a tensor of constants where it is read."""
