@@ -19,5 +19,5 @@ def test_the_readme_shows_the_real_message():
     line = f"{caught.value.source}:"
     assert (
         str(caught.value).replace(line, "model.py:12:")
-        == block("text", "or nobody can tell, that is an error").rstrip()
+        == block("text", "Where operands disagree, that is an error").rstrip()
     )

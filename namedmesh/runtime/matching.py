@@ -149,10 +149,8 @@ class _Matcher:
     def match_by_shape(self) -> None:
         """Matches those that agree in everything but have no metadata to connect them.
 
-        Metadata that names another op speaks against a match if the plan has a collective of that
-        op, unless several tensors share it: XLA may name the op that made a tensor in place of the
-        one that reads it elsewhere. A tensor that has no collective yet goes before the second of
-        another.
+        Metadata that names another op speaks against a match, unless several tensors share it. A
+        tensor that has no collective yet goes before the second of another.
         """
         first: dict[Facts, deque[int]] = {}
         later: dict[Facts, deque[int]] = {}
@@ -162,7 +160,7 @@ class _Matcher:
             (later if key in seen else first).setdefault(key[0], deque()).append(i)
             seen.add(key)
         for j, one in list(self.ones.items()):
-            if not one.combined and any(op in self.planned_ops for op in self.ops_of(one)):
+            if _SCOPE in one.op_name and not one.combined:
                 continue
             queues = (part.get(facts) for facts in self.facts_of(one) for part in (first, later))
             queue = next((queue for queue in queues if queue), None)

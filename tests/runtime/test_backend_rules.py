@@ -25,7 +25,7 @@ def test_cpu_reduces_and_slices():
     result = audit_of(LINE, plan)
     assert result.exact
     assert result.notes == ["ReduceScatter made as AllReduce and slice"]
-    for other in (audit_of(LINE, plan, backend="tpu"), audit_of(UNNAMED, plan)):
+    for other in (audit_of(LINE, plan, backend="gpu"), audit_of(UNNAMED, plan)):
         assert not other.exact, "on another backend, or of who knows which op"
 
 
