@@ -20,7 +20,7 @@ $(VENV)/ready: requirements.txt pyproject.toml setup.py
 	touch $@
 
 test: env lint
-	$(MAKE) --jobs=2 --output-sync=target types fast-tests
+	$(MAKE) --jobs=2 types fast-tests
 
 test-all: env lint types
 	$(RUN) -m pytest -n 2 --dist loadfile
