@@ -90,8 +90,12 @@ class Emitter(Context):
                 index = self.annotator.to_local(tf.range(self.mesh.axes[axis]), [(axis,)])[0]
                 piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
                 piece = tf.expand_dims(piece, i)
-        sizes = [*(self.mesh.axes[axis] for axis in result.partial), *shape.sizes]
-        return self.annotator.from_local(piece, position_axes(shape, result), sizes)
+        return self.join_pieces(piece, shape, result)
+
+    def join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
+        """Makes the value of which every device has its piece, parts of a sum side by side."""
+        sizes = [*(self.mesh.axes[axis] for axis in place.partial), *shape.sizes]
+        return self.annotator.from_local(piece, position_axes(shape, place), sizes)
 
     def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
         """Makes a tensor of constants where it is read."""
@@ -190,13 +194,14 @@ class Emitter(Context):
         moved: dict[Any, Any],
     ) -> Any:
         """Moves a value along a way, of which others' ways may have made the beginning already."""
-        same = self.plan.value_of(tensor)
-        reached = [i for i, step in enumerate(steps, 1) if (same, step.result) in moved]
-        for step in steps[max(reached, default=0) :]:
-            before = steps[steps.index(step) - 1].result if step is not steps[0] else source
-            start = moved[same, before] if step is not steps[0] else value
-            moved[same, step.result] = self.move(start, tensor, before, [step])
-        return moved[same, steps[-1].result]
+        same, made = self.plan.value_of(tensor), self.plan.count_made(tensor, steps, moved)
+        if made:
+            source = steps[made - 1].result
+            value = moved[same, source]
+        for step in steps[made:]:
+            value = moved[same, step.result] = self.move(value, tensor, source, [step])
+            source = step.result
+        return value
 
     def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
         """Adds up the parts of a cotangent that lie together, moves the sums, and adds those."""
@@ -235,9 +240,7 @@ class Emitter(Context):
         for tensor, piece, place in zip(op.outputs, lowered, natural, strict=True):
             for _ in place.partial:
                 piece = piece[None]
-            sizes = [*(self.mesh.axes[axis] for axis in place.partial), *tensor.shape.sizes]
-            axes_of = position_axes(tensor.shape, place)
-            results.append(self.annotator.from_local(piece, axes_of, sizes))
+            results.append(self.join_pieces(piece, tensor.shape, place))
         return results
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op, Placement
 from namedmesh.lowering.planner import Planner
@@ -47,7 +48,7 @@ def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:
     return () if place is None or op.inputs[i] in planner.plan.free else place.partial
 
 
-def local_elements(planner: Planner, shape, claims: Mapping[str, Sequence[str]]) -> int:
+def local_elements(planner: Planner, shape: Shape, claims: Mapping[str, Sequence[str]]) -> int:
     """Counts the elements of one device's piece of a tensor whose dims hold these axes."""
     return math.prod(Sharding.of(dict(claims)).local_sizes(shape, planner.mesh))
 

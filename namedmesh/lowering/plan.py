@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,23 @@ class Plan:
         if producer is None or not producer.same_value:
             return tensor
         return (producer.inputs[0], tensor.dtype)
+
+    def count_made(
+        self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
+    ) -> int:
+        """Counts the first steps of a tensor's way that others' ways have made already.
+
+        Args:
+            tensor: The tensor that is moved.
+            steps: Its way.
+            moved: The values, and where they were moved to.
+
+        Returns:
+            How many of the steps need not be made again.
+        """
+        value = self.value_of(tensor)
+        made = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
+        return max(made, default=0)
 
     @property
     def activation_bytes(self) -> int:

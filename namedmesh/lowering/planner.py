@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
-from namedmesh.dims.source import Source
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
@@ -171,28 +169,6 @@ class Planner:
                 full[dim.name] = (*full.get(dim.name, ()), *more)
         return full, {axis: names for axis, names in wants.items() if len(names) > 1}
 
-    def ambiguity_error(
-        self,
-        tensor: Tensor,
-        axis: str,
-        names: Sequence[str],
-        fix: str,
-        layout: Layout | None = None,
-        source: Source | None = None,
-    ) -> NamedMeshError:
-        """Makes the error for an axis that two dimensions of a tensor want."""
-        layout = layout or self.plan.layout
-        label = "layout" if layout is self.plan.layout else "params layout"
-        return NamedMeshError(
-            f"tensor {tensor.label}: dimensions {names[0]} and {names[1]} both map to "
-            f"mesh axis {axis!r}, and nothing says which holds it",
-            str(tensor),
-            f"{label}: {layout.text}",
-            f"mesh: {self.mesh}",
-            source=source or tensor.source,
-            fix=fix,
-        )
-
     def layout_of(self, op: Op) -> Layout:
         """Returns the layout of an op's results: params for what comes from parameters alone."""
         return self.plan.params if self.rests(op) else self.plan.layout
@@ -222,10 +198,9 @@ class Planner:
 
     def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
         """Returns the steps of a way that no other reader's way begins with."""
-        value = self.plan.value_of(tensor)
-        reached = [i for i, step in enumerate(steps, 1) if (value, step.result) in self.moved]
-        self.moved.update((value, step.result) for step in steps)
-        return steps[max(reached, default=0) :]
+        made = self.plan.count_made(tensor, steps, self.moved)
+        self.moved.update((self.plan.value_of(tensor), step.result) for step in steps)
+        return steps[made:]
 
     def bring_capture(self, inner: Tensor, target: Sharding) -> None:
         """Brings what a loop captures to where its body reads it, once, before the loop."""

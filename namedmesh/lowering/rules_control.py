@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
@@ -87,12 +87,15 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
     wanted = [axis for axes in taken.values() for axis in axes]
     for axis in wanted:
         if wanted.count(axis) > 1:
-            raise planner.ambiguity_error(
-                tensor,
-                axis,
-                [name for name, axes in taken.items() if axis in axes],
-                "reshard one of them only",
+            first, second, *_ = (name for name, axes in taken.items() if axis in axes)
+            raise NamedMeshError(
+                f"tensor {tensor.label}: dimensions {first} and {second} both map to "
+                f"mesh axis {axis!r}, and nothing says which holds it",
+                str(tensor),
+                f"layout: {planner.plan.layout.text}",
+                f"mesh: {planner.mesh}",
                 source=op.source,
+                fix="reshard one of them only",
             )
     if op.exact is not None:
         held, whole = (

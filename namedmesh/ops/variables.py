@@ -117,11 +117,11 @@ def state(
         init = constant_init(
             check_number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}")
         )
-    if of is not None:
-        owner = _find_variable("state", of)
+    owner = None if of is None else _find_variable("state", of)
+    if owner is not None:
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
-    name_of_owner = None if of is None else _find_variable("state", of).name
-    return _find_or_make(name, shape, init, dtype, False, whole, of is not None, name_of_owner)
+    beside = None if owner is None else owner.name
+    return _find_or_make(name, shape, init, dtype, False, whole, owner is not None, beside)
 
 
 def _find_or_make(

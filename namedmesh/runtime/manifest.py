@@ -76,7 +76,7 @@ def without_folder(source: Source) -> Source:
         The line of a file without its folder, which would mean nothing on another machine.
 
     Example:
-        >>> without_folder(Source("/home/me/model.py", 3))
+        >>> without_folder(Source("/project/model.py", 3))
         Source(file='model.py', line=3)
     """
     return Source(os.path.basename(source.file), source.line)

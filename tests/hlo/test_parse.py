@@ -13,7 +13,7 @@ entry_computation_layout={(f32[8,8]{1,0:T(8,128)}, \
 /*index=1*/s32[]{:T(256)})->(f32[8,8]{1,0:T(8,128)}, s32[])}, num_partitions=8
 
 FileNames
-1 "/home/me/a = b {.py"
+1 "/project/a = b {.py"
 
 FunctionNames
 1 "<module>"
@@ -170,7 +170,7 @@ def test_time_is_linear_in_the_text():
     line = (
         "  %x{} = f32[16,128]{{1,0:T(8,128)}} add(%p, %p), "
         'metadata={{op_name="jit(f)/nm.add.3/Add" '
-        'source_file="/home/me/project/model.py" source_line=1221}}\n'
+        'source_file="/project/model.py" source_line=1221}}\n'
     )
 
     def seconds(count: int) -> tuple[float, int]:
