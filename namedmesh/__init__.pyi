@@ -22,6 +22,7 @@ from namedmesh.ir.program import trace as trace
 from namedmesh.ir.tensor import Tensor as Tensor
 from namedmesh.lowering.compile import Step as Step
 from namedmesh.lowering.compile import compile as compile
+from namedmesh.lowering.conflicts import LayoutConflict as LayoutConflict
 from namedmesh.lowering.export import export as export
 from namedmesh.lowering.plan import Plan as Plan
 from namedmesh.lowering.planning import plan as plan

@@ -1,81 +1,142 @@
-"""Random named programs, meshes and layouts, drawn by hypothesis."""
+"""Random named programs, meshes and layouts, each made from a seed and a number alone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import random as python_random
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import hypothesis.strategies as st
-
 import namedmesh as nm
 
-SIZES = (2, 3, 4, 5, 6, 8, 10, 16)
+SIZES = (1, 2, 3, 4, 4, 5, 6, 8, 8, 10, 16)
 NAMES = ("a", "b", "c", "d", "e")
-MESHES = ({"x": 8}, {"x": 2, "y": 4}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2})
+MESHES = (
+    {"x": 8}, {"x": 2, "y": 4}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 2},
+    {"x": 1, "y": 8}, {"x": 2, "y": 1, "z": 4},
+)  # fmt: skip
+TURNS = nm.Dimension("turn", 3)  # of a loop over microbatches
+LAYERS = nm.Dimension("layer", 2)  # of a loop over a stack of weights
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one test runs: a function of inputs, and where it runs."""
+    """What one check runs: a function of inputs, and where it runs."""
 
-    text: str
+    name: str
+    ending: str
     function: Callable[..., Any]
     specs: dict[str, nm.InputSpec]
     mesh: nm.Mesh
-    layouts: list[
-        nm.Layout
-    ]  # to try in order: the drawn one, then one in which no two dimensions share an axis
+    layout: nm.Layout
     params: nm.Layout | None
+    shared: bool  # whether names of the layout may share an axis
+
+    def __str__(self) -> str:
+        rests = "" if self.params is None else f", params {self.params.text!r}"
+        where = f"{self.mesh}, layout {self.layout.text!r}{rests}"
+        return f"case {self.name}, {self.ending}: {where}, {self.specs}"
 
 
-@st.composite
-def cases(draw) -> Case:
-    """A case; its steps are decided while the function is traced, from numbers drawn here."""
-    dims = {name: nm.Dimension(name, draw(st.sampled_from(SIZES))) for name in NAMES}
-    axes = draw(st.sampled_from(MESHES))
-    mapping, owned = {}, {}
-    for name in NAMES:
-        on = draw(st.lists(st.sampled_from(sorted(axes)), unique=True, max_size=2))
-        mapping[name] = on
-        owned[name] = [
-            axis for axis in on if axis not in {a for other in owned.values() for a in other}
-        ]
-    rests = draw(st.sampled_from([None, None, {"a": [sorted(axes)[-1]]}, {"c": [sorted(axes)[0]]}]))
-    picks = draw(st.lists(st.integers(0, 10**6), min_size=24, max_size=24))
-    shapes = [
-        draw(st.lists(st.sampled_from(NAMES), unique=True, min_size=1, max_size=3))
-        for _ in range(3)
-    ]
-    specs = {f"in{i}": nm.spec([dims[name] for name in shape]) for i, shape in enumerate(shapes)}
-    count = draw(st.integers(2, 6))
-    where = f"mesh {axes} layout {mapping} params {rests}"
-    text = (
-        f"dims {[str(dim) for dim in dims.values()]} {where} inputs {shapes} steps {count} {picks}"
-    )
+def make_case(seed: int, number: int) -> Case:
+    """Makes a case; its steps are decided while the function is traced."""
+    rng = python_random.Random(f"{seed}/{number}")
+    dims = {name: nm.Dimension(name, rng.choice(SIZES)) for name in NAMES}
+    axes = rng.choice(MESHES)
+    most = min(2, len(axes))
+    mapping = {name: rng.sample(sorted(axes), rng.randint(0, most)) for name in NAMES}
+    shared = rng.random() < 0.7
+    if not shared:
+        taken: set[str] = set()
+        for name in NAMES:
+            mapping[name] = [axis for axis in mapping[name] if axis not in taken]
+            taken.update(mapping[name])
+    rests = None
+    if rng.random() < 0.5:
+        names = rng.sample((*NAMES, "layer"), 2)
+        rests = {name: rng.sample(sorted(axes), 1) for name in names}
+    shapes = [rng.sample(NAMES, rng.choice((1, 2, 2, 3))) for _ in range(3)]
+    ending = rng.choice(sorted(ENDINGS))
+    leading = [TURNS] if ending == "accumulation" else []
+    specs = {
+        f"in{i}": nm.spec([*leading, *(dims[name] for name in shape)])
+        for i, shape in enumerate(shapes)
+    }
+    count, start = rng.randint(1, 4), rng.random()
 
-    def function(in0, in1, in2):
-        return build([in0, in1, in2], dims, iter(picks * 10), count)
+    def function(in0: nm.Tensor, in1: nm.Tensor, in2: nm.Tensor) -> Any:
+        picks = _numbers(python_random.Random(start))
+        return ENDINGS[ending]([in0, in1, in2], dims, picks, count)
 
-    layouts = [nm.Layout(mapping), nm.Layout(owned)]
     return Case(
-        text, function, specs, nm.Mesh(**axes), layouts, None if rests is None else nm.Layout(rests)
+        f"{seed}/{number}",
+        ending,
+        function,
+        specs,
+        nm.Mesh(**axes),
+        nm.Layout(mapping),
+        None if rests is None else nm.Layout(rests),
+        shared,
     )
 
 
-def build(inputs, dims, picks, count):
-    """Random steps on a pool of tensors, then a loss over all of them and its gradients."""
-    weight = nm.param("weight", inputs[1].shape, nm.normal_init(1.0))
+def _numbers(rng: python_random.Random) -> Iterator[int]:
+    """Endless random numbers."""
+    return (rng.randrange(10**6) for _ in itertools.count())
+
+
+def take_steps(inputs, weight, dims, picks, count):
+    """Takes random steps on a pool of tensors; returns the last two of it and a loss."""
     pool = [*inputs, inputs[1] * weight]
     for _ in range(count):
         step = STEPS[next(picks) % len(STEPS)]
         x, y = pool[next(picks) % len(pool)], pool[next(picks) % len(pool)]
         pool.append(step(x, y if _compatible(x, y) else x, dims, picks))
     last = pool[-1]
-    loss = nm.mean(last * last) + nm.mean(pool[-2])
+    return last, pool[-2], nm.mean(last * last) + nm.mean(pool[-2])
+
+
+def train(inputs, dims, picks, count):
+    """One step of training, with the gradients of the inputs besides."""
+    weight = nm.param("weight", inputs[1].shape, nm.normal_init(1.0))
+    last, previous, loss = take_steps(inputs, weight, dims, picks, count)
     grads = nm.grad(loss, [*inputs, weight])
     nm.assign(weight, weight - grads[-1] * 0.1)
-    return {"last": last, "previous": pool[-2], "loss": loss, "grads": grads}
+    return {"last": last, "previous": previous, "loss": loss, "grads": grads}
+
+
+def differentiate_twice(inputs, dims, picks, count):
+    """The gradient of the size of a gradient."""
+    weight = nm.param("weight", inputs[1].shape, nm.normal_init(1.0))
+    _, _, loss = take_steps(inputs, weight, dims, picks, min(count, 3))
+    grads = nm.grad(loss, [*inputs, weight])
+    size = sum((nm.mean(grad * grad) for grad in grads[1:]), nm.mean(grads[0] * grads[0]))
+    again = nm.grad(size, [inputs[0], weight])
+    nm.assign(weight, weight - again[-1] * 0.1)
+    return {"loss": loss, "size": size, "grads": grads, "again": again}
+
+
+def accumulate(inputs, dims, picks, count):
+    """Gradients added up over microbatches, in a loop that differentiates inside."""
+    weight = nm.param("weight", [d for d in inputs[1].shape if d != TURNS], nm.normal_init(1.0))
+    first = next(picks)
+
+    def turn(total, batch):
+        here = _numbers(python_random.Random(first))
+        _, _, loss = take_steps(batch, weight, dims, here, count)
+        return (total[0] + nm.grad(loss, weight), total[1] + loss), None
+
+    (grad, loss), _ = nm.scan(turn, (nm.zeros(weight.shape), 0.0), inputs, over=TURNS)
+    nm.assign(weight, weight - grad * 0.1)
+    return {"loss": loss, "grad": grad}
+
+
+ENDINGS = {
+    "accumulation": accumulate,
+    "gradients of gradients": differentiate_twice,
+    "training": train,
+}
 
 
 def _compatible(x, y):
@@ -183,7 +244,11 @@ def ordering(x, y, dims, picks):
         lambda: nm.cumsum(x, dim, exclusive=True) * 0.3,
         lambda: nm.cumsum(x, dim, reverse=True) * 0.3,
         lambda: nm.sort(x, dim),
-        lambda: nm.top_k(x, dim, nm.Dimension("k", 2))[0] if not x.shape.named("k") else x,
+        lambda: (
+            nm.top_k(x, dim, nm.Dimension("k", min(2, dim.size)))[0]
+            if not x.shape.named("k")
+            else x
+        ),
     ][next(picks) % 4]()
 
 
@@ -192,14 +257,14 @@ def window(x, y, dims, picks):
     if dim is None:
         return x - 1.0
     return [
-        lambda: nm.slice(x, dim, 1, dim.size - 1),
+        lambda: nm.slice(x, dim, dim.size // 2, dim.size - dim.size // 2),
         lambda: nm.pad(x, dim, 1, 2, 0.5),
         lambda: nm.roll(x, dim, 1),
         lambda: nm.reverse(x, dim),
         lambda: nm.shift(x, dim, 1),
         lambda: nm.concat([x, nm.exp(x * 0.1)], dim),
         lambda: nm.dynamic_update(
-            x, nm.zeros([d.resized(1) if d == dim else d for d in x.shape]), 1, dim
+            x, nm.zeros([d.resized(1) if d == dim else d for d in x.shape]), dim.size // 2, dim
         ),
     ][next(picks) % 7]()
 
@@ -237,8 +302,49 @@ def choice(x, y, dims, picks):
     return nm.cond(nm.mean(y) > 0.0, lambda: nm.tanh(x) * 2.0, lambda: x * x * 0.1)
 
 
+def stack(x, y, dims, picks):
+    """A stack of layers, each with weights of its own."""
+    if not len(x.shape) or x.shape.named("layer") or len(x.shape) > 3:
+        return nm.tanh(x)
+    dim, target = _one(x, picks), _other(x, dims, picks)
+    hidden = target if target is not None and next(picks) % 2 else nm.Dimension("h", 4)
+    if x.shape.named("h"):
+        return nm.tanh(x)
+    name = f"stacked{next(picks)}"
+    remat = ["none", "full", "dots"][next(picks) % 3]
+
+    def layer(carry, _):
+        up = nm.param(f"{name}_up", [dim, hidden], nm.normal_init(0.5))
+        down = nm.param(f"{name}_down", [hidden, dim], nm.normal_init(0.5))
+        inner = nm.einsum([carry, up], [d for d in (*carry.shape, hidden) if d != dim])
+        return carry + nm.tanh(nm.einsum([nm.tanh(inner), down], carry.shape)) * 0.3, None
+
+    return nm.scan(layer, x, over=LAYERS, remat=remat, stack=True)[0]
+
+
+def region(x, y, dims, picks):
+    """A region that every device runs on its own piece."""
+    dim = _one(x, picks)
+    if dim is None:
+        return x * 0.9
+    others = [d for d in x.shape if d != dim]
+
+    def inside(x):
+        mixed = nm.cumsum(x, others[0]) * 0.2 if others else nm.sin(x)
+        return nm.tanh(mixed + (y if len({*x.shape, *y.shape}) <= 4 else 0.0))
+
+    return nm.manual(inside, x, over=dim)
+
+
+def small_numbers(x, y, dims, picks):
+    """A sum in few bits, which carries no gradient."""
+    dim = _one(x, picks)
+    dtype = ["int8", "uint8", "int32", "bfloat16"][next(picks) % 4]
+    few = nm.cast(nm.sigmoid(nm.stop_gradient(x)) * 3.0, dtype)
+    return x * nm.cast(nm.sum(few, over=dim) if dim is not None else few, "float32")
+
+
 STEPS = [
     elementwise, einsum, einsum, einsum3, reduction, softmax, reshard, reshard, gather, scatter,
-    scan, random,
-    ordering, window, structure, growth, choice,
+    scan, random, ordering, window, structure, growth, choice, stack, region, small_numbers,
 ]  # fmt: skip

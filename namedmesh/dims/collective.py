@@ -50,6 +50,10 @@ class Collective:
         source: The user's line that asks for it.
         devices: How many devices communicate with each other.
         open_ended: Whether a loop of unknown length runs it, so that `times` is per turn of it.
+        scope: The scopes that the op was made in, such as `encoder/attention`.
+        producer: The name that the plan has for the op that makes the tensor.
+        times_outside: How often it would run outside the loop in which its tensor never changes; 0
+            where that is not so.
 
     Example:
         >>> sum = Collective("AllReduce", ("data",), 8, "float32", 32, 3, "loss", "sum.4",
@@ -70,6 +74,9 @@ class Collective:
     source: Source
     devices: int
     open_ended: bool = False
+    scope: str = ""
+    producer: str = ""
+    times_outside: int = 0
 
     @property
     def total_bytes(self) -> int:

@@ -1,5 +1,6 @@
 """Layout: which dimension names lie on which mesh axes."""
 
+import fnmatch
 import os
 import re
 from collections import Counter
@@ -28,10 +29,13 @@ class Layout:
 
     Args:
         rules: A line such as 'group:data+expert, hidden:model', a dict from dimension to an axis or
-            a list of axes, or a Layout.
+            a list of axes, or a Layout. In the layout of parameters at rest, `!*scale` exempts the
+            parameters of such names: they lie as in use.
+        exempt: Such patterns, beside a dict.
 
     Attributes:
         rules: The axes of each dimension, by name.
+        exempt: The patterns of names that the layout does not concern.
 
     Raises:
         NamedMeshError: The rules cannot be read, or map a dimension twice.
@@ -42,13 +46,23 @@ class Layout:
         Layout('group:data+expert, expert:expert')
         >>> nm.Layout({"hidden": "model"}).axes("hidden")
         ('model',)
+        >>> nm.Layout("hidden:data, !*scale").exempts("encoder/norm_scale")
+        True
     """
 
-    def __init__(self, rules: "str | Mapping[str, str | Iterable[str]] | Layout" = ""):
+    def __init__(
+        self,
+        rules: "str | Mapping[str, str | Iterable[str]] | Layout" = "",
+        exempt: Iterable[str] = (),
+    ):
+        self.exempt = tuple(exempt)
         if isinstance(rules, Layout):
             entries = list(rules.rules.items())
+            self.exempt += rules.exempt
         elif isinstance(rules, str):
-            entries = _parse(rules)
+            words, patterns = _split_patterns(rules)
+            entries = _parse(words)
+            self.exempt += patterns
         elif isinstance(rules, Mapping):
             entries = [_check_entry(name, axes) for name, axes in rules.items()]
         else:
@@ -168,7 +182,19 @@ class Layout:
             Layout('batch:data')
         """
         wanted = set(names)
-        return Layout({name: axes for name, axes in self.rules.items() if name in wanted})
+        rules = {name: axes for name, axes in self.rules.items() if name in wanted}
+        return Layout(rules, self.exempt)
+
+    def exempts(self, name: str) -> bool:
+        """Whether the layout does not concern a parameter.
+
+        Args:
+            name: The parameter's name, scopes included.
+
+        Returns:
+            Whether a pattern such as `!*scale` has it.
+        """
+        return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exempt)
 
     def check(
         self,
@@ -220,13 +246,18 @@ class Layout:
     @property
     def text(self) -> str:
         """The layout as one line, which parses back to it."""
-        return ", ".join(f"{name}:{'+'.join(axes)}" for name, axes in self.rules.items() if axes)
+        mapped = [f"{name}:{'+'.join(axes)}" for name, axes in self.rules.items() if axes]
+        return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt)])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self.rules == other.rules
+        return isinstance(other, Layout) and self._key == other._key
 
     def __hash__(self) -> int:
-        return hash(tuple(self.rules.items()))
+        return hash((frozenset(self.rules.items()), self.exempt))
+
+    @property
+    def _key(self) -> tuple[object, ...]:
+        return self.rules, self.exempt
 
     def __str__(self) -> str:
         return self.text
@@ -248,6 +279,14 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
             fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
     return check_identifier(name, "dimension"), tuple(names)
+
+
+def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:
+    """Splits a line into its rules and its patterns of names, which are written !*scale."""
+    patterns = tuple(re.findall(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)", text))
+    return re.sub(
+        r"(?:^|(?<=[,;\n]))\s*!\s*[^\s,;]+", lambda m: " " * len(m.group()), text
+    ), patterns
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:

@@ -2,7 +2,8 @@
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.dimension import Shape
@@ -111,9 +112,11 @@ class Transfer:
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
     """Finds the moves that take a tensor from source to target, each a collective or a local slice.
 
-    An axis leaves a dimension only from the end of its list, and joins another at the end; an axis
-    that is not at the end is put there by a CollectivePermute first. AllToAlls come before
-    AllGathers, so that they move less. Parts of a sum are added up before anything is moved, after
+    Where every dimension stays in as many pieces as before, devices just exchange theirs, in one
+    CollectivePermute. Otherwise an axis leaves a dimension only from the end of its list, and joins
+    another at the end; an axis that is not at the end is put there by a CollectivePermute first.
+    AllToAlls come before AllGathers, so that they move less; no dimension is split on the way into
+    more pieces than divide it. Parts of a sum are added up before anything is moved, after
     what can be cut off: first where they end up split (ReduceScatter), then the rest (AllReduce).
     """
     pending = [axis for axis in source.partial if axis not in target.partial]
@@ -121,6 +124,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}
     goal = {dim.name: list(target.axes(dim.name)) for dim in shape}
     sizes = {dim.name: dim.size for dim in shape}
+    wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
     steps: list[Transfer] = []
 
     def local(name: str) -> int:
@@ -143,6 +147,27 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         uneven = [axes for axes in lists if sizes[name] % mesh.size(axes)]
         split_twice = bool(current[name]) and bool(goal[name])
         return any(len(axes) > 1 for axes in uneven) or (split_twice and bool(uneven))
+
+    def swap() -> None:
+        """Exchanges pieces, where only the devices that hold them change."""
+        ways = ([mesh.size(axes[name]) for name in sizes] for axes in (current, goal))
+        held = ({axis for axes in all.values() for axis in axes} for all in (current, goal))
+        if operator.eq(*ways) and operator.eq(*held):
+            axes = [axis for name in sizes for axis in current[name] if current[name] != goal[name]]
+            current.update((name, list(goal[name])) for name in sizes)
+            if axes:
+                emit("CollectivePermute", axes, pieces())
+
+    def fits(name: str, axes: Sequence[str]) -> bool:
+        """Returns whether a dimension divides by more axes, beside those that will leave it."""
+        settled = all(axis in goal[name] for axis in current[name])
+        return settled or sizes[name] % mesh.size([*current[name], *axes]) == 0
+
+    def leaving(name: str) -> list[tuple[str, list[str]]]:
+        """Returns the dimensions that axes of a dimension go to, in order, each with its axes."""
+        axes = [axis for axis in current[name] if wanted_by.get(axis, name) != name]
+        groups = itertools.groupby(sorted(axes, key=wanted_by.__getitem__), wanted_by.get)
+        return [(str(other), list(axes)) for other, axes in groups if not ragged(str(other))]
 
     def permute(name: str, order: list[str]) -> None:
         """Puts the axes of a dimension in another order."""
@@ -185,7 +210,6 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
             pending[:] = [axis for axis in pending if axis not in taken]
             emit("ReduceScatter", taken, elements, True)
 
-    wanted_by = {axis: name for name, axes in goal.items() for axis in axes}
     for name in current:
         if all(axis in goal[name] for axis in current[name]) and not ragged(name):
             append_missing(name)
@@ -197,19 +221,18 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     for name in current:
         if all(axis in goal[name] for axis in current[name]) and not ragged(name):
             append_missing(name)
-    for name in current:
-        if current[name] == goal[name] or ragged(name):
-            continue
+    swap()
+    waiting = [name for name in current if current[name] != goal[name] and not ragged(name)]
+    while waiting:
+        ready = (name for name in waiting if all(itertools.starmap(fits, leaving(name))))
+        name = next(ready, waiting[0])
+        waiting.remove(name)
         staying = [axis for axis in current[name] if axis in goal[name]]
-        leaving = [axis for axis in current[name] if axis not in goal[name]]
-        moving = [axis for axis in leaving if axis in wanted_by and not ragged(wanted_by[axis])]
-        moving.sort(key=lambda axis: wanted_by[axis])
-        dropped = [axis for axis in leaving if axis not in moving]
+        groups = [(other, axes) for other, axes in leaving(name) if fits(other, axes)]
+        moving = [axis for _, axes in groups for axis in axes]
+        dropped = [axis for axis in current[name] if axis not in (*staying, *moving)]
         permute(name, staying + dropped + moving)
-        while moving:
-            other = wanted_by[moving[-1]]
-            group = [axis for axis in moving if wanted_by[axis] == other]
-            moving = moving[: -len(group)]
+        for other, group in reversed(groups):
             ways = mesh.size(group)
             sent = pieces() // local(other) * (-(-local(other) // ways) * ways)
             current[name] = current[name][: -len(group)]

@@ -44,6 +44,7 @@ _TELLING = ("replica_groups", "source_target_pairs")
 _LOCAL_TARGETS = (
     "AllocateBuffer",
     "ApproxTopK",
+    "AssumeGatherIndicesInBound",
     "GatherScatterIndicesBitpacked",
     "Cholesky",
     "Eigh",

@@ -198,7 +198,7 @@ def reverse_ops(
     for op in reversed(path):
         if not any(tensor in parts for tensor in op.outputs):
             continue
-        with trace.at(op.source, derived=True):
+        with trace.at(op.source, derived=True, scope=op.scope):
             for tensor in op.outputs:
                 settle(tensor)
             incoming = [_or_zeros(cotangents, tensor) for tensor in op.outputs]
@@ -275,7 +275,7 @@ def repeat_ops(
 def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
     """Records the same op on other inputs, with loop bodies and branches of its own."""
     bodies = {name: copy_body(body) for name, body in op.body_fields().items()}
-    with current(op.kind).at(op.source, derived=op.derived):
+    with current(op.kind).at(op.source, derived=op.derived, scope=op.scope):
         return dataclasses.replace(op, inputs=inputs, **bodies)
 
 

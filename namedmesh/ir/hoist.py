@@ -1,4 +1,4 @@
-"""Hoisting: what every turn of a loop would add up or move alike is done once, before the loop."""
+"""Hoisting: what every turn of a loop would do alike is done once, before the loop."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from namedmesh.ir.tensor import Tensor
 def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
     """Returns the ops with reductions and moves that do not depend on the turn before their loops.
 
-    Other invariant ops stay where they are: to compute them again costs less memory than to keep
-    them, and no communication.
+    So is what takes no more memory than it is made of, such as a cast weight. Other invariant ops
+    stay where they are: to compute them again costs less than to keep them. A backward pass
+    computes what its forward pass did again: what both hoist is done once.
 
     Args:
         ops: The ops of a program or a body.
@@ -22,6 +23,7 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
         Ops that compute the same.
     """
     result: list[Op] = []
+    done: dict[object, Op] = {}
     for op in ops:
         bodies = {
             name: dataclasses.replace(body, ops=hoist_invariants(body.ops))
@@ -29,14 +31,17 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
         }
         op = op.rebuild(**bodies) if bodies else op
         if op.rule == "scan":
-            before, op = _split_loop(op)
+            before, op = _split_loop(op, done)
             result += before
         result.append(op)
     return tuple(result)
 
 
-def _split_loop(loop: Op) -> tuple[list[Op], Op]:
-    """Returns what to do before a loop, and the loop that reads the results of that."""
+def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
+    """Returns what to do before a loop, and the loop that reads the results of that.
+
+    done has what earlier loops hoisted, by what it computes.
+    """
     (body,) = loop.bodies
     invariant, roots = _find_invariants(body.ops, {*body.captures})
     if not roots:
@@ -52,8 +57,11 @@ def _split_loop(loop: Op) -> tuple[list[Op], Op]:
         if op in moved_out or any(tensor in needed for tensor in op.outputs):
             outputs = tuple(Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs)
             inputs = tuple(outside[tensor] for tensor in op.inputs)
-            before.append(op.rebuild(inputs=inputs, outputs=outputs, identity=object()))
-            outside.update(zip(op.outputs, outputs, strict=True))
+            moved = op.rebuild(inputs=inputs, outputs=outputs, identity=object())
+            made = done.setdefault(_describe(moved), moved)
+            if made is moved:
+                before.append(moved)
+            outside.update(zip(op.outputs, made.outputs, strict=True))
     given = next(op for op in body.ops if op.given)
     ops = tuple(
         given.rebuild(
@@ -79,19 +87,40 @@ def _split_loop(loop: Op) -> tuple[list[Op], Op]:
 
 
 def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], list[Op]]:
-    """Finds ops that depend on captures alone, and those of them that add up or move something."""
+    """Finds ops that depend on captures alone, and those of them that are worth doing once."""
     invariant: list[Op] = []
-    roots: list[Op] = []
-    read = {*known}
+    made_of = {tensor: _count_bytes(tensor) for tensor in known}  # captures, in bytes
     for op in ops:
-        if op.given or op.bodies or not all(tensor in known for tensor in op.inputs):
-            continue
-        known.update(op.outputs)
-        invariant.append(op)
-        if not any(tensor in read for tensor in op.inputs):
-            continue  # made of constants alone
-        read.update(op.outputs)
-        cotangent = any(tensor.primal is not None for tensor in op.outputs)
-        if len(op.outputs) == 1 and not cotangent and (op.placement().reduced or op.states_place):
+        if not (op.given or op.bodies) and all(tensor in known for tensor in op.inputs):
+            known.update(op.outputs)
+            invariant.append(op)
+            source = sum(made_of.get(tensor, 0) for tensor in op.inputs)
+            made_of.update((tensor, source) for tensor in op.outputs)
+    stays = {*invariant}
+    read = {tensor for op in ops if op not in stays for tensor in op.inputs}
+    roots = []
+    for op in invariant:
+        tensor = op.outputs[0]
+        if len(op.outputs) > 1 or tensor.primal is not None or not made_of[tensor]:
+            continue  # nothing is captured for what is made of constants alone
+        small = tensor in read and _count_bytes(tensor) <= made_of[tensor]
+        if small or op.placement().reduced or op.states_place:
             roots.append(op)
     return invariant, roots
+
+
+def _count_bytes(tensor: Tensor) -> int:
+    """What a tensor takes, all devices together."""
+    return tensor.shape.elements * tensor.itemsize
+
+
+def _describe(op: Op) -> object:
+    """What an op computes: ops of equal descriptions have equal results."""
+    fields = (one.name for one in dataclasses.fields(op) if one.init and one.name != "inputs")
+    values = tuple(getattr(op, name) for name in fields)
+    try:
+        hash(values)
+    except TypeError:  # an array or the like: the op is taken for one of its kind
+        return op.identity
+    # 0.0 equals -0.0, and 1 equals True: their texts differ.
+    return type(op), tuple(map(id, op.inputs)), values, repr(values)

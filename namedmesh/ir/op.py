@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform
 
@@ -179,6 +179,11 @@ class Op:
         return ""
 
     @property
+    def summed_in(self) -> str:
+        """The dtype in which XLA adds the result up, where it does so by itself."""
+        return self.output.dtype
+
+    @property
     def zero(self) -> bool:
         """Whether the result is known to be zero everywhere."""
         return False
@@ -278,6 +283,21 @@ class Op:
             An op with fewer results, or this one.
         """
         return self
+
+    def drop_unchanged(self) -> tuple[Op, dict[Tensor, Tensor]]:
+        """Returns this op without the results that are operands of it, and those operands."""
+        return self, {}
+
+    def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
+        """Finds the operand that the only result equals.
+
+        Args:
+            zeros: Tensors that are zero everywhere.
+
+        Returns:
+            The operand, if there is one.
+        """
+        return None
 
     def rebuild(self, **changes: Any) -> Self:
         """Returns a copy with some attributes changed, which is recorded nowhere by itself.

@@ -26,6 +26,7 @@ from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
+from namedmesh.ir.simplify import simplify_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
 
@@ -231,9 +232,12 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     _check_variable_names(name, inputs, root.variables)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
     needed = [*outputs, *root.updates.values()]
-    # Twice: hoisting leaves ops in loops that nothing needs any more.
-    ops = prune_ops(hoist_invariants(prune_ops(root.ops, needed, held)), needed, held)
-    updates = {key: root.updates[key] for key in root.variables if key in root.updates}
+    ops, results = simplify_ops(prune_ops(root.ops, needed, held), needed)
+    # Again: simplifying and hoisting leave ops that nothing needs any more.
+    ops = prune_ops(hoist_invariants(ops), results, held)
+    outputs, changed = results[: len(outputs)], results[len(outputs) :]
+    new = dict(zip(root.updates, changed, strict=True))
+    updates = {key: new[key] for key in root.variables if key in new}
     initializers = {
         key: trace(variable.initialize, seed=spec([], "int32"))
         for key, variable in root.variables.items()

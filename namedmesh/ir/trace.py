@@ -101,15 +101,23 @@ class Trace(Recorder):
 
     @contextlib.contextmanager
     def at(
-        self, source: Source | None, phase: str | None = None, derived: bool = False
+        self,
+        source: Source | None,
+        phase: str | None = None,
+        derived: bool = False,
+        scope: str | None = None,
     ) -> Iterator[None]:
-        """Attributes the ops made within to a line and a phase; derived: by a derivative rule."""
-        saved = self.source, self.phase, self.derived
+        """Attributes the ops made within to a line, phase and scope.
+
+        derived says that a derivative rule makes them.
+        """
+        saved = self.source, self.phase, self.derived, self.scope
         self.source, self.phase, self.derived = source, phase or self.phase, derived
+        self.scope = self.scope if scope is None else scope
         try:
             yield
         finally:
-            self.source, self.phase, self.derived = saved
+            self.source, self.phase, self.derived, self.scope = saved
 
     @contextlib.contextmanager
     def in_scope(self, scope: str) -> Iterator[None]:

@@ -71,6 +71,7 @@ def compile(
     precision: str = "default",
     strict: bool | None = None,
     partitioner: str | None = None,
+    conflicts: str = "error",
     **named: Specs,
 ) -> Step:
     """Traces, plans, lowers and compiles a function, and audits what the compiler did.
@@ -86,6 +87,8 @@ def compile(
             by default the environment variable NAMEDMESH_STRICT decides.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`; by default the
             environment variable NAMEDMESH_PARTITIONER decides, if it is set.
+        conflicts: Whether operands that hold one axis on different dimensions are an `error`, or
+            are moved the `cheapest` way.
         **named: Specs by argument name.
 
     Returns:
@@ -119,4 +122,5 @@ def compile(
         raise NamedMeshError(
             f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
         )
-    return Step(plan(program, mesh, layout, params), precision, strict, partitioner)
+    planned = plan(program, mesh, layout, params, conflicts=conflicts)
+    return Step(planned, precision, strict, partitioner)

@@ -107,7 +107,8 @@ class Emitter(Context):
                 bare = place.with_partial(())
                 places = [bare.only(x.shape.names) for x in op.inputs]
                 values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
-                value = self.at(lower_op(op, self, values)[0], tensor.shape, bare)
+                (value,) = self.lower(op, values, places, [bare])
+                value = self.at(value, tensor.shape, bare)
                 steps = conversion(tensor.shape, self.mesh, bare, place)
                 moved[key] = self.move(value, tensor, bare, steps)
         return moved[key]
@@ -168,8 +169,7 @@ class Emitter(Context):
             results: Sequence[Any] = [self.add_groups(op, known, moved)]
         else:
             values = [self.operand(op, i, known, moved) for i in range(len(op.inputs))]
-            local = op.manual or op in self.plan.local or self.closes(op, places)
-            results = self.run_locally(op, values, places) if local else lower_op(op, self, values)
+            results = self.lower(op, values, places, [self.plan.natural[t] for t in op.outputs])
         for tensor, value in zip(op.outputs, results, strict=True):
             value, steps = self.place(value, tensor), self.plan.moves.get(tensor, ())
             known[tensor] = self.move(value, tensor, self.plan.natural[tensor], steps)
@@ -215,19 +215,30 @@ class Emitter(Context):
             total = value if total is None else total + value
         return total
 
-    def closes(self, op: Op, places: Sequence[Sharding]) -> bool:
-        """Whether an op that would rather be closed can be: every size divides."""
-        if not op.closed:
-            return False
-        operands = zip(op.inputs, places, strict=True)
-        results = ((tensor, self.plan.natural[tensor]) for tensor in op.outputs)
-        return all(
-            place.divides(tensor.shape, self.mesh) for tensor, place in (*operands, *results)
-        )
+    def lower(
+        self,
+        op: Op,
+        values: Sequence[Any],
+        places: Sequence[Sharding],
+        natural: Sequence[Sharding],
+    ) -> Sequence[Any]:
+        """Emits an op on operands in their places; natural is where it makes its results."""
+        local = op.manual or op in self.plan.local
+        if op.closed and not local:  # it would rather be local, where every size divides
+            tensors = zip((*op.inputs, *op.outputs), (*places, *natural), strict=True)
+            local = all(place.divides(tensor.shape, self.mesh) for tensor, place in tensors)
+        if local:
+            return self.run_locally(op, values, places, natural)
+        return lower_op(op, self, values)
 
-    def run_locally(self, op: Op, values: Sequence[Any], places: Sequence[Sharding]) -> list[Any]:
+    def run_locally(
+        self,
+        op: Op,
+        values: Sequence[Any],
+        places: Sequence[Sharding],
+        natural: Sequence[Sharding],
+    ) -> list[Any]:
         """Emits an op on each device's own piece; its results may be parts of sums."""
-        natural = [self.plan.natural[tensor] for tensor in op.outputs]
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes)
         pieces = []

@@ -34,6 +34,8 @@ def export(
     layout: LayoutLike = "",
     params: LayoutLike | None = None,
     precision: str = "default",
+    *,
+    conflicts: str = "error",
 ) -> Artifact:
     """Plans and lowers a program and its initializers for one mesh and layout.
 
@@ -43,6 +45,8 @@ def export(
         layout: Which dimensions lie on which axes of the mesh.
         params: The same for parameters and their slots at rest; as the layout if not given.
         precision: That of matrix products: `default`, `high` or `highest`.
+        conflicts: Whether operands that hold one axis on different dimensions are an `error`, or
+            are moved the `cheapest` way.
 
     Returns:
         What `namedmesh.runtime` runs, here or in another process.
@@ -57,7 +61,7 @@ def export(
         >>> nm.export(program, nm.Mesh(data=4), "batch:data").inputs[0].sharded_text
         'float32[batch=8/data]'
     """
-    planned = make_plan(program, mesh, layout, params)
+    planned = make_plan(program, mesh, layout, params, conflicts=conflicts)
     write_structure(number_leaves(program.structure))  # raises for keys that no file can keep
     return export_planned(planned, precision)
 

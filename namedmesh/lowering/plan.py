@@ -113,7 +113,9 @@ class Plan:
         return size
 
     def value_of(self, tensor: Tensor) -> object:
-        """Returns what equal values (casts of one tensor) have in common, to be moved once.
+        """Returns what equal values have in common, to be moved once.
+
+        Casts of one tensor to one dtype are equal, and so is what one reader sends back.
 
         Args:
             tensor: A tensor of the program.
@@ -122,6 +124,9 @@ class Plan:
             The same key for tensors of equal value.
         """
         producer = self.producers.get(tensor) if isinstance(tensor, Tensor) else None
+        while producer is not None and producer.rule == "cotangent" and len(producer.inputs) == 1:
+            (tensor,) = producer.inputs
+            producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:
             return tensor
         return (producer.inputs[0], tensor.dtype)

@@ -11,7 +11,7 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.op import Op, every_op
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.lowering.plan import Plan
 
 
@@ -28,6 +28,7 @@ class Planner:
         separate: Whether parameters rest under a layout of their own.
         label: What is put before the names of ops.
         settle_op: Plans one op that runs so many times in a step.
+        take_cheapest: Whether operands that disagree are moved the cheapest way.
     """
 
     def __init__(
@@ -36,18 +37,23 @@ class Planner:
         separate: bool,
         label: str,
         settle_op: Callable[[Planner, Op, int], None],
+        take_cheapest: bool = False,
     ):
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
-        self.settle_op = settle_op
+        self.settle_op, self.take_cheapest = settle_op, take_cheapest
         self.resting: set[Tensor] = set()
         self.zero: set[Tensor] = set()  # free tensors that are zero everywhere
         self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
         self.running: set[Tensor] = set()  # sums of an accumulator and something
         self.captures: dict[Tensor, tuple[Op, int, int]] = {}  # of loops: loop, operand, times
+        self.invariant: dict[Tensor, int] = {}  # in a loop; how often the loop itself runs
         self.summed_as: dict[Tensor, str] = {}  # the name of the sum that a tensor is a part of
         self.moved: set[tuple[object, Sharding]] = set()
         self.open_loops = 0  # how many loops of unknown length enclose what is being planned
         self.consumers: dict[Tensor, list[Op]] = {}
+        self.givers: dict[
+            Tensor, Op
+        ] = {}  # the loops and branches that give bodies their arguments
         results = [*plan.program.outputs, *plan.program.updates.values()]
         self.final = {*results}
         for op in every_op(plan.program.ops):
@@ -56,6 +62,7 @@ class Planner:
             for tensor in op.inputs:
                 self.consumers.setdefault(tensor, []).append(op)
             results += (tensor for body in op.bodies for tensor in body.outputs)
+            self.givers.update((tensor, op) for body in op.bodies for tensor in body.arguments)
         self.returned = Counter(results)  # how often each is a result of a body or the program
 
     def plan_program(self, results: Sequence[Sharding] | None) -> None:
@@ -66,14 +73,15 @@ class Planner:
                 tensor, self.plan.layout, program.specs[name].whole
             )
         for variable in program.variables.values():
-            layout = self.plan.params if variable.at_rest else self.plan.layout
+            exempt = self.plan.params.exempts(variable.owner or variable.name)
+            layout = self.plan.layout if exempt or not variable.at_rest else self.plan.params
             if variable.owner is None:
                 place = self.default_sharding(variable.tensor, layout, variable.whole)
             else:  # a slot lies beside its parameter, or the part of it that has its dimensions
                 owner = shardings[program.variables[variable.owner].tensor]
                 place = owner.only(variable.shape.names)
             shardings[variable.tensor] = place
-            if variable.at_rest and self.separate:
+            if variable.at_rest and self.separate and not exempt:
                 self.resting.add(variable.tensor)
         self.plan_ops(program.ops, 1)
         for i, tensor in enumerate(program.outputs):
@@ -269,9 +277,8 @@ class Planner:
         elements = math.prod(natural.local_sizes(tensor.shape, self.mesh))
         for axes in reduced:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
-            self.record_collective(
-                op, tensor, "ReduceScatter" if scattered else "AllReduce", axes, elements, times
-            )
+            kind = "ReduceScatter" if scattered else "AllReduce"
+            self.record_collective(op, tensor, kind, axes, elements, times, dtype=op.summed_in)
         self.record_transfers(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
         if primal in self.resting if primal is not None else self.rests(op) and not op.states_place:
@@ -300,16 +307,19 @@ class Planner:
         elements: int,
         times: int,
         label: str | None = None,
+        dtype: str | None = None,
     ) -> None:
         """Records one collective."""
+        dtype = dtype or tensor.dtype
         ordered = tuple(axis for axis in self.mesh.axes if axis in axes)
+        producer = self.givers.get(tensor) or self.plan.producers.get(tensor)
         self.plan.collectives.append(
             Collective(
                 kind,
                 ordered,
                 elements,
-                tensor.dtype,
-                elements * tensor.itemsize,
+                dtype,
+                elements * BYTES.get(dtype, 1),
                 times,
                 label or tensor.label,
                 self.plan.names[op],
@@ -317,6 +327,9 @@ class Planner:
                 op.source.user,
                 self.mesh.size(ordered),
                 self.open_loops > 0,
+                op.scope.rstrip("/"),
+                self.plan.names[producer] if producer else "",
+                self.invariant.get(tensor, 0),
             )
         )
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, check_word
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.text import name_some
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.lowering.plan import Plan
@@ -40,8 +41,16 @@ def settle_op(planner: Planner, op: Op, times: int) -> None:
     RULES[op.rule](planner, op, times)
 
 
+CONFLICTS = ("error", "cheapest")
+
+
 def plan(
-    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
+    program: Program,
+    mesh: Mesh,
+    layout: LayoutLike = "",
+    params: LayoutLike | None = None,
+    *,
+    conflicts: str = "error",
 ) -> Plan:
     """Decides where every tensor of a program lies, and with that every collective.
 
@@ -52,14 +61,18 @@ def plan(
         mesh: The devices, along named axes.
         layout: Which dimensions lie on which mesh axes, as text ('group:data+expert,
             expert:expert'), a dict or a Layout.
-        params: The same for parameters, their gradients and slots at rest, where it differs.
+        params: The same for parameters, their gradients and slots at rest, where it differs;
+            `!*scale` in it exempts parameters by name.
+        conflicts: What happens where operands of an op hold one axis on different dimensions:
+            `error` lists every way out with its price; `cheapest` takes the cheapest, and
+            `plan.decisions` says so.
 
     Returns:
         The plan of a step and of the variables' initialisation.
 
     Raises:
-        NamedMeshError: The layout names what is not there, or two operands of an op hold one axis
-            on different dimensions.
+        NamedMeshError: The layout names what is not there.
+        LayoutConflict: Two operands of an op hold one axis on different dimensions.
 
     Warns of mesh axes and mapped dimensions that nothing uses, and of padding above a tenth.
 
@@ -82,6 +95,7 @@ def plan(
         raise NamedMeshError(
             f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
         )
+    check_word("way with conflicts", conflicts, CONFLICTS)
     layout = Layout(layout)
     at_rest = layout if params is None else Layout(params)
     layout.check(mesh, program.dims)
@@ -89,20 +103,42 @@ def plan(
         at_rest.check(
             mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
         )
+    _check_exempt(program, layout, at_rest)
     step = Plan(program, mesh, layout, at_rest)
-    planner = Planner(step, params is not None, "", settle_op)
+    planner = Planner(step, params is not None, "", settle_op, conflicts == "cheapest")
     planner.plan_program(None)
     step.warnings.extend(find_waste(step, planner.resting))
     for name in program.variables:
-        step.initializers[name] = _plan_initializer(step, name)
+        step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)
     warn_of(step)
     return step
 
 
-def _plan_initializer(step: Plan, name: str) -> Plan:
+def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
     """Plans a variable's first value: made where it rests, no piece ever on another device."""
     place = step.shardings[step.program.variables[name].tensor]
     layout = Layout(place.mapping)
     plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
-    Planner(plan, False, f"{name}/", settle_op).plan_program([place])
+    Planner(plan, False, f"{name}/", settle_op, take_cheapest).plan_program([place])
     return plan
+
+
+def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
+    """Raises for patterns of names that are not in params=, or that no parameter has."""
+    if layout.exempt:
+        raise NamedMeshError(
+            f"the layout exempts parameters by name: {', '.join(layout.exempt)}",
+            f"layout: {layout.text}",
+            fix="exempt names in params=, the layout of parameters at rest",
+        )
+    names = [name for name, variable in program.variables.items() if variable.at_rest]
+    unused = [
+        pattern for pattern in params.exempt if not any(map(Layout({}, [pattern]).exempts, names))
+    ]
+    if unused:
+        raise NamedMeshError(
+            f"params exempts {', '.join(map(repr, unused))}, which no parameter is called",
+            f"params: {params.text}",
+            f"parameters: {name_some(names)}",
+            fix="a * stands for any part of a name, scopes included, e.g. !*scale",
+        )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.agreement import Agreement
 from namedmesh.lowering.parts import find_passing_axes, find_sums, pending_axes
 from namedmesh.lowering.planner import Planner
 
@@ -21,8 +21,9 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         return
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
     places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
-    claims = agree_on_claims(planner, op, places, asked, target)
-    claim_for_free(planner, op, claims, asked, target)
+    agreement = Agreement(planner, op, asked, target)
+    claims = agreement.find_claims(places)
+    agreement.claim_for_free(claims)
     renamed = pass_renamed(planner, op, claims, asked.renames, target)
     if any(t in planner.open or t in planner.running for t in op.inputs):
         planner.running.update(op.outputs)
@@ -47,119 +48,6 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         if tensor in planner.open:
             planner.open.remove(tensor)
             planner.plan.shardings[tensor] = planner.plan.shardings[op.output]
-
-
-def agree_on_claims(
-    planner: Planner,
-    op: Op,
-    places: Sequence[Sharding],
-    asked: Placement,
-    target: Sharding | None,
-) -> dict[str, tuple[str, ...]]:
-    """Returns the axes that each dimension of the op holds, agreed between the operands."""
-    claims: dict[str, tuple[str, ...]] = {}
-    owner: dict[str, tuple[str, int]] = {}
-    order = list(range(len(places)))
-    if target is not None:
-        order.sort(key=lambda i: -sum(target.axes(name) == axes for name, axes in places[i].held))
-    for i in order:
-        for name, axes in places[i].held:
-            if name in asked.whole or not can_split(planner, op, i, asked, name, axes):
-                continue
-            rivals = [axis for axis in axes if axis in owner and owner[axis][0] != name]
-            shorter, longer = sorted((claims.get(name, ()), axes), key=len)
-            if not rivals and longer[: len(shorter)] == shorter:
-                claims[name] = longer
-                owner.update({axis: (name, i) for axis in longer if axis not in owner})
-            elif not op.derived and op.phase != "backward":
-                raise conflict_error(
-                    planner,
-                    op,
-                    places,
-                    name,
-                    i,
-                    *(owner[rivals[0]] if rivals else (name, owner[claims[name][0]][1])),
-                    rivals or axes,
-                )
-    return claims
-
-
-def claim_for_free(
-    planner: Planner,
-    op: Op,
-    claims: dict[str, tuple[str, ...]],
-    asked: Placement,
-    target: Sharding | None,
-) -> None:
-    """Claims idle axes for operands made of constants: where the result is wanted, or is due."""
-    busy = {axis for axes in claims.values() for axis in axes}
-    for i, tensor in enumerate(op.inputs):
-        if tensor not in planner.plan.free:
-            continue
-        for dim in tensor.shape:
-            name, place = dim.name, target or planner.plan.shardings[tensor]
-            axes = place.axes(name) or planner.plan.shardings[tensor].axes(name)
-            taken = name in claims or name in asked.whole or name in asked.reduced
-            if not axes or taken or busy & {*axes}:
-                continue
-            if can_split(planner, op, i, asked, name, axes):
-                claims[name] = axes
-                busy.update(axes)
-
-
-def can_split(
-    planner: Planner, op: Op, i: int, asked: Placement, name: str, axes: Sequence[str]
-) -> bool:
-    """Returns whether an op can run split that way: some need sizes that divide evenly."""
-    size = op.inputs[i].shape.size_of(name)
-    ways = planner.mesh.size(axes)
-    if name in asked.divisible:
-        return size % ways == 0 and asked.divisible[name] % ways == 0
-    return not op.manual or size % ways == 0
-
-
-def conflict_error(
-    planner: Planner,
-    op: Op,
-    places: Sequence[Sharding],
-    name: str,
-    i: int,
-    other: str,
-    j: int,
-    axes: Sequence[str],
-) -> NamedMeshError:
-    """Makes the error for operands that disagree on an axis's holder or a dimension's axes."""
-    mine, theirs = op.inputs[i], op.inputs[j]
-    if other == name:
-        on = ["+".join(sharding.axes(name)) for sharding in (places[j], places[i])]
-        problem = (
-            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {name} in {theirs.label}, "
-            f"mesh axis {on[1]!r} in {mine.label}"
-        )
-        replicates = [f"nm.replicate({tensor.label}, {name})" for tensor in (theirs, mine)]
-        fix = f"write {' or '.join(replicates)} before it"
-    else:
-        problem = (
-            f"{op.kind}: mesh axis {axes[0]!r} is held by dimension {other} in {theirs.label} "
-            f"and by {name} in {mine.label}"
-        )
-        moves = [
-            f"nm.reshard({t.label}, {to})"
-            for t, to in ((theirs, name), (mine, other))
-            if to in t.shape.names
-        ]
-        fix = f"write {' or '.join([*moves, f'nm.replicate({mine.label}, {name})'])} before it"
-    if planner.plan.producers[mine].given:
-        fix += f", or whole=[{name}] where {mine.label} is declared"
-    return NamedMeshError(
-        problem,
-        f"{theirs.label}: {places[j].text(theirs.shape)}",
-        f"{mine.label}: {places[i].text(mine.shape)}",
-        f"layout: {planner.plan.layout.text or 'empty'}",
-        f"mesh: {planner.mesh}",
-        source=op.source,
-        fix=fix,
-    )
 
 
 def pass_renamed(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.moves import place_after_move
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_free
 from namedmesh.ops.control import Cond, While
@@ -25,6 +26,12 @@ def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
         settle_free(planner, op, tensor)
         return
     target = planner.target(op)
+    if len(op.inputs) == 1 and target is not None and not planner.is_part(tensor):
+        (part,) = op.inputs
+        if part not in planner.open and not plan.shardings[part].partial:
+            planner.bring_operand(op, 0, target, times)
+            planner.settle(op, tensor, target, target, times)
+            return
     groups: dict[Sharding, list[int]] = {}
     for i, part in enumerate(op.inputs):
         if part not in planner.open and part not in plan.free:
@@ -66,6 +73,27 @@ def slice_part(planner: Planner, op: Op, i: int, target: Sharding | None, times:
     return kept.kept_whole(place.whole)
 
 
+def check_taken(planner: Planner, op: Move) -> None:
+    """Raises where two dimensions are to take one axis."""
+    (tensor,) = op.inputs
+    takers: dict[str, list[str]] = {}
+    for name in op.take:
+        if tensor.shape.size_of(name) > 1:
+            for axis in planner.layout_axes(planner.plan.layout, name):
+                takers.setdefault(axis, []).append(name)
+    for axis, names in takers.items():
+        if len(names) > 1:
+            raise NamedMeshError(
+                f"tensor {tensor.label}: dimensions {join_names(names)} both map to "
+                f"mesh axis {axis!r}, and nothing says which holds it",
+                str(tensor),
+                f"layout: {planner.plan.layout.text}",
+                f"mesh: {planner.mesh}",
+                source=op.source,
+                fix="reshard one of them only",
+            )
+
+
 def settle_move(planner: Planner, op: Move, times: int) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
@@ -79,42 +107,15 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
                     f"mesh: {planner.mesh}",
                     fix=did_you_mean(axis, planner.mesh.axes),
                 )
-    taken = {
-        name: planner.layout_axes(planner.plan.layout, name)
-        for name in op.take
-        if tensor.shape.size_of(name) > 1
-    }
-    wanted = [axis for axes in taken.values() for axis in axes]
-    for axis in wanted:
-        if wanted.count(axis) > 1:
-            first, second, *_ = (name for name, axes in taken.items() if axis in axes)
-            raise NamedMeshError(
-                f"tensor {tensor.label}: dimensions {first} and {second} both map to "
-                f"mesh axis {axis!r}, and nothing says which holds it",
-                str(tensor),
-                f"layout: {planner.plan.layout.text}",
-                f"mesh: {planner.mesh}",
-                source=op.source,
-                fix="reshard one of them only",
-            )
-    if op.exact is not None:
-        held, whole = (
-            {
-                name: tuple(a for a in axes if planner.mesh.axes[a] > 1)
-                for name, axes in op.exact.items()
-            },
-            frozenset(tensor.shape.names) - {*op.exact},
-        )
+    check_taken(planner, op)
+    if op.exact is None:
+        place = place_after_move(planner, tensor, current, op.take, op.give)
     else:
         held = {
-            name: tuple(axis for axis in axes if axis not in wanted)
-            for name, axes in current.held
-            if name not in op.give
-        } | taken
-        whole = (current.whole - {*op.take}) | {*op.give}
-        if op.give:
-            whole |= {name for name in tensor.shape.names if not held.get(name)}
-    place = Sharding.of(held, whole)
+            name: tuple(axis for axis in axes if planner.mesh.axes[axis] > 1)
+            for name, axes in op.exact.items()
+        }
+        place = Sharding.of(held, frozenset(tensor.shape.names) - {*op.exact})
     if tensor in planner.plan.free:
         settle_free(planner, op, op.output, place)
         return
@@ -165,6 +166,7 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             target.whole & {*inner.shape.names}
         )
     repeats = times * op.over.size
+    planner.invariant.update(dict.fromkeys(find_invariants(body), times))
     planner.plan_ops(body.ops, repeats)
     for i in sums:
         planner.bring_operand(op, i, shardings[body.inputs[i]], times)
@@ -175,6 +177,15 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
         else:
             place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
         settle_outcome(planner, op, i, tensor, place, times)
+
+
+def find_invariants(body: Body) -> set[Tensor]:
+    """Finds what every turn of a loop makes alike, of constants and what it captures."""
+    known = {*body.captures}
+    for op in body.ops:
+        if not op.given and all(tensor in known for tensor in op.inputs):
+            known.update(op.outputs)
+    return known - {*body.captures}
 
 
 def find_accumulators(planner: Planner, op: Scan) -> list[int]:

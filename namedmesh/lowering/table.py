@@ -33,9 +33,12 @@ def format_tensors(tensors: Iterable[TensorRow]) -> str:
 def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
     """Formats every collective with the line it comes from, and the totals of each phase.
 
-    Beside the bytes of the buffer stands what a device sends, by the usual algorithm.
+    Beside the bytes of the buffer stands what a device sends, by the usual algorithm. Scopes have a
+    column if there are any.
     """
-    head = ("phase", "collective", "axes", "tensor", "bytes/device", "on the wire", "times", "line")
+    scoped = any(one.scope for collectives in phases.values() for one in collectives)
+    sizes = ("bytes/device", "on the wire", "times")
+    head = ("phase", "collective", "axes", "tensor", *sizes, *["scope"] * scoped, "line")
     rows: list[tuple[str, ...]] = [head]
     totals = []
     for phase, collectives in phases.items():
@@ -43,8 +46,9 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         for one in collectives:
             line = f"{one.source}: {one.source.code}"
             axes, times = "+".join(one.axes), format_times(one.times, one.open_ended)
-            sizes = (human(one.bytes), human(one.wire_bytes))
-            rows.append((phase, one.kind, axes, one.tensor, *sizes, times, line))
+            sizes = (human(one.bytes), human(one.wire_bytes), times)
+            scope = [one.scope] * scoped
+            rows.append((phase, one.kind, axes, one.tensor, *sizes, *scope, line))
             kinds[one.kind] = kinds.get(one.kind, 0) + one.times
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
         moved = sum(one.total_bytes for one in collectives)

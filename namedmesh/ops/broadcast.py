@@ -53,6 +53,12 @@ class Sum(Op):
     def linear(self) -> str:
         return "together"
 
+    @property
+    def summed_in(self) -> str:
+        # TensorFlow's kernel adds narrow numbers up in 32 bits, and casts the sum.
+        wider = {"bfloat16": "float32", "float16": "float32", "int8": "int32", "uint8": "uint32"}
+        return wider.get(self.output.dtype, self.output.dtype)
+
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
         check_dtype_kind("sum", "number", x, source=self.source)

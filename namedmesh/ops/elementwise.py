@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import Any, ParamSpec
 
@@ -80,6 +80,13 @@ class Elementwise(Op):
         pairs = zip(values, self.inputs, strict=True)
         aligned = [context.align(value, x.shape, shape) for value, x in pairs]
         return FUNCTIONS[self.function].compute(context.tf)(*aligned)
+
+    def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
+        operands = {"add": (0, 1), "subtract": (0,)}.get(self.function, ())
+        for i in operands:
+            if self.inputs[1 - i] in zeros and self.inputs[i].shape == self.output.shape:
+                return self.inputs[i]
+        return None
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         rule = FUNCTIONS[self.function].vjp

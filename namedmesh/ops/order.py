@@ -10,6 +10,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op, Placement
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.constants import zeros
 from namedmesh.ops.index import ScatterAdd, gather
 from namedmesh.ops.order_keys import order_keys, unsign_zero_and_nan
 from namedmesh.ops.shape import name_apart, rename, transpose
@@ -239,6 +240,8 @@ def _find_order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tenso
     """Finds the indices that sort a dimension; what names the caller in errors."""
     check_has_dims(what, x, dim)
     check_dtype_kind(what, "number", x)
+    if dim.size == 1:
+        return zeros(x.shape, "int32")
     return Argsort((x,), dim, descending).output
 
 
@@ -266,6 +269,8 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
         array([3, 2, 1], dtype=int32)
     """
     indices = _find_order("sort", x, dim, descending)
+    if dim.size == 1:
+        return x
     hidden = name_apart(dim, "sorted", x)
     ordered = gather(x, rename(indices, dim, hidden), dim)
     return transpose(rename(ordered, hidden, dim), x.shape)

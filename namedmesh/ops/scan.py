@@ -52,6 +52,33 @@ class Scan(Op):
     def histories(self) -> tuple[Tensor, ...]:
         return self.outputs[self.carries :]
 
+    def drop_unchanged(self) -> tuple[Scan, dict[Tensor, Tensor]]:
+        """Returns the loop that captures what it would carry without ever changing it."""
+        body, carries = self.body, range(self.carries)
+        same = [i for i in carries if body.outputs[i] is body.inputs[i]]
+        if not same:
+            return self, {}
+
+        def keep(values: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            return tuple(value for i, value in enumerate(values) if i not in same)
+
+        unchanged = {self.outputs[i]: self.inputs[i] for i in same}
+        captured = (*body.captured, *unchanged.values())
+        shorter = dataclasses.replace(
+            body,
+            inputs=keep(body.inputs),
+            captures=(*body.captures, *(body.inputs[i] for i in same)),
+            captured=captured,
+            outputs=keep(body.outputs),
+        )
+        loop = self.rebuild(
+            inputs=(*keep(self.inputs), *unchanged.values()),
+            outputs=keep(self.outputs),
+            body=shorter,
+            carries=self.carries - len(same),
+        )
+        return loop, unchanged
+
     def results(self) -> list[tuple[Shape, str]]:
         outputs = self.body.outputs
         last = [(tensor.shape, tensor.dtype) for tensor in outputs[: self.carries]]

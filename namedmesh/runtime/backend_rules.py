@@ -33,9 +33,8 @@ class BackendRule:
 
     Example:
         >>> [rule.name for rule in find_rules("cpu", "default")]
-        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice']
-        >>> find_rules("gpu", "default")
-        ()
+        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice', \
+'collective that never changes in a loop made before it']
     """
 
     name: str
@@ -70,6 +69,16 @@ def _sum_of_pieces(plan: Collective) -> Collective | None:
     """A small AllGather as an AllReduce of the whole buffer."""
     small = plan.kind == "AllGather" and plan.bytes <= SMALL_GATHER_BYTES
     return replace(plan, kind="AllReduce") if small else None
+
+
+def _move_out_of_loop(plan: Collective) -> Collective | None:
+    """What never changes in a loop, once before it."""
+    return replace(plan, times=plan.times_outside) if plan.times_outside else None
+
+
+def _name_after_producer(plan: Collective) -> Collective | None:
+    """An AllGather that has the name of the op that makes its tensor, not of the one it is for."""
+    return replace(plan, op=plan.producer) if plan.kind == "AllGather" and plan.producer else None
 
 
 # Rules that alter one collective; where two apply, the altered is altered again, in this order.
@@ -116,6 +125,26 @@ RULES = (
         bytes="twice as many on the wire",
         evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in pieces",
         alter=_sum_of_pieces,
+    ),
+    BackendRule(
+        name="collective that never changes in a loop made before it",
+        backends=("cpu", "gpu", "tpu"),
+        condition="a collective of what every turn of a loop makes alike, too large to be planned "
+        "before the loop",
+        bound="the same kind, axes, dtype and elements, as often as the loop itself runs",
+        bytes="those of one turn",
+        evidence="XLA moves what never changes out of loops: noise of one key on CPU",
+        alter=_move_out_of_loop,
+    ),
+    BackendRule(
+        name="AllGather named after the op that makes its tensor",
+        backends=("tpu",),
+        condition="an AllGather of what one op makes, for another op that reads it",
+        bound="the same axes, dtype, elements and times; the name is that op's, no other's",
+        bytes="the same",
+        evidence="TPU v3's compiler gathers a cast weight before or after the cast as it likes, "
+        "and names the AllGather after the cast",
+        alter=_name_after_producer,
     ),
 )
 # Rules that make one collective of several.

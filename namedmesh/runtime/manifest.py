@@ -293,6 +293,9 @@ def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective
             source=_read_source(one.member("source")),
             devices=_read_group_size(one, mesh),
             open_ended=one.member("open_ended").flag(),
+            scope=one.member("scope").text(),
+            producer=one.member("producer").text(),
+            times_outside=one.member("times_outside").number(),
         )
         for one in cursor.items()
     )

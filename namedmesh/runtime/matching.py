@@ -93,7 +93,7 @@ class _Matcher:
         self.ones = dict(enumerate(compiled))
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # by metadata, which repeats
-        self.planned_ops = {plan.op for plan in planned}
+        self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
         self.permuted = {plan.axes: None for plan in planned if plan.kind == "CollectivePermute"}
         self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
         self.times_per_turn = {max(plan.times, 1) for plan in planned if plan.open_ended}
@@ -174,7 +174,7 @@ class _Matcher:
         forms: dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
         for i, plan in self.plans.items():
             for form, used in alter(plan, rules):
-                forms.setdefault((plan.op, _facts(form)), deque()).append((i, used))
+                forms.setdefault((form.op, _facts(form)), deque()).append((i, used))
         for j, one in list(self.ones.items()):
             for key in ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one)):
                 queue = forms.get(key, deque())

@@ -66,6 +66,25 @@ def test_every_conversion_arrives_with_one_collective_a_step(sizes):
             have = want
 
 
+@pytest.mark.parametrize("sizes", ["x=16 y=8", "x=8 y=4", "x=4 y=4", "x=4 y=8", "x=24 y=4"])
+def test_no_step_pads_what_neither_end_pads(sizes):
+    """A swap of two axes used to pass through a dimension split into more pieces than it has."""
+    shape = nm.Shape(nm.dims(sizes))
+    even = [place for place in SHARDINGS if not place.waste(shape, MESH)]
+    assert len(even) > 5
+    for source, target in itertools.product(even, even):
+        for step in conversion(shape, MESH, source, target):
+            assert not step.result.waste(shape, MESH), (source, target, step)
+
+
+def test_axes_of_equal_size_are_swapped_in_one_exchange():
+    shape, mesh = nm.Shape(nm.dims("x=4 y=4")), nm.Mesh(a=4, b=4)
+    (swap,) = conversion(
+        shape, mesh, Sharding.of({"x": "a", "y": "b"}), Sharding.of({"x": "b", "y": "a"})
+    )
+    assert (swap.kind, swap.elements) == ("CollectivePermute", 1)
+
+
 def test_slices_are_free_and_moves_are_single():
     shape = nm.Shape(nm.dims("x=16 y=8"))
     kinds = lambda p, q: [

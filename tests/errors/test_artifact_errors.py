@@ -113,7 +113,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has artifact version 99; this namedmesh reads 4
+'future.nmesh' has artifact version 99; this namedmesh reads 5
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)

@@ -1,0 +1,184 @@
+"""Agreement: which dimension of an op's operands holds each mesh axis, where they do not say alike.
+
+Two operands that want one axis for two dimensions are a conflict. It is an error that lists every
+way out with its price, the cheapest first; `conflicts="cheapest"` takes the cheapest instead.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.op import Op, Placement
+from namedmesh.lowering.conflicts import Claim, Conflict, Fix, Solution, conflict_error
+from namedmesh.lowering.moves import place_after_move, price_transfers
+from namedmesh.lowering.planner import Planner
+
+Claims = dict[str, tuple[str, ...]]  # the axes that each dimension of an op holds
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """An op whose operands have to agree on the holder of each axis.
+
+    Args:
+        planner: What plans it.
+        op: The op.
+        asked: What it asks of its operands.
+        target: Where its result is wanted, if that is known.
+    """
+
+    planner: Planner
+    op: Op
+    asked: Placement
+    target: Sharding | None
+
+    def find_claims(self, places: Sequence[Sharding]) -> Claims:
+        """Finds the axes that each dimension of the op holds.
+
+        Args:
+            places: Where the operands lie.
+
+        Returns:
+            The axes of each dimension, agreed between the operands.
+
+        Raises:
+            LayoutConflict: Two dimensions want one axis, and nothing says which holds it.
+        """
+        given_up: set[tuple[str, tuple[str, ...]]] = set()
+        while True:
+            claims, conflict = self.join_claims(places, given_up)
+            if conflict is None or self.op.derived or self.op.phase == "backward":
+                return claims
+            if not self.planner.take_cheapest:
+                raise conflict_error(
+                    self.planner, self.op, places, conflict, self.fix(conflict, places)
+                )
+            solution = min(self.solve(conflict, places, given_up), key=lambda one: one.wire_bytes)
+            given_up.add((solution.given_up.name, solution.given_up.axes))
+            self.planner.plan.decisions[solution.describe(self.op)].append(self.op.output.label)
+
+    def join_claims(
+        self, places: Sequence[Sharding], given_up: Collection[tuple[str, tuple[str, ...]]] = ()
+    ) -> tuple[Claims, Conflict | None]:
+        """Joins what the operands claim, the first come first; returns the first conflict too."""
+        claims: Claims = {}
+        owner: dict[str, Claim] = {}
+        conflict = None
+        order = list(range(len(places)))
+        if self.target is not None:
+            near = self.target
+            order.sort(key=lambda i: -sum(near.axes(name) == axes for name, axes in places[i].held))
+        for i in order:
+            for name, axes in places[i].held:
+                if name in self.asked.whole or not self.can_split(i, name, axes):
+                    continue
+                if (name, axes) in given_up:
+                    continue
+                rivals = [axis for axis in axes if axis in owner and owner[axis].name != name]
+                shorter, longer = sorted((claims.get(name, ()), axes), key=len)
+                claim = Claim(name, axes, i)
+                if not rivals and longer[: len(shorter)] == shorter:
+                    claims[name] = longer
+                    for axis in longer:
+                        owner.setdefault(axis, claim)
+                elif conflict is None:
+                    other = owner[rivals[0] if rivals else claims[name][0]]
+                    conflict = Conflict(other, claim, rivals[0] if rivals else axes[0])
+        return claims, conflict
+
+    def can_split(self, i: int, name: str, axes: Sequence[str]) -> bool:
+        """Returns whether an op can run split that way: some need sizes that divide evenly."""
+        size = self.op.inputs[i].shape.size_of(name)
+        ways = self.planner.mesh.size(axes)
+        if name in self.asked.divisible:
+            return size % ways == 0 and self.asked.divisible[name] % ways == 0
+        return not self.op.manual or size % ways == 0
+
+    def claim_for_free(self, claims: Claims) -> None:
+        """Claims idle axes for what is made of constants: where the result is wanted, or is due."""
+        planner = self.planner
+        busy = {axis for axes in claims.values() for axis in axes}
+        for i, tensor in enumerate(self.op.inputs):
+            if tensor not in planner.plan.free:
+                continue
+            for dim in tensor.shape:
+                name, place = dim.name, self.target or planner.plan.shardings[tensor]
+                axes = place.axes(name) or planner.plan.shardings[tensor].axes(name)
+                taken = name in claims or name in self.asked.whole or name in self.asked.reduced
+                if not axes or taken or busy & {*axes}:
+                    continue
+                if self.can_split(i, name, axes):
+                    claims[name] = axes
+                    busy.update(axes)
+
+    def solve(
+        self,
+        conflict: Conflict,
+        places: Sequence[Sharding],
+        given_up: Collection[tuple[str, tuple[str, ...]]],
+    ) -> list[Solution]:
+        """Prices both ways out that need no word of the user: one of the two claims is given up."""
+        solutions = []
+        for claim, other in (conflict.claims, reversed(conflict.claims)):
+            left = {*given_up, (claim.name, claim.axes)}
+            claims, _ = self.join_claims(places, left)
+            bytes = self.price(places, claims)
+            solutions.append(Solution(claim, other, bytes))
+        return solutions
+
+    def price(self, places: Sequence[Sharding], claims: Mapping[str, tuple[str, ...]]) -> int:
+        """What a device sends to bring the operands where they agree, and to add up the result."""
+        planner, sent = self.planner, 0
+        for tensor, place in zip(self.op.inputs, places, strict=True):
+            if tensor not in planner.plan.free and tensor not in planner.open:
+                held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
+                sent += price_transfers(planner.mesh, tensor, place, Sharding.of(held))[0]
+        summed = tuple(axis for name in self.asked.reduced for axis in claims.get(name, ()))
+        for tensor in self.op.outputs if summed else ():
+            held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
+            parts = Sharding.of(held).with_partial(summed)
+            whole = frozenset(name for place in places for name in place.whole)
+            due, _ = planner.give_due_axes(tensor.shape, held, whole, planner.layout_of(self.op))
+            sent += price_transfers(planner.mesh, tensor, parts, Sharding.of(due))[0]
+        return sent
+
+    def fix(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:
+        """Finds everything to write that makes the two claims agree, the cheapest first."""
+        fixes = []
+        for claim, other in (conflict.claims, reversed(conflict.claims)):
+            tensor, place = self.op.inputs[claim.operand], places[claim.operand]
+            words = {f"nm.replicate({tensor.label}, {claim.name})": ((), (claim.name,))}
+            if other.name != claim.name and other.name in tensor.shape.names:
+                words[f"nm.reshard({tensor.label}, {other.name})"] = ((other.name,), ())
+            for code, (take, give) in words.items():
+                moved = place_after_move(self.planner, tensor, place, take, give)
+                sent, kinds = price_transfers(self.planner.mesh, tensor, place, moved)
+                more = self.price_after(conflict, places, claim, moved)
+                if more is not None:
+                    fixes.append(Fix(f"{code} before it", sent + more, kinds))
+            if self.planner.plan.producers[tensor].given:
+                held = {name: axes for name, axes in place.held if name != claim.name}
+                kept = Sharding.of(held, place.whole | {claim.name})
+                sent = self.price_after(conflict, places, claim, kept)
+                sizes = [
+                    math.prod(at.local_sizes(tensor.shape, self.planner.mesh))
+                    for at in (kept, place)
+                ]
+                memory = (sizes[0] - sizes[1]) * tensor.itemsize
+                if sent is not None:
+                    text = f"whole=[{claim.name}] where {tensor.label} is declared"
+                    fixes.append(Fix(text, sent, (), memory))
+        return sorted(fixes, key=lambda fix: (fix.wire_bytes + fix.memory, fix.wire_bytes))
+
+    def price_after(
+        self, conflict: Conflict, places: Sequence[Sharding], claim: Claim, place: Sharding
+    ) -> int | None:
+        """Prices the op with one operand elsewhere; None if that leaves the conflict."""
+        after = [place if i == claim.operand else other for i, other in enumerate(places)]
+        claims, left = self.join_claims(after)
+        if left is not None and left.about == conflict.about:
+            return None
+        return self.price(after, claims)
