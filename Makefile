@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all fast-tests lint types docs docs-outputs m4 clean
+.PHONY: env test test-all fast-tests lint types fuzz docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -34,6 +34,13 @@ lint: env
 
 types: env
 	$(VENV)/bin/pyright
+
+# Hours: random programs under random layouts, each compiled strictly and compared with one device.
+# Stop it when you like; the same command goes on. SEED chooses the programs.
+SEED ?= 1
+CASES ?= 10000
+fuzz: env
+	$(RUN) -m tests.fuzz --seed $(SEED) --cases $(CASES)
 
 # Builds the site into build/site; a warning is an error.
 docs: env

@@ -59,7 +59,7 @@ def check(case: Case) -> Result:
     """Runs a case and compares it with one device; raises where anything is not as it should be."""
     program = nm.trace(case.function, **case.specs)
     plan, rejected = plan_case(case, program)
-    step = nm.Step(plan, strict=True)
+    step = nm.Step(plan, strict=True)  # by the partitioner of NAMEDMESH_PARTITIONER
     rng = np.random.default_rng(0)
     inputs = {
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)

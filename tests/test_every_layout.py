@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.fuzz import check
+import namedmesh as nm
+from tests.fuzz import check, plan_case
 from tests.programs import make_case
 
 SEED, CASES, GROUP = 20240615, 300, 10
@@ -21,9 +22,6 @@ def test_random_programs_agree(first):
 
 def test_layouts_whose_names_share_axes_are_rarely_conflicts():
     """At most a tenth is rejected; each of these is planned by its cheapest fix."""
-    import namedmesh as nm
-    from tests.fuzz import plan_case
-
     shared = [case for i in range(CASES) if (case := make_case(SEED, i)).shared]
     rejected = [plan_case(case, nm.trace(case.function, **case.specs))[1] for case in shared]
     assert sum(rejected) <= 0.1 * len(rejected), f"{sum(rejected)} of {len(rejected)}"

@@ -119,6 +119,8 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     more pieces than divide it. Parts of a sum are added up before anything is moved, after
     what can be cut off: first where they end up split (ReduceScatter), then the rest (AllReduce).
     """
+    if source == target:
+        return []
     pending = [axis for axis in source.partial if axis not in target.partial]
     alone = [axis for axis in target.partial if axis not in source.partial]
     current = {dim.name: list(source.axes(dim.name)) for dim in shape}

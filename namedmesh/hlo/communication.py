@@ -43,6 +43,8 @@ class CompiledCollective:
         pairs: Sender and receiver of each piece that a CollectivePermute moves.
         combined: Whether its instruction communicates other tensors too, and may have the
             metadata of one of those.
+        completes: Whether it sends a slice of what TPU's fused reduce-scatter leaves on a device;
+            `op_name` is then the reduce-scatter's.
     """
 
     kind: str
@@ -56,6 +58,7 @@ class CompiledCollective:
     devices: int = 1
     pairs: Pairs | None = None
     combined: bool = False
+    completes: bool = False
 
     @property
     def bytes(self) -> int:
@@ -111,6 +114,12 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
                     found = [
                         replace(one, kind="ReduceScatter", op_name=fusion.op_name) for one in found
                     ]
+                if kind == "CollectivePermute" and not instruction.op_name:
+                    source = _follow_slices(computation, instruction)
+                    if source is not None and source in scattering.values():
+                        found = [
+                            replace(one, op_name=source.op_name, completes=True) for one in found
+                        ]
                 collectives += found
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
@@ -126,6 +135,14 @@ def _find_scattering(module: Module) -> dict[str, Instruction]:
         for name in instruction.called.get("calls", ())
         if name.startswith("all-reduce-scatter")
     }
+
+
+def _follow_slices(computation: Computation, instruction: Instruction) -> Instruction | None:
+    """Follows what an instruction reads through slices, to what is sliced."""
+    source = computation.instructions.get(instruction.operands[0])
+    while source is not None and source.opcode == "slice":
+        source = computation.instructions.get(source.operands[0])
+    return source
 
 
 class _Search:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op, Placement
+from namedmesh.lowering.claims import yield_claim
 from namedmesh.lowering.conflicts import Claim, Conflict, Fix, Solution, conflict_error
-from namedmesh.lowering.moves import place_after_move, price_transfers
 from namedmesh.lowering.planner import Planner
+from namedmesh.lowering.transfers import place_after_move, price_transfers
 
 Claims = dict[str, tuple[str, ...]]  # the axes that each dimension of an op holds
 
@@ -52,6 +53,10 @@ class Agreement:
             claims, conflict = self.join_claims(places, given_up)
             if conflict is None or self.op.derived or self.op.phase == "backward":
                 return claims
+            weaker = yield_claim(self.planner, self.op, conflict)
+            if weaker is not None:
+                given_up.add((weaker.name, weaker.axes))
+                continue
             if not self.planner.take_cheapest:
                 raise conflict_error(
                     self.planner, self.op, places, conflict, self.fix(conflict, places)
@@ -141,7 +146,7 @@ class Agreement:
             held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
             parts = Sharding.of(held).with_partial(summed)
             whole = frozenset(name for place in places for name in place.whole)
-            due, _ = planner.give_due_axes(tensor.shape, held, whole, planner.layout_of(self.op))
+            due, _ = planner.give_due_axes(tensor, held, whole, planner.layout_of(self.op))
             sent += price_transfers(planner.mesh, tensor, parts, Sharding.of(due))[0]
         return sent
 

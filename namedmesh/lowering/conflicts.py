@@ -96,7 +96,8 @@ class LayoutConflict(NamedMeshError):
         >>> import namedmesh as nm
         >>> B, M, H = nm.dims("batch=8 model=4 hidden=16")
         >>> def layer(x):
-        ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        ...     w = nm.split(nm.param("weight", [M, H]), H)
+        ...     return nm.einsum([x, w], [B, H])
         >>> program = nm.trace(layer, x=nm.spec([B, M]))
         >>> try:
         ...     nm.plan(program, nm.Mesh(all=4), "batch:all, hidden:all")
@@ -104,7 +105,6 @@ class LayoutConflict(NamedMeshError):
         ...     print(*error.fixes, sep="\\n")
         whole=[batch] where x is declared: nothing is sent, 96 B more in memory
         nm.replicate(x, batch) before it: AllGather, 96 B on the wire
-        whole=[hidden] where w is declared: nothing is sent, 192 B more in memory
         nm.replicate(w, hidden) before it: AllGather, 192 B on the wire
     """
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeAlias
 
 from namedmesh.dims.collective import Collective
-from namedmesh.dims.dimension import Shape
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.lowering.plan import Plan
+
+# An axis that a dimension of a tensor has because the layout says so, and nothing else.
+Default: TypeAlias = tuple[Tensor, str, str]
 
 
 def spell_in_ascii(name: str) -> str:
@@ -29,6 +33,8 @@ class Planner:
         label: What is put before the names of ops.
         settle_op: Plans one op that runs so many times in a step.
         take_cheapest: Whether operands that disagree are moved the cheapest way.
+        yielded: The axes that tensors do not take though the layout would give them, each with the
+            dimension that has it instead.
     """
 
     def __init__(
@@ -38,9 +44,12 @@ class Planner:
         label: str,
         settle_op: Callable[[Planner, Op, int], None],
         take_cheapest: bool = False,
+        yielded: Mapping[Default, str] = MappingProxyType({}),
     ):
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
         self.settle_op, self.take_cheapest = settle_op, take_cheapest
+        self.yielded = yielded
+        self.yielding: dict[Default, str] = {}  # what operands disagreed on in this pass
         self.resting: set[Tensor] = set()
         self.zero: set[Tensor] = set()  # free tensors that are zero everywhere
         self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
@@ -124,7 +133,7 @@ class Planner:
 
     def default_sharding(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
         """Returns the layout's sharding of a tensor."""
-        held, contested = self.give_due_axes(tensor.shape, {}, frozenset(whole), layout)
+        held, contested = self.give_due_axes(tensor, {}, frozenset(whole), layout)
         for axis, names in contested.items():
             held = self.give_axis(held, self.prefer(tensor, axis, names, layout), axis, layout)
         return Sharding.of(held, whole)
@@ -149,7 +158,11 @@ class Planner:
         }
 
     def give_due_axes(
-        self, shape: Shape, held: dict[str, tuple[str, ...]], whole: frozenset[str], layout: Layout
+        self,
+        tensor: Tensor,
+        held: dict[str, tuple[str, ...]],
+        whole: frozenset[str],
+        layout: Layout,
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
         """Gives every idle axis to the dimension that the layout maps to it.
 
@@ -158,10 +171,10 @@ class Planner:
         """
         busy = {axis for axes in held.values() for axis in axes}
         wants: dict[str, list[str]] = {}
-        for dim in shape:
+        for dim in tensor.shape:
             if dim.name not in whole and dim.size > 1:
                 for axis in self.layout_axes(layout, dim.name):
-                    if axis not in busy:
+                    if axis not in busy and (tensor, dim.name, axis) not in self.yielded:
                         wants.setdefault(axis, []).append(dim.name)
         if self.separate and layout is self.plan.params:
             wants = {
@@ -169,7 +182,7 @@ class Planner:
                 for axis, names in wants.items()
             }
         full = dict(held)
-        for dim in shape:
+        for dim in tensor.shape:
             more = [
                 axis for axis in self.layout_axes(layout, dim.name) if wants.get(axis) == [dim.name]
             ]

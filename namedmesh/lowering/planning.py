@@ -11,8 +11,10 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.text import name_some
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
+from namedmesh.lowering.claims import note_yielded
+from namedmesh.lowering.conflicts import LayoutConflict
 from namedmesh.lowering.plan import Plan
-from namedmesh.lowering.planner import Planner
+from namedmesh.lowering.planner import Default, Planner
 from namedmesh.lowering.rules import settle_generic
 from namedmesh.lowering.rules_control import (
     settle_cond,
@@ -104,9 +106,19 @@ def plan(
             mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
         )
     _check_exempt(program, layout, at_rest)
-    step = Plan(program, mesh, layout, at_rest)
-    planner = Planner(step, params is not None, "", settle_op, conflicts == "cheapest")
-    planner.plan_program(None)
+    yielded: dict[Default, str] = {}
+    while True:
+        step = Plan(program, mesh, layout, at_rest)
+        planner = Planner(step, params is not None, "", settle_op, conflicts == "cheapest", yielded)
+        try:
+            planner.plan_program(None)
+        except LayoutConflict:
+            if not planner.yielding:
+                raise
+        if not planner.yielding:
+            break
+        yielded |= planner.yielding  # and again, with what operands disagreed on decided
+    note_yielded(step, yielded)
     step.warnings.extend(find_waste(step, planner.resting))
     for name in program.variables:
         step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)

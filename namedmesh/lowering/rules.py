@@ -113,7 +113,7 @@ def settle_result(
         planner.settle(op, tensor, plain.with_partial(parts), plain, times, reduced)
         return
     whole -= find_scattered(planner, tensor, whole, parts, layout)
-    full, contested = planner.give_due_axes(tensor.shape, natural, whole, layout)
+    full, contested = planner.give_due_axes(tensor, natural, whole, layout)
     if contested:
         full = decide_contested(planner, op, tensor, full, contested, layout)
     if not reduced and not parts:
@@ -145,7 +145,7 @@ def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None
     plan = planner.plan
     place = place or planner.place_of(tensor.primal)
     if place is None:
-        held, _ = planner.give_due_axes(tensor.shape, {}, frozenset(), planner.layout_of(op))
+        held, _ = planner.give_due_axes(tensor, {}, frozenset(), planner.layout_of(op))
         place = Sharding.of(held)
     plan.free[tensor] = tensor
     linear = op.linear == "together" or op.states_place

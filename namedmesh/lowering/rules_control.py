@@ -7,9 +7,9 @@ from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.moves import place_after_move
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_free
+from namedmesh.lowering.transfers import place_after_move
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.move import Move
@@ -159,8 +159,7 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             continue
         else:
             target = place_of_capture(planner, op, i)
-            if inner not in planner.resting:
-                planner.captures[inner] = op, i, times
+            planner.captures[inner] = op, i, times
         planner.bring_operand(op, i, target, times)
         shardings[inner] = target.only(inner.shape.names).kept_whole(
             target.whole & {*inner.shape.names}
@@ -265,7 +264,7 @@ def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
         return planner.plan.shardings[tensor]
     if planner.plan.producers[tensor].constant or tensor in planner.plan.free:
         full, _ = planner.give_due_axes(
-            tensor.shape, sharding.mapping, sharding.whole, planner.plan.layout
+            tensor, sharding.mapping, sharding.whole, planner.plan.layout
         )
         return Sharding.of(full, sharding.whole)
     return sharding
@@ -285,7 +284,7 @@ def settle_outcome(
     target = planner.place_of(tensor.primal)
     if target is None and not op.derived and tensor not in planner.resting:
         full, contested = planner.give_due_axes(
-            tensor.shape, natural.mapping, natural.whole, planner.plan.layout
+            tensor, natural.mapping, natural.whole, planner.plan.layout
         )
         target = natural if contested else Sharding.of(full, natural.whole)
     final = natural if target is None else target

@@ -57,6 +57,7 @@ class Audit:
     Attributes:
         matched: Planned collectives, each with the one the compiler made for it.
         merged: Planned collectives that were made as a part of a matched one.
+        helpers: Compiled collectives that complete a matched one, by a rule of the backend.
         unplanned: Collectives that the compiler made and the plan does not have.
         missing: Planned collectives that the compiler did not make.
         differences: Planned collectives that the compiler made otherwise.
@@ -75,6 +76,7 @@ class Audit:
 
     matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     merged: list[Collective] = field(default_factory=list)
+    helpers: list[CompiledCollective] = field(default_factory=list)
     unplanned: list[CompiledCollective] = field(default_factory=list)
     missing: list[Collective] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list)
@@ -93,7 +95,7 @@ class Audit:
     def compiled(self) -> list[CompiledCollective]:
         """Everything that the compiled code communicates."""
         pairs = [*self.matched, *((one.planned, one.compiled) for one in self.differences)]
-        return [one for _, one in pairs] + self.unplanned
+        return [*(one for _, one in pairs), *self.helpers, *self.unplanned]
 
     @property
     def wire_bytes(self) -> int:
@@ -212,6 +214,7 @@ def audit(
     return Audit(
         matched=result.matched,
         merged=result.merged,
+        helpers=result.helpers,
         unplanned=result.unplanned,
         missing=result.missing,
         differences=[Difference(plan, one) for plan, one in result.differing],

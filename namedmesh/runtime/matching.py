@@ -12,7 +12,14 @@ from namedmesh.dims.collective import Collective
 from namedmesh.dims.mesh import Mesh
 from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
-from namedmesh.runtime.backend_rules import AXES_IN_ONE, SUM_IN_ONE, BackendRule, alter
+from namedmesh.runtime.backend_rules import (
+    AXES_IN_ONE,
+    MOST_PADDING,
+    SUM_IN_ONE,
+    TILED_SCATTER,
+    BackendRule,
+    alter,
+)
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
@@ -37,6 +44,7 @@ class Matching:
     Attributes:
         matched: Planned collectives, each with the one the compiler made for it.
         merged: Planned collectives that were made as a part of a matched one.
+        helpers: Compiled collectives that complete a matched one, by a rule of the backend.
         by_shape: Those of `matched` that no metadata connects: they agree in everything else.
         differing: Collectives of one op and kind that do not agree.
         unplanned: Compiled collectives that are left.
@@ -46,6 +54,7 @@ class Matching:
 
     matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     merged: list[Collective] = field(default_factory=list)
+    helpers: list[CompiledCollective] = field(default_factory=list)
     by_shape: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     differing: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     unplanned: list[CompiledCollective] = field(default_factory=list)
@@ -78,6 +87,8 @@ def match_collectives(
         matcher.match_axes_in_one()
     if SUM_IN_ONE in rules:
         matcher.match_sums()
+    if TILED_SCATTER in rules:
+        matcher.match_tiled_scatters()
     matcher.match_differing()
     return matcher.finish()
 
@@ -170,21 +181,29 @@ class _Matcher:
                 self.result.by_shape.append(pair)
 
     def match_altered(self, rules: Sequence[BackendRule]) -> None:
-        """Matches what a backend may make of a planned collective, where metadata names the op."""
+        """Matches what a backend may make of a planned collective, where metadata names the op.
+
+        Of several tensors that one instruction communicates, metadata names one at most.
+        """
         forms: dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
         for i, plan in self.plans.items():
             for form, used in alter(plan, rules):
                 forms.setdefault((form.op, _facts(form)), deque()).append((i, used))
-        for j, one in list(self.ones.items()):
-            for key in ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one)):
-                queue = forms.get(key, deque())
-                while queue and queue[0][0] not in self.plans:
-                    queue.popleft()
-                if queue:
-                    i, used = queue.popleft()
-                    self.result.matched.append(self.take(i, j))
-                    self.result.rules.update(rule.name for rule in used)
-                    break
+                forms.setdefault(("", _facts(form)), deque()).append((i, used))
+        for named in (True, False):
+            for j, one in list(self.ones.items()):
+                ops = self.ops_of(one) if named else ("",) * one.combined
+                for key in ((op, facts) for op in ops for facts in self.facts_of(one)):
+                    queue = forms.get(key, deque())
+                    while queue and queue[0][0] not in self.plans:
+                        queue.popleft()
+                    if queue:
+                        i, used = queue.popleft()
+                        pair = self.take(i, j)
+                        self.result.matched.append(pair)
+                        self.result.by_shape += [] if named else [pair]
+                        self.result.rules.update(rule.name for rule in used)
+                        break
 
     def match_axes_in_one(self) -> None:
         """Matches an AllReduce over several axes with planned ones of its op, each over some."""
@@ -226,6 +245,37 @@ class _Matcher:
             if plan.phase == "backward" and plan.kind == "AllReduce" and _part(plan) in made:
                 self.result.merged.append(self.plans.pop(i))
                 self.result.rules[SUM_IN_ONE.name] += 1
+
+    def match_tiled_scatters(self) -> None:
+        """Matches ReduceScatters of somewhat more, and what completes them."""
+        open_plans: dict[tuple[str, Facts], deque[int]] = {}
+        for i, plan in self.plans.items():
+            if plan.kind == "ReduceScatter":
+                key = plan.op, _facts(replace(plan, elements=0, bytes=0))
+                open_plans.setdefault(key, deque()).append(i)
+        completing: dict[tuple[str, int], deque[int]] = {}
+        for j, one in self.ones.items():
+            if one.completes:
+                completing.setdefault((one.op_name, one.times), deque()).append(j)
+        for j, one in list(self.ones.items()):
+            for op, facts in (
+                (op, facts) for op in self.ops_of(one) for facts in self.facts_of(one)
+            ):
+                queue = open_plans.get((op, facts._replace(elements=0, bytes=0)))
+                planned = self.plans[queue[0]].elements if queue else 0
+                if not queue or not planned < one.elements <= MOST_PADDING * planned:
+                    continue
+                self.result.matched.append(self.take(queue.popleft(), j))
+                self.result.rules[TILED_SCATTER.name] += 1
+                rest = completing.get((one.op_name, one.times), deque())
+                if rest and self.completes(self.ones[rest[0]], one, planned):
+                    self.result.helpers.append(self.ones.pop(rest.popleft()))
+                break
+
+    def completes(self, rest: CompiledCollective, one: CompiledCollective, planned: int) -> bool:
+        """Whether a CollectivePermute sends no more than a padded ReduceScatter has in excess."""
+        same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
+        return same and rest.elements <= one.elements - planned
 
     def match_differing(self) -> None:
         """Pairs what is left of one op and kind: it was made, but not as planned."""

@@ -130,12 +130,11 @@ einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
     nm.reshard(x, expert) before it: AllToAll, 240 B on the wire
     whole=[group] where x is declared: nothing is sent, 960 B more in memory
     nm.replicate(x, group) before it: AllGather, 960 B on the wire
-    whole=[expert] where w is declared: nothing is sent, 1.9 KiB more in memory
     nm.replicate(w, expert) before it: AllGather, 1.9 KiB on the wire
 """)
 def operands_that_disagree_on_the_holder_of_an_axis():
     def function(x):
-        w = nm.param("w", [E, M, H])
+        w = nm.split(nm.param("weights", [E, M, H]), E)
         return nm.einsum([x, w], [G, E, H])
 
     program = nm.trace(function, x=nm.spec([G, E, M], whole=[E]))
@@ -150,16 +149,16 @@ einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
   mesh: Mesh(data=2, expert=4)
   at LINE: return nm.einsum([x, w], [G, E])
   fix: write one of these, the cheapest first, or plan with conflicts='cheapest'
-    whole=[expert] where w is declared: nothing is sent, 120 B more in memory
     nm.replicate(w, expert) before it: AllGather, 120 B on the wire
     whole=[group] where x is declared: nothing is sent, 240 B more in memory
     nm.replicate(x, group) before it: AllGather, 240 B on the wire
 """)
 def operands_that_share_no_dimension_and_disagree():
-    def function(x, w):
+    def function(x, weights):
+        w = nm.split(weights, E)
         return nm.einsum([x, w], [G, E])
 
-    program = nm.trace(function, x=nm.spec([G, M]), w=nm.spec([E, M]))
+    program = nm.trace(function, x=nm.spec([G, M]), weights=nm.spec([E, M]))
     nm.plan(program, MESH, "group:expert, expert:expert")
 
 

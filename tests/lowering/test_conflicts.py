@@ -20,12 +20,17 @@ MESH = nm.Mesh(x=4, y=2)
 
 @dataclass(frozen=True)
 class Example:
-    """Two operands and what is computed of them; whole says which dimensions start unsplit."""
+    """Two operands and what is computed of them.
+
+    whole says which dimensions start unsplit. Where w lies, the program itself says: of two that
+    the layout alone places, one would yield.
+    """
 
     x: str
     w: str
     expression: str
     layout: str
+    stated: str
     whole: dict[str, str] = field(default_factory=dict)
     moved: dict[str, str] = field(default_factory=dict)  # what stands for an operand
 
@@ -35,7 +40,8 @@ class Example:
             return nm.spec([DIMS[letter] for letter in letters], whole=whole)
 
         def function(x, w):
-            known = {"nm": nm, "x": x, "w": w, **DIMS}
+            stated = [DIMS[name] for name in self.stated]
+            known = {"nm": nm, "x": x, "w": nm.split(w, *stated).describe(name="w"), **DIMS}
             values = {name: eval(self.moved.get(name, name), known) for name in "xw"}
             return eval(self.expression, known | values)
 
@@ -64,12 +70,14 @@ class Example:
 
 PRODUCT = "nm.einsum([x, w], [b, h])"
 EXAMPLES = {
-    "no dimension in common": Example("bm", "mh", PRODUCT, "b:x, h:x"),
-    "a dimension that is summed": Example("bm", "mh", PRODUCT, "b:x, m:x", {"x": "m"}),
-    "two axes": Example("bm", "mh", PRODUCT, "b:x+y, h:y"),
-    "both dimensions in both": Example("gem", "gem", "x * w", "g:x, e:x", {"x": "e", "w": "g"}),
+    "no dimension in common": Example("bm", "mh", PRODUCT, "b:x, h:x", "h"),
+    "a dimension that is summed": Example("bm", "mh", PRODUCT, "b:x, m:x", "m", {"x": "m"}),
+    "two axes": Example("bm", "mh", PRODUCT, "b:x+y, h:y", "h"),
+    "both dimensions in both": Example(
+        "gem", "gem", "x * w", "g:x, e:x", "e", {"x": "e", "w": "g"}
+    ),
     "one dimension in one": Example(
-        "gem", "emh", "nm.einsum([x, w], [g, e, h])", "g:x, e:x", {"x": "e"}
+        "gem", "emh", "nm.einsum([x, w], [g, e, h])", "g:x, e:x", "e", {"x": "e"}
     ),
 }
 
@@ -78,7 +86,7 @@ EXAMPLES = {
 def test_every_fix_that_is_offered_works_and_costs_what_it_says(kind):
     example = EXAMPLES[kind]
     fixes = example.fixes()
-    assert len(fixes) >= 4
+    assert len(fixes) >= 3
     costs = [fix.wire_bytes + fix.memory for fix in fixes]
     assert costs == sorted(costs)
     for fix in fixes:

@@ -148,7 +148,8 @@ def spec(**changes) -> dict:
         ]),
         ({"collectives": [{}]}, [f"collectives[0].{name} is missing" for name in (
             "kind", "axes", "elements", "dtype", "bytes", "times",
-            "tensor", "op", "phase", "source", "devices", "open_ended",
+            "tensor", "op", "phase", "source", "devices", "open_ended", "scope", "producer",
+            "times_outside",
         )]),
         ({"collectives": [{
             **vars(SUM), "axes": ["data"], "source": "a.py:1", "devices": 4, "open_ended": 1,
