@@ -4,6 +4,17 @@ import os
 
 os.environ["NAMEDMESH_STRICT"] = "1"
 
+import pytest
+
 from namedmesh.runtime import use_cpu_devices
+from tests.slow_tests import SLOW
 
 use_cpu_devices(8)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the tests of `tests/slow_tests.py` as slow."""
+    starts = tuple(f"tests/{start}" for start in SLOW)
+    for item in items:
+        if item.nodeid.startswith(starts):
+            item.add_marker(pytest.mark.slow)

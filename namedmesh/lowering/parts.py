@@ -23,6 +23,8 @@ def find_passing_axes(
     busy = {axis for on in claims.values() for axis in on}
     if not axes or busy & {*axes} or not divides(planner, op, claims):
         return ()
+    if op.same_value and not is_accumulated(planner, op):
+        return ()  # a sum is sent in the narrower dtype, unless it is sent once for many turns
     if op.linear == "together":
         fits = all(
             one == axes or op.inputs[i] in planner.zero or op.inputs[i] in planner.open
@@ -40,6 +42,19 @@ def find_passing_axes(
         local_elements(planner, op.inputs[i].shape, claims) for i, one in enumerate(pending) if one
     )
     return axes if allowed and local_elements(planner, op.output.shape, claims) <= largest else ()
+
+
+def is_accumulated(planner: Planner, op: Op) -> bool:
+    """Whether a result is only added to the sum that a loop carries."""
+    tensor = op.output
+    while (reader := planner.sole_reader(tensor)) is not None:
+        others = [x for x in reader.inputs if x is not tensor]
+        if reader.elementwise and any(x in planner.open or x in planner.running for x in others):
+            return True
+        if reader.rule != "cotangent":
+            return False
+        tensor = reader.output
+    return False
 
 
 def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:

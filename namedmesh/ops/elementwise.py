@@ -107,6 +107,12 @@ class Cast(Op):
     same_value = True
     dtype: str
 
+    @property
+    def linear(self) -> str:
+        # A wider dtype has every number of a narrower one, sums of parts included.
+        (x,) = self.inputs
+        return "together" if x.floating and x.itemsize < self.output.itemsize else ""
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
 

@@ -176,6 +176,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
             for i, y in enumerate(body.outputs)
         ]
         known = dict(zip(saved, row["saved"], strict=True))
+        for old, new in (*known.items(), *zip(body.inputs, values, strict=False)):
+            new.describe(origin=old)  # its cotangent lies there, also if nothing reads it here
         outgoing = body_vjp(body, values, incoming, floating, known)
         gradients = dict(zip(floating, outgoing, strict=True))
         sums = [

@@ -147,7 +147,7 @@ RULES = (
         alter=_name_after_producer,
     ),
 )
-# Rules that make one collective of several.
+# A rule that makes one collective of several.
 AXES_IN_ONE = BackendRule(
     name="AllReduces over one axis after the other made as one over all",
     backends=("tpu",),
@@ -155,15 +155,6 @@ AXES_IN_ONE = BackendRule(
     bound="exactly those axes, the same dtype, elements and times",
     bytes="those of one AllReduce",
     evidence="layers on three axes compiled for TPU v3",
-    combines=True,
-)
-SUM_IN_ONE = BackendRule(
-    name="AllReduces of a gradient's parts made as one of their sum",
-    backends=("tpu",),
-    condition="AllReduces of parts of one tensor's gradient: the weight is used more than once",
-    bound="one of the parts is made; the same axes, dtype, elements and times",
-    bytes="those of one part",
-    evidence="benchmarks/results/tpu_v3: the decoder's embedding of every model",
     combines=True,
 )
 # A rule that makes several collectives of one.
@@ -177,7 +168,7 @@ TILED_SCATTER = BackendRule(
     evidence="8,192 rows over 4 devices, in pieces of 2,080 on TPU v3; 96 rows are sent on",
 )
 MOST_PADDING = 1.05
-_COMBINING = (AXES_IN_ONE, SUM_IN_ONE, TILED_SCATTER)
+_COMBINING = (AXES_IN_ONE, TILED_SCATTER)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:

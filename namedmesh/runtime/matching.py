@@ -15,7 +15,6 @@ from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
 from namedmesh.runtime.backend_rules import (
     AXES_IN_ONE,
     MOST_PADDING,
-    SUM_IN_ONE,
     TILED_SCATTER,
     BackendRule,
     alter,
@@ -85,8 +84,6 @@ def match_collectives(
     matcher.match_altered(rules)
     if AXES_IN_ONE in rules:
         matcher.match_axes_in_one()
-    if SUM_IN_ONE in rules:
-        matcher.match_sums()
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
     matcher.match_differing()
@@ -238,14 +235,6 @@ class _Matcher:
                 covered |= {*self.plans[i].axes}
         return chosen if len(chosen) > 1 and covered == {*axes} else []
 
-    def match_sums(self) -> None:
-        """Matches planned AllReduces of parts of a gradient with the one of their sum."""
-        made = {_part(plan) for plan, one in self.result.matched if one.kind == "AllReduce"}
-        for i, plan in list(self.plans.items()):
-            if plan.phase == "backward" and plan.kind == "AllReduce" and _part(plan) in made:
-                self.result.merged.append(self.plans.pop(i))
-                self.result.rules[SUM_IN_ONE.name] += 1
-
     def match_tiled_scatters(self) -> None:
         """Matches ReduceScatters of somewhat more, and what completes them."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
@@ -306,11 +295,6 @@ def _facts(plan: Collective) -> Facts:
         plan.times,
         plan.open_ended,
     )
-
-
-def _part(plan: Collective) -> tuple[Facts, str, str]:
-    """What AllReduces of parts of one gradient have in common."""
-    return _facts(plan), plan.tensor, plan.phase
 
 
 def _names_in(op_name: str) -> Iterator[str]:

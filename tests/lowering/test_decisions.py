@@ -88,3 +88,109 @@ def test_padding_above_a_tenth_is_said():
         "nothing; choose a size that 4 divides, or map it to a smaller axis"
     ]
     assert sentences("model:data, group:expert") == []
+
+
+def meet(x, w):
+    return nm.einsum([x, w], [G, E])
+
+
+@pytest.mark.parametrize(
+    "layout, kept, whole",
+    [
+        ("group:expert, expert:expert", "group", "expert"),
+        ("expert:expert, group:expert", "expert", "group"),
+    ],
+)
+def test_of_inputs_that_meet_the_one_that_the_layout_has_first_keeps_the_axis(layout, kept, whole):
+    program = nm.trace(meet, x=nm.spec([G, M]), w=nm.spec([E, M]))
+    plan = nm.plan(program, MESH, layout)
+    names = {"group": "x", "expert": "w"}
+    assert plan.shardings[program.inputs[names[kept]]].mapping == {kept: ("expert",)}
+    assert plan.shardings[program.inputs[names[whole]]].mapping == {}
+    text = f"{kept} holds expert where they meet, {whole} stays whole"
+    assert plan.decisions == {text: [names[whole]]} and not plan.collectives
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=size).astype(np.float32) for size in ((8, 10), (4, 10)))
+    _, result = nm.Step(plan, strict=True)(None, x=x, w=w)
+    np.testing.assert_allclose(result, x @ w.T, rtol=1e-5, atol=1e-5)
+
+
+def test_a_parameter_does_not_yield_to_what_was_computed():
+    """Tokens on their way to the experts' weights: the program has to say that they travel."""
+
+    def function(x):
+        w = nm.param("w", [E, M])
+        return meet(nm.tanh(x), w)
+
+    program = nm.trace(function, x=nm.spec([G, M]))
+    with pytest.raises(nm.LayoutConflict, match="held by dimension group in tanh and by expert"):
+        nm.plan(program, MESH, "group:expert, expert:expert")
+
+
+def test_what_the_program_says_does_not_yield():
+    program = nm.trace(lambda x, w: meet(x, nm.split(w, E)), x=nm.spec([G, M]), w=nm.spec([E, M]))
+    for layout in ("group:expert, expert:expert", "expert:expert, group:expert"):
+        with pytest.raises(nm.LayoutConflict):
+            nm.plan(program, MESH, layout)
+
+
+def test_an_axis_that_became_free_yields_to_one_that_is_held():
+    """The maximum over a split dimension leaves the axis idle; the softmax reads both."""
+    program = nm.trace(lambda x: nm.softmax(x, over=G), x=nm.spec([G, E, M], whole=[E]))
+    plan = nm.plan(program, MESH, "group:expert, expert:expert")
+    assert {one.kind for one in plan.collectives} == {"AllReduce"}
+    x = np.random.default_rng(0).normal(size=(8, 4, 10)).astype(np.float32)
+    _, result = nm.Step(plan, strict=True)(None, x=x)
+    powers = np.exp(x)
+    np.testing.assert_allclose(result, powers / powers.sum(0), rtol=1e-5)
+
+
+H = nm.Dimension("hidden", 16)
+
+
+def normalized(x):
+    scale = nm.param("norm_scale", [M], nm.constant_init(1.0))
+    w = nm.param("w", [M, H], nm.normal_init(1.0))
+    loss = nm.mean(nm.square(nm.einsum([x * scale, w], [G, H])))
+    nm.layers.Adam(0.1).apply(nm.grad(loss))
+    return loss
+
+
+def test_parameters_are_exempt_from_params_by_name():
+    program = nm.trace(normalized, x=nm.spec([G, M]))
+    mesh, layout = nm.Mesh(data=2), "group:data"
+
+    def gathered(params) -> list[str]:
+        plan = nm.plan(program, mesh, layout, params)
+        return [one.tensor for one in plan.collectives if one.kind == "AllGather"]
+
+    assert gathered("model:data") == ["norm_scale", "w"]
+    assert gathered("model:data, !*scale") == ["w"]
+    assert gathered(nm.Layout({"model": "data"}, exempt=["*scale", "w"])) == []
+    plan = nm.plan(program, mesh, layout, "model:data, !*scale")
+    for name, variable in program.variables.items():
+        at_rest = plan.shardings[variable.tensor].mapping
+        exempt = "norm_scale" in name or not len(variable.tensor.shape)
+        assert at_rest == ({} if exempt else {"model": ("data",)}), name
+    assert nm.Layout(plan.params.text) == plan.params
+    results = []
+    for params in (None, "model:data, !*scale"):
+        step = nm.compile(program, mesh=mesh, layout=layout, params=params, strict=True)
+        state, loss = step(step.init(0), x=np.ones((8, 10), np.float32))
+        results.append((np.asarray(state["w"]), np.asarray(state["norm_scale"]), loss))
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layout, params, problem",
+    [
+        ("group:data", "model:data, !*scales", "params exempts '*scales', which no parameter"),
+        ("group:data, !w", None, "the layout exempts parameters by name: w"),
+    ],
+)
+def test_a_pattern_that_exempts_nothing_is_an_error(layout, params, problem):
+    program = nm.trace(normalized, x=nm.spec([G, M]))
+    with pytest.raises(nm.NamedMeshError) as caught:
+        nm.plan(program, nm.Mesh(data=2), layout, params)
+    assert caught.value.problem.startswith(problem)

@@ -1,8 +1,13 @@
 """What backends may do otherwise than planned, and what they may not."""
 
+from dataclasses import replace
+
 import pytest
 
-from namedmesh.runtime.backend_rules import AXES_IN_ONE, RULES, SUM_IN_ONE, find_rules
+from namedmesh.hlo.module import Module
+from namedmesh.hlo.parse import parse_module
+from namedmesh.runtime.audit import audit
+from namedmesh.runtime.backend_rules import AXES_IN_ONE, RULES, TILED_SCATTER, find_rules
 from tests.runtime.test_audit import LINE, MESH, UNNAMED, audit_of, planned
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
@@ -12,7 +17,7 @@ ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
 
 
 def test_every_rule_says_what_it_is():
-    rules = (*RULES, AXES_IN_ONE, SUM_IN_ONE)
+    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER)
     assert len({rule.name for rule in rules}) == len(rules)
     for rule in rules:
         assert {*rule.backends} <= {"cpu", "gpu", "tpu"} and rule.backends
@@ -79,23 +84,61 @@ def test_tpu_sums_over_one_axis_after_the_other_at_once():
     assert not twice.exact, "over the same axis"
 
 
-def test_tpu_sums_the_parts_of_a_gradient_before_the_devices():
-    part = planned(tensor="d_w", phase="backward")
-    other = planned(tensor="d_w", phase="backward", op="take.7")
-    result = audit_of(LINE, part, other, backend="tpu")
-    assert result.exact and result.merged == [other]
-    assert result.notes == ["AllReduces of a gradient's parts made as one of their sum"]
-    assert audit_of(LINE, part, other, backend="cpu").missing == [other]
-    for change in (
-        {"tensor": "d_v"},
-        {"phase": "forward"},
-        {"times": 3},
-        {"elements": 16, "bytes": 64},
-        {"axes": ("data",)},
-        {"dtype": "int32"},
+TILED = """
+%all-reduce-scatter.1 (p: bf16[8192,16]) -> bf16[2080,16] {
+  %p = bf16[8192,16]{1,0} parameter(0)
+  ROOT %a = bf16[8320,16]{1,0} all-reduce(%p), replica_groups=GROUPS, to_apply=%add
+}
+ENTRY %main (x: bf16[8192,16]) -> bf16[2080,16] {
+  %x = bf16[8192,16]{1,0} parameter(0)
+  %f = bf16[2080,16]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1, \
+metadata={op_name="nm.einsum.3/x"}
+  %s = bf16[ROWS,16]{1,0} slice(%f), slice={[0:ROWS], [0:16]}
+  ROOT %c = bf16[ROWS,16]{1,0} collective-permute(%s), source_target_pairs=PAIRS
+}
+"""
+
+
+def tiled(rows: int = 96, pairs: str = "{{0,1},{1,2},{2,3},{4,5},{5,6},{6,7}}") -> Module:
+    """What TPU makes of a ReduceScatter of 8,192 rows over four devices."""
+    text = TILED.replace("GROUPS", "{{0,1,2,3},{4,5,6,7}}").replace("ROWS", str(rows))
+    return parse_module("HloModule tiled\n" + text.replace("PAIRS", pairs))
+
+
+def test_tpu_scatters_whole_tiles_and_sends_the_rest_on():
+    plan = planned(kind="ReduceScatter", elements=8192 * 16, dtype="bfloat16", bytes=2 * 8192 * 16)
+    result = audit(tiled(), MESH, [plan], backend="tpu")
+    assert result.exact and result.rules == {TILED_SCATTER.name: 1}
+    assert [one.kind for one in result.helpers] == ["CollectivePermute"]
+    wire = 2 * (8320 * 16 * 3 // 4 + 96 * 16)
+    assert result.wire_bytes == wire, "what completes it is sent too"
+    for other in (
+        audit(tiled(), MESH, [plan], backend="gpu"),
+        audit(tiled(rows=200), MESH, [plan], backend="tpu"),
+        audit(tiled(pairs="{{0,4},{1,5},{2,6},{3,7}}"), MESH, [plan], backend="tpu"),
+        audit(tiled(), MESH, [replace(plan, op="sum.9")], backend="tpu"),
+        audit(tiled(), MESH, [replace(plan, elements=7800 * 16, bytes=0)], backend="tpu"),
     ):
-        changed = planned(**{"tensor": "d_w", "phase": "backward", "op": "take.7", **change})
-        assert audit_of(LINE, part, changed, backend="tpu").missing == [changed]
+        assert not other.exact
+
+
+def test_tpu_names_a_gather_after_what_makes_its_tensor():
+    gather = planned(kind="AllGather", op="einsum.9", producer="einsum.3")
+    line = GATHER.replace("bf16", "f32")
+    assert audit_of(line, gather, backend="tpu").exact
+    assert not audit_of(line, gather, backend="cpu").exact
+    assert not audit_of(line, replace(gather, producer="cast.1"), backend="tpu").exact
+    assert not audit_of(line, replace(gather, producer=""), backend="tpu").exact
+
+
+def test_what_never_changes_in_a_loop_may_be_made_before_it():
+    plan = planned(times=6, times_outside=2)
+    once = replace(plan, times=2, times_outside=0)
+    for backend in ("cpu", "gpu", "tpu"):
+        assert audit_of(LINE, replace(plan, times_outside=1), backend=backend).exact
+        assert not audit_of(LINE, plan, backend=backend).exact, "made once, planned twice"
+        assert not audit_of(LINE, once, backend=backend).exact
+        assert not audit_of(LINE, planned(times=6), backend=backend).exact
 
 
 @pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
