@@ -144,7 +144,7 @@ def compile_case(name: str, folder: pathlib.Path) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command line."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("action", choices=("export", "compile"))
     parser.add_argument("folder", type=pathlib.Path)
     parser.add_argument("names", nargs="*", default=list(CASES), help=", ".join(CASES))

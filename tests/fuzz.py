@@ -165,7 +165,7 @@ def _summary(results: dict[int, Result], seconds: float, fresh: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="which cases")
     parser.add_argument("--cases", type=int, default=10_000, help="how many")
     parser.add_argument("--out", default="build/fuzz", help="the folder of results")

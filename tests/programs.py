@@ -74,7 +74,7 @@ def make_case(seed: int, number: int) -> Case:
         ending,
         function,
         specs,
-        nm.Mesh(**axes),
+        nm.Mesh.parse(", ".join(f"{axis}={size}" for axis, size in axes.items())),
         nm.Layout(mapping),
         None if rests is None else nm.Layout(rests),
         shared,
@@ -304,9 +304,9 @@ def choice(x, y, dims, picks):
 
 def stack(x, y, dims, picks):
     """A stack of layers, each with weights of its own."""
-    if not len(x.shape) or x.shape.named("layer") or len(x.shape) > 3:
-        return nm.tanh(x)
     dim, target = _one(x, picks), _other(x, dims, picks)
+    if dim is None or x.shape.named("layer") or len(x.shape) > 3:
+        return nm.tanh(x)
     hidden = target if target is not None and next(picks) % 2 else nm.Dimension("h", 4)
     if x.shape.named("h"):
         return nm.tanh(x)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.claims import yield_claim
 from namedmesh.lowering.conflicts import Claim, Conflict, Fix, Solution, conflict_error
 from namedmesh.lowering.planner import Planner
@@ -155,28 +156,30 @@ class Agreement:
         fixes = []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
             tensor, place = self.op.inputs[claim.operand], places[claim.operand]
-            words = {f"nm.replicate({tensor.label}, {claim.name})": ((), (claim.name,))}
+            words = [("replicate", claim.name)]
             if other.name != claim.name and other.name in tensor.shape.names:
-                words[f"nm.reshard({tensor.label}, {other.name})"] = ((other.name,), ())
-            for code, (take, give) in words.items():
+                words.append(("reshard", other.name))
+            for word, name in words:
+                take, give = ((), (name,)) if word == "replicate" else ((name,), ())
                 moved = place_after_move(self.planner, tensor, place, take, give)
                 sent, kinds = price_transfers(self.planner.mesh, tensor, place, moved)
                 more = self.price_after(conflict, places, claim, moved)
                 if more is not None:
-                    fixes.append(Fix(f"{code} before it", sent + more, kinds))
+                    text = f"nm.{word}({tensor.label}, {name}) before it"
+                    fixes.append(Fix(text, sent + more, kinds))
             if self.planner.plan.producers[tensor].given:
                 held = {name: axes for name, axes in place.held if name != claim.name}
                 kept = Sharding.of(held, place.whole | {claim.name})
-                sent = self.price_after(conflict, places, claim, kept)
-                sizes = [
-                    math.prod(at.local_sizes(tensor.shape, self.planner.mesh))
-                    for at in (kept, place)
-                ]
-                memory = (sizes[0] - sizes[1]) * tensor.itemsize
-                if sent is not None:
+                more = self.price_after(conflict, places, claim, kept)
+                if more is not None:
                     text = f"whole=[{claim.name}] where {tensor.label} is declared"
-                    fixes.append(Fix(text, sent, (), memory))
+                    memory = self.count_bytes(tensor, kept) - self.count_bytes(tensor, place)
+                    fixes.append(Fix(text, more, (), memory))
         return sorted(fixes, key=lambda fix: (fix.wire_bytes + fix.memory, fix.wire_bytes))
+
+    def count_bytes(self, tensor: Tensor, place: Sharding) -> int:
+        """What a device's piece of a tensor takes."""
+        return math.prod(place.local_sizes(tensor.shape, self.planner.mesh)) * tensor.itemsize
 
     def price_after(
         self, conflict: Conflict, places: Sequence[Sharding], claim: Claim, place: Sharding

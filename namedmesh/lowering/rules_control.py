@@ -175,7 +175,25 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             planner.bring_result(body, i, tensor, place, repeats)
         else:
             place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
-        settle_outcome(planner, op, i, tensor, place, times)
+        primal = find_accumulated(planner, op, tensor) if i in sums else None
+        settle_outcome(planner, op, i, tensor, place, times, primal)
+
+
+def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None:
+    """Finds the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
+    tensors, seen = [total], {total}
+    while tensors:
+        tensor = tensors.pop()
+        captured = None if tensor.primal is None else planner.captures.get(tensor.primal)
+        if captured is not None and captured[0] is op:
+            outer = op.inputs[captured[1]]
+            return outer if outer.shape == total.shape else None
+        producer = planner.plan.producers[tensor]
+        if producer.rule == "cotangent" or (producer.elementwise and producer.linear):
+            like = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
+            tensors += like
+            seen.update(like)
+    return None
 
 
 def find_invariants(body: Body) -> set[Tensor]:
@@ -271,17 +289,26 @@ def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
 
 
 def settle_outcome(
-    planner: Planner, op: Op, i: int, inner: Tensor, natural: Sharding, times: int
+    planner: Planner,
+    op: Op,
+    i: int,
+    inner: Tensor,
+    natural: Sharding,
+    times: int,
+    primal: Tensor | None = None,
 ) -> None:
-    """Settles a result of a loop or branch, which a tensor of its body becomes."""
+    """Settles a result of a loop or branch, which a tensor of its body becomes.
+
+    primal is the tensor that it is the gradient of, where the program does not say so itself.
+    """
     tensor = op.outputs[i]
     if inner in planner.plan.summed_by:
         planner.plan.summed_by[tensor] = planner.plan.summed_by[inner]
         if inner in planner.summed_as and tensor.name is None and tensor.primal is None:
             planner.summed_as[tensor] = planner.summed_as[inner]
-    if inner in planner.resting:
+    if inner in planner.resting or (primal is not None and primal in planner.resting):
         planner.resting.add(tensor)
-    target = planner.place_of(tensor.primal)
+    target = planner.place_of(primal if tensor.primal is None else tensor.primal)
     if target is None and not op.derived and tensor not in planner.resting:
         full, contested = planner.give_due_axes(
             tensor, natural.mapping, natural.whole, planner.plan.layout
