@@ -367,7 +367,7 @@ def test_two_axes_change_places(axes):
 
 @pytest.mark.parametrize("params", [None, "model:data"])
 def test_gradients_in_bfloat16_are_added_up_once_for_all_microbatches(params):
-    """Each microbatch's gradient is cast to the accumulator's float32, and used to be sent before."""
+    """Each is cast to the accumulator's float32, and used to be sent before that."""
     T, B, M, H = nm.dims("turn=3 batch=8 model=16 hidden=32")
 
     def train(x):
