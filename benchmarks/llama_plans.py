@@ -2,7 +2,8 @@
 
 For every layout: what the plan has and what the compiler made for one layer, forward and backward
 (half of the difference between stacks of four and of two layers), on 8 virtual CPU devices or
-fewer; the bytes that one device sends; and the minimum, by the counts of Megatron-LM and FSDP.
+fewer, by GSPMD and by Shardy; the bytes that one device sends; and the minimum, by the counts of
+Megatron-LM and FSDP.
 
 python -m benchmarks.llama_plans --json OUT
 """
@@ -20,7 +21,10 @@ import namedmesh as nm
 from benchmarks import llama
 from benchmarks.llama import ROW, B, C, D, E, H, M, N, R, S
 from benchmarks.result import publish
+from namedmesh.lowering.export import export_planned
+from namedmesh.runtime import Executable
 
+PARTITIONERS = ("gspmd", "shardy")
 MICRO = nm.Dimension("micro", 4)
 FLOAT = 4
 ATTENTION = FLOAT * (2 * M.size * N.size * R.size * D.size + 2 * M.size * N.size * D.size)
@@ -155,33 +159,41 @@ def trace_stack(case: Case, layers: int) -> nm.Program:
 def measure_layer(case: Case) -> dict[str, Any]:
     """Plans and compiles stacks of two and of four layers, and takes half of the difference."""
     planned: Counter[str] = Counter()
-    made: Counter[str] = Counter()
+    made: dict[str, Counter[str]] = {name: Counter() for name in PARTITIONERS}
     wire, exact = 0.0, True
     rules: set[str] = set()
     for layers, sign in ((4, 0.5), (2, -0.5)):
         program = trace_stack(case, layers)
         plan = nm.plan(program, nm.Mesh.parse(case.mesh), case.layout, params=case.params)
-        audit = nm.Step(plan).audit
-        exact = exact and audit.exact
-        rules |= {*audit.rules}
         wire += sign * plan.total_wire_bytes()
         for one in plan.collectives:
             planned[one.kind] += sign * one.times  # type: ignore[assignment]
-        for one, compiled in audit.matched:
-            made[one.kind] += sign * compiled.times  # type: ignore[assignment]
+        artifact = export_planned(plan)
+        for partitioner in PARTITIONERS:
+            audit = Executable(artifact, partitioner=partitioner).audit
+            exact = exact and audit.exact
+            rules |= {*audit.rules}
+            for one, compiled in audit.matched:
+                made[partitioner][one.kind] += sign * compiled.times  # type: ignore[assignment]
     return {
         "layout": case.layout,
         "params": case.params,
         "mesh": case.mesh,
-        "planned": {kind: count for kind, count in sorted(planned.items()) if count},
-        "made": {kind: count for kind, count in sorted(made.items()) if count},
-        "as_planned": exact and planned == made,
+        "planned": _by_kind(planned),
+        "made": _by_kind(made["gspmd"]),
+        "made_by_shardy": _by_kind(made["shardy"]),
+        "as_planned": exact and all(one == planned for one in made.values()),
         "rules": sorted(rules),
         "wire_bytes": wire,
         "minimum": case.minimum,
         "wire_bytes_to_minimum": wire / case.minimum,
         "why": case.why,
     }
+
+
+def _by_kind(counts: Counter[str]) -> dict[str, float]:
+    """What there is of each kind."""
+    return {kind: count for kind, count in sorted(counts.items()) if count}
 
 
 def main(_: list[str]) -> None:

@@ -65,7 +65,10 @@ def check(case: Case) -> Result:
         name: rng.normal(size=spec.shape.sizes).astype(np.float32)
         for name, spec in case.specs.items()
     }
-    state = {name: np.asarray(value) for name, value in program.initial_state(3).items()}
+    state = {
+        name: rng.normal(size=variable.shape.sizes).astype(np.float32)
+        for name, variable in program.variables.items()
+    }
     wanted = program.evaluate(state, **inputs)
     got = step(step.place(state), **inputs)
     _compare(wanted, got, "")

@@ -99,7 +99,7 @@ def take_steps(inputs, weight, dims, picks, count):
 
 def train(inputs, dims, picks, count):
     """One step of training, with the gradients of the inputs besides."""
-    weight = nm.param("weight", inputs[1].shape, nm.normal_init(1.0))
+    weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
     last, previous, loss = take_steps(inputs, weight, dims, picks, count)
     grads = nm.grad(loss, [*inputs, weight])
     nm.assign(weight, weight - grads[-1] * 0.1)
@@ -108,7 +108,7 @@ def train(inputs, dims, picks, count):
 
 def differentiate_twice(inputs, dims, picks, count):
     """The gradient of the size of a gradient."""
-    weight = nm.param("weight", inputs[1].shape, nm.normal_init(1.0))
+    weight = nm.param("weight", inputs[1].shape, nm.constant_init(1.0))
     _, _, loss = take_steps(inputs, weight, dims, picks, min(count, 3))
     grads = nm.grad(loss, [*inputs, weight])
     size = sum((nm.mean(grad * grad) for grad in grads[1:]), nm.mean(grads[0] * grads[0]))
@@ -119,7 +119,7 @@ def differentiate_twice(inputs, dims, picks, count):
 
 def accumulate(inputs, dims, picks, count):
     """Gradients added up over microbatches, in a loop that differentiates inside."""
-    weight = nm.param("weight", [d for d in inputs[1].shape if d != TURNS], nm.normal_init(1.0))
+    weight = nm.param("weight", [d for d in inputs[1].shape if d != TURNS], nm.constant_init(1.0))
     first = next(picks)
 
     def turn(total, batch):
@@ -314,8 +314,8 @@ def stack(x, y, dims, picks):
     remat = ["none", "full", "dots"][next(picks) % 3]
 
     def layer(carry, _):
-        up = nm.param(f"{name}_up", [dim, hidden], nm.normal_init(0.5))
-        down = nm.param(f"{name}_down", [hidden, dim], nm.normal_init(0.5))
+        up = nm.param(f"{name}_up", [dim, hidden], nm.constant_init(0.5))
+        down = nm.param(f"{name}_down", [hidden, dim], nm.constant_init(0.5))
         inner = nm.einsum([carry, up], [d for d in (*carry.shape, hidden) if d != dim])
         return carry + nm.tanh(nm.einsum([nm.tanh(inner), down], carry.shape)) * 0.3, None
 
@@ -340,7 +340,8 @@ def small_numbers(x, y, dims, picks):
     """A sum in few bits, which carries no gradient."""
     dim = _one(x, picks)
     dtype = ["int8", "uint8", "int32", "bfloat16"][next(picks) % 4]
-    few = nm.cast(nm.sigmoid(nm.stop_gradient(x)) * 3.0, dtype)
+    whole = nm.cast(nm.sigmoid(nm.stop_gradient(x)) * 3.0, "int32")
+    few = nm.cast(whole, dtype)  # so few that every sum of them is exact
     return x * nm.cast(nm.sum(few, over=dim) if dim is not None else few, "float32")
 
 

@@ -55,7 +55,7 @@ class Layout:
         rules: "str | Mapping[str, str | Iterable[str]] | Layout" = "",
         exempt: Iterable[str] = (),
     ):
-        self.exempt = tuple(exempt)
+        self.exempt = _check_patterns(exempt)
         if isinstance(rules, Layout):
             entries = list(rules.rules.items())
             self.exempt += rules.exempt
@@ -279,6 +279,17 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
             fix=f"give the name of a mesh axis, or a list of names, e.g. {{{name!r}: 'data'}}",
         )
     return check_identifier(name, "dimension"), tuple(names)
+
+
+def _check_patterns(exempt: object) -> tuple[str, ...]:
+    """Returns patterns of names, or raises."""
+    patterns = [exempt] if isinstance(exempt, str) else exempt
+    if isinstance(patterns, (list, tuple)) and all(isinstance(one, str) for one in patterns):
+        return tuple(patterns)
+    raise NamedMeshError(
+        f"a layout cannot exempt {type(exempt).__name__} {exempt!r}",
+        fix="give a list of patterns of parameters' names, e.g. exempt=['*scale']",
+    )
 
 
 def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:

@@ -83,6 +83,7 @@ class Op:
     # Traits of placement and planning.
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
+    rearranges: ClassVar[bool] = False  # makes no new numbers: of constants it makes constants
     rule: ClassVar[str] = "generic"  # which rule of the planner decides where the results lie
     states_place: ClassVar[bool] = False  # says itself where its result lies
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once

@@ -104,7 +104,8 @@ class Emitter(Context):
         if key not in moved:
             op = self.plan.producers[tensor]
             with tf.name_scope(f"nm.{self.plan.names[op]}/"):
-                bare = place.with_partial(())
+                # What rearranges makes all of it, and cuts out what is wanted.
+                bare = Sharding() if op.rearranges else place.with_partial(())
                 places = [bare.only(x.shape.names) for x in op.inputs]
                 values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
                 (value,) = self.lower(op, values, places, [bare])

@@ -137,7 +137,8 @@ def find_scattered(
 
 def is_free(planner: Planner, op: Op) -> bool:
     """Whether an op makes, of nothing or of free tensors, what any reader can make for itself."""
-    return (op.constant or op.elementwise) and all(t in planner.plan.free for t in op.inputs)
+    cheap = op.constant or op.elementwise or op.rearranges
+    return cheap and all(tensor in planner.plan.free for tensor in op.inputs)
 
 
 def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:

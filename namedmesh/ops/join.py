@@ -20,6 +20,7 @@ from namedmesh.ops.windows import slice
 class Concat(Op):
     """Tensors one after the other along a dimension."""
 
+    rearranges = True
     dim: Dimension  # of the result
 
     def results(self) -> list[tuple[Shape, str]]:

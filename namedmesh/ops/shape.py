@@ -42,6 +42,7 @@ class Transpose(Op):
 class Rename(Op):
     """One dimension under another name."""
 
+    rearranges = True
     old: Dimension
     new: Dimension
 
@@ -65,6 +66,7 @@ class Rename(Op):
 class Reshape(Op):
     """Some neighbouring dimensions merged into one, or one split into several, row-major."""
 
+    rearranges = True
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
 

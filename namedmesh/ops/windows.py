@@ -17,6 +17,7 @@ from namedmesh.ir.tensor import Tensor
 class Window(Op):
     """An op that needs one dimension whole and keeps the others."""
 
+    rearranges = True
     dim: Dimension  # of the operand
 
     @property

@@ -16,8 +16,8 @@ B, S, M = nm.dims("batch=4 seq=6 model=8")
 CALLS = 8  # of each function; more found nothing more
 NOT_OPS = {
     "trace", "evaluate", "compile", "export", "plan", "save_weights", "load_weights", "Program",
-    "Plan", "Step", "Artifact", "Op", "Tensor", "Placement", "InputSpec", "NamedMeshError", "aot",
-    "layers", "runtime", "training", "random", "while_loop",
+    "Plan", "Step", "Artifact", "Op", "Tensor", "Placement", "InputSpec", "NamedMeshError",
+    "LayoutConflict", "aot", "layers", "runtime", "training", "random", "while_loop",
 }  # fmt: skip
 ARGUMENTS = {
     "x": nm.spec([B, S, M]),
