@@ -23,10 +23,10 @@ test: env lint
 	$(MAKE) --jobs=2 types fast-tests
 
 test-all: env lint types
-	$(RUN) -m pytest -n 2 --dist loadfile
+	$(RUN) -m pytest -n 2 --dist worksteal
 
 fast-tests: env
-	$(RUN) -m pytest -n 2 --dist loadfile -m "not slow"
+	$(RUN) -m pytest -n 2 --dist worksteal -m "not slow"
 
 lint: env
 	$(VENV)/bin/ruff check .
