@@ -52,8 +52,11 @@ class Agreement:
         given_up: set[tuple[str, tuple[str, ...]]] = set()
         while True:
             claims, conflict = self.join_claims(places, given_up)
-            if conflict is None or self.op.derived or self.op.phase == "backward":
+            if conflict is None:
                 return claims
+            if self.op.derived or self.op.phase == "backward":
+                given_up.add(self.find_cheapest(conflict, places, given_up).claim)
+                continue
             weaker = yield_claim(self.planner, self.op, conflict)
             if weaker is not None:
                 given_up.add((weaker.name, weaker.axes))
@@ -62,8 +65,8 @@ class Agreement:
                 raise conflict_error(
                     self.planner, self.op, places, conflict, self.fix(conflict, places)
                 )
-            solution = min(self.solve(conflict, places, given_up), key=lambda one: one.wire_bytes)
-            given_up.add((solution.given_up.name, solution.given_up.axes))
+            solution = self.find_cheapest(conflict, places, given_up)
+            given_up.add(solution.claim)
             self.planner.plan.decisions[solution.describe(self.op)].append(self.op.output.label)
 
     def join_claims(
@@ -120,20 +123,20 @@ class Agreement:
                     claims[name] = axes
                     busy.update(axes)
 
-    def solve(
+    def find_cheapest(
         self,
         conflict: Conflict,
         places: Sequence[Sharding],
         given_up: Collection[tuple[str, tuple[str, ...]]],
-    ) -> list[Solution]:
-        """Prices both ways out that need no word of the user: one of the two claims is given up."""
+    ) -> Solution:
+        """Finds which of the two claims to give up, so that the least is sent."""
         solutions = []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
             left = {*given_up, (claim.name, claim.axes)}
             claims, _ = self.join_claims(places, left)
-            bytes = self.price(places, claims)
-            solutions.append(Solution(claim, other, bytes))
-        return solutions
+            solutions.append(Solution(claim, other, self.price(places, claims)))
+        # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
+        return min(reversed(solutions), key=lambda one: one.wire_bytes)
 
     def price(self, places: Sequence[Sharding], claims: Mapping[str, tuple[str, ...]]) -> int:
         """What a device sends to bring the operands where they agree, and to add up the result."""
@@ -143,12 +146,15 @@ class Agreement:
                 held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
                 sent += price_transfers(planner.mesh, tensor, place, Sharding.of(held))[0]
         summed = tuple(axis for name in self.asked.reduced for axis in claims.get(name, ()))
-        for tensor in self.op.outputs if summed else ():
+        for tensor in self.op.outputs if summed or self.target is not None else ():
             held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
             parts = Sharding.of(held).with_partial(summed)
-            whole = frozenset(name for place in places for name in place.whole)
-            due, _ = planner.give_due_axes(tensor, held, whole, planner.layout_of(self.op))
-            sent += price_transfers(planner.mesh, tensor, parts, Sharding.of(due))[0]
+            final = self.target if tensor is self.op.output else None
+            if final is None:
+                whole = frozenset(name for place in places for name in place.whole)
+                due, _ = planner.give_due_axes(tensor, held, whole, planner.layout_of(self.op))
+                final = Sharding.of(due)
+            sent += price_transfers(planner.mesh, tensor, parts, final)[0]
         return sent
 
     def fix(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:

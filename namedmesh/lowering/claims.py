@@ -116,6 +116,6 @@ def note_yielded(plan: Plan, yielded: Mapping[Default, str]) -> None:
     """Notes in a plan what was decided between operands that meet."""
     for (tensor, name, axis), other in yielded.items():
         if tensor in plan.shardings:
-            plan.decisions[f"{other} holds {axis} where they meet, {name} stays whole"].append(
+            plan.decisions[f"{other} holds {axis} in an op with {name}, which stays whole"].append(
                 tensor.label
             )

@@ -49,6 +49,11 @@ class Solution:
     kept: Claim
     wire_bytes: int
 
+    @property
+    def claim(self) -> tuple[str, tuple[str, ...]]:
+        """The dimension that gives axes up, and the axes."""
+        return self.given_up.name, self.given_up.axes
+
     def describe(self, op: Op) -> str:
         """Describes it for `Plan.decisions`."""
         tensor = op.inputs[self.given_up.operand]
@@ -57,7 +62,7 @@ class Solution:
         word = f"reshard({tensor.label}, {other})"
         if not moves:
             word = f"replicate({tensor.label}, {self.given_up.name})"
-        return f"{op.source.user}: {op.kind} runs as after nm.{word}, the cheapest way"
+        return f"{op.source.user}: {op.kind} is computed as if nm.{word} stood before it"
 
 
 @dataclass(frozen=True)
@@ -113,7 +118,8 @@ class LayoutConflict(NamedMeshError):
     def __init__(self, problem: str, *details: str, fixes: Sequence[Fix], **more: Any):
         self.fixes = tuple(fixes)
         listed = "".join(f"\n    {fix}" for fix in self.fixes)
-        ways = f"write one of these, the cheapest first, or plan with conflicts='cheapest'{listed}"
+        taken = "or plan with conflicts='cheapest', which takes the cheapest move"
+        ways = f"write one of these, the cheapest first, {taken}{listed}"
         super().__init__(problem, *details, fix=ways, **more)
 
 

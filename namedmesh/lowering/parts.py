@@ -18,7 +18,8 @@ def find_passing_axes(
 
     An op that is not linear, or that would make the parts larger, needs them added up first.
     """
-    pending = [pending_axes(planner, op, i) for i in range(len(op.inputs))]
+    carriers = find_carriers(planner, op)
+    pending = [pending_axes(planner, op, i) if i in carriers else () for i in range(len(op.inputs))]
     axes = tuple(sorted({axis for one in pending for axis in one}))
     busy = {axis for on in claims.values() for axis in on}
     if not axes or busy & {*axes} or not divides(planner, op, claims):
@@ -34,14 +35,26 @@ def find_passing_axes(
         # to it: the sum is then added up once, at its end.
         running = op.output in planner.running or not len(op.output.shape)
         allowed = fits or (op.elementwise and running and planner.count_uses(op.output) == 1)
-    elif op.linear == "each":
-        allowed = sum(map(bool, pending)) == 1
     else:
-        allowed = op.linear == "first" and not any(pending[1:])
+        allowed = bool(carriers)
     largest = max(
         local_elements(planner, op.inputs[i].shape, claims) for i, one in enumerate(pending) if one
     )
     return axes if allowed and local_elements(planner, op.output.shape, claims) <= largest else ()
+
+
+def find_carriers(planner: Planner, op: Op) -> set[int]:
+    """Returns the operands that may be parts of a sum when the op runs.
+
+    A product is linear in each of its operands, but not in several at once: the largest stays in
+    parts, and the others are added up before.
+    """
+    if op.linear == "together":
+        return {*range(len(op.inputs))}
+    pending = [i for i in range(len(op.inputs)) if pending_axes(planner, op, i)]
+    if op.linear == "each" and pending:
+        return {max(pending, key=lambda i: op.inputs[i].shape.elements)}
+    return {0} if op.linear == "first" and pending else set()
 
 
 def is_accumulated(planner: Planner, op: Op) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError, check_word
@@ -119,6 +120,8 @@ def plan(
             break
         yielded |= planner.yielding  # and again, with what operands disagreed on decided
     note_yielded(step, yielded)
+    decided = {text: list(dict.fromkeys(names)) for text, names in step.decisions.items()}
+    step = replace(step, decisions=decided)
     step.warnings.extend(find_waste(step, planner.resting))
     for name in program.variables:
         step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)

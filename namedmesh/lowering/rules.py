@@ -9,7 +9,7 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.agreement import Agreement
-from namedmesh.lowering.parts import find_passing_axes, find_sums, pending_axes
+from namedmesh.lowering.parts import find_carriers, find_passing_axes, find_sums
 from namedmesh.lowering.planner import Planner
 
 
@@ -37,13 +37,17 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
             continue
         held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
         place = Sharding.of(held, places[i].whole)
-        if op.linear == "together" or pending_axes(planner, op, i):
+        if passing and i in find_carriers(planner, op):
             place = place.with_partial(passing)
         planner.bring_operand(op, i, place, times)
     for tensor in op.outputs:
-        settle_result(
-            planner, op, tensor, claims | renamed, asked.whole, places, parts, reduced, times
-        )
+        # A result that keeps a dimension the op reduces over, as one of several may, is no sum.
+        names = asked.reduced & {*tensor.shape.names}
+        kept = {axis for name in names for axis in claims.get(name, ())}
+        own = tuple(axis for axis in parts if axis not in kept)
+        others = [axes for axes in reduced if not kept & {*axes}]
+        held = claims | renamed
+        settle_result(planner, op, tensor, held, asked.whole, places, own, others, times)
     for tensor in op.inputs:
         if tensor in planner.open:
             planner.open.remove(tensor)

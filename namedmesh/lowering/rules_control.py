@@ -338,21 +338,26 @@ def settle_while(planner: Planner, op: While, times: int) -> None:
         settle_outcome(planner, op, i, tensor, shardings[op.body.inputs[i]], times)
 
 
-def bring_captures(planner: Planner, op: Op, body: Body, first: int, times: int) -> None:
-    """Brings what a body captures to where it is used."""
+def bring_captures(
+    planner: Planner, op: Op, body: Body, first: int, times: int, rests: bool = False
+) -> None:
+    """Brings what a body captures to where it is used: where it rests, if nothing else is read."""
     for i, inner in enumerate(body.captures, first):
         if share_free(planner, op.inputs[i], inner):
             continue
-        target = planner.place_in_use(op, i, False)
+        target = planner.place_in_use(op, i, rests)
         planner.bring_operand(op, i, target, times)
         planner.plan.shardings[inner] = target
+        if rests and op.inputs[i] in planner.resting:
+            planner.resting.add(inner)
 
 
 def settle_cond(planner: Planner, op: Cond, times: int) -> None:
     """Both branches leave their results where the first does."""
     planner.bring_operand(op, 0, Sharding(), times)
-    bring_captures(planner, op, op.yes, 1, times)
-    bring_captures(planner, op, op.no, 1 + len(op.yes.captures), times)
+    rests = planner.rests(op)
+    bring_captures(planner, op, op.yes, 1, times, rests)
+    bring_captures(planner, op, op.no, 1 + len(op.yes.captures), times, rests)
     for body in op.bodies:
         planner.plan_ops(body.ops, times)
     for i, (yes, no) in enumerate(zip(op.yes.outputs, op.no.outputs, strict=True)):

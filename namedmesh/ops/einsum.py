@@ -124,7 +124,10 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
         a, b = tensors[left], tensors[right]
         rest = [tensor for i, tensor in enumerate(tensors) if i not in (left, right)]
         product = shape if not rest else _product_shape(a, b, rest, shape)
-        tensors = [*rest, _contract_pair(a, b, product)]
+        pair = _contract_pair(a, b, product)
+        if rest and pair.name is None and pair is not a and pair is not b:
+            pair.describe(name=f"{a.label}*{b.label}")
+        tensors = [*rest, pair]
     (result,) = tensors
     return _reorder(_sum_others(result, {*shape.names}), shape)
 

@@ -227,7 +227,9 @@ def cast(x: Operand, dtype: str) -> Tensor:
         array([ 1, -1], dtype=int32)
     """
     x = as_tensor("cast", x)
-    return x if check_dtype(dtype) == x.dtype else Cast((x,), dtype).output
+    if check_dtype(dtype) == x.dtype:
+        return x
+    return Cast((x,), dtype).output.describe(name=x.name)
 
 
 def stop_gradient(x: Operand) -> Tensor:

@@ -13,7 +13,7 @@ from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Body, Op, Placement
+from namedmesh.ir.op import Body, Op, Placement, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
@@ -336,7 +336,10 @@ def scan(
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
-    outputs = Scan(inputs, traced, over, len(first), reverse, remat).outputs
+    loop = Scan(inputs, traced, over, len(first), reverse, remat)
+    outputs = loop.outputs
+    if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
+        current("scan").phase = "update"  # as after nm.grad
     last = unflatten(carry, iter(outputs[: len(first)]))
     return last, unflatten(structures[0], iter(outputs[len(first) :]))
 

@@ -107,7 +107,7 @@ def test_of_inputs_that_meet_the_one_that_the_layout_has_first_keeps_the_axis(la
     names = {"group": "x", "expert": "w"}
     assert plan.shardings[program.inputs[names[kept]]].mapping == {kept: ("expert",)}
     assert plan.shardings[program.inputs[names[whole]]].mapping == {}
-    text = f"{kept} holds expert where they meet, {whole} stays whole"
+    text = f"{kept} holds expert in an op with {whole}, which stays whole"
     assert plan.decisions == {text: [names[whole]]} and not plan.collectives
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=size).astype(np.float32) for size in ((8, 10), (4, 10)))
