@@ -112,7 +112,7 @@ def scan_whose_carry_changes_shape(x):
 
 
 @wrong("""
-scan: the body's carry: cast is bfloat16[batch=4, model=8], expected float32[batch=4, model=8]
+scan: the body's carry: zeros is bfloat16[batch=4, model=8], expected float32[batch=4, model=8]
   at LINE: nm.scan(lambda total, row: (nm.cast(total, "bfloat16"), None), nm.zeros([B, M]), x, \
 over=S)
   fix: make it like zeros, e.g. with nm.cast, nm.sum or nm.broadcast

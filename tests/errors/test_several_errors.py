@@ -20,10 +20,10 @@ def einsum_to_unknown_dimensions(x, w):
 
 
 @wrong("""
-concat: sum and cast differ from x in more than dimension seq
+concat: sum and k differ from x in more than dimension seq
   x: float32[batch=4, seq=6, model=8]
   sum: float32[seq=6, model=8]
-  cast: float32[batch=4, seq=6]
+  k: float32[batch=4, seq=6]
   at LINE: nm.concat([x, nm.sum(x, over=B), nm.cast(k, "float32")], S)
   fix: make their other dimensions and dtypes equal
 """)
