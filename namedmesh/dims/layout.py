@@ -250,14 +250,13 @@ class Layout:
         return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt)])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and self._key == other._key
+        return isinstance(other, Layout) and (self.rules, self.exempt) == (
+            other.rules,
+            other.exempt,
+        )
 
     def __hash__(self) -> int:
         return hash((frozenset(self.rules.items()), self.exempt))
-
-    @property
-    def _key(self) -> tuple[object, ...]:
-        return self.rules, self.exempt
 
     def __str__(self) -> str:
         return self.text
@@ -294,10 +293,9 @@ def _check_patterns(exempt: object) -> tuple[str, ...]:
 
 def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:
     """Splits a line into its rules and its patterns of names, which are written !*scale."""
-    patterns = tuple(re.findall(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)", text))
-    return re.sub(
-        r"(?:^|(?<=[,;\n]))\s*!\s*[^\s,;]+", lambda m: " " * len(m.group()), text
-    ), patterns
+    pattern = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")
+    rules = pattern.sub(lambda match: " " * len(match.group()), text)
+    return rules, tuple(pattern.findall(text))
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:

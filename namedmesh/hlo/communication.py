@@ -116,7 +116,8 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
                     ]
                 if kind == "CollectivePermute" and not instruction.op_name:
                     source = _follow_slices(computation, instruction)
-                    if source is not None and source in scattering.values():
+                    called = source.called.get("calls", ()) if source is not None else ()
+                    if source is not None and any(name in scattering for name in called):
                         found = [
                             replace(one, op_name=source.op_name, completes=True) for one in found
                         ]

@@ -143,17 +143,19 @@ class Agreement:
         planner, sent = self.planner, 0
         for tensor, place in zip(self.op.inputs, places, strict=True):
             if tensor not in planner.plan.free and tensor not in planner.open:
-                held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-                sent += price_transfers(planner.mesh, tensor, place, Sharding.of(held))[0]
+                agreed = Sharding.of(claims).only(tensor.shape.names)
+                sent += price_transfers(planner.mesh, tensor, place, agreed)[0]
         summed = tuple(axis for name in self.asked.reduced for axis in claims.get(name, ()))
         for tensor in self.op.outputs if summed or self.target is not None else ():
-            held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-            parts = Sharding.of(held).with_partial(summed)
+            natural = Sharding.of(claims).only(tensor.shape.names)
             final = self.target if tensor is self.op.output else None
             if final is None:
                 whole = frozenset(name for place in places for name in place.whole)
-                due, _ = planner.give_due_axes(tensor, held, whole, planner.layout_of(self.op))
+                due, _ = planner.give_due_axes(
+                    tensor, natural.mapping, whole, planner.layout_of(self.op)
+                )
                 final = Sharding.of(due)
+            parts = natural.with_partial(summed)
             sent += price_transfers(planner.mesh, tensor, parts, final)[0]
         return sent
 

@@ -28,6 +28,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
     if any(t in planner.open or t in planner.running for t in op.inputs):
         planner.running.update(op.outputs)
     passing = find_passing_axes(planner, op, claims | renamed)
+    carriers = find_carriers(planner, op) if passing else set()
     parts, reduced = find_sums(planner, op, asked, claims | renamed)
     parts = (*passing, *parts)
     if parts:
@@ -37,7 +38,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
             continue
         held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
         place = Sharding.of(held, places[i].whole)
-        if passing and i in find_carriers(planner, op):
+        if i in carriers:
             place = place.with_partial(passing)
         planner.bring_operand(op, i, place, times)
     for tensor in op.outputs:

@@ -1,0 +1,269 @@
+"""No more is communicated than needed: in loops, for weights at rest, in branches and sums."""
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+
+
+def assert_trains_alike(program, step, x, rtol, atol):
+    """A step changes the weight w as one device does."""
+    state = {"w": np.asarray(program.initial_state(0)["w"])}
+    wanted, _ = program.evaluate(state, x=x)
+    found, _ = step(step.place(state), x=x)
+    np.testing.assert_allclose(found["w"], wanted["w"], rtol=rtol, atol=atol)
+
+
+def test_clipping_by_the_norm_of_all_gradients_is_one_all_reduce():
+    B, M, H = nm.dims("batch=8 model=16 hidden=32")
+
+    def train(x):
+        h = x
+        for i, (dims, out) in enumerate([([M, H], [B, H]), ([H, M], [B, M]), ([M, H], [B, H])]):
+            h = nm.relu(nm.einsum([h, nm.param(f"w{i}", dims, nm.normal_init(1.0))], out))
+        grads, norm = nm.layers.clip_by_global_norm(nm.grad(nm.mean(h * h)), 1.0)
+        for name, weight in nm.parameters().items():
+            nm.assign(weight, weight - grads[name] * 0.1)
+        return norm
+
+    program = nm.trace(train, x=nm.spec([B, M]))
+    for mesh, layout, params in (
+        (nm.Mesh(data=8), "batch:data", "model:data"),
+        (nm.Mesh(data=8), "hidden:data", None),
+        (nm.Mesh(data=4, tensor=2), "batch:data, hidden:tensor", "model:data, hidden:tensor"),
+        (nm.Mesh(data=4, tensor=2), "batch:data, hidden:tensor", "model:data, hidden:tensor, !w1"),
+    ):
+        step = nm.compile(program, mesh=mesh, layout=layout, params=params, strict=True)
+        assert [one.kind for one in step.plan.of_phase("update")] == ["AllReduce"]
+        x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+        state = program.initial_state(0)
+        _, wanted = program.evaluate(state, x=x)
+        _, norm = step(step.place({name: np.asarray(v) for name, v in state.items()}), x=x)
+        np.testing.assert_allclose(norm, wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize("remat", ["none", "dots", "full"])
+def test_no_activation_is_gathered_whatever_is_stored(remat):
+    """Cotangents of what a loop stored went back in another place, and were gathered there."""
+    config = nm.layers.config("moe_128e_12l").but(
+        experts=4, layers=4, model=16, hidden=32, heads=2, key=8, source_vocab=32, target_vocab=32,
+        remat=remat, dispatch="gather",
+    )  # fmt: skip
+    model = nm.layers.Transformer(config, 8, 16, 16)
+
+    def train(batch, seed):
+        loss, _ = model.loss(nm.layers.batch_of(batch), nm.random.key_from_seed(seed))
+        return nm.grad(loss)
+
+    program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+    plan = nm.plan(program, nm.Mesh(data=2, expert=4), "group:data+expert, expert:expert")
+    moves = [one for one in plan.collectives if one.kind != "AllReduce"]
+    assert {one.kind for one in moves} == {"AllToAll"}
+    # There and back, for encoder and decoder, forward and backward; "full" computes forward again.
+    assert len(moves) == (12 if remat == "full" else 8)
+
+
+def test_collectives_are_named_by_scope_and_line():
+    B, M = nm.dims("batch=8 model=16")
+
+    def network(x):
+        for name in ("first", "second"):
+            with nm.scope(name):
+                x = nm.tanh(nm.einsum([x, nm.param("w", [M])], [B])) * x
+        loss = nm.sum(x)
+        return nm.grad(loss)
+
+    program = nm.trace(network, x=nm.spec([B, M]))
+    plan = nm.plan(program, nm.Mesh(data=8), "model:data")
+    scopes = {(one.phase, one.scope) for one in plan.collectives}
+    assert {("forward", "first"), ("forward", "second"), ("backward", "second")} <= scopes
+    assert all(one.source.file == __file__ for one in plan.collectives)
+    header = plan.communication.splitlines()[0].split()
+    assert header[-2:] == ["scope", "line"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "bfloat16", "int32", "float32"])
+@pytest.mark.parametrize("size", [8, 10])
+def test_sums_of_few_bits_are_planned_as_they_are_made(dtype, size):
+    """XLA adds up sizes that do not divide by itself, and narrow numbers in 32 bits."""
+    B, M = nm.Dimension("batch", size), nm.Dimension("model", 4)
+    program = nm.trace(lambda x: nm.sum(nm.cast(x, dtype), over=B), x=nm.spec([B, M], "int32"))
+    step = nm.compile(program, mesh=nm.Mesh(data=8), layout="batch:data", strict=True)
+    (one,) = step.plan.collectives
+    wider = {"int8": "int32", "uint8": "uint32", "bfloat16": "float32"}
+    assert one.dtype == (dtype if size == 8 else wider.get(dtype, dtype))
+    x = np.arange(4 * size, dtype=np.int32).reshape(size, 4) % 3
+    _, result = step(None, x=x)
+    np.testing.assert_array_equal(np.asarray(result, np.float32), x.sum(0))
+
+
+def test_the_order_of_one_element_takes_no_collective():
+    B, M = nm.dims("batch=8 model=1")
+
+    def function(x):
+        return nm.sort(x, M), nm.argsort(x, M), nm.grad(nm.sum(nm.sort(x, M)), x)
+
+    step = nm.compile(
+        nm.trace(function, x=nm.spec([B, M])), mesh=nm.Mesh(data=8), layout="batch:data"
+    )
+    assert not step.plan.collectives
+    x = np.random.default_rng(0).normal(size=(8, 1)).astype(np.float32)
+    _, (ordered, order, grad) = step(None, x=x)
+    np.testing.assert_array_equal(ordered, x)
+    np.testing.assert_array_equal(order, np.zeros((8, 1)))
+    np.testing.assert_array_equal(grad, np.ones((8, 1)))
+
+
+@pytest.mark.parametrize("axes", [{"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 4, "b": 2}])
+def test_two_axes_change_places(axes):
+    """The way used to pass through a dimension split into more pieces than it has elements."""
+    X, Y = nm.dims("x=4 y=4")
+
+    def function(x):
+        return nm.shard(nm.shard(x, {X: "a", Y: "b"}) * 2.0, {X: "b", Y: "a"})
+
+    program = nm.trace(function, x=nm.spec([X, Y]))
+    step = nm.compile(program, mesh=nm.Mesh(**axes), strict=True)
+    x = np.arange(16, dtype=np.float32).reshape(4, 4)
+    np.testing.assert_array_equal(step(None, x=x)[1], 2 * x)
+    kinds = [one.kind for one in step.plan.collectives]
+    if axes["a"] == axes["b"]:
+        assert kinds == ["CollectivePermute"]
+
+
+@pytest.mark.parametrize("params", [None, "model:data"])
+def test_gradients_in_bfloat16_are_added_up_once_for_all_microbatches(params):
+    """Each is cast to the accumulator's float32, and used to be sent before that."""
+    T, B, M, H = nm.dims("turn=3 batch=8 model=16 hidden=32")
+
+    def train(x):
+        w = nm.param("w", [M, H], nm.normal_init(1.0))
+
+        def turn(total, rows):
+            y = nm.einsum([nm.cast(rows, "bfloat16"), nm.cast(w, "bfloat16")], [B, H])
+            return total + nm.grad(nm.mean(nm.square(nm.cast(y, "float32"))), w), None
+
+        grad, _ = nm.scan(turn, nm.zeros([M, H]), x, over=T)
+        nm.assign(w, w - grad)
+
+    program = nm.trace(train, x=nm.spec([T, B, M]))
+    step = nm.compile(program, mesh=nm.Mesh(data=8), layout="batch:data", params=params)
+    sums = [one for one in step.plan.collectives if one.kind in ("AllReduce", "ReduceScatter")]
+    assert [(one.kind, one.dtype, one.times) for one in sums] == [
+        ("AllReduce" if params is None else "ReduceScatter", "float32", 1)
+    ]
+    x = np.random.default_rng(0).normal(size=(3, 8, 16)).astype(np.float32)
+    assert_trains_alike(program, step, x, rtol=2e-2, atol=2e-2)
+
+
+class DoubleAndSum(nm.Op):
+    """Two results: one keeps the dimension over which the other is a sum."""
+
+    dim: nm.Dimension
+
+    def results(self):
+        (x,) = self.inputs
+        return [(x.shape, x.dtype), (x.shape.without(self.dim.name), x.dtype)]
+
+    def lower(self, context, x):
+        at = self.inputs[0].shape.position(self.dim.name)
+        return [x * 2.0, context.tf.reduce_sum(x, at)]
+
+    def placement(self):
+        return nm.Placement(reduced=frozenset([self.dim.name]))
+
+
+class DoubleAndSumByHand(DoubleAndSum):
+    """The same, on each device's own piece."""
+
+    manual = True
+
+
+@pytest.mark.parametrize("kind", [DoubleAndSum, DoubleAndSumByHand])
+def test_of_several_results_only_the_sums_are_added_up(kind):
+    B, M = nm.dims("batch=16 model=32")
+    program = nm.trace(lambda x: tuple(kind((x,), M).outputs), x=nm.spec([B, M]))
+    step = nm.compile(program, mesh=nm.Mesh(a=2, b=4), layout="batch:a, model:b", strict=True)
+    assert [one.elements for one in step.plan.collectives] == [8]
+    x = np.random.default_rng(0).normal(size=(16, 32)).astype(np.float32)
+    _, (double, total) = step(None, x=x)
+    np.testing.assert_allclose(double, 2 * x)
+    np.testing.assert_allclose(total, x.sum(1), rtol=1e-5, atol=1e-5)
+
+
+def test_a_backward_pass_takes_the_cheaper_way():
+    """With model and hidden on one axis, the gradient of h was added up over the axis."""
+    B, M, H = nm.dims("batch=1024 model=64 hidden=256")
+
+    def step(x):
+        h = nm.relu(nm.einsum([x, nm.param("wi", [M, H])], [B, H]))
+        y = nm.einsum([h, nm.param("wo", [H, M])], [B, M])
+        return nm.grad(nm.mean(nm.square(y)))
+
+    program = nm.trace(step, x=nm.spec([B, M]))
+    plan = nm.plan(program, nm.Mesh(data=2, tensor=4), "batch:data, hidden:tensor, model:tensor")
+    activations = [one for one in plan.of_phase("backward") if one.elements >= 1024 // 2 * 64]
+    assert [one.kind for one in activations] == ["AllGather"], plan.communication
+
+
+@pytest.mark.parametrize("params", [None, "model:data"])
+def test_gradients_are_weighed_by_a_number_and_added_up_once(params):
+    """The number is a sum over devices too: it is added up first, the gradient after the loop."""
+    T, B, M, H = nm.dims("turn=3 batch=8 model=16 hidden=32")
+
+    def train(x):
+        w = nm.param("w", [M, H], nm.normal_init(1.0))
+
+        def turn(total, rows):
+            loss = nm.mean(nm.square(nm.einsum([rows, w], [B, H])))
+            count = nm.sum(nm.cast(rows > 0.0, "float32"))
+            return total + nm.grad(loss, w) * count, None
+
+        grad, _ = nm.scan(turn, nm.zeros([M, H]), x, over=T)
+        nm.assign(w, w - grad)
+
+    program = nm.trace(train, x=nm.spec([T, B, M]))
+    step = nm.compile(
+        program, mesh=nm.Mesh(data=8), layout="batch:data", params=params, strict=True
+    )
+    sums = [one for one in step.plan.collectives if one.elements > 1 and one.kind != "AllGather"]
+    kind = "AllReduce" if params is None else "ReduceScatter"
+    assert [(one.kind, one.times) for one in sums] == [(kind, 1)]
+    x = np.random.default_rng(0).normal(size=(3, 8, 16)).astype(np.float32)
+    assert_trains_alike(program, step, x, rtol=1e-4, atol=1e-3)
+
+
+def test_a_branch_on_what_rests_gathers_nothing():
+    B, M, H = nm.dims("batch=8 model=16 hidden=32")
+
+    def train(x):
+        w = nm.param("w", [M, H], nm.normal_init(1.0))
+        loss = nm.mean(nm.square(nm.einsum([x, w], [B, H])))
+        grad = nm.grad(loss, w)
+        nm.assign(w, nm.cond(loss < 1e9, lambda: w - grad, lambda: w))
+        return loss
+
+    program = nm.trace(train, x=nm.spec([B, M]))
+    step = nm.compile(
+        program, mesh=nm.Mesh(data=8), layout="batch:data", params="model:data", strict=True
+    )
+    assert not step.plan.of_phase("update")
+    x = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32)
+    assert_trains_alike(program, step, x, rtol=1e-4, atol=1e-5)
+
+
+def test_what_follows_gradients_in_a_loop_is_the_update():
+    T, B, M = nm.dims("turn=3 batch=8 model=16")
+
+    def train(x):
+        w = nm.param("w", [M], nm.normal_init(1.0))
+
+        def turn(total, rows):
+            return total + nm.grad(nm.mean(nm.square(rows * w)), w), None
+
+        grad, _ = nm.scan(turn, nm.zeros([M]), x, over=T)
+        nm.assign(w, w - grad * nm.rsqrt(nm.sum(grad * grad)))
+
+    program = nm.trace(train, x=nm.spec([T, B, M]))
+    plan = nm.plan(program, nm.Mesh(data=8), "batch:data", "model:data")
+    assert [one.kind for one in plan.of_phase("update")] == ["AllReduce"]
