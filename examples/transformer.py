@@ -28,28 +28,38 @@ def translate_program(model):
     return nm.trace(translate, source=spec, segments=spec)
 
 
-large = Transformer(config("moe_2048e_36l"), group=2048, source=1024, target=1024)
-plan = nm.plan(train_program(large), nm.Mesh(all=2048), LAYOUT)
-weights = sum(variable.shape.elements for variable in plan.program.parameters.values())
-exchanges = plan.count("AllToAll")
-print(f"{weights / 1e9:.0f} billion weights, {exchanges} AllToAlls a step, planned in seconds")
+def plan_large():
+    """Plans the 600-billion-weight step of the paper for 2,048 devices."""
+    large = Transformer(config("moe_2048e_36l"), group=2048, source=1024, target=1024)
+    plan = nm.plan(train_program(large), nm.Mesh(all=2048), LAYOUT)
+    weights = sum(variable.shape.elements for variable in plan.program.parameters.values())
+    exchanges = plan.count("AllToAll")
+    print(f"{weights / 1e9:.0f} billion weights, {exchanges} AllToAlls a step, planned in seconds")
 
-small = config("tiny").but(dropout=0.0, capacity_factor=8.0)
-model = Transformer(small, group=8, source=8, target=8)
-tokens = np.random.default_rng(0).integers(2, 64, size=(8, 8)).astype(np.int32)
-tokens[:, -1] = 1  # the end of a sentence
-segments, positions = np.ones_like(tokens), np.tile(np.arange(8, dtype=np.int32), (8, 1))
-arrays = {"": tokens, "_segments": segments, "_positions": positions}
-batch = {f"{side}{name}": arrays[name] for side in ("source", "target") for name in arrays}
-step = nm.compile(train_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
-state = step.init(seed=0)
-for i in range(200):
-    state, loss = step(state, **batch, seed=i)
-    if i % 50 == 49:
-        print(f"step {i + 1}: loss {loss:.2f}")
 
-decode = nm.compile(translate_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
-learned = decode.place({name: state[name] for name in decode.variables})
-_, best = decode(learned, source=tokens, segments=segments)
-copied = (np.asarray(best["sequences"])[:, 0] == tokens).mean()
-print(f"copied {copied:.0%} of the tokens in {best['steps']} steps of flat beam search")
+def train_small():
+    """Trains a small model to copy sentences, then translates with it."""
+    small = config("tiny").but(dropout=0.0, capacity_factor=8.0)
+    model = Transformer(small, group=8, source=8, target=8)
+    tokens = np.random.default_rng(0).integers(2, 64, size=(8, 8)).astype(np.int32)
+    tokens[:, -1] = 1  # the end of a sentence
+    segments, positions = np.ones_like(tokens), np.tile(np.arange(8, dtype=np.int32), (8, 1))
+    arrays = {"": tokens, "_segments": segments, "_positions": positions}
+    batch = {f"{side}{name}": arrays[name] for side in ("source", "target") for name in arrays}
+    step = nm.compile(train_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
+    state = step.init(seed=0)
+    for i in range(200):
+        state, loss = step(state, **batch, seed=i)
+        if i % 50 == 49:
+            print(f"step {i + 1}: loss {loss:.2f}")
+
+    decode = nm.compile(translate_program(model), mesh=nm.Mesh(all=4), layout=LAYOUT)
+    learned = decode.place({name: state[name] for name in decode.variables})
+    _, best = decode(learned, source=tokens, segments=segments)
+    copied = (np.asarray(best["sequences"])[:, 0] == tokens).mean()
+    print(f"copied {copied:.0%} of the tokens in {best['steps']} steps of flat beam search")
+
+
+if __name__ == "__main__":
+    plan_large()
+    train_small()

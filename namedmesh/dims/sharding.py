@@ -71,6 +71,10 @@ class Sharding:
         """Returns the sizes of one device's piece, with the padding of those that do not divide."""
         return tuple(-(-dim.size // mesh.size(self.axes(dim.name))) for dim in shape)
 
+    def local_elements(self, shape: Shape, mesh: Mesh) -> int:
+        """Counts the elements of one device's piece, padding included."""
+        return math.prod(self.local_sizes(shape, mesh))
+
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
         """Returns whether every held dimension divides evenly."""
         return all(dim.size % mesh.size(self.axes(dim.name)) == 0 for dim in shape)

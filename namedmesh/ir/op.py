@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
 from namedmesh.dims.source import Source, caller
 from namedmesh.ir.context import Context as Context
 from namedmesh.ir.format import describe_type, format_value
@@ -32,14 +32,44 @@ class Placement:
 
     Example:
         >>> from namedmesh import Placement
-        >>> Placement(reduced=frozenset(["model"])).whole
-        frozenset()
+        >>> Placement(reduced=["model"]).reduced
+        frozenset({'model'})
     """
 
-    whole: frozenset[str] = frozenset()
-    reduced: frozenset[str] = frozenset()
-    renames: Mapping[str, str] = field(default_factory=dict)
-    divisible: Mapping[str, int] = field(default_factory=dict)
+    whole: frozenset[str]
+    reduced: frozenset[str]
+    renames: Mapping[str, str]
+    divisible: Mapping[str, int]
+
+    def __init__(
+        self,
+        whole: Iterable[str] = (),
+        reduced: Iterable[str] = (),
+        renames: Mapping[str, str] | None = None,
+        divisible: Mapping[str, int] | None = None,
+    ):
+        for field_name, names in (("whole", whole), ("reduced", reduced)):
+            if isinstance(names, str):
+                raise NamedMeshError(
+                    f"{field_name} of a placement is a list of names, not the text {names!r}",
+                    fix=f"write {field_name}=[{names!r}]",
+                )
+            object.__setattr__(self, field_name, frozenset(names))
+        object.__setattr__(self, "renames", renames or {})
+        object.__setattr__(self, "divisible", divisible or {})
+
+    def check(self, op: Op) -> None:
+        """Raises if it names a dimension that no operand and no result of the op has."""
+        named = self.whole | self.reduced | {*self.renames, *self.renames.values()}
+        known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
+        unknown = sorted(map(str, (named | {*self.divisible}) - known))
+        if unknown:
+            raise op.error(
+                f"placement() names {name_all('dimension', [repr(one) for one in unknown])}, "
+                "which no operand and no result has",
+                *map(str, (*op.inputs, *op.outputs)),
+                fix=suggest_names(unknown, known),
+            )
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

@@ -6,7 +6,6 @@ way out with its price, the cheapest first; `conflicts="cheapest"` takes the che
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -187,7 +186,7 @@ class Agreement:
 
     def count_bytes(self, tensor: Tensor, place: Sharding) -> int:
         """What a device's piece of a tensor takes."""
-        return math.prod(place.local_sizes(tensor.shape, self.planner.mesh)) * tensor.itemsize
+        return place.local_elements(tensor.shape, self.planner.mesh) * tensor.itemsize
 
     def price_after(
         self, conflict: Conflict, places: Sequence[Sharding], claim: Claim, place: Sharding

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
-from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op, Placement
 from namedmesh.lowering.planner import Planner
@@ -37,10 +35,10 @@ def find_passing_axes(
         allowed = fits or (op.elementwise and running and planner.count_uses(op.output) == 1)
     else:
         allowed = bool(carriers)
-    largest = max(
-        local_elements(planner, op.inputs[i].shape, claims) for i, one in enumerate(pending) if one
-    )
-    return axes if allowed and local_elements(planner, op.output.shape, claims) <= largest else ()
+    place, mesh = Sharding.of(dict(claims)), planner.mesh
+    sums = [op.inputs[i] for i, one in enumerate(pending) if one]
+    largest = max(place.local_elements(tensor.shape, mesh) for tensor in sums)
+    return axes if allowed and place.local_elements(op.output.shape, mesh) <= largest else ()
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:
@@ -74,11 +72,6 @@ def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:
     """Returns the axes along which an operand is a part of a sum."""
     place = planner.plan.shardings.get(op.inputs[i])
     return () if place is None or op.inputs[i] in planner.plan.free else place.partial
-
-
-def local_elements(planner: Planner, shape: Shape, claims: Mapping[str, Sequence[str]]) -> int:
-    """Counts the elements of one device's piece of a tensor whose dims hold these axes."""
-    return math.prod(Sharding.of(dict(claims)).local_sizes(shape, planner.mesh))
 
 
 def divides(planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]) -> bool:

@@ -107,10 +107,7 @@ class Plan:
                 f"{format_value(tensor)} is not a tensor of {self.program.name} that is planned",
                 fix="give e.g. plan.program.inputs['x']",
             )
-        size = tensor.itemsize
-        for local in self.shardings[tensor].local_sizes(tensor.shape, self.mesh):
-            size *= local
-        return size
+        return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
 
     def value_of(self, tensor: Tensor) -> object:
         """Returns what equal values have in common, to be moved once.

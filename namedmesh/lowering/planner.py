@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -287,7 +286,7 @@ class Planner:
         steps = conversion(tensor.shape, self.mesh, natural, final)
         self.plan.natural[tensor], self.plan.shardings[tensor] = natural, final
         self.plan.moves[tensor] = steps
-        elements = math.prod(natural.local_sizes(tensor.shape, self.mesh))
+        elements = natural.local_elements(tensor.shape, self.mesh)
         for axes in reduced:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             kind = "ReduceScatter" if scattered else "AllReduce"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -155,5 +156,15 @@ def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
             f"params exempts {', '.join(map(repr, unused))}, which no parameter is called",
             f"params: {params.text}",
             f"parameters: {name_some(names)}",
-            fix="a * stands for any part of a name, scopes included, e.g. !*scale",
+            fix=_suggest_pattern(unused[0], names),
         )
+
+
+def _suggest_pattern(pattern: str, names: Sequence[str]) -> str:
+    """Returns the closest ending of a name for a pattern, or says how patterns are written."""
+    words = {name.rpartition("/")[2] for name in names}
+    endings = {*words, *(word.rpartition("_")[2] for word in words)}
+    close = difflib.get_close_matches(pattern.strip("*/"), sorted(endings), n=1)
+    if close:
+        return f"did you mean '!*{close[0]}'?"
+    return "a * stands for any part of a name, scopes included, e.g. !*scale"

@@ -20,6 +20,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
             settle_free(planner, op, tensor)
         return
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
+    asked.check(op)
     places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
     claims = agreement.find_claims(places)

@@ -38,7 +38,7 @@ class ArgReduce(Op):
         return [None]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.over.name]))
+        return Placement(whole=[self.over.name])
 
 
 def argmax(x: Tensor, over: Dimension) -> Tensor:

@@ -75,7 +75,7 @@ class Sum(Op):
         return self.inputs[0].shape.elements if self.inputs[0].floating else 0
 
     def placement(self) -> Placement:
-        return Placement(reduced=frozenset(dim.name for dim in self.over))
+        return Placement(reduced=[dim.name for dim in self.over])
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:

@@ -207,7 +207,7 @@ class TfCall(Op):
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.batch}
         names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=frozenset(names - batch))
+        return Placement(whole=names - batch)
 
 
 class TfVjp(Op):
@@ -250,9 +250,7 @@ class TfVjp(Op):
         return [tf.convert_to_tensor(gradient) for gradient in gradients]
 
     def placement(self) -> Placement:
-        return Placement(
-            self.of.placement().whole, reduced=frozenset(dim.name for dim in self.summed)
-        )
+        return Placement(self.of.placement().whole, reduced=[dim.name for dim in self.summed])
 
 
 @overload

@@ -75,7 +75,7 @@ class Einsum(Op):
 
     def placement(self) -> Placement:
         names = {name for tensor in self.inputs for name in tensor.shape.names}
-        return Placement(reduced=frozenset(names - {*self.shape.names}))
+        return Placement(reduced=names - {*self.shape.names})
 
 
 def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:

@@ -98,7 +98,7 @@ class Gather(Op):
         return [ScatterAdd((indices, dy), self.dim, table.shape).output, None]
 
     def placement(self) -> Placement:
-        return Placement(reduced=frozenset([self.dim.name]))
+        return Placement(reduced=[self.dim.name])
 
 
 class ScatterAdd(Op):
@@ -146,7 +146,7 @@ class ScatterAdd(Op):
         return self.inputs[1].shape.elements
 
     def placement(self) -> Placement:
-        return Placement(reduced=frozenset(set(self.inputs[0].shape.names) - set(self.shape.names)))
+        return Placement(reduced=set(self.inputs[0].shape.names) - set(self.shape.names))
 
 
 def _widen(tf: Any, indices: Any) -> Any:

@@ -43,7 +43,7 @@ class Concat(Op):
         return cotangents
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.dim.name]))
+        return Placement(whole=[self.dim.name])
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:

@@ -82,9 +82,7 @@ class Manual(Op):
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.over}
         names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(
-            whole=frozenset(names - batch), reduced=frozenset(dim.name for dim in self.summed)
-        )
+        return Placement(whole=names - batch, reduced=[dim.name for dim in self.summed])
 
 
 def manual(

@@ -44,7 +44,7 @@ class Cumsum(Op):
         return self.inputs[0].shape.elements
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.dim.name]))
+        return Placement(whole=[self.dim.name])
 
 
 def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool) -> Any:
@@ -98,7 +98,7 @@ class TopK(Op):
         return [_scatter_back(dvalues, self.outputs[1], self.k, self.dim, x)]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.dim.name, self.k.name]))
+        return Placement(whole=[self.dim.name, self.k.name])
 
 
 def _scatter_back(
@@ -133,7 +133,7 @@ class Argsort(Op):
         return [None]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.dim.name]))
+        return Placement(whole=[self.dim.name])
 
 
 def _sort_keys(tf: Any, x: Any) -> Any:

@@ -78,7 +78,7 @@ class FoldIn(Op):
         return [None, None]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([KEY.name]))
+        return Placement(whole=[KEY.name])
 
 
 def check_key(what: str, key: Tensor) -> None:

@@ -50,7 +50,7 @@ class Reduce(Op):
         return self.inputs[0].shape.elements if self.inputs[0].floating else 0
 
     def placement(self) -> Placement:
-        return Placement(reduced=frozenset(dim.name for dim in self.over))
+        return Placement(reduced=[dim.name for dim in self.over])
 
 
 class OrderKeys(Op):

@@ -144,7 +144,7 @@ class Scan(Op):
         return self.over.size * sum(op.flops() for op in self.body.ops)
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.over.name]))
+        return Placement(whole=[self.over.name])
 
 
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:

@@ -95,7 +95,7 @@ class Reshape(Op):
     def placement(self) -> Placement:
         first, taker = self.old[0], self.new[0]
         return Placement(
-            whole=frozenset(dim.name for dim in (*self.old[1:], *self.new[1:])),
+            whole=[dim.name for dim in (*self.old[1:], *self.new[1:])],
             renames={first.name: taker.name},
             divisible={first.name: taker.size},
         )

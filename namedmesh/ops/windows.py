@@ -38,7 +38,7 @@ class Window(Op):
         return [(x.shape.replace(self.dim.name, self.result_dim()), x.dtype)]
 
     def placement(self) -> Placement:
-        return Placement(whole=frozenset([self.dim.name]))
+        return Placement(whole=[self.dim.name])
 
 
 class Slice(Window):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -98,8 +97,7 @@ class TensorSpec:
         Returns:
             The bytes.
         """
-        pieces = self.sharding.local_sizes(self.shape, mesh)
-        return math.prod(pieces) * dtype_of(self.dtype).itemsize
+        return self.sharding.local_elements(self.shape, mesh) * dtype_of(self.dtype).itemsize
 
     @property
     def text(self) -> str:

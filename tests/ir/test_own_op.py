@@ -49,7 +49,7 @@ class Extremes(nm.Op):
         return [context.tf.reduce_min(x, at), context.tf.reduce_max(x, at)]
 
     def placement(self):
-        return nm.Placement(whole=frozenset([self.dim.name]))
+        return nm.Placement(whole=[self.dim.name])
 
 
 def gated(x: np.ndarray, slope: float) -> np.ndarray:
@@ -99,6 +99,22 @@ def test_flops_and_several_results_count():
         {"model": "t"},
     )
     assert plan.count("AllGather") == 1
+
+
+@pytest.mark.parametrize("asked", [{"whole": ["modle"]}, {"renames": {"batch": "modle"}}])
+def test_a_placement_of_a_dimension_that_is_not_there_is_an_error(asked):
+    op: Any = broken(placement=lambda self: nm.Placement(**asked))
+    program = nm.trace(lambda x: op((x,), 1.0).output, x=nm.spec([B, M]))
+    with pytest.raises(nm.NamedMeshError) as caught:
+        nm.plan(program, nm.Mesh(data=2), "batch:data")
+    assert "placement() names dimension 'modle'" in caught.value.problem
+    assert caught.value.fix == "did you mean 'model'?"
+
+
+def test_a_placement_takes_lists_of_names():
+    assert nm.Placement(whole=["batch", "batch"]).whole == {"batch"}
+    with pytest.raises(nm.NamedMeshError, match="write whole=\\['batch'\\]"):
+        nm.Placement(whole="batch")
 
 
 def broken(**methods: Any) -> type[nm.Op]:

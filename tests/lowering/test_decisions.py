@@ -183,14 +183,21 @@ def test_parameters_are_exempt_from_params_by_name():
 
 
 @pytest.mark.parametrize(
-    "layout, params, problem",
+    "layout, params, problem, fix",
     [
-        ("group:data", "model:data, !*scales", "params exempts '*scales', which no parameter"),
-        ("group:data, !w", None, "the layout exempts parameters by name: w"),
+        (
+            "group:data",
+            "model:data, !*scales",
+            "params exempts '*scales'",
+            "did you mean '!*scale'?",
+        ),
+        ("group:data", "model:data, !*bias", "params exempts '*bias'", "a * stands for any part"),
+        ("group:data, !w", None, "the layout exempts parameters by name: w", "exempt names in"),
     ],
 )
-def test_a_pattern_that_exempts_nothing_is_an_error(layout, params, problem):
+def test_a_pattern_that_exempts_nothing_is_an_error(layout, params, problem, fix):
     program = nm.trace(normalized, x=nm.spec([G, M]))
     with pytest.raises(nm.NamedMeshError) as caught:
         nm.plan(program, nm.Mesh(data=2), layout, params)
     assert caught.value.problem.startswith(problem)
+    assert caught.value.fix.startswith(fix)

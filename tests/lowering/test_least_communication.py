@@ -170,7 +170,7 @@ class DoubleAndSum(nm.Op):
         return [x * 2.0, context.tf.reduce_sum(x, at)]
 
     def placement(self):
-        return nm.Placement(reduced=frozenset([self.dim.name]))
+        return nm.Placement(reduced=[self.dim.name])
 
 
 class DoubleAndSumByHand(DoubleAndSum):
