@@ -234,6 +234,14 @@ class Op:
         return False
 
     @property
+    def repeatable(self) -> bool:
+        """Whether a backward loop may compute it again instead of storing it.
+
+        For ops that XLA fuses with what reads them, and that communicate nothing.
+        """
+        return (self.elementwise or self.constant) and self.rule == "generic"
+
+    @property
     def bodies(self) -> tuple[Body, ...]:
         """Loop bodies, branches and regions, for passes that look at every op."""
         return ()

@@ -33,6 +33,10 @@ class CustomVjp(Op):
     declared: Source
 
     @property
+    def repeatable(self) -> bool:
+        return True
+
+    @property
     def kind(self) -> str:
         return "custom_vjp"
 

@@ -28,6 +28,10 @@ class Bits(Op):
     manual = True
     shape: Shape
 
+    @property
+    def repeatable(self) -> bool:
+        return True
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, "uint32")]
 
@@ -66,6 +70,10 @@ class Bits(Op):
 
 class FoldIn(Op):
     """A new key from a key and a number."""
+
+    @property
+    def repeatable(self) -> bool:
+        return True
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([KEY]), "uint32")]

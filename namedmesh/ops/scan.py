@@ -19,6 +19,7 @@ from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.control import match_structure
+from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, transpose
 
@@ -156,7 +157,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     read = [i for i in floating if count <= i < total]
     captured = [i for i in floating if i >= total]
     histories = [loop.keep(tensor) for tensor in body.inputs[:count]]
-    saved = tensors_to_save(loop, body, floating)
+    saved = tensors_to_store(body, floating, loop.remat, loop.over.name)
     pairs = zip(cotangents[count:], body.outputs[count:], strict=True)
     rows = {
         "history": histories,
@@ -222,38 +223,6 @@ def rename_back(loop: Scan, total: Tensor, tensor: Tensor) -> Tensor:
     return total if own is None else rename(total, name_apart(own, "captured", tensor), own)
 
 
-def tensors_to_save(loop: Scan, body: Body, floating: list[int]) -> list[Tensor]:
-    """Chooses the tensors of the body that are stored for the backward pass, not computed again.
-
-    A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
-    """
-    if loop.remat == "full":
-        return []
-    if loop.remat == "dots":
-        dots = [op.output for op in body.ops if op.kept_by_dots]
-        return [tensor for tensor in dots if not tensor.shape.named(loop.over.name)]
-    needed: set[Tensor] = set()
-
-    def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
-        """Notes which tensors of the body the derivative rules read."""
-        ours = {new: old for old, new in known.items()}
-        reads = (tensor for op in current("scan").ops[reverse_start:] for tensor in op.inputs)
-        needed.update(ours[tensor] for tensor in reads if tensor in ours)
-
-    def probe(*values: Tensor) -> list[Tensor]:
-        """Differentiates the body once, in a trace that is thrown away."""
-        count = len(loop.inputs)
-        return body_vjp(body, values[:count], values[count:], floating, watch=note)
-
-    tensors = (*body.arguments, *body.outputs)
-    trace_body(probe, [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors])
-    needed.difference_update(body.arguments)
-    computed = (tensor for op in body.ops for tensor in op.outputs)
-    return [
-        tensor for tensor in computed if tensor in needed and not tensor.shape.named(loop.over.name)
-    ]
-
-
 def scan(
     function: Callable[[Any, Any], Any],
     carry: Any,
@@ -278,9 +247,10 @@ def scan(
             it.
         over: The dimension.
         reverse: Whether to start at the end.
-        remat: What is stored for the backward pass: "none" stores all that it needs and computes
-            nothing again, "full" stores the carries and computes each turn again, "dots" stores the
-            results of einsums and reshards besides, so that nothing is communicated twice.
+        remat: What is stored for the backward pass. "none": the fewest bytes from which it follows
+            without a product, a reduction or a communication made twice; casts, masks and other ops
+            that fuse are computed again. "full": the carries; each turn is computed again. "dots":
+            the results of einsums and reshards besides, so that nothing is communicated twice.
         stack: Whether a variable made in the function has a slice for each turn, stacked along the
             dimension: a stack of layers. Otherwise all turns share it.
 

@@ -189,7 +189,8 @@ def kept_bytes(remat):
 
     def deep(y, k):
         def layer(h, w):
-            return nm.sin(nm.tanh(nm.einsum([nm.rename(h, M, M2), w], [B, M]) * 2.0) + h), None
+            y = nm.tanh(nm.einsum([nm.rename(h, M, M2), w], [B, M]) * 2.0)
+            return nm.sin(nm.softmax(y, over=M) + h), None
 
         return nm.grad(nm.sum(nm.scan(layer, y, k, over=layers, remat=remat)[0]), k)
 
@@ -202,7 +203,7 @@ def test_remat_decides_what_is_stored():
     carries = 16 * 4 * 8 * 4
     assert kept_bytes("full") == carries
     assert kept_bytes("dots") == 2 * carries
-    assert kept_bytes("none") > 2 * carries
+    assert 2 * carries < kept_bytes("none") < 3 * carries  # its sums besides
 
 
 def test_program_size_does_not_depend_on_the_length():

@@ -1,0 +1,92 @@
+"""What a loop stores for its backward pass, and what that pass computes again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from namedmesh.ir.differentiate import body_vjp
+from namedmesh.ir.op import Body
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current, trace_body
+
+
+def tensors_to_store(body: Body, floating: Sequence[int], remat: str, turns: str) -> list[Tensor]:
+    """Chooses the tensors of a loop's body that are stored for the backward pass.
+
+    A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
+
+    Args:
+        body: One turn; its inputs and captures are there anyway.
+        floating: Which of them are differentiated.
+        remat: What `nm.scan` was asked for.
+        turns: The name of the loop's dimension.
+
+    Returns:
+        The tensors, in the order in which the body makes them.
+    """
+    if remat == "full":
+        return []
+    if remat == "dots":
+        chosen = {op.output for op in body.ops if op.kept_by_dots}
+    else:
+        chosen = find_smallest(body, find_needed(body, floating), turns)
+    computed = (tensor for op in body.ops for tensor in op.outputs)
+    return [tensor for tensor in computed if tensor in chosen and not tensor.shape.named(turns)]
+
+
+def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
+    """Finds the tensors of a body that its derivative reads, by differentiating it once."""
+    needed: set[Tensor] = set()
+
+    def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
+        ours = {new: old for old, new in known.items()}
+        reads = (tensor for op in current("scan").ops[reverse_start:] for tensor in op.inputs)
+        needed.update(ours[tensor] for tensor in reads if tensor in ours)
+
+    def probe(*values: Tensor) -> list[Tensor]:
+        count = len(body.arguments)
+        return body_vjp(body, values[:count], values[count:], floating, watch=note)
+
+    tensors = (*body.arguments, *body.outputs)
+    trace_body(probe, [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors])
+    return needed.difference(body.arguments)
+
+
+def find_smallest(body: Body, needed: Collection[Tensor], turns: str) -> set[Tensor]:
+    """Finds the fewest bytes from which all that is needed follows by ops that fuse.
+
+    Casts, masks, random bits and what a norm makes of its mean are computed again from less; no
+    product, no reduction and no communication is. This is a minimum cut between the tensors that
+    cannot be computed again and those that are needed, in which a tensor costs its bytes; of equal
+    cuts, the one closest to the needed tensors.
+    """
+    import networkx  # takes as long to import as a large program to trace
+
+    graph: Any = networkx.DiGraph()
+    for source, target, size in _find_edges(body, needed, turns):
+        graph.add_edge(source, target, **({} if size is None else {"capacity": size}))
+    if "fixed" not in graph or "needed" not in graph:
+        return set()
+    _, (fixed, _) = networkx.minimum_cut(graph, "fixed", "needed")
+    made = (tensor for op in body.ops for tensor in op.outputs)
+    return {t for t in made if ("made", id(t)) in fixed and ("stored", id(t)) not in fixed}
+
+
+def _find_edges(
+    body: Body, needed: Collection[Tensor], turns: str
+) -> Iterator[tuple[Any, Any, int | None]]:
+    """Yields the edges of the graph to cut, each with its capacity; None is infinite."""
+    for op in body.ops:
+        for tensor in () if op.given else op.outputs:
+            made, stored = ("made", id(tensor)), ("stored", id(tensor))
+            storable = not tensor.shape.named(turns)
+            size = tensor.shape.elements * tensor.itemsize
+            yield made, stored, size if storable else None
+            if tensor in needed:
+                yield stored, "needed", None
+            if op.repeatable or not storable:
+                for operand in op.inputs:
+                    yield ("stored", id(operand)), made, None
+            else:
+                yield "fixed", made, None

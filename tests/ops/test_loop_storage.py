@@ -1,0 +1,121 @@
+"""What a loop stores for its backward pass: the fewest bytes that suffice, found here by trying."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.ir.trace import current
+from namedmesh.layers import Heads, dropout, layer_norm, self_attention
+from namedmesh.ops.loop_storage import find_needed, tensors_to_store
+
+B, M, N, L = nm.dims("batch=4 model=8 other=8 layer=3")
+
+
+def normalized(h, w):
+    wide = nm.cast(h, "float32")
+    centred = wide - nm.mean(wide, over=M)
+    unit = nm.cast(centred * nm.rsqrt(nm.mean(nm.square(centred), over=M) + 1e-6), "bfloat16")
+    return nm.einsum([nm.rename(unit, M, N), w], [B, M])
+
+
+def activated(h, w):
+    y = nm.einsum([nm.rename(h, M, N), w], [B, M])
+    return nm.cast(nm.tanh(nm.exp(nm.cast(y, "float32")) * 0.1), "bfloat16") + h
+
+
+def softened(h, w):
+    y = nm.einsum([nm.rename(h, M, N), w], [B, M])
+    return nm.cast(nm.softmax(nm.cast(y, "float32") * 2.0, over=M), "bfloat16") * h
+
+
+def widened(h, w):
+    y = nm.cast(nm.einsum([nm.rename(h, M, N), w], [B, M]), "float32")
+    return nm.cast(nm.sin(y) * nm.mean(y, over=M) * nm.sin(y * y), "bfloat16")
+
+
+@pytest.mark.parametrize("layer", [normalized, activated, softened, widened])
+def test_no_choice_that_suffices_is_smaller(layer):
+    found = []
+
+    def step(x, k):
+        nm.scan(lambda h, w: (layer(h, w), None), x, k, over=L)
+        (loop,) = (op for op in current("a test").ops if op.kind == "scan")
+        floating = range(len(loop.inputs))
+        stored = tensors_to_store(loop.body, floating, "none", L.name)
+        found.append((loop.body, find_needed(loop.body, floating), {*stored}))
+        return x
+
+    nm.trace(step, nm.spec([B, M], "bfloat16"), nm.spec([L, N, M], "bfloat16"))
+    ((body, needed, stored),) = found
+    made = [tensor for op in body.ops for tensor in op.outputs]
+    choices = (
+        {*choice}
+        for count in range(len(made) + 1)
+        for choice in itertools.combinations(made, count)
+    )
+    assert suffices(body, needed, stored)
+    assert size(stored) == min(size(choice) for choice in choices if suffices(body, needed, choice))
+
+
+def suffices(body, needed, stored):
+    """Whether everything needed follows from what is stored, by ops that fuse."""
+    known = {*body.arguments, *stored}
+    for op in body.ops:
+        if op.repeatable and known.issuperset(op.inputs):
+            known.update(op.outputs)
+    return known.issuperset(needed)
+
+
+def size(tensors):
+    return sum(tensor.shape.elements * tensor.itemsize for tensor in tensors)
+
+
+def test_attention_in_bfloat16_stores_one_tensor_of_its_scores_size():
+    S, D, H, K = nm.dims("seq=32 width=8 heads=2 key=4")
+
+    def step(x):
+        def layer(h, i):
+            key = nm.random.fold_in(nm.random.key(0), i)
+            y = self_attention(
+                layer_norm(h, D), S, Heads(D, H, K), rate=0.1, dropout_key=nm.random.fold_in(key, 1)
+            )
+            return h + dropout(y, 0.1, nm.random.fold_in(key, 2)), None
+
+        y, _ = nm.scan(layer, x, nm.range(L), over=L, stack=True)
+        return nm.grad(nm.sum(nm.cast(y, "float32")))
+
+    program = nm.trace(step, nm.spec([B, S, D], "bfloat16"))
+    (loop,) = (op for op in program.ops if op.kind == "scan" and op.phase == "forward")
+    large = [t for t in loop.histories if {"seq", "seq_memory"} <= {*t.shape.names}]
+    assert [(tensor.dtype, tensor.shape.elements) for tensor in large] == [
+        ("bfloat16", 3 * 4 * 2 * 32 * 32)
+    ]
+    assert not any({"batch", "seq", "width"} < {*t.shape.names} for t in loop.histories if wide(t))
+
+
+def wide(tensor):
+    return tensor.dtype != "bfloat16"
+
+
+@pytest.mark.parametrize("layer", [normalized, activated, softened, widened])
+def test_gradients_are_those_of_everything_computed_again(layer):
+    def step(x, k, remat):
+        y, _ = nm.scan(lambda h, w: (layer(h, w), None), x, k, over=L, remat=remat)
+        return nm.grad(nm.sum(nm.cast(y, "float32")), [x, k])
+
+    rng = np.random.default_rng(0)
+    values = {
+        "x": ([B, M], rng.normal(size=(4, 8)).astype(np.float32)),
+        "k": ([L, N, M], rng.normal(size=(3, 8, 8)).astype(np.float32)),
+    }
+    wide_step = lambda x, k, remat: step(nm.cast(x, "bfloat16"), nm.cast(k, "bfloat16"), remat)
+    few, again = (
+        nm.evaluate(lambda x, k, remat=remat: wide_step(x, k, remat), **values)
+        for remat in ("none", "full")
+    )
+    for one, other in zip(few, again, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
