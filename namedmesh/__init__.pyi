@@ -63,6 +63,7 @@ from namedmesh.ops.dynamic import dynamic_slice as dynamic_slice
 from namedmesh.ops.dynamic import dynamic_update as dynamic_update
 from namedmesh.ops.einsum import einsum as einsum
 from namedmesh.ops.elementwise import cast as cast
+from namedmesh.ops.elementwise import compute_once as compute_once
 from namedmesh.ops.elementwise import stop_gradient as stop_gradient
 from namedmesh.ops.index import gather as gather
 from namedmesh.ops.index import one_hot as one_hot

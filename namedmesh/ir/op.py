@@ -59,7 +59,14 @@ class Placement:
         object.__setattr__(self, "divisible", divisible or {})
 
     def check(self, op: Op) -> None:
-        """Raises if it names a dimension that no operand and no result of the op has."""
+        """Checks that it names only dimensions of the op's operands and results.
+
+        Args:
+            op: The op whose placement it is.
+
+        Raises:
+            NamedMeshError: It names another dimension.
+        """
         named = self.whole | self.reduced | {*self.renames, *self.renames.values()}
         known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
         unknown = sorted(map(str, (named | {*self.divisible}) - known))

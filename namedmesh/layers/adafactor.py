@@ -130,11 +130,14 @@ class Adafactor(Optimizer):
             own = [dim for dim in update.value.shape if dim.name not in separate]
             change = self._normalize(update, own, beta2)
             if self.clipping_threshold is not None:
-                size = nm.sqrt(update.mean("update_square", nm.square(change), own))
+                size = update.mean("update_square", nm.square(change), own)
+                # A GPU would compute these roots again in every tile of the update.
+                size = nm.compute_once(nm.sqrt(size))
                 change = change / nm.maximum(size * (1.0 / self.clipping_threshold), 1.0)
             scale = rate
             if self.multiply_by_parameter_scale:
-                size = nm.sqrt(update.mean("parameter_square", nm.square(update.value), own))
+                size = update.mean("parameter_square", nm.square(update.value), own)
+                size = nm.compute_once(nm.sqrt(size))
                 scale = nm.maximum(size, self.epsilon_scale) * rate
             change = change * scale
             if self.beta1:

@@ -139,6 +139,31 @@ class StopGradient(Op):
         return [None]
 
 
+class ComputeOnce(Op):
+    """The same value, behind a barrier that XLA's fusions do not cross."""
+
+    elementwise = True
+
+    @property
+    def kind(self) -> str:
+        return "compute_once"
+
+    @property
+    def repeatable(self) -> bool:
+        return False
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        return (
+            context.xla.optimization_barrier(x)[0] if context.compiled else context.tf.identity(x)
+        )
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [dy]
+
+
 def join_shapes(what: str, *operands: Tensor) -> Shape:
     """Returns the dimensions of all operands, in the order of the one that has most."""
     check_same_sizes(what, *operands)
@@ -250,3 +275,27 @@ def stop_gradient(x: Operand) -> Tensor:
         array([2., 3.], dtype=float32)
     """
     return StopGradient((as_tensor("stop_gradient", x),)).output
+
+
+def compute_once(x: Operand) -> Tensor:
+    """Has a tensor computed once and stored, rather than again in every kernel that reads it.
+
+    XLA fuses ops with what reads them, and computes cheap ones again in each tile of a large
+    result. That is nearly always right; where a profile shows that it is not, this keeps them
+    apart. The value is the same, and the gradient passes.
+
+    Args:
+        x: A tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def unit(x):
+        ...     return x / nm.compute_once(nm.sqrt(nm.sum(x * x)))
+        >>> nm.evaluate(unit, x=([M], [3.0, 4.0]))
+        array([0.6, 0.8], dtype=float32)
+    """
+    return ComputeOnce((as_tensor("compute_once", x),)).output

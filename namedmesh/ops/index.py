@@ -111,8 +111,16 @@ class ScatterAdd(Op):
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[1].dtype)]
 
+    @property
+    def summed_in(self) -> str:
+        dtype = self.output.dtype
+        return "float32" if self.output.floating and self.output.itemsize < 4 else dtype
+
     def lower(self, context: Context, indices: Any, updates: Any) -> Any:
         tf = context.tf
+        # Many rows may fall on one: eight bits would lose most of them, and GPUs add 16-bit floats
+        # a hundred times slower than 32-bit ones.
+        updates = tf.cast(updates, context.dtype(self.summed_in))
         index_shape, update_shape = (tensor.shape for tensor in self.inputs)
         batch = [name for name in index_shape.names if name in self.shape.names]
         others = [name for name in index_shape.names if name not in batch]
@@ -134,6 +142,7 @@ class ScatterAdd(Op):
         if not len(index_shape):  # TensorFlow wants a list of indices
             places, updates = places[None], updates[None]
         target = tf.tensor_scatter_nd_add(target, places, updates)
+        target = tf.cast(target, context.dtype(self.output.dtype))
         if not context.compiled:
             target = target[(*[slice(None)] * len(batch), slice(0, size))]
         return context.arrange(target, shape, self.shape.names)

@@ -287,3 +287,23 @@ def test_operators_need_no_other_import():
     program += "print(nm.trace(lambda x: x**2.0 + 1.0 > x, x=nm.spec([M])).outputs[0].dtype)"
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert run.stdout == "bool\n", run.stderr
+
+
+@pytest.mark.parametrize("layout", ["", "batch:a", "batch:a, model:b"])
+def test_compute_once_keeps_the_value_and_the_gradient_behind_a_barrier(layout):
+    batch, model = nm.dims("batch=4 model=6")
+
+    def unit(x, once):
+        size = nm.sqrt(nm.sum(x * x, over=model))
+        y = x / (nm.compute_once(size) if once else size)
+        return y, nm.grad(nm.sum(nm.sin(y)), x)
+
+    x = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    results = []
+    for once in (True, False):
+        program = nm.trace(lambda x, once=once: unit(x, once), x=nm.spec([batch, model]))
+        artifact = nm.export(program, nm.Mesh(a=2, b=2), layout)
+        assert (b"optimization_barrier" in artifact.step_module) == once
+        results.append(nm.runtime.Executable(artifact, strict=True)(None, x=x)[1])
+    for one, other in zip(*results, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

@@ -233,3 +233,20 @@ def test_the_gradient_of_a_gather_at_one_index():
         lambda t, i: nm.grad(nm.sum(nm.square(nm.gather(t, i, V))), t), t=([V, M], table), i=([], 3)
     )
     np.testing.assert_array_equal(found, 2 * table * (np.arange(5) == 3)[:, None])
+
+
+@pytest.mark.parametrize("layout", ["", "token:a", "token:a, model:b"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_narrow_rows_add_up_in_float32(dtype, layout):
+    """In the narrow dtype itself the sum would stop growing at 256 or 2,048."""
+    token, vocab, model = nm.dims("token=4096 vocab=4 model=2")
+
+    def train(table, tokens):
+        rows = nm.gather(nm.cast(table, dtype), tokens, vocab)
+        return nm.grad(nm.sum(nm.cast(rows, "float32")), table)
+
+    program = nm.trace(train, table=nm.spec([vocab, model]), tokens=nm.spec([token], "int32"))
+    step = nm.compile(program, mesh=nm.Mesh(a=2, b=2), layout=layout, strict=True)
+    tokens = np.zeros(4096, np.int32)
+    _, gradient = step(None, table=np.ones((4, 2), np.float32), tokens=tokens)
+    np.testing.assert_array_equal(gradient, [[4096, 4096], [0, 0], [0, 0], [0, 0]])
