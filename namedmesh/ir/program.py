@@ -29,6 +29,7 @@ from namedmesh.ir.recorder import active_recorder, recording
 from namedmesh.ir.simplify import simplify_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
+from namedmesh.ir.write_out import write_out_loops
 
 
 @dataclass(frozen=True, eq=False)
@@ -232,8 +233,9 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     _check_variable_names(name, inputs, root.variables)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
     needed = [*outputs, *root.updates.values()]
-    ops, results = simplify_ops(prune_ops(root.ops, needed, held), needed)
-    # Again: simplifying and hoisting leave ops that nothing needs any more.
+    ops, results = write_out_loops(prune_ops(root.ops, needed, held), needed)
+    # Again: every step may leave ops that nothing needs any more.
+    ops, results = simplify_ops(prune_ops(ops, results, held), results)
     ops = prune_ops(hoist_invariants(ops), results, held)
     outputs, changed = results[: len(outputs)], results[len(outputs) :]
     new = dict(zip(root.updates, changed, strict=True))

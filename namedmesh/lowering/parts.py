@@ -36,9 +36,10 @@ def find_passing_axes(
     else:
         allowed = bool(carriers)
     place, mesh = Sharding.of(dict(claims)), planner.mesh
-    sums = [op.inputs[i] for i, one in enumerate(pending) if one]
-    largest = max(place.local_elements(tensor.shape, mesh) for tensor in sums)
-    return axes if allowed and place.local_elements(op.output.shape, mesh) <= largest else ()
+    before = sum(
+        place.local_elements(op.inputs[i].shape, mesh) for i, one in enumerate(pending) if one
+    )  # what would be added up of the operands
+    return axes if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:

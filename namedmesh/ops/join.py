@@ -23,6 +23,10 @@ class Concat(Op):
     rearranges = True
     dim: Dimension  # of the result
 
+    @property
+    def linear(self) -> str:
+        return "together"
+
     def results(self) -> list[tuple[Shape, str]]:
         first = self.inputs[0].shape
         return [(first.replace(self.dim.name, self.dim), self.inputs[0].dtype)]

@@ -19,9 +19,12 @@ from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.control import match_structure
+from namedmesh.ops.elementwise import compute_once
+from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, transpose
+from namedmesh.ops.turns import Row
 
 REMAT = ("none", "full", "dots")
 
@@ -39,6 +42,7 @@ class Scan(Op):
     carries: int
     reverse: bool
     remat: str
+    unroll: bool = False  # whether its turns are written out one after the other
 
     @property
     def bodies(self) -> tuple[Body, ...]:
@@ -52,6 +56,21 @@ class Scan(Op):
     @property
     def histories(self) -> tuple[Tensor, ...]:
         return self.outputs[self.carries :]
+
+    @property
+    def turns(self) -> Sequence[int]:
+        order = range(self.over.size) if self.unroll or self.over.size == 1 else range(0)
+        return order[::-1] if self.reverse else order
+
+    @property
+    def turn_dim(self) -> Dimension | None:
+        return self.over
+
+    def take_turn(self, x: Tensor, turn: int) -> Tensor:
+        return Row((x,), x.shape.dims[x.shape.position(self.over.name)], turn).output
+
+    def join_turns(self, values: Sequence[Tensor]) -> Tensor:
+        return stack_tensors(values, self.over)
 
     def drop_unchanged(self) -> tuple[Scan, dict[Tensor, Tensor]]:
         """Returns the loop that captures what it would carry without ever changing it."""
@@ -176,6 +195,10 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
             (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
             for i, y in enumerate(body.outputs)
         ]
+        if loop.unroll:
+            # Written out, what is computed again would be merged with what was computed before.
+            values[:count] = map(compute_once, values[:count])
+            row["saved"] = [compute_once(tensor) for tensor in row["saved"]]
         known = dict(zip(saved, row["saved"], strict=True))
         for old, new in (*known.items(), *zip(body.inputs, values, strict=False)):
             new.describe(origin=old)  # its cotangent lies there, also if nothing reads it here
@@ -192,7 +215,9 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         "carry": [cotangents[i] for i in carried],
         "sum": [start_sum(loop, loop.inputs[i]) for i in captured],
     }
-    final, ys = scan(backward, start, rows, over=loop.over, reverse=not loop.reverse)
+    final, ys = scan(
+        backward, start, rows, over=loop.over, reverse=not loop.reverse, unroll=loop.unroll
+    )
     sums = [
         rename_back(loop, total, loop.inputs[i])
         for i, total in zip(captured, final["sum"], strict=True)
@@ -232,6 +257,7 @@ def scan(
     reverse: bool = False,
     remat: str = "none",
     stack: bool = False,
+    unroll: bool = False,
 ) -> tuple[Any, Any]:
     """Repeats a function along a dimension: a loop over time, layers or microbatches.
 
@@ -253,14 +279,18 @@ def scan(
             the results of einsums and reshards besides, so that nothing is communicated twice.
         stack: Whether a variable made in the function has a slice for each turn, stacked along the
             dimension: a stack of layers. Otherwise all turns share it.
+        unroll: Whether all turns are written out one after the other, in the backward pass too.
+            What is stored then needs no buffer that is filled, cut and copied turn by turn, which a
+            GPU spends a tenth of a step on; the program grows, and so does the time to compile it.
+            Loops inside must be written out as well.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
 
     Raises:
         NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
-            does not return a pair, or its carry has another structure, shape or dtype than the
-            first.
+            does not return a pair, its carry has another structure, shape or dtype than the first,
+            or turns are written out around a loop whose turns are not.
 
     Example:
         >>> import namedmesh as nm
@@ -305,13 +335,26 @@ def scan(
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
+    if unroll:
+        _check_inner_loops(traced, over)
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
-    loop = Scan(inputs, traced, over, len(first), reverse, remat)
+    loop = Scan(inputs, traced, over, len(first), reverse, remat, unroll)
     outputs = loop.outputs
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     last = unflatten(carry, iter(outputs[: len(first)]))
     return last, unflatten(structures[0], iter(outputs[len(first) :]))
+
+
+def _check_inner_loops(body: Body, over: Dimension) -> None:
+    """Raises for loops in a loop that is written out: XLA would give them each other's names."""
+    for op in every_op(body.ops):
+        if op.rule in ("scan", "while") and not op.turns:
+            raise NamedMeshError(
+                f"scan: the turns of {over} are written out, but not those of the loop inside",
+                f"the {op.kind} at {op.source}: {op.source.code}",
+                fix="give the inner loop unroll=True as well, or neither",
+            )
 
 
 def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:

@@ -138,12 +138,13 @@ RULES = (
     ),
     BackendRule(
         name="AllGather named after the op that makes its tensor",
-        backends=("tpu",),
+        backends=("cpu", "gpu", "tpu"),
         condition="an AllGather of what one op makes, for another op that reads it",
         bound="the same axes, dtype, elements and times; the name is that op's, no other's",
         bytes="the same",
         evidence="TPU v3's compiler gathers a cast weight before or after the cast as it likes, "
-        "and names the AllGather after the cast",
+        "and names the AllGather after the cast; XLA of jax 0.11 names that of a weight's slice, "
+        "in a loop over layers, after the loop",
         alter=_name_after_producer,
     ),
 )

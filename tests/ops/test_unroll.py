@@ -1,0 +1,87 @@
+"""Loops whose turns are written out: the numbers and bytes of the loop, and no loop in the code."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+
+A, B, M, H, L = nm.dims("micro=2 batch=8 model=8 hidden=16 layer=4")
+X = np.random.default_rng(0).normal(size=(2, 8, 8)).astype(np.float32)
+
+
+def loss_of(x, unroll, remat):
+    def layer(h, _):
+        wi, wo = nm.param("wi", [M, H]), nm.param("wo", [H, M])
+        y = nm.einsum([nm.relu(nm.einsum([h, wi], [B, H])), wo], [B, M])
+        return h + nm.softmax(y, over=M), nm.sum(y)
+
+    y, sums = nm.scan(layer, x, over=L, stack=True, unroll=unroll, remat=remat)
+    return nm.mean(nm.square(y)) + nm.mean(sums)
+
+
+def train_step(unroll, outer, remat="none"):
+    def step(x):
+        add = lambda total, row: (total + loss_of(row, unroll, remat), None)
+        loss, _ = nm.scan(add, nm.zeros([]), x, over=A, unroll=outer)
+        grads = nm.grad(loss)
+        for name, weight in nm.parameters().items():
+            nm.assign(weight, weight - grads[name] * 0.1)
+        return loss
+
+    return nm.trace(step, x=nm.spec([A, B, M]))
+
+
+LAYOUTS = [
+    ("batch:data", None),
+    ("batch:data, hidden:tensor", None),
+    ("batch:data", "model:data"),
+    ("batch:data, hidden:tensor", "model:data, hidden:tensor"),
+    ("model:tensor, batch:data", None),
+]
+
+
+@pytest.mark.parametrize("layout, params", LAYOUTS)
+@pytest.mark.parametrize("remat", ["none", "full"])
+def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
+    mesh = nm.Mesh(data=2, tensor=2)
+    results, bytes_sent = [], []
+    for unroll, outer in ((False, False), (True, False), (True, True)):
+        program = train_step(unroll, outer, remat)
+        plan = nm.plan(program, mesh, layout, params)
+        step = nm.Step(plan, strict=True)
+        assert step.audit.exact
+        rng = np.random.default_rng(1)
+        state = {
+            name: rng.normal(size=variable.shape.sizes).astype(np.float32)
+            for name, variable in program.variables.items()
+        }
+        state, loss = step(step.place(state), x=X)
+        results.append([loss, *(np.asarray(state[name]) for name in sorted(state))])
+        bytes_sent.append(sum(one.total_wire_bytes for one in plan.collectives))
+        whiles = step.text.count(" while(")
+        assert (whiles == 0) == (unroll and outer)
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    # Of the first turn's backward pass, what nothing reads is not computed.
+    assert all(sent <= bytes_sent[0] for sent in bytes_sent)
+
+
+def test_a_loop_inside_must_be_written_out_too():
+    with pytest.raises(nm.NamedMeshError) as caught:
+        train_step(False, True)
+    assert "the turns of micro=2 are written out, but not those of the loop inside" in str(
+        caught.value
+    )
+    assert "give the inner loop unroll=True as well" in str(caught.value.fix)
+
+
+def test_a_loop_of_one_turn_is_none():
+    one = nm.Dimension("once", 1)
+    program = nm.trace(lambda x: nm.scan(lambda h, _: (nm.sin(h), h), x, over=one), nm.spec([B, M]))
+    assert not any(op.kind == "scan" for op in program.ops)
+    _, (last, all_of_them) = program.evaluate({}, x=X[0])
+    np.testing.assert_allclose(last, np.sin(X[0]), rtol=1e-6)
+    np.testing.assert_array_equal(all_of_them, X[:1])
