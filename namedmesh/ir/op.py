@@ -4,79 +4,18 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
 from namedmesh.ir.context import Context as Context
 from namedmesh.ir.format import describe_type, format_value
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import DTYPES, Tensor
-
-
-@dataclass(frozen=True)
-class Placement:
-    """What an op asks of the places of its operands; every other dimension passes through by name.
-
-    Args:
-        whole: Dimensions the op needs unsplit.
-        reduced: Dimensions it reduces over, which split ones turn into an AllReduce. XLA knows how
-            to combine partial results of an ordinary op; those of a manual op are added up, so a
-            manual op may only sum over split dimensions and needs others whole.
-        renames: Operand dimension to the result dimension that takes its place.
-        divisible: Dimensions that may be split only where the devices divide their size evenly,
-            each with another size that must divide too (of the dimension that takes its place).
-
-    Example:
-        >>> from namedmesh import Placement
-        >>> Placement(reduced=["model"]).reduced
-        frozenset({'model'})
-    """
-
-    whole: frozenset[str]
-    reduced: frozenset[str]
-    renames: Mapping[str, str]
-    divisible: Mapping[str, int]
-
-    def __init__(
-        self,
-        whole: Iterable[str] = (),
-        reduced: Iterable[str] = (),
-        renames: Mapping[str, str] | None = None,
-        divisible: Mapping[str, int] | None = None,
-    ):
-        for field_name, names in (("whole", whole), ("reduced", reduced)):
-            if isinstance(names, str):
-                raise NamedMeshError(
-                    f"{field_name} of a placement is a list of names, not the text {names!r}",
-                    fix=f"write {field_name}=[{names!r}]",
-                )
-            object.__setattr__(self, field_name, frozenset(names))
-        object.__setattr__(self, "renames", renames or {})
-        object.__setattr__(self, "divisible", divisible or {})
-
-    def check(self, op: Op) -> None:
-        """Checks that it names only dimensions of the op's operands and results.
-
-        Args:
-            op: The op whose placement it is.
-
-        Raises:
-            NamedMeshError: It names another dimension.
-        """
-        named = self.whole | self.reduced | {*self.renames, *self.renames.values()}
-        known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
-        unknown = sorted(map(str, (named | {*self.divisible}) - known))
-        if unknown:
-            raise op.error(
-                f"placement() names {name_all('dimension', [repr(one) for one in unknown])}, "
-                "which no operand and no result has",
-                *map(str, (*op.inputs, *op.outputs)),
-                fix=suggest_names(unknown, known),
-            )
 
 
 @dataclass_transform(frozen_default=True, eq_default=False)

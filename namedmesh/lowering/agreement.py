@@ -10,7 +10,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.claims import yield_claim
 from namedmesh.lowering.conflicts import Claim, Conflict, Fix, Solution, conflict_error

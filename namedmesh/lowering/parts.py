@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
+from namedmesh.ir.placement import Placement
 from namedmesh.lowering.planner import Planner
 
 

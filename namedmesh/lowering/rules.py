@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from namedmesh.dims.errors import name_all, suggest_names
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.agreement import Agreement
 from namedmesh.lowering.parts import find_carriers, find_passing_axes, find_sums
@@ -20,7 +22,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
             settle_free(planner, op, tensor)
         return
     asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
-    asked.check(op)
+    check_placement(op, asked)
     places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
     claims = agreement.find_claims(places)
@@ -54,6 +56,20 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         if tensor in planner.open:
             planner.open.remove(tensor)
             planner.plan.shardings[tensor] = planner.plan.shardings[op.output]
+
+
+def check_placement(op: Op, asked: Placement) -> None:
+    """Raises where an op's placement names a dimension that no operand and no result has."""
+    named = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
+    known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
+    unknown = sorted(map(str, (named | {*asked.divisible}) - known))
+    if unknown:
+        raise op.error(
+            f"placement() names {name_all('dimension', [repr(one) for one in unknown])}, "
+            "which no operand and no result has",
+            *map(str, (*op.inputs, *op.outputs)),
+            fix=suggest_names(unknown, known),
+        )
 
 
 def pass_renamed(

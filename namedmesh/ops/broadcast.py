@@ -8,7 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dtype_kind,
@@ -17,6 +17,7 @@ from namedmesh.ir.operands import (
     check_tensor,
     make_shape,
 )
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.shape import transpose
 

@@ -13,8 +13,9 @@ from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.shape import transpose

@@ -10,7 +10,7 @@ import opt_einsum
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     check_dtype_kind,
     check_one_dtype,
@@ -18,6 +18,7 @@ from namedmesh.ir.operands import (
     check_tensors,
     make_shape,
 )
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.shape import transpose

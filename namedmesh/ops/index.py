@@ -9,7 +9,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dimension,
@@ -18,6 +18,7 @@ from namedmesh.ir.operands import (
     check_tensor,
     make_shape,
 )
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import INTEGERS, Tensor
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.shape import name_apart, rename, transpose

@@ -9,8 +9,9 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.shape import transpose

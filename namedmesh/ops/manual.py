@@ -10,8 +10,9 @@ from namedmesh.dims.errors import NamedMeshError, join_names, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
-from namedmesh.ir.op import Body, Op, Placement, every_op
+from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import prune_body, shorten_body
 from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor

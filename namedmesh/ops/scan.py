@@ -13,8 +13,9 @@ from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Body, Op, Placement, every_op
+from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import live_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body

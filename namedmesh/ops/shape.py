@@ -8,7 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
     check_dimension,
@@ -16,6 +16,7 @@ from namedmesh.ir.operands import (
     check_tensor,
     make_shape,
 )
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 
 

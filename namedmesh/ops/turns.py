@@ -6,7 +6,8 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.windows import pad

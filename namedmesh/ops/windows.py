@@ -9,8 +9,9 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.literal import check_number
-from namedmesh.ir.op import Op, Placement
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_has_dims, check_int
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 
 
