@@ -261,7 +261,7 @@ def window(x, y, dims, picks):
         lambda: nm.pad(x, dim, 1, 2, 0.5),
         lambda: nm.roll(x, dim, 1),
         lambda: nm.reverse(x, dim),
-        lambda: nm.shift(x, dim, 1),
+        lambda: nm.shift(x, dim, 1) if dim.size > 1 else x,
         lambda: nm.concat([x, nm.exp(x * 0.1)], dim),
         lambda: nm.dynamic_update(
             x, nm.zeros([d.resized(1) if d == dim else d for d in x.shape]), dim.size // 2, dim

@@ -283,6 +283,8 @@ class Planner:
             final = final.with_partial(
                 axis for axis in natural.partial if single and axis not in final.used
             )
+        if not self.count_uses(tensor) and tensor not in self.final:
+            final = natural  # a loop's last carry that nothing reads
         steps = conversion(tensor.shape, self.mesh, natural, final)
         self.plan.natural[tensor], self.plan.shardings[tensor] = natural, final
         self.plan.moves[tensor] = steps

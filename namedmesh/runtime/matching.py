@@ -148,7 +148,8 @@ class _Matcher:
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
             open_plans.setdefault((plan.op, _facts(plan)), deque()).append(i)
-        for j, one in list(self.ones.items()):
+        # Of several that one instruction makes, the metadata of each names all: they come last.
+        for j, one in sorted(self.ones.items(), key=lambda item: item[1].combined):
             keys = ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one))
             queue = next((open_plans[key] for key in keys if open_plans.get(key)), None)
             if queue:

@@ -172,6 +172,22 @@ to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.einsum.9/XlaDot:nm.sum.7/
     assert result.exact and result.by_shape == []
 
 
+def test_a_combined_collective_does_not_take_the_match_of_one_that_is_alone():
+    lines = """
+  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %q), replica_groups=[2,4]<=[8], \
+to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.sum.7/Sum_1:nm.einsum.6/Sum)"}
+  %s = f32[2]{0} all-reduce(%q), replica_groups=[2,4]<=[8], \
+to_apply=%add, metadata={op_name="jit(f)/namedmesh/nm.sum.7/Sum_2"}
+"""
+    small = {"elements": 2, "bytes": 8}
+    plans = [
+        planned(op="sum.7"),
+        planned(op="einsum.6", kind="ReduceScatter", **small),
+        planned(op="sum.7", **small),
+    ]
+    assert audit_of(lines, *plans).exact
+
+
 def test_variables_are_initialised_by_ops_with_names_of_their_own():
     line = LINE.replace("nm.einsum.3/XlaDot", "nm.decoder/block/w/einsum.3/XlaDot")
     assert audit_of(line, planned(op="decoder/block/w/einsum.3")).by_shape == []
