@@ -30,7 +30,7 @@ FIXED = (
     "source_length", "target_length", "rows", "languages", "temperature", "seed",
     "vocabulary_sentences", "optimizer",
 )  # fmt: skip
-COMPUTATION = ("remat", "dispatch")  # how the model is computed, not what it is
+COMPUTATION = ("remat", "unroll", "dispatch")  # how the model is computed, not what it is
 VOCABULARIES = ("source_vocab", "target_vocab")
 
 

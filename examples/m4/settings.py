@@ -158,8 +158,8 @@ PRESETS: dict[str, Settings] = {
     "base": Settings(
         "base",
         CONFIGS["base"].but(
-            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", dropout=0.3,
-            word_dropout=0.2,
+            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", unroll=True,
+            dropout=0.3, word_dropout=0.2,
         ),
         rows=256, temperature=1.5, steps=20_000, learning_rate=1.0, warmup=400, decay_after=2_000,
         mesh="all=1", layout="", log_every=50, save_every=1000, dev_every=500, dev_batches=8,

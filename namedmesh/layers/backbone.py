@@ -234,7 +234,9 @@ class Backbone:
         if config.experts:
             first |= {"aux": zero, "z": zero}
         rows = {"layer": nm.range(self.L), "per_layer": stack.per_layer}
-        last, statistics = nm.scan(turn, first, rows, over=self.L, stack=True, remat=config.remat)
+        last, statistics = nm.scan(
+            turn, first, rows, over=self.L, stack=True, remat=config.remat, unroll=config.unroll
+        )
         h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
         if not config.experts:
             return h, {}, last["cache"]

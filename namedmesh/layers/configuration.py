@@ -97,6 +97,8 @@ class Config:
         decoding_capacity_factor: The same while decoding; None drops no token.
         dispatch: How tokens reach experts: `"gather"` or `"einsum"`.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
+        unroll: Whether layers are written out one after the other instead of as a loop: faster on a
+            GPU, and slower to compile the more there are.
         dropout: The dropout rate.
         word_dropout: The share of source tokens and target inputs left out in training.
         smoothing: The label smoothing.
@@ -137,6 +139,7 @@ class Config:
     decoding_capacity_factor: float | None = None
     dispatch: str = "gather"
     remat: str = "full"
+    unroll: bool = False
     dropout: float = 0.1
     word_dropout: float = 0.0
     smoothing: float = 0.1

@@ -198,7 +198,11 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
         ]
         if loop.unroll:
             # Written out, what is computed again would be merged with what was computed before.
-            values[:count] = map(compute_once, values[:count])
+            # Weights are the exception: their casts are as well kept.
+            values[:total] = [
+                compute_once(x) if i < count or not x.floating else x
+                for i, x in enumerate(values[:total])
+            ]
             row["saved"] = [compute_once(tensor) for tensor in row["saved"]]
         known = dict(zip(saved, row["saved"], strict=True))
         for old, new in (*known.items(), *zip(body.inputs, values, strict=False)):
