@@ -32,9 +32,8 @@ class BackendRule:
         precisions: The precisions of matrix products under which it does it; () for all.
 
     Example:
-        >>> [rule.name for rule in find_rules("cpu", "default")]
-        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice', \
-'collective that never changes in a loop made before it']
+        >>> [rule.name for rule in find_rules("cpu", "default")][:2]
+        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice']
     """
 
     name: str
