@@ -36,7 +36,7 @@ MODEL_HELP = {
     "capacity_factor": "places of an expert, as a multiple of an even share of its tokens",
     "decoding_capacity_factor": "the same while decoding; by default no token is dropped then",
     "dispatch": "send tokens to experts by index (gather) or by one-hot products (einsum)",
-    "remat": "what the backward pass computes again: nothing, all, or all but matrix products",
+    "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
     "unroll": "write layers out one after the other instead of as a loop, for GPUs",
     "dropout": "share of activations that training drops",
     "word_dropout": "share of source tokens and target inputs that training leaves out",

@@ -28,7 +28,7 @@ def simplify_ops(
     zeros: set[Tensor] = set()
     kept: list[Op] = []
     for op in ops:
-        op = _simplify_bodies(_read_others(op, stands))
+        op = _simplify_bodies(read_others(op, stands))
         op, unchanged = op.drop_unchanged()
         stands.update(unchanged)
         same = op.find_equal(zeros)
@@ -41,7 +41,7 @@ def simplify_ops(
     return tuple(kept), tuple(stands.get(tensor, tensor) for tensor in outputs)
 
 
-def _read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
+def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
     """Returns an op that reads what stands for its operands."""
     if not any(tensor in stands for tensor in op.inputs):
         return op

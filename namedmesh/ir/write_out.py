@@ -8,12 +8,13 @@ from collections.abc import Mapping, Sequence
 from namedmesh.ir.differentiate import mark_cotangent
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.recorder import recording
+from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current
 
 
 def write_out_loops(
-    ops: Sequence[Op], outputs: Sequence[Tensor], given: Sequence[Tensor] = ()
+    ops: Sequence[Op], outputs: Sequence[Tensor]
 ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
     """Returns ops without the loops that are to be written out, and what are then the outputs.
 
@@ -22,14 +23,13 @@ def write_out_loops(
     Args:
         ops: The ops of a program or a body, in order.
         outputs: The tensors that are needed of them.
-        given: Tensors that no op makes.
 
     Returns:
         The ops, and a tensor for each output.
     """
     if not any(op.turns for op in every_op(ops)):
         return ops, tuple(outputs)
-    return _Writer({}, {}).write_all(ops, outputs, given)
+    return _Writer({}, {}).write_all(ops, outputs)
 
 
 class _Writer:
@@ -49,10 +49,9 @@ class _Writer:
         self.rows: dict[tuple[Tensor, int], Tensor] = {}  # the first that was taken for a turn
 
     def write_all(
-        self, ops: Sequence[Op], outputs: Sequence[Tensor], given: Sequence[Tensor]
+        self, ops: Sequence[Op], outputs: Sequence[Tensor]
     ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
         """Writes ops, and returns them and what stands for their outputs."""
-        self.trace.owned.update(given)
         with recording(self.trace):
             for op in ops:
                 self.write(op)
@@ -66,20 +65,16 @@ class _Writer:
         if op.turns:
             self.write_turns(op)
             return
-        if any(x in self.stands or x in self.histories for x in op.inputs):
-            bodies = {
-                name: dataclasses.replace(body, captured=tuple(map(self.find, body.captured)))
-                for name, body in op.body_fields().items()
-            }
-            op = op.rebuild(inputs=tuple(map(self.find, op.inputs)), **bodies)
-        self.trace.record(op)
+        for tensor in op.inputs:
+            self.find(tensor)
+        self.trace.record(read_others(op, self.stands))
 
     def write_body(self, body: Body) -> Body:
         """Returns a body whose own loops are written out."""
         if not any(op.turns for op in every_op(body.ops)):
             return body
         writer = _Writer(self.stands, self.copies)
-        ops, outputs = writer.write_all(body.ops, body.outputs, body.arguments)
+        ops, outputs = writer.write_all(body.ops, body.outputs)
         return dataclasses.replace(body, ops=tuple(ops), outputs=outputs)
 
     def find(self, tensor: Tensor) -> Tensor:

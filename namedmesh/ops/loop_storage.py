@@ -11,7 +11,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 
 
-def tensors_to_store(body: Body, floating: Sequence[int], remat: str, turns: str) -> list[Tensor]:
+def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str) -> list[Tensor]:
     """Chooses the tensors of a loop's body that are stored for the backward pass.
 
     A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
@@ -20,7 +20,7 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, turns: str
         body: One turn; its inputs and captures are there anyway.
         floating: Which of them are differentiated.
         remat: What `nm.scan` was asked for.
-        turns: The name of the loop's dimension.
+        along: The name of the loop's dimension.
 
     Returns:
         The tensors, in the order in which the body makes them.
@@ -30,9 +30,9 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, turns: str
     if remat == "dots":
         chosen = {op.output for op in body.ops if op.kept_by_dots}
     else:
-        chosen = find_smallest(body, find_needed(body, floating), turns)
+        chosen = find_smallest(body, find_needed(body, floating), along)
     computed = (tensor for op in body.ops for tensor in op.outputs)
-    return [tensor for tensor in computed if tensor in chosen and not tensor.shape.named(turns)]
+    return [tensor for tensor in computed if tensor in chosen and not tensor.shape.named(along)]
 
 
 def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
@@ -53,7 +53,7 @@ def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
     return needed.difference(body.arguments)
 
 
-def find_smallest(body: Body, needed: Collection[Tensor], turns: str) -> set[Tensor]:
+def find_smallest(body: Body, needed: Collection[Tensor], along: str) -> set[Tensor]:
     """Finds the fewest bytes from which all that is needed follows by ops that fuse.
 
     Casts, masks, random bits and what a norm makes of its mean are computed again from less; no
@@ -64,7 +64,7 @@ def find_smallest(body: Body, needed: Collection[Tensor], turns: str) -> set[Ten
     import networkx  # takes as long to import as a large program to trace
 
     graph: Any = networkx.DiGraph()
-    for source, target, size in _find_edges(body, needed, turns):
+    for source, target, size in _find_edges(body, needed, along):
         graph.add_edge(source, target, **({} if size is None else {"capacity": size}))
     if "fixed" not in graph or "needed" not in graph:
         return set()
@@ -74,13 +74,13 @@ def find_smallest(body: Body, needed: Collection[Tensor], turns: str) -> set[Ten
 
 
 def _find_edges(
-    body: Body, needed: Collection[Tensor], turns: str
+    body: Body, needed: Collection[Tensor], along: str
 ) -> Iterator[tuple[Any, Any, int | None]]:
     """Yields the edges of the graph to cut, each with its capacity; None is infinite."""
     for op in body.ops:
         for tensor in () if op.given else op.outputs:
             made, stored = ("made", id(tensor)), ("stored", id(tensor))
-            storable = not tensor.shape.named(turns)
+            storable = not tensor.shape.named(along)
             size = tensor.shape.elements * tensor.itemsize
             yield made, stored, size if storable else None
             if tensor in needed:

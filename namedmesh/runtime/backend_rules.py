@@ -32,8 +32,10 @@ class BackendRule:
         precisions: The precisions of matrix products under which it does it; () for all.
 
     Example:
-        >>> [rule.name for rule in find_rules("cpu", "default")][:2]
-        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice']
+        >>> [rule.name for rule in find_rules("cpu", "default")]
+        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice', \
+'collective that never changes in a loop made before it', \
+'AllGather named after the op that makes its tensor']
     """
 
     name: str
