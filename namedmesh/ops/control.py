@@ -37,10 +37,18 @@ class Cond(Op):
 
     def lower(self, context: Context, condition: Any, *values: Any) -> Any:
         count = len(self.yes.captures)
-        branches = (
-            (lambda: context.run(self.yes, values[:count])),
-            (lambda: context.run(self.no, values[count:])),
-        )
+
+        def run(body: Body, values: Sequence[Any]) -> Any:
+            """Emits a branch, which also takes in the condition.
+
+            Where what a branch takes in is of the shapes of what it gives out, XLA's propagation
+            splits the one like the other, whatever the annotations say.
+            """
+            if context.compiled and values:
+                _, *values = context.xla.optimization_barrier(condition, *values)
+            return context.run(body, values)
+
+        branches = (lambda: run(self.yes, values[:count])), (lambda: run(self.no, values[count:]))
         return context.tf.cond(condition, *branches)
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:

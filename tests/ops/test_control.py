@@ -110,6 +110,21 @@ def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 
 
+def test_a_branch_that_gives_out_the_shapes_it_takes_in_leaves_those_where_they_are():
+    """XLA split the replicated argument like the result, by two AllReduces that nobody planned."""
+    E, D, A = nm.dims("e=4 d=1 a=4")
+
+    def step(x, w):
+        y = nm.cond(nm.sum(x) > 0.0, lambda: nm.tanh(x) * 2.0, lambda: x * x * 0.1)
+        return nm.sum(y * y) + nm.sum(nm.einsum([x, w], [D, A]))
+
+    specs = {"x": nm.spec([E, D]), "w": nm.spec([D, A, E])}
+    arrays = {"x": uniform(3, 4, 1), "w": uniform(4, 1, 4, 4)}
+    program = nm.trace(step, **specs)
+    compiled = nm.Step(nm.plan(program, nm.Mesh(x=4, y=2), "a:x+y, e:y+x"), strict=True)
+    assert_same(compiled(None, **arrays)[1], evaluated(program, arrays), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
