@@ -116,7 +116,7 @@ def test_a_branch_that_gives_out_the_shapes_it_takes_in_leaves_those_where_they_
 
     def step(x, w):
         y = nm.cond(nm.sum(x) > 0.0, lambda: nm.tanh(x) * 2.0, lambda: x * x * 0.1)
-        return nm.sum(y * y) + nm.sum(nm.einsum([x, w], [D, A]))
+        return {"y": nm.sum(y * y), "m": nm.sum(nm.einsum([x, w], [D, A]))}
 
     specs = {"x": nm.spec([E, D]), "w": nm.spec([D, A, E])}
     arrays = {"x": uniform(3, 4, 1), "w": uniform(4, 1, 4, 4)}
