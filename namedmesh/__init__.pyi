@@ -49,6 +49,7 @@ from namedmesh.ops.arithmetic import negative as negative
 from namedmesh.ops.arithmetic import remainder as remainder
 from namedmesh.ops.arithmetic import sign as sign
 from namedmesh.ops.arithmetic import subtract as subtract
+from namedmesh.ops.attention import attention as attention
 from namedmesh.ops.broadcast import broadcast as broadcast
 from namedmesh.ops.broadcast import sum as sum
 from namedmesh.ops.constants import full as full

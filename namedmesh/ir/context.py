@@ -71,6 +71,10 @@ class Context:
         """Lowers a loop body or a branch on these values."""
         raise NotImplementedError
 
+    def calls_kernel(self, op: Any) -> bool:
+        """Returns whether a backend's own kernel may make an op's results."""
+        return False
+
     def scalar(self, value: float | int | bool, dtype: Any) -> Any:
         """Makes a TensorFlow scalar; any number stands for true or false where bool is wanted."""
         return self.tf.constant(bool(value) if dtype == self.tf.bool else value, dtype)

@@ -208,18 +208,53 @@ def attend(
         >>> nm.trace(attention, q=nm.spec([S, N, K]), k=keys, v=keys).outputs[0].shape
         [seq=6, model=8]
     """
-    batch = [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
+    if isinstance(memory, nm.Dimension) and bias is None:
+        order = [*_batch(q, seq, heads), seq, heads.heads, heads.key]
+        context = nm.attention(
+            nm.transpose(q, order),
+            k,
+            v,
+            memory,
+            heads.key,
+            mask=mask,
+            rate=rate,
+            dropout_key=dropout_key,
+        )
+    else:
+        context = _attend_to_all(q, k, v, seq, memory, heads, mask, bias, rate, dropout_key)
+    return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
+
+
+def _batch(q: nm.Tensor, seq: nm.Dimension, heads: Heads) -> list[nm.Dimension]:
+    """Finds the dimensions of queries that are neither positions nor heads."""
+    return [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
+
+
+def _attend_to_all(
+    q: nm.Tensor,
+    k: nm.Tensor,
+    v: nm.Tensor,
+    seq: nm.Dimension,
+    memory: nm.Dimension | Sequence[nm.Dimension],
+    heads: Heads,
+    mask: nm.Tensor | None,
+    bias: nm.Tensor | None,
+    rate: float,
+    dropout_key: nm.Tensor | None,
+) -> nm.Tensor:
+    """Attention with a bias, or over several dimensions: every weight is computed and kept."""
+    batch = _batch(q, seq, heads)
     memory = [memory] if isinstance(memory, nm.Dimension) else [*memory]
-    score_dims = [*batch, heads.heads, seq, *memory]
-    scores = nm.einsum([q * (1.0 / math.sqrt(heads.key.size)), k], score_dims)
+    scores = nm.einsum(
+        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory]
+    )
     scores = nm.cast(scores, "float32")
     if bias is not None:
         scores = scores + bias
     if mask is not None:
         scores = nm.where(mask, scores, -1e9)
     weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
-    context = nm.einsum([weights, v], [*batch, seq, heads.heads, heads.key])
-    return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
+    return nm.einsum([weights, v], [*batch, seq, heads.heads, heads.key])
 
 
 @explain_mistakes

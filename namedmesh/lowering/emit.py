@@ -287,6 +287,9 @@ class Local(Eager):
             ways = emitter.mesh.size(on)
             self.positions[on] = emitter.annotator.to_local(tf.range(ways), [on])[0]
 
+    def calls_kernel(self, op: Op) -> bool:
+        return op in self.emitter.plan.local
+
     def size(self, dim: Dimension) -> int:
         return dim.size // self.emitter.mesh.size(self.axes.get(dim.name, ()))
 

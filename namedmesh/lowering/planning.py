@@ -26,6 +26,7 @@ from namedmesh.lowering.rules_control import (
     settle_scan,
     settle_while,
 )
+from namedmesh.lowering.rules_kernel import settle_kernel
 from namedmesh.lowering.waste import find_waste, warn_of
 
 # The rule of each kind of placement that an op can declare (Op.rule).
@@ -33,6 +34,7 @@ RULES: dict[str, Callable[[Planner, Any, int], None]] = {
     "generic": settle_generic,
     "cond": settle_cond,
     "cotangent": settle_cotangent,
+    "kernel": settle_kernel,
     "move": settle_move,
     "pass_through": settle_pass_through,
     "scan": settle_scan,

@@ -7,8 +7,8 @@ import re
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from namedmesh.lowering.regions import blocks, close_regions
 from namedmesh.runtime.bridge import module_context
+from namedmesh.runtime.regions import blocks, close_regions
 
 # A name in the text of a location; what is followed by a line number is the path of a file.
 _NAME = re.compile(r'"((?:[^"\\]|\\.)*)"(?!:)')

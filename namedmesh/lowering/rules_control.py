@@ -11,7 +11,6 @@ from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_free
 from namedmesh.lowering.transfers import place_after_move
 from namedmesh.ops.control import Cond, While
-from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.move import Move
 from namedmesh.ops.scan import Scan
 
@@ -123,7 +122,7 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
     planner.settle(op, op.output, place, place, times)
 
 
-def settle_pass_through(planner: Planner, op: CustomVjp, times: int) -> None:
+def settle_pass_through(planner: Planner, op: Op, times: int) -> None:
     """Every result lies where the operand it passes on lies."""
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
         place = planner.plan.shardings[x].with_partial(())

@@ -43,6 +43,14 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
     return _mix(tf, x)
 
 
+def spread_word(tf: Any, word: Any, index: Any) -> Any:
+    """Makes a word for each index from a random one; one round will do where the words are random.
+
+    `namedmesh.runtime.kernels` computes the same.
+    """
+    return _mix(tf, word + index * tf.constant(GOLDEN, tf.uint32))
+
+
 @functools.cache
 def _folder(tf: Any) -> Any:
     """Makes one TensorFlow function, traced once, as for the mixer."""

@@ -17,7 +17,7 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.operands import make_shape
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.hashing import fold_number, hash_counter
+from namedmesh.ops.hashing import fold_number, hash_counter, spread_word
 
 KEY = Dimension("key_word", 2)
 
@@ -69,6 +69,29 @@ class Bits(Op):
         return [None]
 
 
+class SpreadBits(Op):
+    """A word of its own for each index along a dimension, from one word for all of them."""
+
+    manual = True  # as for Bits
+    dim: Dimension
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(Shape([*self.inputs[0].shape, self.dim]), "uint32")]
+
+    def lower(self, context: Context, words: Any) -> Any:
+        tf = context.tf
+        index, offset = tf.range(context.size(self.dim)), context.offset(self.dim)
+        index = tf.cast(index if offset is None else index + offset, tf.uint32)
+        return spread_word(tf, words[..., None], index)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [None]
+
+
 class FoldIn(Op):
     """A new key from a key and a number."""
 
@@ -104,3 +127,8 @@ def draw_bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """Draws 32 bits for each element of some dimensions; what names the caller in errors."""
     check_key(what, key)
     return Bits((key,), make_shape(what, dims)).output
+
+
+def spread_bits(words: Tensor, dim: Dimension) -> Tensor:
+    """Makes 32 bits for each element along one more dimension: cheaper than drawing them all."""
+    return SpreadBits((words,), dim).output

@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.runtime.kernels.choice import settle_kernels
 from namedmesh.runtime.shardy import use_shardy_annotations
 
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
@@ -41,8 +42,6 @@ def _inline(
     """Copies a module into the one that jax is making, and calls it."""
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
-        if config.use_shardy_partitioner.value:
-            use_shardy_annotations(parsed, mesh)
         signature = ir.SymbolTable(parsed.operation)["main"].type
         inputs, types = list(signature.inputs), list(signature.results)
     except (ValueError, KeyError, AttributeError, ir.MLIRError) as error:
@@ -60,6 +59,9 @@ def _inline(
             fix=_AGAIN,
         )
     target = context.module_context
+    settle_kernels(parsed, target.platforms)
+    if config.use_shardy_partitioner.value:
+        use_shardy_annotations(parsed, mesh)
     name = merge_mlir_modules(
         target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table
     )

@@ -1,0 +1,71 @@
+"""Results that a backend may make by a kernel of its own, chosen when an Artifact is loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.ir.context import Context
+from namedmesh.ir.op import Op
+from namedmesh.ir.tensor import Tensor
+
+
+class Kernel(Op):
+    """Results made by named ops, passed on; a backend that has the kernel makes them by it instead.
+
+    The named ops are then not computed at all. Where the operands do not lie as the kernel reads
+    them, whole but for the dimensions along which it treats every element by itself, there is
+    nothing to choose.
+    """
+
+    rule = "kernel"
+    kept_by_dots = True
+    name: str
+    count: int  # results of named ops first, then what the kernel reads
+    parallel: tuple[str, ...]  # dimensions of which the kernel takes one device's piece
+    options: dict[str, Any]
+
+    @property
+    def kind(self) -> str:
+        return self.name
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        plain, read = values[: self.count], values[self.count :]
+        if not context.calls_kernel(self):
+            return [context.tf.identity(value) for value in plain]
+        specs = [context.tf.TensorSpec(value.shape, value.dtype) for value in plain]
+        options = {"results": self.count, **self.options}
+        return context.xla.custom_call_v2(
+            f"namedmesh.{self.name}", [*read, *plain], specs, json.dumps(options, sort_keys=True)
+        )
+
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        return [*cotangents, *[None] * (len(self.inputs) - self.count)]
+
+
+def offer_kernel(
+    name: str,
+    plain: Sequence[Tensor],
+    reads: Sequence[Tensor],
+    parallel: Sequence[Dimension],
+    **options: Any,
+) -> tuple[Tensor, ...]:
+    """Lets a backend make tensors by a kernel instead of the named ops that made them.
+
+    Args:
+        name: The kernel's name, by which `namedmesh.runtime.kernels` finds it.
+        plain: The tensors, made by named ops.
+        reads: What the kernel makes them of.
+        parallel: The dimensions along which every element is made by itself.
+        **options: What else the kernel is told, as JSON has it.
+
+    Returns:
+        A tensor for each of `plain`.
+    """
+    names = tuple(dim.name for dim in parallel)
+    return Kernel((*plain, *reads), name, len(plain), names, options).outputs

@@ -1,0 +1,309 @@
+"""Attention in tiles on NVIDIA GPUs, by Pallas: no tensor of queries times keys is ever stored.
+
+Dropout hashes a word of each query with the number of the key: the same bits as in named ops.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+LOG2E = math.log2(math.e)
+GOLDEN = 0x9E3779B9
+LOWEST = -1e30
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """How a pass is cut up: queries and keys of a tile, and what a tile runs on."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+FORWARD = Tiles(128, 32, 4, 4)
+BACKWARD_KEYS = Tiles(64, 64, 4, 2)
+BACKWARD_QUERIES = Tiles(64, 64, 4, 2)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What attention computes besides the average: the scores' scale, and the rate of dropout."""
+
+    scale: float
+    rate: float = 0.0
+
+    @property
+    def threshold(self) -> int:
+        """Words below it are dropped."""
+        return int(self.rate * 2**32)
+
+    @property
+    def grow(self) -> float:
+        """What makes up for the weights that are dropped."""
+        return 1.0 / (1.0 - self.rate)
+
+
+def mix(x: Any) -> Any:
+    """Permutes 32-bit words; every input bit changes every output bit (lowbias32)."""
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
+        x = x ^ lax.shift_right_logical(x, jnp.uint32(shift))
+        if factor is not None:
+            x = x * jnp.uint32(factor)
+    return x
+
+
+def _choose(condition: Any, x: Any, otherwise: Any) -> Any:
+    """Takes x where a condition holds, and a number elsewhere (jnp.where, without a call)."""
+    return lax.select(condition, x, lax.full(x.shape, otherwise, x.dtype))
+
+
+def _kept(words: Any, numbers: Any, options: Options) -> Any:
+    """Which weights of a tile dropout keeps, from a word for each query and the keys' numbers."""
+    mixed = mix(words + numbers.astype(jnp.uint32) * jnp.uint32(GOLDEN))
+    return mixed >= jnp.uint32(options.threshold)
+
+
+def _count(first: Any, keys: int) -> Any:
+    """The numbers of the keys of a tile."""
+    return first + jnp.arange(keys, dtype=jnp.int32)
+
+
+def _each_tile(bounds: Any, tiles: int, add_tile: Any, start: Any) -> Any:
+    """Goes through the tiles in which something is allowed, first those in which everything is."""
+    if bounds is None:
+        return lax.fori_loop(0, tiles, functools.partial(add_tile, masked=False), start)
+    low, full, high = (bounds[i] for i in range(3))
+    start = lax.fori_loop(low, full, functools.partial(add_tile, masked=False), start)
+    return lax.fori_loop(full, high, functools.partial(add_tile, masked=True), start)
+
+
+def _forward(
+    q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, y_ref, lse_ref, *, options, tiles
+):
+    """Averages values for one tile of queries, tile of keys by tile of keys."""
+    q = q_ref[...]
+    words = None if words_ref is None else words_ref[...][:, None]
+
+    def add_tile(i, carry, masked):
+        total, highest, mass = carry
+        keys = pl.ds(i * tiles.keys, tiles.keys)
+        scores = plgpu.dot(q, k_ref[keys, :].T) * (options.scale * LOG2E)
+        if masked:
+            allowed = mask_ref[:, keys] != 0
+            scores = _choose(allowed, scores, LOWEST)
+        higher = jnp.maximum(highest, jnp.max(scores, axis=1))
+        shrink = jnp.exp2(highest - higher)
+        weights = jnp.exp2(scores - higher[:, None])
+        if masked:  # where nothing was allowed yet, the highest is the lowest
+            weights = _choose(allowed, weights, 0.0)
+        mass = mass * shrink + jnp.sum(weights, axis=1)
+        if words is not None:
+            numbers = _count(i * tiles.keys, tiles.keys)[None, :]
+            weights = _choose(_kept(words, numbers, options), weights, 0.0)
+        total = total * shrink[:, None] + plgpu.dot(weights.astype(q.dtype), v_ref[keys, :])
+        return total, higher, mass
+
+    start = (
+        jnp.zeros(q.shape, jnp.float32),
+        jnp.full(q.shape[:1], LOWEST, jnp.float32),
+        jnp.zeros(q.shape[:1], jnp.float32),
+    )
+    total, highest, mass = _each_tile(bounds_ref, k_ref.shape[0] // tiles.keys, add_tile, start)
+    mass = _choose(mass != 0.0, mass, 1.0)
+    y_ref[...] = (total * (options.grow / mass)[:, None]).astype(y_ref.dtype)
+    lse_ref[...] = (highest + jnp.log2(mass)) * (1.0 / LOG2E)
+
+
+def _weigh(scores, d_weights, lse, delta, allowed, kept, options):
+    """Turns a tile's scores into weights after dropout, and into their own cotangent."""
+    weights = jnp.exp2(scores * (options.scale * LOG2E) - lse * LOG2E)
+    if allowed is not None:
+        weights = _choose(allowed, weights, 0.0)
+    if kept is None:
+        return weights, weights * (d_weights - delta)
+    d_weights = _choose(kept, d_weights * options.grow, 0.0)
+    return _choose(kept, weights, 0.0), weights * (d_weights - delta)
+
+
+def _backward_keys(
+    q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, dy_ref, lse_ref, delta_ref,
+    dk_ref, dv_ref, *, options, tiles,
+):  # fmt: skip
+    """The cotangents of one tile of keys and values, tile of queries by tile of queries.
+
+    Tiles have keys first here: the products that follow take them as they are.
+    """
+    k, v = k_ref[...], v_ref[...]
+    numbers = _count(pl.program_id(0) * tiles.keys, tiles.keys)[:, None]
+
+    def add_tile(i, carry, masked):
+        dk, dv = carry
+        queries = pl.ds(i * tiles.queries, tiles.queries)
+        q, dy = q_ref[queries, :], dy_ref[queries, :]
+        scores, d_weights = plgpu.dot(k, q.T), plgpu.dot(v, dy.T)
+        allowed = mask_ref[:, queries] != 0 if masked else None
+        kept = None if words_ref is None else _kept(words_ref[queries][None, :], numbers, options)
+        lse, delta = lse_ref[queries][None, :], delta_ref[queries][None, :]
+        weights, d_scores = _weigh(scores, d_weights, lse, delta, allowed, kept, options)
+        dv = dv + plgpu.dot(weights.astype(dy.dtype), dy)
+        return dk + plgpu.dot(d_scores.astype(q.dtype), q), dv
+
+    zeros = jnp.zeros(k.shape, jnp.float32)
+    count = q_ref.shape[0] // tiles.queries
+    dk, dv = _each_tile(bounds_ref, count, add_tile, (zeros, zeros))
+    dk_ref[...] = (dk * options.scale).astype(dk_ref.dtype)
+    dv_ref[...] = (dv * options.grow).astype(dv_ref.dtype)
+
+
+def _backward_queries(
+    q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, dy_ref, lse_ref, delta_ref,
+    dq_ref, *, options, tiles,
+):  # fmt: skip
+    """The cotangents of one tile of queries, tile of keys by tile of keys."""
+    q, dy = q_ref[...], dy_ref[...]
+    lse, delta = lse_ref[...][:, None], delta_ref[...][:, None]
+    words = None if words_ref is None else words_ref[...][:, None]
+
+    def add_tile(i, dq, masked):
+        keys = pl.ds(i * tiles.keys, tiles.keys)
+        k = k_ref[keys, :]
+        scores, d_weights = plgpu.dot(q, k.T), plgpu.dot(dy, v_ref[keys, :].T)
+        allowed = mask_ref[:, keys] != 0 if masked else None
+        numbers = _count(i * tiles.keys, tiles.keys)[None, :]
+        kept = None if words is None else _kept(words, numbers, options)
+        _, d_scores = _weigh(scores, d_weights, lse, delta, allowed, kept, options)
+        return dq + plgpu.dot(d_scores.astype(k.dtype), k)
+
+    start = jnp.zeros(q.shape, jnp.float32)
+    dq = _each_tile(bounds_ref, k_ref.shape[0] // tiles.keys, add_tile, start)
+    dq_ref[...] = (dq * options.scale).astype(dq_ref.dtype)
+
+
+def find_bounds(mask: Any, own: int, other: int) -> Any:
+    """Finds the tiles along the last dimension in which something is allowed, for each tile before.
+
+    Returns the first, the first from which on not everything is allowed, and the one after the
+    last: batch, own tiles, 3.
+    """
+    batch, rows, columns = mask.shape
+    cut = mask.reshape(batch, rows // own, own, columns // other, other) != 0
+    some, every = jnp.any(cut, axis=(2, 4)), jnp.all(cut, axis=(2, 4))
+    count = some.shape[-1]
+    numbers = lax.broadcasted_iota(jnp.int32, some.shape, 2)
+    high = jnp.max(_choose(some, numbers + 1, 0), axis=-1)
+    low = jnp.minimum(jnp.min(_choose(some, numbers, count), axis=-1), high)
+    partly = ~every & (numbers >= low[..., None])
+    full = jnp.minimum(jnp.min(_choose(partly, numbers, count), axis=-1), high)
+    return jnp.stack([low, full, high], axis=-1)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments that all three passes share, and how a tile of each is cut out."""
+
+    q: Any  # batch, queries, heads, key
+    k: Any  # batch, keys, heads, key
+    v: Any
+    mask: Any | None  # batch or 1, queries, keys; int8
+    words: Any | None  # batch, heads, queries; uint32
+
+    def run(self, kernel, options, tiles, over, more, results, name, interpret):
+        """Runs a pass over tiles of queries (or of keys), each with all of the other."""
+        batch, queries, heads, _ = self.q.shape
+        keys, width = self.k.shape[1], self.q.shape[-1]
+        own = {"queries": over == "queries", "keys": over == "keys"}
+        sizes = {
+            "queries": tiles.queries if own["queries"] else queries,
+            "keys": tiles.keys if own["keys"] else keys,
+        }
+
+        def along(what):
+            return lambda i: i if own[what] else 0
+
+        def rows(what):
+            at = along(what)
+            return pl.BlockSpec((None, sizes[what], None, width), lambda i, b, n: (b, at(i), n, 0))
+
+        def numbers(what):
+            at = along(what)
+            return pl.BlockSpec((None, None, sizes[what]), lambda i, b, n: (b, n, at(i)))
+
+        mask, bounds, mask_spec, bounds_spec = None, None, None, None
+        if self.mask is not None:
+            which = (lambda b: b) if self.mask.shape[0] > 1 else (lambda b: 0)
+            if over == "queries":
+                mask, own_size, other_size = self.mask, tiles.queries, tiles.keys
+            else:
+                mask, own_size, other_size = (
+                    jnp.swapaxes(self.mask, 1, 2),
+                    tiles.keys,
+                    tiles.queries,
+                )
+            bounds = find_bounds(mask, own_size, other_size)
+            mask_spec = pl.BlockSpec(
+                (None, own_size, mask.shape[2]), lambda i, b, n: (which(b), i, 0)
+            )
+            bounds_spec = pl.BlockSpec((None, None, 3), lambda i, b, n: (which(b), i, 0))
+        specs = {"rows": rows, "numbers": numbers}
+        in_specs = [
+            rows("queries"),
+            rows("keys"),
+            rows("keys"),
+            mask_spec,
+            bounds_spec,
+            None if self.words is None else numbers("queries"),
+            *(specs[kind]("queries") for _, kind in more),
+        ]
+        count = (queries // tiles.queries) if own["queries"] else (keys // tiles.keys)
+        return pl.pallas_call(
+            functools.partial(kernel, options=options, tiles=tiles),
+            grid=(count, batch, heads),
+            in_specs=in_specs,
+            out_specs=[specs[kind](what) for _, kind, what in results],
+            out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype) for like, _, _ in results],
+            compiler_params=plgpu.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+            interpret=interpret,
+            name=name,
+        )(self.q, self.k, self.v, mask, bounds, self.words, *(array for array, _ in more))
+
+
+def attend(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
+    """Attention and the logarithm of each query's sum of exponentials."""
+    batch, queries, heads, _ = q.shape
+    lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    results = [(q, "rows", "queries"), (lse, "numbers", "queries")]
+    call = _Call(q, k, v, mask, words)
+    return call.run(
+        _forward, options, tiles, "queries", [], results, "attention_forward", interpret
+    )
+
+
+def attend_backward(
+    q, k, v, mask, words, y, lse, dy, options, *, by_keys=BACKWARD_KEYS,
+    by_queries=BACKWARD_QUERIES, interpret=False,
+):  # fmt: skip
+    """The cotangents of queries, keys and values."""
+    products = y.astype(jnp.float32) * dy.astype(jnp.float32)
+    delta = jnp.swapaxes(jnp.sum(products, axis=-1), 1, 2)  # batch, heads, queries
+    call = _Call(q, k, v, mask, words)
+    more = [(dy, "rows"), (lse, "numbers"), (delta, "numbers")]
+    dk, dv = call.run(
+        _backward_keys, options, by_keys, "keys", more,
+        [(k, "rows", "keys"), (v, "rows", "keys")], "attention_backward_keys", interpret,
+    )  # fmt: skip
+    (dq,) = call.run(
+        _backward_queries, options, by_queries, "queries", more,
+        [(q, "rows", "queries")], "attention_backward_queries", interpret,
+    )  # fmt: skip
+    return dq, dk, dv

@@ -1,0 +1,137 @@
+"""Which kernels a module's calls become: those of the platform, or what named ops compute."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxlib.mlir import ir
+
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.runtime.regions import blocks, close_regions
+
+PREFIX = "namedmesh."
+PLATFORMS = ("cuda", "gpu")
+USES = ("auto", "off")  # of NAMEDMESH_KERNELS
+_DTYPES = {
+    "bf16": jnp.bfloat16,
+    "f16": jnp.float16,
+    "f32": jnp.float32,
+    "i1": jnp.bool_,
+    "ui32": jnp.uint32,
+}
+
+
+def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
+    """Replaces every call of a kernel, by the kernel where the platform has it.
+
+    A call's last operands are what named ops made of the others; without a kernel they are its
+    results.
+
+    Args:
+        module: The module, which is changed in place.
+        platforms: What it is lowered for.
+    """
+    made: dict[tuple[str, ...], ir.Module | None] = {}
+    for op in list(_find_calls(module.operation)):
+        name = ir.StringAttr(op.attributes["call_target_name"]).value.removeprefix(PREFIX)
+        options = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
+        reads = list(op.operands)[: -options["results"]]
+        plain = list(op.operands)[-options["results"] :]
+        key = name, json.dumps(options, sort_keys=True), *(str(value.type) for value in reads)
+        if key not in made:
+            made[key] = _make_kernel(name, options, reads, platforms)
+        kernel = made[key]
+        results = plain if kernel is None else _insert(kernel, reads, op)
+        for use in list(op.result.uses):  # TensorFlow's calls return tuples
+            element = use.owner.operation
+            number = ir.IntegerAttr(element.attributes["index"]).value
+            element.result.replace_all_uses_with(results[number])
+            element.erase()
+        op.erase()
+    if any(made.values()):
+        close_regions(module)
+
+
+def _find_calls(module: ir.Operation) -> Iterator[ir.Operation]:
+    """Every call of a kernel in a module."""
+    for block in blocks(module):
+        for view in block.operations:
+            op = view.operation
+            if op.name == "stablehlo.custom_call":
+                target = ir.StringAttr(op.attributes["call_target_name"]).value
+                if target.startswith(PREFIX):
+                    yield op
+
+
+def _make_kernel(
+    name: str,
+    options: dict[str, Any],
+    reads: Sequence[ir.Value],
+    platforms: Sequence[str],
+) -> ir.Module | None:
+    """Lowers a kernel for what it reads; None where the platform has none for it."""
+    types = [_array_type(value) for value in reads]
+    function = find_kernel(name, options, types, platforms)
+    if function is None:
+        return None
+    lowered = (
+        jax.jit(function, keep_unused=True).trace(*types).lower(lowering_platforms=tuple(platforms))
+    )
+    return ir.Module.parse(lowered.as_text(debug_info=False))
+
+
+def find_kernel(
+    name: str,
+    options: dict[str, Any],
+    reads: Sequence[jax.ShapeDtypeStruct],
+    platforms: Sequence[str],
+) -> Callable[..., Any] | None:
+    """Finds the kernel that a platform has.
+
+    Args:
+        name: Its name.
+        options: What it is told.
+        reads: What it reads.
+        platforms: The platforms that must have it.
+
+    Returns:
+        A function of what it reads; None where named ops are to do it.
+    """
+    use = os.environ.get("NAMEDMESH_KERNELS", "auto")
+    if use not in USES:
+        raise NamedMeshError(f"NAMEDMESH_KERNELS={use} is unknown", fix=did_you_mean(use, USES))
+    if use == "off" or not all(platform in PLATFORMS for platform in platforms):
+        return None
+    from namedmesh.runtime.kernels.attention_call import AttentionCall
+
+    call = AttentionCall.of(options, reads)
+    return call and {"attention": call.forward, "attention_backward": call.backward}[name]
+
+
+def _array_type(value: ir.Value) -> jax.ShapeDtypeStruct:
+    """The shape and dtype of a value, in jax's terms."""
+    kind = ir.RankedTensorType(value.type)
+    return jax.ShapeDtypeStruct(tuple(kind.shape), _DTYPES[str(kind.element_type)])
+
+
+def _insert(kernel: ir.Module, reads: Sequence[ir.Value], op: ir.Operation) -> list[ir.Value]:
+    """Copies a kernel's ops before the call that it replaces."""
+    (main,) = (view.operation for view in kernel.body.operations)  # kernels call no functions
+    block = main.regions[0].blocks[0]
+    values = dict(zip(block.arguments, reads, strict=True))
+    with ir.InsertionPoint(op), op.location:
+        for view in block.operations:
+            one = view.operation
+            if one.name == "func.return":
+                return [values[value] for value in one.operands]
+            copy = one.clone()
+            for i, value in enumerate(one.operands):
+                copy.operands[i] = values[value]
+            copy.location = op.location
+            values.update(zip(one.results, copy.results, strict=True))
+    raise AssertionError("a function without a return")

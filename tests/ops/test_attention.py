@@ -1,0 +1,185 @@
+"""nm.attention against attention written out, its derivatives, and its kernel, under layouts."""
+
+import math
+from typing import Any, cast
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import namedmesh as nm
+from namedmesh.ops.random_bits import spread_bits
+from namedmesh.runtime.kernels import choice
+from namedmesh.runtime.kernels.attention import mix
+from tests.checks import assert_same, evaluated, uniform
+
+B, S, T, N, K = nm.dims("batch=8 seq=16 memory=32 heads=4 key=16")
+SPECS = {
+    "q": nm.spec([B, S, N, K]),
+    "k": nm.spec([B, T, N, K]),
+    "v": nm.spec([B, T, N, K]),
+    "segments": nm.spec([B, S], "int32"),
+    "memory_segments": nm.spec([B, T], "int32"),
+}
+ARRAYS = {
+    "q": uniform(1, 8, 16, 4, 16) * 2,
+    "k": uniform(2, 8, 32, 4, 16) * 2,
+    "v": uniform(3, 8, 32, 4, 16),
+    "segments": np.sort(np.random.default_rng(4).integers(0, 4, (8, 16)), 1).astype(np.int32),
+    "memory_segments": np.sort(np.random.default_rng(5).integers(0, 4, (8, 32)), 1).astype(
+        np.int32
+    ),
+}
+
+
+def make_step(rate=0.0, masked=True, attend=None):
+    """A step that returns attention's result and all its gradients."""
+
+    def step(q, k, v, segments, memory_segments):
+        mask = nm.equal(segments, memory_segments) & (memory_segments > 0)
+        mask = mask & (nm.range(T) <= nm.range(S) + 16)
+        key = nm.random.key(7)
+        options = {"mask": mask if masked else None, "rate": rate, "dropout_key": key}
+        y = (attend or nm.attention)(q, k, v, T, K, **options)
+        loss = nm.sum(nm.square(y) * nm.cos(nm.cast(nm.range(K), "float32")))
+        dq, dk, dv = nm.grad(loss, [q, k, v])
+        return {"y": y, "dq": dq, "dk": dk, "dv": dv}
+
+    return step
+
+
+def write_out(q, k, v, over, key, *, mask, rate, dropout_key):
+    """Attention by nm.softmax, differentiated op by op; dropout by the words it draws."""
+    scores = nm.einsum([q, k], [B, N, S, T]) * (1.0 / math.sqrt(key.size))
+    if mask is not None:
+        scores = nm.where(mask, scores, -1e9)
+    weights = nm.softmax(scores, over=over)
+    if mask is not None:
+        weights = nm.where(mask, weights, 0.0)
+    if rate:
+        kept = spread_bits(nm.random.bits(dropout_key, [B, N, S]), T) >= int(rate * 2**32)
+        weights = nm.where(kept, weights / (1.0 - rate), 0.0)
+    return nm.einsum([weights, v], [B, S, N, K])
+
+
+def test_values_are_those_of_numpy():
+    q, k, v = (ARRAYS[name].astype(np.float64) for name in "qkv")
+    segments, memory = ARRAYS["segments"], ARRAYS["memory_segments"]
+    mask = (segments[:, :, None] == memory[:, None, :]) & (memory[:, None, :] > 0)
+    mask &= np.arange(32)[None, None] <= np.arange(16)[None, :, None] + 16
+    wanted = np.zeros((8, 16, 4, 16))
+    for b in range(8):
+        for n in range(4):
+            for s in range(16):
+                allowed = [t for t in range(32) if mask[b, s, t]]
+                scores = np.array([q[b, s, n] @ k[b, t, n] / 4.0 for t in allowed])
+                parts = np.exp(scores - scores.max()) if allowed else scores
+                for part, t in zip(parts, allowed, strict=True):
+                    wanted[b, s, n] += part / parts.sum() * v[b, t, n]
+    assert not mask.any(2).all()  # some queries may attend to nothing
+    found = evaluated(nm.trace(make_step(), **SPECS), ARRAYS)
+    np.testing.assert_allclose(found["y"], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("rate", [0.0, 0.3])
+def test_derivatives_are_those_of_attention_written_out(rate, masked):
+    found = evaluated(nm.trace(make_step(rate, masked), **SPECS), ARRAYS)
+    wanted = evaluated(nm.trace(make_step(rate, masked, write_out), **SPECS), ARRAYS)
+    assert_same(found, wanted)
+
+
+def test_second_derivatives_are_those_of_attention_written_out():
+    def step(attend):
+        def function(q, k, v):
+            y = attend(q, k, v, T, K, mask=None, rate=0.0, dropout_key=None)
+            dq, dk = nm.grad(nm.sum(nm.square(y)), [q, k])
+            return dict(zip("qkv", nm.grad(nm.sum(dq * dq) + nm.sum(dk), [q, k, v]), strict=True))
+
+        specs = {name: SPECS[name] for name in "qkv"}
+        arrays = {name: ARRAYS[name] / 4 for name in "qkv"}
+        return evaluated(nm.trace(function, **specs), arrays)
+
+    assert_same(step(nm.attention), step(write_out))
+
+
+def by_matrices(options, reads):
+    """Both passes in jax, without a call of a function, by matrices: stands in for a kernel."""
+    masked, rate, scale = options["mask"] is not None, options["rate"], options["scale"]
+
+    def weigh(q, k, *extra):
+        scores = jnp.einsum("bsnk,btnk->bnst", q, k) * scale
+        allowed = extra[0][:, None].astype(jnp.float32) if masked else 1.0
+        parts = jnp.exp(scores) * allowed
+        mass = parts.sum(-1, keepdims=True)
+        mass = mass + (mass == 0).astype(jnp.float32)
+        kept = 1.0
+        if rate:
+            words = mix(
+                extra[-1][..., None] + lax.iota(jnp.uint32, k.shape[1]) * jnp.uint32(0x9E3779B9)
+            )
+            kept = (words >= jnp.uint32(int(rate * 2**32))).astype(jnp.float32) / (1.0 - rate)
+        return parts / mass, kept, jnp.log(mass[..., 0])
+
+    def forward(q, k, v, *extra):
+        weights, kept, lse = weigh(q, k, *extra)
+        return jnp.einsum("bnst,btnk->bsnk", weights * kept, v), lse
+
+    def backward(q, k, v, *rest):
+        *extra, _, _, dy = rest
+        weights, kept, _ = weigh(q, k, *extra)
+        d_weights = jnp.einsum("bsnk,btnk->bnst", dy, v) * kept
+        mean = (weights * d_weights).sum(-1, keepdims=True)
+        d_scores = weights * (d_weights - mean) * scale
+        return (
+            jnp.einsum("bnst,btnk->bsnk", d_scores, k),
+            jnp.einsum("bnst,bsnk->btnk", d_scores, q),
+            jnp.einsum("bnst,bsnk->btnk", weights * kept, dy),
+        )
+
+    return {"attention": forward, "attention_backward": backward}
+
+
+LAYOUTS = ["", "batch:a", "heads:b", "batch:a, heads:b", "batch:a+b", "seq:b", "memory:b", "key:b"]
+
+
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.filterwarnings("ignore:no dimension is mapped")
+def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monkeypatch):
+    """Dropout included: named ops and kernel, and every device, drop the same weights."""
+    called = []
+
+    def find_kernel(name, options, reads, platforms):
+        called.append(name)
+        return by_matrices(options, reads)[name] if kernels else None
+
+    monkeypatch.setattr(choice, "find_kernel", find_kernel)
+    program = nm.trace(make_step(rate=0.3), **SPECS)
+    plan = nm.plan(program, nm.Mesh(a=2, b=4), layout)
+    step = nm.Step(plan, strict=True, partitioner=partitioner)
+    _, found = step(None, **ARRAYS)
+    assert_same(found, evaluated(program, ARRAYS), rtol=2e-5, atol=2e-5)
+    fits = {"memory:b": [], "key:b": [], "seq:b": ["attention"]}
+    assert called == fits.get(layout, ["attention", "attention_backward"])
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda q, k, v: nm.attention(q, k, v, S, K), "seq"),
+        (lambda q, k, v: nm.attention(q, q, q, S, K), "queries have the keys' positions"),
+        (lambda q, k, v: nm.attention(q, k, nm.sum(v, N), T, K), "values do not have"),
+        (lambda q, k, v: nm.attention(nm.sum(q, N), k, v, T, K), "which queries lack"),
+        (lambda q, k, v: nm.attention(q, k, nm.cast(v, "bfloat16"), T, K), "dtypes"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(T)), "not bool"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(K) > 0), "scores lack"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, rate=1.0), "rate=1.0"),
+        (lambda q, k, v: nm.attention(q, k, v, cast(Any, "memory"), K), "not a Dimension"),
+    ],
+)
+def test_misuse_is_explained(wrong, message):
+    with pytest.raises(nm.NamedMeshError, match=message):
+        nm.trace(wrong, **{name: SPECS[name] for name in "qkv"})
