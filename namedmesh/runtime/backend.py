@@ -11,7 +11,8 @@ from jax.sharding import Mesh as JaxMesh
 from namedmesh.runtime.arrays import put_arrays as put_arrays
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.devices import device_mesh as device_mesh
-from namedmesh.runtime.failure import report_failure
+from namedmesh.runtime.failure import describe_failure, report_failure
+from namedmesh.runtime.ready_inputs import ReadyInputs as ReadyInputs
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step
 from namedmesh.runtime.stages import named_sharding as named_sharding
 
@@ -80,9 +81,11 @@ def run_step(name: str, compiled: jax.stages.Compiled, operands: list[Any], wait
     Returns:
         The results.
     """
-    with report_failure(f"{name} failed on its devices"):
+    try:
         results = compiled(*operands)
         return jax.block_until_ready(results) if wait else results
+    except jax.errors.JaxRuntimeError as error:
+        raise describe_failure(f"{name} failed on its devices", error) from error
 
 
 def keep_compilations(folder: str) -> None:

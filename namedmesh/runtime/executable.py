@@ -86,6 +86,13 @@ class Executable:
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
         self._updated = [spec.name for spec in artifact.variables if spec.updated]
+        self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
+        self._ready = self._backend.ReadyInputs(
+            self.inputs,
+            {name: self.sharding(spec) for name, spec in self.inputs.items()},
+            artifact.mesh,
+            [spec for spec in artifact.variables if spec.updated],
+        )
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
@@ -151,7 +158,8 @@ class Executable:
             self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
             self._init = compiled
         arrays = self._backend.run_init(self._init, self.mesh, seed)
-        return State(dict(zip(self.variables, arrays, strict=True)), self.variables)
+        made = dict(zip(self.variables, arrays, strict=True))
+        return State.made_by(self, made, self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
         """A state from whole arrays, of which each device reads its own piece.
@@ -179,7 +187,7 @@ class Executable:
                     remember_sizes(values.arrays[name], spec.sizes)
             values = values.arrays
         arrays = self._put("variable", self.variables, values, self._updated)
-        return State(arrays, self.variables)
+        return State.made_by(self, arrays, self.variables)
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
         """Inputs laid out on the devices ahead of a step.
@@ -226,19 +234,41 @@ class Executable:
         Raises:
             NamedMeshError: If the state or the inputs do not fit; the state is still usable then.
         """
-        checked = check_state(self.artifact, self.variables, state, self.sharding)
-        arrays = self._put("input", self.inputs, self._name_inputs(inputs, named))
-        check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
-        operands = [*arrays.values(), *checked.arrays.values()]
-        results = self._backend.run_step(self.artifact.name, self._step, operands, self._block)
+        values = self._name_inputs(inputs, named)
+        operands = self._ready.take(values)
+        variables = None
+        if operands is not None and type(state) is State:
+            variables = state.take(self, self.variables, bool(self._updated))
+        if operands is None or variables is None:
+            checked = check_state(self.artifact, self.variables, state, self.sharding)
+            arrays = self._put("input", self.inputs, values)
+            check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
+            operands, variables = list(arrays.values()), tuple(checked.arrays.values())
+            if isinstance(state, State) and not self._updated:
+                state.accept_for(self, variables)  # an evaluation takes one state many times
+        results = self._run(operands, variables)
         count = len(self.artifact.outputs)
         updated = dict(zip(self._updated, results[count:], strict=True))
-        return State(checked.arrays | updated, self.variables), self._nest(results[:count])
+        if len(updated) < len(variables):
+            updated = dict(zip(self.variables, variables, strict=True)) | updated
+        return State.made_by(self, updated, self.variables), self._nest(results[:count])
+
+    def _run(self, operands: Sequence[Any], variables: Sequence[jax.Array]) -> Sequence[Any]:
+        """Runs the compiled step; variables that were deleted behind its back are named."""
+        name = self.artifact.name
+        try:
+            return self._backend.run_step(name, self._step, [*operands, *variables], self._block)
+        except (RuntimeError, NamedMeshError):
+            state = State(dict(zip(self.variables, variables, strict=True)), self.variables)
+            check_state(self.artifact, self.variables, state, self.sharding)
+            raise
 
     def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
         """What was given, by the names of the inputs."""
-        texts = {name: spec.text for name, spec in self.inputs.items()}
-        return name_inputs(self.artifact.name, texts, self.artifact.groups, values, named)
+        artifact = self.artifact
+        if not values and named.keys() == self._input_texts.keys() and not artifact.groups:
+            return dict(named)
+        return name_inputs(artifact.name, self._input_texts, artifact.groups, values, named)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
         """The results as the traced function nests them."""

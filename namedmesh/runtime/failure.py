@@ -26,12 +26,25 @@ def report_failure(problem: str) -> Iterator[None]:
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        memory = "RESOURCE_EXHAUSTED" in str(error)
-        raise NamedMeshError(
-            problem,
-            *(line[:300] for line in lines[:4]),
-            fix="use a smaller batch, a mesh of more devices, or a layout that splits more"
-            if memory
-            else "see what the compiler says above; export the program again if its file is old",
-        ) from error
+        raise describe_failure(problem, error) from error
+
+
+def describe_failure(problem: str, error: Exception) -> NamedMeshError:
+    """What jax raised, as an error that says what was being done.
+
+    Args:
+        problem: What cannot be done, or failed.
+        error: What jax raised.
+
+    Returns:
+        The error to raise.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    memory = "RESOURCE_EXHAUSTED" in str(error)
+    return NamedMeshError(
+        problem,
+        *(line[:300] for line in lines[:4]),
+        fix="use a smaller batch, a mesh of more devices, or a layout that splits more"
+        if memory
+        else "see what the compiler says above; export the program again if its file is old",
+    )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import operator
+from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,8 +56,59 @@ class State(Mapping[str, Any]):
                     f"the {what} of a state are a {type(values).__name__}, expected a dict",
                     fix="make a state with step.init(seed) or step.place({name: array})",
                 )
-        arrays = dict(arrays)
-        self.arrays, self.specs = arrays, specs
+        self.arrays: dict[str, jax.Array] = dict(arrays)
+        self.specs = specs
+        self._fits: dict[object, tuple[jax.Array, ...]] = {}  # programs, and what they accepted
+
+    @classmethod
+    def made_by(
+        cls, program: object, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]
+    ) -> State:
+        """A state whose arrays a program made, which need not be checked when it takes them back.
+
+        Args:
+            program: The program.
+            arrays: The variables in its order.
+            specs: What they are.
+
+        Returns:
+            The state.
+        """
+        state = cls.__new__(cls)
+        state.arrays, state.specs = arrays, specs
+        state._fits = {program: tuple(arrays.values())}
+        return state
+
+    def accept_for(self, program: object, arrays: tuple[jax.Array, ...]) -> None:
+        """Notes that arrays of this state fit a program, which has checked them.
+
+        Args:
+            program: The program.
+            arrays: The arrays in its order.
+        """
+        self._fits[program] = arrays
+
+    def take(
+        self, program: object, names: Collection[str], uses_up: bool
+    ) -> tuple[jax.Array, ...] | None:
+        """The arrays for a step, if it is known that they fit and nobody has touched them since.
+
+        Args:
+            program: The program.
+            names: Its variables in order.
+            uses_up: Whether the step uses them up.
+
+        Returns:
+            The arrays in the program's order; None if they are to be checked.
+        """
+        known = self._fits.get(program)
+        if known is None or len(self.arrays) != len(known):
+            return None
+        if not all(map(operator.is_, map(self.arrays.get, names), known)):
+            return None
+        if uses_up:
+            self._fits = {}
+        return known
 
     def __getitem__(self, name: str) -> Any:
         if name not in self:

@@ -1,0 +1,126 @@
+"""Steps after the first: what was checked once is not checked again, and nothing slips through."""
+
+import jax
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.runtime.state import State
+
+B, M = nm.dims("batch=4 model=2")
+
+
+def add_rows(x):
+    total = nm.state("total", [M])
+    fixed = nm.param("fixed", [M], nm.constant_init(2.0))
+    nm.assign(total, total + nm.sum(x, over=B) * fixed)
+    return nm.sum(total)
+
+
+def read_only(x):
+    return nm.sum(x * nm.state("total", [M]) * nm.param("fixed", [M], nm.constant_init(2.0)))
+
+
+def make(function=add_rows, mesh=None):
+    program = nm.trace(function, x=nm.spec([B, M]))
+    return nm.Step(nm.plan(program, mesh or nm.Mesh(all=1)), strict=True)
+
+
+ONES = np.ones((4, 2), np.float32)
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_states_and_inputs_of_every_kind_give_the_same_numbers(devices):
+    program = nm.trace(add_rows, x=nm.spec([B, M]))
+    step = nm.Step(nm.plan(program, nm.Mesh(all=devices), "batch:all"), strict=True)
+    state, totals = step.init(0), []
+    for i in range(6):
+        ready = step.put(x=ONES * i)["x"]
+        given = [ONES * i, ready, jax.numpy.asarray(ONES * i), (ONES * i).tolist()][i % 4]
+        state, total = step(state, given) if i % 2 else step(state, x=given)
+        totals.append(float(total))
+    assert totals == [0.0, 0.0, 16.0, 48.0, 96.0, 160.0]
+    np.testing.assert_array_equal(np.asarray(state["total"]), [120.0, 120.0])
+
+
+def test_inputs_may_be_written_to_after_the_call():
+    step, batch = make(), ONES.copy()
+    state = step.init(0)
+    for i in range(20):
+        batch[:] = i
+        state, _ = step(state, x=batch)
+        batch[:] = -1000
+    np.testing.assert_array_equal(np.asarray(state["total"]), np.full(2, 8.0 * sum(range(20))))
+
+
+def test_a_state_that_was_used_up_is_said_every_time():
+    step = make()
+    state = step.init(0)
+    step(state, x=ONES)
+    for _ in range(2):
+        with pytest.raises(nm.NamedMeshError, match="total of this state was used up"):
+            step(state, x=ONES)
+
+
+def test_wrong_inputs_leave_the_state_usable():
+    step = make()
+    state = step.init(0)
+    with pytest.raises(nm.NamedMeshError, match="float64"):
+        step(state, x=ONES.astype(np.float64))
+    with pytest.raises(nm.NamedMeshError, match="missing"):
+        step(state)
+    _, total = step(state, x=ONES)
+    assert float(total) == 0.0
+
+
+def test_an_array_that_was_exchanged_is_checked():
+    step = make()
+    state = step.init(0)
+    state.arrays["total"] = jax.numpy.ones(3)
+    with pytest.raises(nm.NamedMeshError, match=r"total is float32\[3\]"):
+        step(state, x=ONES)
+    state.arrays["total"] = jax.device_put(
+        np.ones(2, np.float32), step.sharding(step.variables["total"])
+    )
+    assert float(step(state, x=ONES)[1]) == 2.0
+
+
+def test_an_array_that_was_deleted_is_named():
+    step = make()
+    state = step.init(0)
+    state.arrays["fixed"].delete()
+    with pytest.raises(nm.NamedMeshError, match="fixed of this state was used up"):
+        step(state, x=ONES)
+
+
+def test_one_state_serves_many_evaluations_and_then_another_step():
+    train, evaluate = make(), make(read_only)
+    state = train.init(0)
+    state, _ = train(state, x=ONES)
+    assert [float(evaluate(state, x=ONES)[1]) for _ in range(3)] == [128.0] * 3
+    after, _ = train(state, x=ONES)
+    assert float(after["total"][0]) == 16.0
+    with pytest.raises(nm.NamedMeshError, match="used up"):
+        evaluate(state, x=ONES)
+
+
+def test_variables_of_the_same_array_are_an_error_though_the_state_is_known():
+    def swap(x):
+        a, b = nm.state("a", [B, M]), nm.state("b", [B, M])
+        nm.assign(a, b + x)
+        nm.assign(b, a)
+        return nm.sum(x)
+
+    step = make(swap)
+    state = step.init(0)
+    with pytest.raises(nm.NamedMeshError, match="input x is the array of variable a"):
+        step(state, x=state["a"])
+    state.arrays["b"] = state.arrays["a"]
+    with pytest.raises(nm.NamedMeshError, match="one array"):
+        step(state, x=ONES)
+
+
+def test_a_state_made_by_hand_is_checked():
+    step = make()
+    arrays = dict(step.init(0).arrays)
+    assert float(step(State(arrays, step.variables), x=ONES)[1]) == 0.0
