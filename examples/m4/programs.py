@@ -81,11 +81,12 @@ def trace_translate(settings: Settings) -> nm.Program:
 
 
 def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-    """The scalars of a train step, with the share of tokens that experts dropped."""
+    """The scalars of a train step, with the shares of choices that experts did not serve."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
-    if "encoder_dropped" in metrics:
-        sides = nm.mean(metrics["encoder_dropped"]) + nm.mean(metrics["decoder_dropped"])
-        scalars["dropped"] = sides * 0.5
+    for name in ("left_out", "no_room"):
+        if f"encoder_{name}" in metrics:
+            sides = nm.mean(metrics[f"encoder_{name}"]) + nm.mean(metrics[f"decoder_{name}"])
+            scalars[name] = sides * 0.5
     return scalars
 
 

@@ -226,9 +226,13 @@ class Backbone:
                 mixture = lambda x: self.mix_experts(x, stack, derive_key(own_key, 13))
                 h, routing = self.residual(h, "moe", mixture, derive_key(own_key, 14))
             aux, z = carry["aux"] + routing.aux_loss, carry["z"] + routing.z_loss
-            load = nm.mean(routing.load, over=self.G)
+            groups = [dim for dim in routing.load.shape if dim != self.E]
             following = {"h": h, "cache": cache, "aux": aux, "z": z}
-            return following, {"dropped": routing.dropped, "load": load}
+            return following, {
+                "left_out": routing.left_out,
+                "no_room": routing.no_room,
+                "load": nm.mean(routing.load, over=groups),
+            }
 
         first: dict[str, Any] = {"h": x, "cache": stack.cache}
         if config.experts:
@@ -251,8 +255,7 @@ class Backbone:
         Args:
             x: Tokens, GSM.
             stack: The layers it is part of.
-            key: A random key; without one (evaluation) nothing is random, and every later choice
-                that has a place is served.
+            key: A random key; without one this is evaluation, which draws the same every time.
 
         Returns:
             The output, GSM, and the routing.
@@ -265,17 +268,25 @@ class Backbone:
             >>> nm.trace(layer, nm.spec([model.G, model.S, model.M])).outputs[0].shape
             [group=2, expert=8]
         """
-        config, S, E = self.config, stack.seq, self.E
-        C = stack.capacity or expert_capacity(S, E, config.capacity_factor)
-        second = config.second if key is not None else "all"
+        config, E = self.config, self.E
+        G, S = self.routing_group(stack)
+        rows = (self.G, stack.seq)
+        regroup = lambda x: x if rows == (G, S) else nm.reshape(x, [*rows], [G, S])
+        padding = None if stack.padding is None else regroup(stack.padding)
+        factor, second = config.capacity_factor, config.second
+        if key is None:
+            factor = config.evaluation_capacity_factor or factor
+            second = config.evaluation_second
+        C = stack.capacity or expert_capacity(S, E, factor)
+        draw_key = nm.random.key(0) if key is None else key
 
         def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
             if stack.router == "expert_choice":
-                return expert_choice_gating(logits, S, E, C, stack.padding)
+                return expert_choice_gating(logits, S, E, C, padding)
             draws = []
-            if second == "random" and key is not None:
+            if second == "random":
                 for i in range(1, config.k):
-                    draws.append(nm.random.uniform(nm.random.fold_in(key, i), [self.G, S]))
+                    draws.append(nm.random.uniform(nm.random.fold_in(draw_key, i), [G, S]))
             return top_k_gating(
                 logits,
                 S,
@@ -285,21 +296,53 @@ class Backbone:
                 second=second,
                 normalize=config.normalize,
                 draws=draws,
-                padding=stack.padding,
+                padding=padding,
             )
 
+        x = regroup(x)
         routed = x
         if config.jitter and key is not None:
             routed = jitter(x, nm.random.fold_in(key, 0), config.jitter)
-        return moe(
+        y, routing = moe(
             x,
             gate,
-            (self.G, S, E, C, self.M, self.H),
+            (G, S, E, C, self.M, self.H),
             form=config.dispatch,
             activation=config.activation,
             gated=config.gated,
             routed=routed,
         )
+        return y if rows == (G, S) else nm.reshape(y, [G, S], [*rows]), routing
+
+    def routing_group(self, stack: LayerStack) -> tuple[nm.Dimension, nm.Dimension]:
+        """Return the dimensions of groups and of their tokens, as the mixture routes them.
+
+        Args:
+            stack: The layers that the mixture is part of.
+
+        Returns:
+            Dimensions of the names of rows and positions; while decoding, those themselves.
+
+        Raises:
+            NamedMeshError: If the batch's tokens do not make whole groups.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> model = Backbone(config("tiny").but(group_tokens=32), group=8, source=8, target=8)
+            >>> model.routing_group(LayerStack(model.S, lambda h, context: (h, None)))
+            (Dimension(name='group', size=2), Dimension(name='source', size=32))
+        """
+        size, rows, S = self.config.group_tokens, self.G, stack.seq
+        if size is None or stack.capacity is not None:
+            return rows, S
+        groups, rest = divmod(rows.size * S.size, size)
+        if rest:
+            raise nm.NamedMeshError(
+                f"{rows.size * S.size} tokens do not make groups of group_tokens={size}",
+                f"{rows}, {S}",
+                fix=f"choose a divisor of {rows.size * S.size}, or another number of rows",
+            )
+        return nm.Dimension(rows.name, groups), nm.Dimension(S.name, size)
 
     def _feed_forward(self, x: nm.Tensor) -> tuple[nm.Tensor, None]:
         """Apply the configuration's feed-forward network, as a sublayer."""

@@ -20,7 +20,8 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "positions": ("sinusoids", "learned", "relative"),
     "activation": ACTIVATIONS,
     "router": ("top_k", "expert_choice"),
-    "second": ("random", "all"),
+    "second": ("random", "all", "none"),
+    "evaluation_second": ("random", "all", "none"),
     "normalize": ("before_capacity", "after_capacity", "none"),
     "dispatch": ("gather", "einsum"),
     "remat": ("none", "full", "dots"),
@@ -53,7 +54,9 @@ RANGES: dict[str, ValueRange] = {
     "longest": COUNT,
     "k": COUNT,
     "jitter": SHARE,
+    "group_tokens": COUNT,
     "capacity_factor": FACTOR,
+    "evaluation_capacity_factor": FACTOR,
     "decoding_capacity_factor": FACTOR,
     "dropout": SHARE,
     "word_dropout": SHARE,
@@ -61,6 +64,7 @@ RANGES: dict[str, ValueRange] = {
     "aux_weight": WEIGHT,
     "z_weight": WEIGHT,
 }
+OPTIONAL = ("group_tokens", "evaluation_capacity_factor", "decoding_capacity_factor")
 
 
 @explain_mistakes
@@ -90,10 +94,14 @@ class Config:
         router: `"top_k"`, or `"expert_choice"`, which looks ahead and is therefore used in the
             encoder only.
         k: How many experts a token chooses.
-        second: Whether later choices are served at `"random"` or `"all"`.
+        second: Whether later choices are served at `"random"`, `"all"` of them or `"none"`.
+        evaluation_second: The same in evaluation, where `"random"` draws the same every time.
         normalize: When the chosen gates are scaled to sum to one; see `top_k_gating`.
         jitter: The noise on the router's input.
+        group_tokens: How many tokens are routed together, out of one row or of several; None for
+            those of one row.
         capacity_factor: The experts' buffers as a multiple of the even share.
+        evaluation_capacity_factor: The same in evaluation; None for that of training.
         decoding_capacity_factor: The same while decoding; None drops no token.
         dispatch: How tokens reach experts: `"gather"` or `"einsum"`.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
@@ -133,9 +141,12 @@ class Config:
     router: str = "top_k"
     k: int = 2
     second: str = "random"
+    evaluation_second: str = "all"
     normalize: str = "before_capacity"
     jitter: float = 0.0
+    group_tokens: int | None = None
     capacity_factor: float = 2.0
+    evaluation_capacity_factor: float | None = None
     decoding_capacity_factor: float | None = None
     dispatch: str = "gather"
     remat: str = "full"
@@ -201,7 +212,7 @@ def _find_mistakes(config: Config) -> list[Mistake]:
 
 def _check_range(name: str, value: Any, allowed: ValueRange) -> list[Mistake]:
     """Return the mistake in a list when a number is out of range."""
-    if name == "decoding_capacity_factor" and value is None:
+    if name in OPTIONAL and value is None:
         return []
     if not isinstance(value, bool) and isinstance(value, allowed.kind) and allowed.allows(value):
         return []

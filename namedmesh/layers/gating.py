@@ -35,7 +35,7 @@ def top_k_gating(
         capacity: The dimension C of an expert's buffer; see `expert_capacity`.
         k: How many experts each token chooses.
         second: `"random"` serves a later choice with probability 2 g / (sum of the chosen gates);
-            `"all"` serves every one that has a place.
+            `"all"` serves every one that has a place; `"none"` serves none.
         normalize: Whether the chosen gates are scaled to sum to one: `"before_capacity"` or
             `"after_capacity"` those beyond capacity are dropped, or `"none"`.
         draws: Uniform random numbers for second="random": a GS tensor for each later choice.
@@ -66,22 +66,27 @@ def top_k_gating(
     if normalize == "before_capacity":
         weights = [gate / (total + 1e-9) for gate in chosen]
 
-    count, places, served = None, [], []  # count is the paper's c, GE
+    count, places, served, left_out = None, [], [], []  # count is the paper's c, GE
     for i, mask in enumerate(masks):
         earlier = nm.cumsum(mask, S, exclusive=True)  # GSE: tokens with this choice before s
         earlier = earlier if count is None else earlier + count
         count = nm.sum(mask, over=S) if count is None else count + nm.sum(mask, over=S)
         place = nm.sum(earlier * mask, over=E)  # GS: the position in the expert's buffer
-        serve = (place < float(C.size)) & (nm.sum(mask, over=E) > 0)
+        serve = wanted = nm.sum(mask, over=E) > 0
         if i > 0 and second == "random":
             serve = serve & (chosen[i] / (total + 1e-9) * 2.0 > draws[i - 1])
+        elif i > 0 and second == "none":
+            serve = serve & False
+        left_out.append(nm.cast(wanted & nm.logical_not(serve), gates.dtype))
+        serve = serve & (place < float(C.size))
         places.append(nm.cast(place, "int32"))
         served.append(nm.cast(serve, gates.dtype))
     weights = [weight * serve for weight, serve in zip(weights, served, strict=True)]
     if normalize == "after_capacity":
         remaining = sum(weights[1:], weights[0])
         weights = [weight / (remaining + 1e-9) for weight in weights]
-    return _make_routing(logits, gates, masks, places, weights, served, (S, E, C), real, dtype)
+    choices = (masks, places, weights, served, left_out)
+    return _make_routing(logits, gates, choices, (S, E, C), real, dtype)
 
 
 @explain_mistakes
@@ -126,13 +131,13 @@ def expert_choice_gating(
     used = nm.stop_gradient(nm.cast(weight > 0, gates.dtype))  # GEC
     taken = nm.cast(nm.scatter_add(used, token, S, batch=groups) > 0, gates.dtype)  # GS
     count = nm.maximum(nm.sum(real), 1.0)
-    dropped = nm.stack([1.0 - nm.sum(taken * real) / count], nm.Dimension("choice", 1))
+    left_out = nm.stack([1.0 - nm.sum(taken * real) / count], nm.Dimension("choice", 1))
     load = nm.sum(used, over=C) / nm.maximum(nm.sum(real, over=S), 1.0)
     aux_loss = nm.zeros([])
     z_loss = _z_loss(logits, E, real, count)
-    floating = (weight, aux_loss, z_loss, dropped, load)
-    weight, aux_loss, z_loss, dropped, load = (nm.cast(tensor, dtype) for tensor in floating)
-    return ExpertRouting(token, weight, S, aux_loss, z_loss, dropped, load)
+    floating = (aux_loss, z_loss, left_out, nm.zeros(left_out.shape), load)
+    weight, *statistics = (nm.cast(tensor, dtype) for tensor in (weight, *floating))
+    return ExpertRouting(token, weight, S, *statistics)
 
 
 def _widen(*tensors: nm.Tensor) -> list[nm.Tensor]:
@@ -156,16 +161,14 @@ def _choose_experts(
 def _make_routing(
     logits: nm.Tensor,
     gates: nm.Tensor,
-    masks: list[nm.Tensor],
-    places: list[nm.Tensor],
-    weights: list[nm.Tensor],
-    served: list[nm.Tensor],
+    choices: tuple[list[nm.Tensor], ...],
     dims: tuple[nm.Dimension, nm.Dimension, nm.Dimension],
     real: nm.Tensor | None,
     dtype: str,
 ) -> Routing:
     """Stack the choices along K, and compute the losses and the statistics."""
     S, E, C = dims
+    masks, places, weights, served, left_out = choices
     K = nm.Dimension("choice", len(masks))
     tokens = float(S.size) if real is None else nm.maximum(nm.sum(real, over=S), 1.0)  # G
     first_share = nm.sum(masks[0], over=S) / tokens  # GE: c_e / S
@@ -178,8 +181,9 @@ def _make_routing(
     served_masks = [mask * serve for mask, serve in zip(masks, served, strict=True)]
     count = float(served[0].shape.elements) if real is None else nm.maximum(nm.sum(real), 1.0)
     z_loss = _z_loss(logits, E, real, count)
-    counted = lambda serve: nm.sum(serve if real is None else serve * real)
-    dropped = nm.stack([1.0 - counted(serve) / count for serve in served], K)
+    share = lambda tokens: nm.sum(tokens if real is None else tokens * real) / count
+    left_out = nm.stack([share(tokens) for tokens in left_out], K)
+    no_room = nm.stack([1.0 - share(tokens) for tokens in served], K) - left_out
     load = nm.sum(sum(served_masks[1:], served_masks[0]), over=S) / tokens
 
     def stack(choices: list[nm.Tensor]) -> nm.Tensor:
@@ -187,9 +191,9 @@ def _make_routing(
 
     expert = stack([nm.cast(nm.argmax(mask, E), "int32") for mask in masks])
     place, weight = stack(places), stack(weights)
-    floating = (weight, aux_loss, z_loss, dropped, load)
-    weight, aux_loss, z_loss, dropped, load = (nm.cast(tensor, dtype) for tensor in floating)
-    return Routing(expert, place, weight, S, C, E, aux_loss, z_loss, dropped, load)
+    floating = (aux_loss, z_loss, left_out, no_room, load)
+    weight, *statistics = (nm.cast(tensor, dtype) for tensor in (weight, *floating))
+    return Routing(expert, place, weight, S, C, E, *statistics)
 
 
 def _z_loss(

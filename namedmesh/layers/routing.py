@@ -23,7 +23,8 @@ class Routing:
         experts: The dimension E.
         aux_loss: The paper's auxiliary loss, averaged over the groups that have tokens; scalar.
         z_loss: The mean squared logsumexp of the logits; scalar.
-        dropped: The share of tokens whose choice is not served, K.
+        left_out: The share of tokens whose choice the rule for later choices leaves out, K.
+        no_room: The share of tokens whose choice finds no place in the expert's buffer, K.
         load: The share of a group's tokens that each expert serves, GE.
 
     Example:
@@ -44,8 +45,14 @@ class Routing:
     experts: nm.Dimension
     aux_loss: nm.Tensor
     z_loss: nm.Tensor
-    dropped: nm.Tensor
+    left_out: nm.Tensor
+    no_room: nm.Tensor
     load: nm.Tensor
+
+    @property
+    def dropped(self) -> nm.Tensor:
+        """The share of tokens whose choice is not served, K."""
+        return self.left_out + self.no_room
 
 
 @explain_mistakes
@@ -59,7 +66,8 @@ class ExpertRouting:
         seq: The dimension S of a group's tokens.
         aux_loss: Zero: the load is even by construction; scalar.
         z_loss: The mean squared logsumexp of the logits; scalar.
-        dropped: The share of tokens that no expert takes, K=1.
+        left_out: The share of tokens that no expert takes, K=1.
+        no_room: Zero: experts take as many as they have room for, K=1.
         load: The share of a group's tokens that each expert serves, GE.
 
     Example:
@@ -75,8 +83,14 @@ class ExpertRouting:
     seq: nm.Dimension
     aux_loss: nm.Tensor
     z_loss: nm.Tensor
-    dropped: nm.Tensor
+    left_out: nm.Tensor
+    no_room: nm.Tensor
     load: nm.Tensor
+
+    @property
+    def dropped(self) -> nm.Tensor:
+        """The share of tokens that no expert takes, K=1."""
+        return self.left_out + self.no_room
 
 
 @explain_mistakes

@@ -187,7 +187,7 @@ class Transformer(Backbone):
 
         Returns:
             The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, and with experts `aux_loss`
-            and each side's `dropped` and `load`.
+            and each side's `left_out`, `no_room` and `load`.
 
         Raises:
             NamedMeshError: If batch is not a Batch.
@@ -229,6 +229,6 @@ class Transformer(Backbone):
             aux = aux * float(self.E.size**2)
             total = total + aux * config.aux_weight + z * config.z_weight
             metrics["aux_loss"] = aux
-            for name in ("dropped", "load"):
+            for name in ("left_out", "no_room", "load"):
                 metrics |= {f"encoder_{name}": encoder[name], f"decoder_{name}": decoder[name]}
         return total, {"loss": total, **metrics}

@@ -20,7 +20,8 @@ FORMATS = {
     "loss": "loss {:.3f}",
     "tokens_per_second": "{:,.0f} tokens/s",
     "mfu": "MFU {:.1%}",
-    "dropped": "dropped {:.1%}",
+    "left_out": "left out {:.1%}",
+    "no_room": "no room {:.1%}",
 }
 
 

@@ -118,14 +118,14 @@ def test_padding_takes_no_place_and_counts_nowhere(router, dispatch):
         more[side][more[f"{side}_segments"] == 0] = 5
     bare = metrics(evaluation(model_of(chosen)), **batch)
     padded = metrics(evaluation(model_of(chosen.but(capacity_factor=0.5), 5, 24, 20)), **more)
-    assert bare["decoder_dropped"].max() > 0.1
+    assert (bare["decoder_no_room"] + bare["decoder_left_out"]).max() > 0.1
     for name in (
         "loss",
         "cross_entropy",
         "accuracy",
         "aux_loss",
-        "encoder_dropped",
-        "decoder_dropped",
+        "encoder_left_out",
+        "decoder_no_room",
     ):
         np.testing.assert_allclose(padded[name], bare[name], rtol=1e-5, err_msg=name)
 
@@ -191,9 +191,25 @@ def test_second_choices_are_served_at_random_in_training_only():
         second: metrics(training(model_of(roomy.but(second=second))), **examples(), seed=3)
         for second in CHOICES["second"]
     }
-    assert served["all"]["encoder_dropped"].tolist() == [[0.0, 0.0]]
-    first, second = served["random"]["encoder_dropped"][0]
+    for one in served.values():
+        assert np.abs(one["encoder_no_room"]).max() < 1e-6
+    assert served["all"]["encoder_left_out"].tolist() == [[0.0, 0.0]]
+    assert served["none"]["encoder_left_out"].tolist() == [[0.0, 1.0]]
+    first, second = served["random"]["encoder_left_out"][0]
     assert first == 0.0 and 0.05 < second < 0.95
+
+
+def test_evaluation_has_a_capacity_and_a_rule_of_its_own():
+    full = SMALL.but(dropout=0.0, capacity_factor=4.0, second="all")
+    tight = full.but(evaluation_capacity_factor=0.5, evaluation_second="none")
+    trained = metrics(training(model_of(tight)), **examples(), seed=3)
+    assert max(np.abs(trained[f"encoder_{name}"]).max() for name in ("left_out", "no_room")) < 1e-6
+    evaluated = metrics(evaluation(model_of(tight)), **examples())
+    assert evaluated["encoder_left_out"].tolist() == [[0.0, 1.0]]
+    assert evaluated["encoder_no_room"][0, 0] > 0.05
+    drawn = full.but(evaluation_second="random")
+    twice = [metrics(evaluation(model_of(drawn)), **examples())["encoder_left_out"] for _ in "ab"]
+    assert 0.05 < twice[0][0, 1] < 0.95 and np.array_equal(twice[0], twice[1])
 
 
 def test_capacity_while_decoding():
@@ -205,12 +221,13 @@ def test_capacity_while_decoding():
 
 
 CHANGES = {
-    "layers": 8, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6,
+    "layers": 4, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6,
     "source_vocab": 13, "target_vocab": 11, "tied": False, "positions": "relative", "longest": 17,
     "norm": "post", "normalizer": "rms", "activation": "gelu", "gated": True,
-    "router": "expert_choice", "k": 1, "second": "all", "normalize": "none", "jitter": 0.1,
-    "capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
-    "remat": "full", "dropout": 0.2, "word_dropout": 0.2,
+    "router": "expert_choice", "k": 1, "second": "all", "evaluation_second": "none",
+    "normalize": "none", "jitter": 0.1, "group_tokens": 6, "capacity_factor": 1.0,
+    "evaluation_capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
+    "remat": "full", "unroll": True, "dropout": 0.2, "word_dropout": 0.2,
     "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
 TRAINING = (
@@ -222,6 +239,7 @@ TRAINING = (
     "aux_weight",
     "z_weight",
 )  # nothing in decoding depends on these
+EVALUATION = ("evaluation_second", "evaluation_capacity_factor", "decoding_capacity_factor")
 
 
 def signature(program: nm.Program) -> list[tuple]:
@@ -239,7 +257,7 @@ def signature(program: nm.Program) -> list[tuple]:
 
 def test_every_option_changes_the_program():
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Config)}
-    base = SMALL.but(positions="learned")
+    base = SMALL.but(positions="learned", layers=8)  # a loop of several turns
     signatures = lambda config: (
         signature(training(model_of(config))),
         signature(decoding(model_of(config))),
@@ -250,7 +268,7 @@ def test_every_option_changes_the_program():
             one != other
             for one, other in zip(signatures(base.but(**{name: value})), before, strict=True)
         )
-        assert train == (name != "decoding_capacity_factor"), name
+        assert train == (name not in EVALUATION), name
         assert decode == (name not in TRAINING), name
 
 
@@ -258,7 +276,8 @@ WRONG = {
     **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0,
     "word_dropout": -0.5, "smoothing": -0.1, "jitter": 1.5, "model": 0, "hidden": -1, "heads": 2.5,
     "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4, "tied": "yes",
-    "gated": 1, "capacity_factor": 0.0, "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
+    "gated": 1, "capacity_factor": 0.0, "evaluation_capacity_factor": 0.0, "group_tokens": 0,
+    "decoding_capacity_factor": -1.0, "aux_weight": -0.01,
     "z_weight": float("nan"),
 }  # fmt: skip
 

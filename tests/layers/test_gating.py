@@ -27,6 +27,15 @@ def logits_with_ties(rng, shape):
     return rng.integers(-2, 3, size=shape).astype(np.float32)
 
 
+def left_out_at_random(logits, draws, padding):
+    """The share of real tokens whose second gate, doubled, is not above the draw, one by one."""
+    left_out = 0
+    for place in zip(*np.nonzero(~padding), strict=True):
+        first, second = np.sort(np.exp(logits[place].astype(np.float64)))[::-1][:2]
+        left_out += 2 * second / (first + second) <= draws[place]
+    return left_out / (~padding).sum()
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("padded", [False, True])
@@ -50,7 +59,8 @@ def test_top2_is_algorithm_1(shape, ties, padded):
         return {
             "combine": combine,
             "aux": routing.aux_loss,
-            "dropped": routing.dropped,
+            "left_out": routing.left_out,
+            "no_room": routing.no_room,
             "load": routing.load,
         }
 
@@ -61,7 +71,11 @@ def test_top2_is_algorithm_1(shape, ties, padded):
     )
     np.testing.assert_allclose(got["aux"], np.mean([aux for _, aux, _ in groups]), rtol=1e-5)
     served = np.stack([one for _, _, one in groups], 1)
-    np.testing.assert_allclose(got["dropped"], 1 - served.sum((1, 2)) / (~padding).sum(), atol=1e-6)
+    dropped = got["left_out"] + got["no_room"]
+    np.testing.assert_allclose(dropped, 1 - served.sum((1, 2)) / (~padding).sum(), atol=1e-6)
+    if not ties:
+        left_out = left_out_at_random(logits, draws, padding)
+        np.testing.assert_allclose(got["left_out"], [0.0, left_out], atol=1e-6)
     load = (
         np.stack([(combine > 0).sum((0, 2)) for combine, _, _ in groups])
         / np.maximum((~padding).sum(1), 1)[:, None]

@@ -11,7 +11,7 @@ import pytest
 
 from namedmesh.training import ProgressBar, format_duration, progress, render_table
 
-METRICS = {"loss": 4.3214, "tokens_per_second": 12345.6, "dropped": 0.1234, "other": 1.0}
+METRICS = {"loss": 4.3214, "tokens_per_second": 12345.6, "no_room": 0.1234, "other": 1.0}
 PROGRAM = """
 import sys
 from namedmesh.training.progress import ProgressBar
@@ -52,7 +52,7 @@ def test_a_line_has_the_step_the_metrics_and_the_time_left(clock):
     bar = ProgressBar(100, 500, out=out)
     clock[0] += 50.0
     bar.show(200, METRICS)  # 100 steps took 50 s, so that 300 take 150 s
-    line = "step 200/500  loss 4.321  12,346 tokens/s  dropped 12.3%  ETA 2:30\n"
+    line = "step 200/500  loss 4.321  12,346 tokens/s  no room 12.3%  ETA 2:30\n"
     assert out.getvalue() == line
 
 
