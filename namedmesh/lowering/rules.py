@@ -49,9 +49,11 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         names = asked.reduced & {*tensor.shape.names}
         kept = {axis for name in names for axis in claims.get(name, ())}
         own = tuple(axis for axis in parts if axis not in kept)
+        # On a device's own piece of a sum, a dimension made of others is made whole.
+        made = {*asked.renames.values()} - {*renamed} if parts else set()
         others = [axes for axes in reduced if not kept & {*axes}]
         held = claims | renamed
-        settle_result(planner, op, tensor, held, asked.whole, places, own, others, times)
+        settle_result(planner, op, tensor, held, asked.whole | made, places, own, others, times)
     for tensor in op.inputs:
         if tensor in planner.open:
             planner.open.remove(tensor)

@@ -44,11 +44,18 @@ class Broadcast(Op):
         return [fit(dy, self.inputs[0].shape)]
 
 
+SMALL = 2**20  # elements
+
+
 class Sum(Op):
     """The sum over some dimensions."""
 
     sums = True
     over: tuple[Dimension, ...]
+
+    @property
+    def rearranges(self) -> bool:  # type: ignore[override]
+        return self.inputs[0].shape.elements <= SMALL  # XLA folds what is made of constants
 
     @property
     def linear(self) -> str:

@@ -96,7 +96,8 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
             str(x),
             fix="ask for at most its size",
         )
-    return DynamicSlice((x, _check_start("dynamic_slice", start)), dim, size).output
+    start = _check_start("dynamic_slice", start)
+    return x if size == dim.size else DynamicSlice((x, start), dim, size).output
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
@@ -142,7 +143,10 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
         raise NamedMeshError(
             "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
         )
-    return DynamicUpdate((x, update, _check_start("dynamic_update", start)), dim).output
+    start = _check_start("dynamic_update", start)
+    if patch.size == dim.size:
+        return transpose(update, x.shape)
+    return DynamicUpdate((x, update, start), dim).output
 
 
 def _check_start(what: str, start: Tensor | int) -> Tensor:

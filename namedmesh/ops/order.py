@@ -168,6 +168,8 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
     """
     check_has_dims("cumsum", x, dim)
     check_dtype_kind("cumsum", "number", x)
+    if dim.size == 1:
+        return zeros(x.shape, x.dtype) if exclusive else x
     return Cumsum((x,), dim, exclusive, reverse).output
 
 

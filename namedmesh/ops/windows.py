@@ -220,7 +220,7 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
         array([3, 2, 1], dtype=int32)
     """
     check_has_dims("reverse", x, dim)
-    return Reverse((x,), dim).output
+    return Reverse((x,), dim).output if dim.size > 1 else x
 
 
 def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:

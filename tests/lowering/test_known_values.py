@@ -1,0 +1,91 @@
+"""What XLA can tell while it compiles, the plan tells too: no collective of zeros and constants."""
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from tests.checks import uniform
+
+A, E, D, T = nm.dims("a=5 e=1 d=4 turn=3")
+X = uniform(1, 5, 1, 4)
+pytestmark = pytest.mark.filterwarnings("ignore:.*padded to", "ignore:.*no dimension is mapped")
+
+
+def run(function, specs, arrays, mesh, layout):
+    """The results of a strict run, checked against those of one device, and the plan."""
+    program = nm.trace(function, **specs)
+    plan = nm.plan(program, mesh, layout)
+    _, found = nm.Step(plan, strict=True)(None, **arrays)
+    _, wanted = program.evaluate({}, **arrays)
+    for name, want in wanted.items():
+        np.testing.assert_allclose(np.asarray(found[name]), want, rtol=1e-5, atol=1e-5)
+    return found, plan
+
+
+@pytest.mark.parametrize("exclusive", [False, True])
+def test_running_sums_over_one_element(exclusive):
+    """An exclusive one is zero: XLA made no AllGather of its sine, which was planned."""
+
+    def step(x):
+        y = nm.sin(nm.cumsum(x, E, exclusive=exclusive) * 0.3)
+        return {"y": y, "dx": nm.grad(nm.sum(y * y), x)}
+
+    found, _ = run(step, {"x": nm.spec([A, E, D])}, {"x": X}, nm.Mesh(y=8), "a:y")
+    wanted = np.zeros_like(X) if exclusive else np.sin(X * 0.3)
+    np.testing.assert_allclose(np.asarray(found["y"]), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_running_sums_over_one_element_in_a_loop():
+    """XLA reduced them once, before the loop; three AllReduces were planned."""
+
+    def step(x):
+        def turn(total, row):
+            return total + nm.mean(nm.square(nm.cumsum(row, E, exclusive=True) * 0.3)), None
+
+        return {"total": nm.scan(turn, 0.0, x, over=T)[0]}
+
+    specs, x = {"x": nm.spec([T, nm.Dimension("c", 2), E])}, uniform(2, 3, 2, 1)
+    found, plan = run(step, specs, {"x": x}, nm.Mesh(y=8), "c:y")
+    assert float(found["total"]) == 0.0 and not plan.collectives
+
+
+def test_windows_as_large_as_the_dimension():
+    """A whole update is all there is afterwards, wherever it starts; XLA knew that."""
+
+    def step(x):
+        def turn(total, row):
+            row = nm.dynamic_update(row, nm.zeros([E, D]), 0, E)
+            row = nm.dynamic_slice(row, 1, E, 1)
+            return total + nm.mean(nm.square(nm.pad(nm.reverse(row, E), D, 1, 2, 0.5))), None
+
+        return {"total": nm.scan(turn, 0.0, x, over=T)[0]}
+
+    specs = {"x": nm.spec([T, E, D])}
+    found, plan = run(step, specs, {"x": uniform(3, 3, 1, 4)}, nm.Mesh(x=2, y=4), "d:x+y")
+    assert float(found["total"]) == pytest.approx(3 * 3 * 0.25 / 7) and not plan.collectives
+
+
+def test_gradients_that_are_constants():
+    """The gradient of a weighted sum is known, also where it is padded and is returned whole."""
+
+    def step(x):
+        weights = nm.cast(nm.range(D), "float32") * 0.1 + 1.0
+        wide = nm.broadcast(x, [D, A]) * weights
+        return {"dx": nm.grad(nm.sum(wide), x)}
+
+    found, plan = run(step, {"x": nm.spec([A])}, {"x": X[:, 0, 0]}, nm.Mesh(x=2), "a:x")
+    np.testing.assert_allclose(np.asarray(found["dx"]), np.full(5, 4.6), rtol=1e-6)
+    assert not plan.collectives
+
+
+def test_parts_of_a_sum_are_reshaped_before_they_are_split():
+    """The lowering of the reshape failed: it was to make a split dimension of whole ones."""
+    B, C, K, R, S = nm.dims("b=1 c=4 k=6 r=2 s=2")
+
+    def step(x):
+        rows = nm.reshape(x, C, [R, S])
+        spread = nm.scatter_add(rows, nm.range(B) * 3, K)
+        return {"dx": nm.grad(nm.mean(nm.square(spread)) + nm.mean(x), x)}
+
+    specs, x = {"x": nm.spec([B, C, D])}, uniform(4, 1, 4, 4)
+    run(step, specs, {"x": x}, nm.Mesh(x=2, y=2, z=2), "c:x+z, k:y")
