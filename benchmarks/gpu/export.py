@@ -1,0 +1,63 @@
+"""Exports the train steps of namedmesh as Artifacts, for `python -m benchmarks.gpu` to measure.
+
+Run as `python -m benchmarks.gpu.export FOLDER [MODEL ...]`; it writes FOLDER/MODEL.nmesh. This
+needs TensorFlow and no GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from typing import Any
+
+import namedmesh as nm
+from benchmarks.gpu.models import MODELS, RATE_CONSTANT_STEPS, Model, make_batch
+from namedmesh.layers import Adafactor, Config, Transformer, batch_of, config, inverse_square_root
+
+BATCH = ("rows", "source", "target")  # what a Model says of its batch; the rest is configuration
+
+
+def make_config(model: Model) -> Config:
+    """Return namedmesh's configuration of a model: bfloat16, and nothing computed again."""
+    options = dataclasses.asdict(model)
+    sizes = {name: value for name, value in options.items() if name not in BATCH}
+    return config("base").but(**sizes, dtype="bfloat16", remat="none", unroll=True)
+
+
+def trace(model: Model) -> nm.Program:
+    """Trace the train step of a model."""
+    transformer = Transformer(
+        make_config(model), group=model.rows, source=model.source, target=model.target
+    )
+
+    def step(batch: dict[str, nm.Tensor], seed: nm.Tensor) -> dict[str, Any]:
+        loss, metrics = transformer.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        optimizer = Adafactor(
+            inverse_square_root(1.0, after=RATE_CONSTANT_STEPS),
+            unfactored=[transformer.E] if model.experts else [],
+        )
+        optimizer.apply(nm.grad(loss))
+        return metrics
+
+    specs = transformer.specs()
+    assert specs.keys() == make_batch(model).keys(), "the batch must have the step's inputs"
+    return nm.trace(step, batch=specs, seed=nm.spec([], "int32"))
+
+
+def main() -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("folder", type=pathlib.Path)
+    names = ", ".join(MODELS)
+    parser.add_argument("models", nargs="*", default=["wide", "wide_dense", "base"], help=names)
+    arguments = parser.parse_args()
+    arguments.folder.mkdir(parents=True, exist_ok=True)
+    for name in arguments.models:
+        path = arguments.folder / f"{name}.nmesh"
+        nm.export(trace(MODELS[name]), nm.Mesh(all=1), "").save(path)
+        print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB", flush=True)
+
+
+if __name__ == "__main__":
+    main()
