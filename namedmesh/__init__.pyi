@@ -49,7 +49,6 @@ from namedmesh.ops.arithmetic import negative as negative
 from namedmesh.ops.arithmetic import remainder as remainder
 from namedmesh.ops.arithmetic import sign as sign
 from namedmesh.ops.arithmetic import subtract as subtract
-from namedmesh.ops.attention import attention as attention
 from namedmesh.ops.broadcast import broadcast as broadcast
 from namedmesh.ops.broadcast import sum as sum
 from namedmesh.ops.constants import full as full
@@ -123,6 +122,7 @@ from namedmesh.ops.shape import transpose as transpose
 from namedmesh.ops.softmax import log_softmax as log_softmax
 from namedmesh.ops.softmax import logsumexp as logsumexp
 from namedmesh.ops.softmax import softmax as softmax
+from namedmesh.ops.softmax_attention import attention as attention
 from namedmesh.ops.variables import assign as assign
 from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters

@@ -26,12 +26,17 @@ class LoweredModule:
     Attributes:
         lowered: The module.
         partitioner: What is to partition it: annotations of one mean nothing to the other.
+        platform: What it is compiled for.
     """
 
     lowered: jax.stages.Lowered
     partitioner: str
+    platform: str
 
 
+# Options of a backend's compiler. On GPUs, graphs of kernels are put together anew when memory has
+# moved, as it does from step to step: kernels launched one by one start sooner.
+OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": str(2**30)}}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
 
@@ -92,7 +97,8 @@ def lower_module(
     partitioner = choose_partitioner(partitioner)
     try:
         with partition_with(partitioner):
-            return LoweredModule(function.lower(*arguments), partitioner)
+            lowered = function.lower(*arguments)
+            return LoweredModule(lowered, partitioner, devices.devices.flat[0].platform)
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
 
@@ -154,5 +160,6 @@ def compile_lowered(
     Returns:
         The compiled program.
     """
+    chosen = {**OPTIONS.get(module.platform, {}), **(options or {})}
     with partition_with(module.partitioner):
-        return module.lowered.compile(compiler_options=dict(options or {}))
+        return module.lowered.compile(compiler_options=chosen)

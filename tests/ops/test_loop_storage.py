@@ -74,7 +74,7 @@ def size(tensors):
     return sum(tensor.shape.elements * tensor.itemsize for tensor in tensors)
 
 
-def test_attention_in_bfloat16_stores_one_tensor_of_its_scores_size():
+def test_attention_stores_nothing_of_its_scores_size():
     S, D, H, K = nm.dims("seq=32 width=8 heads=2 key=4")
 
     def step(x):
@@ -91,9 +91,7 @@ def test_attention_in_bfloat16_stores_one_tensor_of_its_scores_size():
     program = nm.trace(step, nm.spec([B, S, D], "bfloat16"))
     (loop,) = (op for op in program.ops if op.kind == "scan" and op.phase == "forward")
     large = [t for t in loop.histories if {"seq", "seq_memory"} <= {*t.shape.names}]
-    assert [(tensor.dtype, tensor.shape.elements) for tensor in large] == [
-        ("bfloat16", 3 * 4 * 2 * 32 * 32)
-    ]
+    assert large == []
     assert not any({"batch", "seq", "width"} < {*t.shape.names} for t in loop.histories if wide(t))
 
 

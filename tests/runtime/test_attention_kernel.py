@@ -5,8 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from namedmesh.runtime.kernels.attention import GOLDEN, Options, Tiles, attend, attend_backward, mix
 from namedmesh.runtime.kernels.attention_call import AttentionCall
+from namedmesh.runtime.kernels.attention_tiles import (
+    GOLDEN,
+    Options,
+    Tiles,
+    mix,
+    run_backward,
+    run_forward,
+)
 
 B, S, T, N, K = 2, 64, 32, 2, 16
 WIDE, SMALL = Tiles(32, 16, 4, 2), Tiles(16, 16, 4, 2)
@@ -54,8 +61,8 @@ def test_both_passes(kind, rate, dtype, tolerance):
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
     plain = lambda q, k, v: by_matrices(q, k, v, mask, words, options)
     wanted, pull = jax.vjp(plain, *wide)
-    y, lse = attend(q, k, v, mask, words, options, tiles=WIDE, interpret=True)
-    made = attend_backward(
+    y, lse = run_forward(q, k, v, mask, words, options, tiles=WIDE, interpret=True)
+    made = run_backward(
         q, k, v, mask, words, y, lse, dy, options, by_keys=SMALL, by_queries=WIDE, interpret=True
     )
     for got, want in zip((y, *made), (wanted, *pull(dy.astype(jnp.float32))), strict=True):

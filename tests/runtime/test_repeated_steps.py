@@ -1,10 +1,13 @@
 """Steps after the first: what was checked once is not checked again, and nothing slips through."""
 
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.runtime import stages
 from namedmesh.runtime.state import State
 
 B, M = nm.dims("batch=4 model=2")
@@ -36,7 +39,7 @@ def test_states_and_inputs_of_every_kind_give_the_same_numbers(devices):
     state, totals = step.init(0), []
     for i in range(6):
         ready = step.put(x=ONES * i)["x"]
-        given = [ONES * i, ready, jax.numpy.asarray(ONES * i), (ONES * i).tolist()][i % 4]
+        given = [ONES * i, ready, jax.numpy.asarray(ONES * i), np.asfortranarray(ONES * i)][i % 4]
         state, total = step(state, given) if i % 2 else step(state, x=given)
         totals.append(float(total))
     assert totals == [0.0, 0.0, 16.0, 48.0, 96.0, 160.0]
@@ -124,3 +127,12 @@ def test_a_state_made_by_hand_is_checked():
     step = make()
     arrays = dict(step.init(0).arrays)
     assert float(step(State(arrays, step.variables), x=ONES)[1]) == 0.0
+
+
+def test_options_of_backends_are_known_to_the_compiler():
+    """They are parsed wherever a program is compiled, whatever the backend."""
+    step = make()
+    lowered = stages.lower_step(step.artifact, step.mesh)
+    for platform in stages.OPTIONS:
+        compiled = stages.compile_lowered(dataclasses.replace(lowered, platform=platform))
+        assert compiled.as_text()

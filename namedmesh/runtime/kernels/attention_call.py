@@ -10,14 +10,14 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 
-from namedmesh.runtime.kernels.attention import (
+from namedmesh.runtime.kernels.attention_tiles import (
     BACKWARD_KEYS,
     BACKWARD_QUERIES,
     FORWARD,
     Options,
     Tiles,
-    attend,
-    attend_backward,
+    run_backward,
+    run_forward,
 )
 
 SMALLEST = 16  # the least size of a product's side
@@ -111,7 +111,9 @@ class AttentionCall:
         """The averages, and the logarithm of every row's sum of exponentials."""
         q, k, v, mask, words = self.shared(reads)
         tiles = self.tiles(FORWARD)
-        y, lse = attend(q, k, v, mask, words, self.options, tiles=tiles, interpret=self.interpret)
+        y, lse = run_forward(
+            q, k, v, mask, words, self.options, tiles=tiles, interpret=self.interpret
+        )
         return (
             y.reshape(*self.batch, *self.queries, *self.heads, self.key),
             lse.reshape(*self.batch, *self.heads, *self.queries),
@@ -122,7 +124,7 @@ class AttentionCall:
         *first, y, lse, dy = reads
         q, k, v, mask, words = self.shared(first)
         rows = (q.shape[0], q.shape[2], q.shape[1])
-        made = attend_backward(
+        made = run_backward(
             q,
             k,
             v,

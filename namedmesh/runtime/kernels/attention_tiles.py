@@ -278,7 +278,7 @@ class _Call:
         )(self.q, self.k, self.v, mask, bounds, self.words, *(array for array, _ in more))
 
 
-def attend(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
+def run_forward(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
     """Attention and the logarithm of each query's sum of exponentials."""
     batch, queries, heads, _ = q.shape
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
@@ -289,7 +289,7 @@ def attend(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
     )
 
 
-def attend_backward(
+def run_backward(
     q, k, v, mask, words, y, lse, dy, options, *, by_keys=BACKWARD_KEYS,
     by_queries=BACKWARD_QUERIES, interpret=False,
 ):  # fmt: skip
