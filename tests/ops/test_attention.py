@@ -166,6 +166,21 @@ def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monk
     assert called == fits.get(layout, ["attention", "attention_backward"])
 
 
+@pytest.mark.parametrize("dtype, tolerance", [("float16", 4e-3), ("bfloat16", 3e-2)])
+def test_narrow_dtypes(dtype, tolerance):
+    def step(q, k, v):
+        q, k, v = (nm.cast(x, dtype) for x in (q, k, v))
+        return {"y": nm.cast(nm.attention(q, k, v, T, K), "float32")}
+
+    program = nm.trace(step, **{name: SPECS[name] for name in "qkv"})
+    arrays = {name: ARRAYS[name] for name in "qkv"}
+    _, found = nm.Step(nm.plan(program, nm.Mesh(a=8), "batch:a"), strict=True)(None, **arrays)
+    q, k, v = (array.astype(np.float64) for array in arrays.values())
+    parts = np.exp(np.einsum("bsnk,btnk->bnst", q, k) / 4.0)
+    wanted = np.einsum("bnst,btnk->bsnk", parts / parts.sum(-1, keepdims=True), v)
+    np.testing.assert_allclose(np.asarray(found["y"]), wanted, atol=tolerance)
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -75,7 +76,12 @@ def _make_kernel(
     platforms: Sequence[str],
 ) -> ir.Module | None:
     """Lowers a kernel for what it reads; None where the platform has none for it."""
-    types = [_array_type(value) for value in reads]
+    kinds = [ir.RankedTensorType(value.type) for value in reads]
+    if any(str(kind.element_type) not in _DTYPES for kind in kinds):
+        return None
+    types = [
+        jax.ShapeDtypeStruct(tuple(kind.shape), _DTYPES[str(kind.element_type)]) for kind in kinds
+    ]
     function = find_kernel(name, options, types, platforms)
     if function is None:
         return None
@@ -109,14 +115,9 @@ def find_kernel(
         return None
     from namedmesh.runtime.kernels.attention_call import AttentionCall
 
-    call = AttentionCall.of(options, reads)
-    return call and {"attention": call.forward, "attention_backward": call.backward}[name]
-
-
-def _array_type(value: ir.Value) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of a value, in jax's terms."""
-    kind = ir.RankedTensorType(value.type)
-    return jax.ShapeDtypeStruct(tuple(kind.shape), _DTYPES[str(kind.element_type)])
+    kernels = {"attention": AttentionCall.forward, "attention_backward": AttentionCall.backward}
+    call = AttentionCall.of(options, reads) if name in kernels else None
+    return None if call is None else functools.partial(kernels[name], call)
 
 
 def _insert(kernel: ir.Module, reads: Sequence[ir.Value], op: ir.Operation) -> list[ir.Value]:
