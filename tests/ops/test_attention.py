@@ -166,8 +166,8 @@ def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monk
     assert called == fits.get(layout, ["attention", "attention_backward"])
 
 
-@pytest.mark.parametrize("dtype, tolerance", [("float16", 4e-3), ("bfloat16", 3e-2)])
-def test_narrow_dtypes(dtype, tolerance):
+@pytest.mark.parametrize("dtype, rounding", [("float16", 2**-11), ("bfloat16", 2**-8)])
+def test_narrow_dtypes_are_off_by_what_rounding_the_scores_makes(dtype, rounding):
     def step(q, k, v):
         q, k, v = (nm.cast(x, dtype) for x in (q, k, v))
         return {"y": nm.cast(nm.attention(q, k, v, T, K), "float32")}
@@ -176,9 +176,11 @@ def test_narrow_dtypes(dtype, tolerance):
     arrays = {name: ARRAYS[name] for name in "qkv"}
     _, found = nm.Step(nm.plan(program, nm.Mesh(a=8), "batch:a"), strict=True)(None, **arrays)
     q, k, v = (array.astype(np.float64) for array in arrays.values())
-    parts = np.exp(np.einsum("bsnk,btnk->bnst", q, k) / 4.0)
+    scores = np.einsum("bsnk,btnk->bnst", q, k) / 4.0
+    parts = np.exp(scores)
     wanted = np.einsum("bnst,btnk->bsnk", parts / parts.sum(-1, keepdims=True), v)
-    np.testing.assert_allclose(np.asarray(found["y"]), wanted, atol=tolerance)
+    off = np.abs(np.asarray(found["y"]) - wanted).max()
+    assert off < 2 * rounding * np.abs(scores).max() * np.abs(v).max()
 
 
 @pytest.mark.parametrize(
