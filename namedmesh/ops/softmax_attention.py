@@ -65,7 +65,6 @@ class _Attention:
         return {
             "batch": len(self.batch),
             "queries": len(self.queries),
-            "heads": len(self.heads),
             "rows": names([*self.batch, *self.queries, self.memory]),
             "scale": self.scale,
             "rate": self.rate,
@@ -184,8 +183,8 @@ def attention(
     this = _Attention(batch, queries, heads, over, key, scale, rate)
     extra: list[Tensor] = []
     if mask is not None:
-        dims = [dim for dim in [*this.rows, over] if dim in mask.shape]
-        extra.append(transpose(mask, [d for d in [*batch, *queries, *heads, over] if d in dims]))
+        order = [*batch, *queries, *heads, over]
+        extra.append(transpose(mask, [dim for dim in order if dim in mask.shape]))
     if rate:
         assert dropout_key is not None
         extra.append(draw_bits("attention", dropout_key, this.rows))
@@ -200,8 +199,10 @@ def attention(
 
 def _differentiable(this: _Attention, masked: bool):
     """Makes the function that computes an attention, kernels offered for both its passes."""
-    options = this.options()
     together = [*this.batch, *this.heads]
+
+    def tell(extra: Sequence[Tensor]) -> dict[str, object]:
+        return this.options() | {"mask": list(extra[0].shape.names) if masked else None}
 
     def apart(extra: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
         return (extra[0] if masked else None), (extra[-1] if this.rate else None)
@@ -209,7 +210,7 @@ def _differentiable(this: _Attention, masked: bool):
     def forward(q: Tensor, k: Tensor, v: Tensor, *extra: Tensor):
         plain = this.forward(q, k, v, *apart(extra))
         parallel = [*together, *this.queries]
-        told = options | {"mask": list(extra[0].shape.names) if masked else None}
+        told = tell(extra)
         y, lse = offer_kernel("attention", plain, (q, k, v, *extra), parallel, **told)
         return y, (q, k, v, *extra, y, lse)
 
@@ -218,7 +219,7 @@ def _differentiable(this: _Attention, masked: bool):
         dy = transpose(dy, this.of_queries)
         plain = this.backward(q, k, v, *apart(extra), y, lse, dy)
         reads = (q, k, v, *extra, y, lse, dy)
-        told = options | {"mask": list(extra[0].shape.names) if masked else None}
+        told = tell(extra)
         made = offer_kernel("attention_backward", plain, reads, together, **told)
         return [*made, *[None] * len(extra)]
 

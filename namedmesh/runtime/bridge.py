@@ -42,6 +42,9 @@ def _inline(
     """Copies a module into the one that jax is making, and calls it."""
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
+        settle_kernels(parsed, context.module_context.platforms)
+        if config.use_shardy_partitioner.value:
+            use_shardy_annotations(parsed, mesh)
         signature = ir.SymbolTable(parsed.operation)["main"].type
         inputs, types = list(signature.inputs), list(signature.results)
     except (ValueError, KeyError, AttributeError, ir.MLIRError) as error:
@@ -59,9 +62,6 @@ def _inline(
             fix=_AGAIN,
         )
     target = context.module_context
-    settle_kernels(parsed, target.platforms)
-    if config.use_shardy_partitioner.value:
-        use_shardy_annotations(parsed, mesh)
     name = merge_mlir_modules(
         target.module, "namedmesh_main", parsed, dst_symtab=target.symbol_table
     )

@@ -48,11 +48,11 @@ def _close(block: ir.Block) -> None:
     for view in list(block.operations):
         op = view.operation
         operands = list(op.operands)
-        if _call_target(op) == _ENTER:
+        if call_target(op) == _ENTER:
             inside.update(op.results)
-        elif _call_target(op) != _LEAVE and any(value in inside for value in operands):
+        elif call_target(op) != _LEAVE and any(value in inside for value in operands):
             inside.update(op.results)
-            if _call_target(op) != _PLACE:
+            if call_target(op) != _PLACE:
                 op.attributes["mhlo.sharding"] = ir.StringAttr.get("{manual}")
             for i, value in enumerate(operands):
                 if value not in inside:
@@ -63,8 +63,15 @@ def _close(block: ir.Block) -> None:
                     op.operands[i] = entered[value]
 
 
-def _call_target(op: ir.Operation) -> str:
-    """What a custom call calls; empty for other ops."""
+def call_target(op: ir.Operation) -> str:
+    """What a custom call calls; empty for other ops.
+
+    Args:
+        op: Any op.
+
+    Returns:
+        The name.
+    """
     if "call_target_name" not in op.attributes:
         return ""
     return ir.StringAttr(op.attributes["call_target_name"]).value

@@ -36,7 +36,6 @@ class AttentionCall:
         key: The size of a key.
         mask: The sizes of the mask with ones where it does not have a dimension; None without one.
         options: The scale and the dropout.
-        interpret: Whether to run the kernel without a GPU, step by step.
     """
 
     batch: tuple[int, ...]
@@ -46,7 +45,6 @@ class AttentionCall:
     key: int
     mask: tuple[int, ...] | None
     options: Options
-    interpret: bool = False
 
     @classmethod
     def of(cls, told: dict[str, Any], reads: Sequence[jax.ShapeDtypeStruct]) -> Self | None:
@@ -111,9 +109,7 @@ class AttentionCall:
         """The averages, and the logarithm of every row's sum of exponentials."""
         q, k, v, mask, words = self.shared(reads)
         tiles = self.tiles(FORWARD)
-        y, lse = run_forward(
-            q, k, v, mask, words, self.options, tiles=tiles, interpret=self.interpret
-        )
+        y, lse = run_forward(q, k, v, mask, words, self.options, tiles=tiles)
         return (
             y.reshape(*self.batch, *self.queries, *self.heads, self.key),
             lse.reshape(*self.batch, *self.heads, *self.queries),
@@ -136,6 +132,5 @@ class AttentionCall:
             self.options,
             by_keys=self.tiles(BACKWARD_KEYS),
             by_queries=self.tiles(BACKWARD_QUERIES),
-            interpret=self.interpret,
         )
         return tuple(x.reshape(like.shape) for x, like in zip(made, reads, strict=False))

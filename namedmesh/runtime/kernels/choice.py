@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxlib.mlir import ir
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.runtime.regions import blocks, close_regions
+from namedmesh.runtime.regions import blocks, call_target, close_regions
 
 PREFIX = "namedmesh."
 PLATFORMS = ("cuda", "gpu")
@@ -39,7 +39,7 @@ def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
     """
     made: dict[tuple[str, ...], ir.Module | None] = {}
     for op in list(_find_calls(module.operation)):
-        name = ir.StringAttr(op.attributes["call_target_name"]).value.removeprefix(PREFIX)
+        name = call_target(op).removeprefix(PREFIX)
         options = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
         reads = list(op.operands)[: -options["results"]]
         plain = list(op.operands)[-options["results"] :]
@@ -62,11 +62,8 @@ def _find_calls(module: ir.Operation) -> Iterator[ir.Operation]:
     """Every call of a kernel in a module."""
     for block in blocks(module):
         for view in block.operations:
-            op = view.operation
-            if op.name == "stablehlo.custom_call":
-                target = ir.StringAttr(op.attributes["call_target_name"]).value
-                if target.startswith(PREFIX):
-                    yield op
+            if call_target(view.operation).startswith(PREFIX):
+                yield view.operation
 
 
 def _make_kernel(
