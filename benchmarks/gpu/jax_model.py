@@ -107,8 +107,9 @@ def compute_loss(
     seed: jax.Array,
     model: Model,
     kind: str = "plain",
+    looped: bool = False,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Compute the training loss and metrics; kind is the kind of attention."""
+    """Compute the training loss and metrics; kind and looped as in make_step."""
     key = make_key(seed)
     source, target = batch["source_segments"], batch["target_segments"]
     causal = jnp.tril(jnp.ones((model.target, model.target), bool))[None]
@@ -127,7 +128,7 @@ def compute_loss(
 
     p = weights["encoder"]
     x = _embed(model, p, batch["source"], batch["source_positions"], fold_in(key, 100))
-    encoded, aux1 = _run_layers(model, p, x, fold_in(key, 1), attend_in_encoder, source)
+    encoded, aux1 = _run_layers(model, p, x, fold_in(key, 1), attend_in_encoder, source, looped)
 
     target_mask = prepare_mask(_same_segment(target, target) & causal, kind)
     cross_mask = prepare_mask(_same_segment(target, source), kind)
@@ -140,7 +141,7 @@ def compute_loss(
     before = jnp.pad(batch["target"], ((0, 0), (1, 0)))[:, :-1]
     shifted = jnp.where(batch["target_positions"] == 0, 0, before)
     x = _embed(model, p, shifted, batch["target_positions"], fold_in(key, 102))
-    decoded, aux2 = _run_layers(model, p, x, fold_in(key, 3), attend_in_decoder, target)
+    decoded, aux2 = _run_layers(model, p, x, fold_in(key, 3), attend_in_decoder, target, looped)
 
     logits = jnp.einsum("gtm,wm->gtw", decoded, p["embedding"].astype(decoded.dtype))
     real = (target != 0).astype(jnp.float32)
@@ -154,12 +155,15 @@ def compute_loss(
     return loss, {"loss": loss, "cross_entropy": entropy, "accuracy": right}
 
 
-def make_step(model: Model, kind: str = "plain") -> tuple[Callable[..., Any], Callable[..., Any]]:
+def make_step(
+    model: Model, kind: str = "plain", looped: bool = False
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """Make the train step.
 
     Args:
         model: The model.
         kind: The kind of attention, `plain` or `cudnn`.
+        looped: Whether layers are a loop, which the backward pass computes again, turn by turn.
 
     Returns:
         A function that makes the first weights and the optimizer's first state, and the step, from
@@ -173,7 +177,7 @@ def make_step(model: Model, kind: str = "plain") -> tuple[Callable[..., Any], Ca
         return weights, init_optimizer(jax.tree.leaves(weights), axes)
 
     def step(weights, state, batch, seed):
-        grads, metrics = differentiate(weights, batch, seed, model, kind)
+        grads, metrics = differentiate(weights, batch, seed, model, kind, looped)
         leaves, structure = jax.tree.flatten(weights)
         with jax.named_scope("optimize"):  # by this the profile knows the optimizer
             leaves, state = update_weights(leaves, jax.tree.leaves(grads), axes, state)
@@ -206,6 +210,7 @@ def _run_layers(
     key: jax.Array,
     attend: Callable[[dict[str, Any], jax.Array, jax.Array], jax.Array],
     segments: jax.Array,
+    looped: bool,
 ) -> tuple[jax.Array, jax.Array]:
     """Run the layers of one side; returns their output and the auxiliary losses' sum."""
     real = (segments != 0).astype(jnp.float32)
@@ -226,7 +231,10 @@ def _run_layers(
         return (h, aux), None
 
     start, rows = (x, jnp.zeros(())), (p["layers"], jnp.arange(model.turns))
-    (h, aux), _ = lax.scan(turn, start, rows, unroll=model.turns)
+    if looped:
+        (h, aux), _ = lax.scan(jax.checkpoint(turn), start, rows)
+    else:
+        (h, aux), _ = lax.scan(turn, start, rows, unroll=model.turns)
     return layer_norm(h, p["final"]), aux
 
 

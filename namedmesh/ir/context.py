@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -70,6 +70,29 @@ class Context:
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lowers a loop body or a branch on these values."""
         raise NotImplementedError
+
+    def compute(self, key: Hashable, function: Callable[..., Any], *values: Any) -> Any:
+        """Calls a TensorFlow function of some values for an op that has a body.
+
+        Args:
+            key: What the function depends on besides the values: it is traced once for equal keys.
+            function: Returns one value.
+            *values: What it is called with.
+
+        Returns:
+            What it returns.
+        """
+        return function(*values)
+
+    def while_loop(
+        self, test: Callable[..., Any], body: Callable[..., Any], start: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Repeats a body on what it carries while a test holds."""
+        return self.tf.while_loop(test, body, list(start), parallel_iterations=1)
+
+    def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
+        """Runs one of two functions of nothing, each of which returns a list of values."""
+        return self.tf.cond(condition, yes, no)
 
     def calls_kernel(self, op: Any) -> bool:
         """Returns whether a backend's own kernel may make an op's results."""

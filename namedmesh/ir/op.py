@@ -65,6 +65,7 @@ class Op:
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     # Traits of lowering.
+    control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
     manual: ClassVar[bool] = False  # lowered on each device's piece, where XLA would communicate
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower

@@ -1,41 +1,110 @@
-"""Emission: one TensorFlow op or a few for each named op, every result annotated."""
+"""Emission: fragments, loops and choices for each named op, every result annotated."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla as tf2xla
-
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.context import Context
-from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.annotate import GspmdAnnotator
+from namedmesh.lowering.contents import describe_op
+from namedmesh.lowering.fragments import Fragments
+from namedmesh.lowering.instructions import Block, Call, Choice, Repeat, Value
+from namedmesh.lowering.op_lowering import OpLowering, position_axes
 from namedmesh.lowering.plan import Plan
 
 
 class Emitter(Context):
-    """Lowers a planned program; every value is annotated with its planned sharding."""
+    """Lowers a planned program; every value is annotated with its planned sharding.
+
+    Values are not TensorFlow's: what TensorFlow computes is asked of fragments, by `compute`.
+
+    Args:
+        plan: The planned program.
+        precision: That of matrix products.
+        fragments: Where to ask for them.
+        block: Where the instructions go.
+    """
 
     compiled = True
 
-    def __init__(self, plan: Plan, precision: str):
+    def __init__(self, plan: Plan, precision: str, fragments: Fragments, block: Block):
         self.plan, self.mesh, self.precision = plan, plan.mesh, precision
-        self.annotator = GspmdAnnotator(plan.mesh)
+        self.ops = OpLowering(plan.mesh, precision)
         self.captured: dict[Tensor, dict[Sharding, Any]] = {}  # brought before the loop around it
+        self._fragments, self._block = fragments, block
+        self._op: Op | None = None  # whose instructions are being emitted
 
-    def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """Annotates a value with a sharding of its shape; scalars need no annotation.
+    @contextmanager
+    def emitting(self, op: Op | None) -> Iterator[None]:
+        """A context in which instructions belong to an op."""
+        before, self._op = self._op, op
+        try:
+            yield
+        finally:
+            self._op = before
 
-        Parts of a sum lie side by side, one leading dimension for each mesh axis.
-        """
+    @property
+    def name(self) -> str:
+        """The name that instructions get."""
+        return "" if self._op is None else f"nm.{self.plan.names[self._op]}/"
+
+    def compute_all(
+        self, key: Hashable, function: Callable[..., Any], values: Sequence[Value]
+    ) -> list[Value]:
+        """Calls the fragment that a TensorFlow function makes; the key says which function."""
+        fragment = self._fragments.find(
+            (key, self.precision, self.mesh), function, values, self._op
+        )
+        results = [Value(*signature) for signature in fragment.results]
+        self._block.instructions.append(Call(self.name, fragment.number, values, results))
+        return results
+
+    def compute(self, key: Hashable, function: Callable[..., Any], *values: Any) -> Any:
+        return self.compute_all(key, function, values)[0]
+
+    def _record(self, function: Callable[..., Sequence[Value]], like: Sequence[Value]) -> Block:
+        """Records what a function emits on arguments like some values."""
+        block = Block([Value(one.sizes, one.dtype) for one in like])
+        outer, self._block = self._block, block
+        try:
+            block.results = list(function(*block.arguments))
+        finally:
+            self._block = outer
+        return block
+
+    def while_loop(
+        self, test: Callable[..., Any], body: Callable[..., Any], start: Sequence[Any]
+    ) -> list[Any]:
+        tested = self._record(lambda *carry: [test(*carry)], start)
+        turn = self._record(body, start)
+        results = [Value(one.sizes, one.dtype) for one in start]
+        self._block.instructions.append(Repeat(self.name, start, tested, turn, results))
+        return results
+
+    def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> list[Any]:
+        first, second = self._record(yes, []), self._record(no, [])
+        results = [Value(one.sizes, one.dtype) for one in first.results]
+        self._block.instructions.append(Choice(self.name, condition, first, second, results))
+        return results
+
+    def at(self, value: Value, shape: Shape, sharding: Sharding) -> Value:
+        """Annotates a value with a sharding of its shape; scalars need no annotation."""
         if not len(shape) and not sharding.partial:
             return value
-        return self.annotator.annotate(value, position_axes(shape, sharding))
+        return self.say(value, position_axes(shape, sharding))
+
+    def say(self, value: Value, axes: Sequence[Sequence[str]]) -> Value:
+        """Annotates a value with the axes of its positions; what was said is not said again."""
+        annotator = self.ops.annotator
+        proto = annotator.proto(axes)
+        if value.sharding == proto:
+            return value
+        return self.compute(("say", proto), lambda x: annotator.annotate(x, axes), value)
 
     def place(self, value: Any, tensor: Tensor) -> Any:
         return self.at(value, tensor.shape, self.plan.natural[tensor])
@@ -55,47 +124,20 @@ class Emitter(Context):
 
     def move(self, value: Any, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]) -> Any:
         """Moves a value: each annotation differs from the one before by one collective."""
-        shape = tensor.shape
+        shape, ops = tensor.shape, self.ops
         for step in steps:
-            if step.sums:  # in the name of the op that left the parts
-                with tf.name_scope(f"nm.{self.plan.names[self.plan.summed_by[tensor]]}/"):
-                    joined = self.join_parts(value, shape, source, step.axes)
-                    value = self.at(add_parts(joined), shape, step.result)
-            elif step.kind == "Alone":
-                value = self.leave_alone(value, shape, source, step.result)
-            value = self.at(value, shape, step.result)
+            if step.sums or step.kind == "Alone":
+                # A sum is made in the name of the op that left the parts.
+                op = self.plan.summed_by[tensor] if step.sums else self._op
+                places = position_axes(shape, source), position_axes(shape, step.result)
+                key = "move", step.kind, step.sums, tuple(step.axes), *places
+                with self.emitting(op):
+                    move = lambda x, source=source, step=step: ops.move(x, shape, source, step)
+                    value = self.compute(key, move, value)
+            else:
+                value = self.at(value, shape, step.result)
             source = step.result
         return value
-
-    def join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
-        """Puts the parts along some axes into one leading dimension.
-
-        XLA adds up every dimension by itself, one collective after the other.
-        """
-        others = [axis for axis in source.partial if axis not in axes]
-        order = [source.partial.index(axis) for axis in (*axes, *others)]
-        rest = list(range(len(order), value.shape.rank))
-        if order != sorted(order):
-            value = tf.transpose(value, order + rest)
-        if len(axes) > 1:
-            value = tf.reshape(value, [self.mesh.size(axes), *value.shape[len(axes) :]])
-        leading = [tuple(axes), *((axis,) for axis in others)]
-        return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
-
-    def leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
-        """Makes a value the first device's part of a sum to which the others add zero."""
-        piece = self.annotator.to_local(value, position_axes(shape, source))
-        for i, axis in enumerate(result.partial):
-            if axis not in source.partial:
-                index = self.annotator.to_local(tf.range(self.mesh.axes[axis]), [(axis,)])[0]
-                piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
-                piece = tf.expand_dims(piece, i)
-        return self.join_pieces(piece, shape, result)
-
-    def join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
-        """Makes the value of which every device has its piece, parts of a sum side by side."""
-        sizes = [*(self.mesh.axes[axis] for axis in place.partial), *shape.sizes]
-        return self.annotator.from_local(piece, position_axes(shape, place), sizes)
 
     def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
         """Makes a tensor of constants where it is read."""
@@ -103,7 +145,7 @@ class Emitter(Context):
         key = tensor, place
         if key not in moved:
             op = self.plan.producers[tensor]
-            with tf.name_scope(f"nm.{self.plan.names[op]}/"):
+            with self.emitting(op):
                 # What rearranges makes all of it, and cuts out what is wanted.
                 bare = Sharding() if op.rearranges else place.with_partial(())
                 places = [bare.only(x.shape.names) for x in op.inputs]
@@ -139,11 +181,11 @@ class Emitter(Context):
         }
         for op in ops:
             if not op.given and not all(tensor in plan.free for tensor in op.outputs):
-                with tf.name_scope(f"nm.{plan.names[op]}/"):
+                with self.emitting(op):
                     self.op(op, known, moved)
         results = []
         for i, tensor in enumerate(outputs):
-            with tf.name_scope(f"nm.{plan.names[plan.producers[tensor]]}/"):
+            with self.emitting(plan.producers[tensor]):
                 if tensor in plan.free:
                     place = plan.made.get((owner, i), plan.shardings[tensor])
                     results.append(self.make(tensor, place, moved))
@@ -210,11 +252,15 @@ class Emitter(Context):
         shape = op.output.shape
         for members, steps in self.plan.sums[op]:
             values = [self.operand(op, i, known, moved) for i in members]
-            value = tf.add_n(values) if len(values) > 1 else values[0]
+            value = self.add(values) if len(values) > 1 else values[0]
             place = self.operand_place(op, members[0])
             value = self.move(self.at(value, shape, place), op.inputs[members[0]], place, steps)
-            total = value if total is None else total + value
+            total = value if total is None else self.add([total, value])
         return total
+
+    def add(self, values: Sequence[Any]) -> Any:
+        """Adds values up."""
+        return self.compute("add", lambda *values: self.tf.add_n(values), *values)
 
     def lower(
         self,
@@ -224,75 +270,13 @@ class Emitter(Context):
         natural: Sequence[Sharding],
     ) -> Sequence[Any]:
         """Emits an op on operands in their places; natural is where it makes its results."""
-        local = op.manual or op in self.plan.local
+        if op.control:
+            return op.lower(self, *values)
+        kernel = op in self.plan.local
+        local = op.manual or kernel
         if op.closed and not local:  # it would rather be local, where every size divides
             tensors = zip((*op.inputs, *op.outputs), (*places, *natural), strict=True)
             local = all(place.divides(tensor.shape, self.mesh) for tensor, place in tensors)
-        if local:
-            return self.run_locally(op, values, places, natural)
-        return lower_op(op, self, values)
-
-    def run_locally(
-        self,
-        op: Op,
-        values: Sequence[Any],
-        places: Sequence[Sharding],
-        natural: Sequence[Sharding],
-    ) -> list[Any]:
-        """Emits an op on each device's own piece; its results may be parts of sums."""
-        axes = {name: on for place in (*places, *natural) for name, on in place.held}
-        inside = Local(self, axes)
-        pieces = []
-        for value, tensor, place in zip(values, op.inputs, places, strict=True):
-            piece = self.annotator.to_local(value, position_axes(tensor.shape, place))
-            leading = list(range(len(place.partial)))
-            pieces.append(tf.squeeze(piece, leading) if leading else piece)
-        results = []
-        lowered = lower_op(op, inside, pieces)
-        for tensor, piece, place in zip(op.outputs, lowered, natural, strict=True):
-            for _ in place.partial:
-                piece = piece[None]
-            results.append(self.join_pieces(piece, tensor.shape, place))
-        return results
-
-
-def position_axes(shape: Shape, sharding: Sharding) -> list[tuple[str, ...]]:
-    """Returns the axes of each position of a value: of parts of sums first, then of its dims."""
-    leading: list[tuple[str, ...]] = [(axis,) for axis in sharding.partial]
-    return leading + [sharding.axes(dim.name) for dim in shape]
-
-
-def add_parts(value: Any) -> Any:
-    """Adds up parts of a sum along the first dimension in their own dtype, as they are sent."""
-    if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
-        return tf.reduce_sum(value, 0)
-    # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
-    scalar = tf.TensorSpec([], value.dtype)
-    add = tf.function(lambda a, b: a + b).get_concrete_function(scalar, scalar)
-    results: Any = tf2xla.variadic_reduce(
-        [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=[0], reducer=add
-    )
-    return results[0]
-
-
-class Local(Eager):
-    """Lowering inside a manual region: sizes are those of one device's piece."""
-
-    compiled = True
-
-    def __init__(self, emitter: Emitter, axes: dict[str, tuple[str, ...]]):
-        self.emitter, self.axes, self.precision = emitter, axes, emitter.precision
-        self.positions: dict[tuple[str, ...], Any] = {}
-        for on in {on for on in axes.values() if on}:
-            ways = emitter.mesh.size(on)
-            self.positions[on] = emitter.annotator.to_local(tf.range(ways), [on])[0]
-
-    def calls_kernel(self, op: Op) -> bool:
-        return op in self.emitter.plan.local
-
-    def size(self, dim: Dimension) -> int:
-        return dim.size // self.emitter.mesh.size(self.axes.get(dim.name, ()))
-
-    def offset(self, dim: Dimension) -> Any | None:
-        on = self.axes.get(dim.name, ())
-        return self.positions[on] * self.size(dim) if on else None
+        key = describe_op(op), tuple(places), tuple(natural), local, kernel
+        lower = lambda *values: self.ops.lower(op, values, places, natural, local, kernel)
+        return self.compute_all(key, lower, values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,10 +15,12 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.version import __version__
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
+from namedmesh.lowering.assemble import assemble
 from namedmesh.lowering.emit import Emitter
+from namedmesh.lowering.fragments import Fragments, compile_fragments
+from namedmesh.lowering.instructions import Block, Value
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan as make_plan
-from namedmesh.lowering.portable import make_portable
 from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.description import OpRecord, TensorSpec
@@ -138,43 +139,22 @@ def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
             f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
         )
 
-    def main(*values: Any) -> list[Any]:
+    plan, signature = plans[0]
+    block = Block([Value(spec.padded(plan.mesh), spec.dtype) for spec in signature.entries])
+
+    def emit(fragments: Fragments) -> None:
         results = []
         for plan, signature in plans:
-            results += _emit(plan, signature, precision, values)
-        return results
+            emitter = Emitter(plan, precision, fragments, block)
+            results += _emit(emitter, signature, block.arguments)
+        block.results = results
 
-    plan, signature = plans[0]
-    entries = [
-        tf.TensorSpec(spec.padded(plan.mesh), tf.as_dtype(spec.dtype), spec.name)
-        for spec in signature.entries
-    ]
-    function = tf.function(main, jit_compile=True, autograph=False)
-    try:
-        module = function.experimental_get_compiler_ir(*entries)(stage="stablehlo_serialized")
-    except ValueError as error:
-        raise _compiler_error(error, [plan for plan, _ in plans]) from error
-    return make_portable(module)
+    return assemble(block, compile_fragments(emit))
 
 
-def _compiler_error(error: ValueError, plans: Sequence[Plan]) -> Exception:
-    """Makes the error about the op that TensorFlow could not turn into StableHLO, if it says so."""
-    text = str(error)
-    for plan in plans:
-        for op, name in plan.names.items():
-            if f"nm.{name}/" in text:
-                first = text.split("on XLA_CPU_JIT: ")[-1].splitlines()[0]
-                return op.error(
-                    f"XLA cannot compile it: {first[:300]}",
-                    *map(str, op.inputs),
-                    fix=op.lowering_fix,
-                )
-    return error
-
-
-def _emit(plan: Plan, signature: Signature, precision: str, values: Sequence[Any]) -> list[Any]:
+def _emit(emitter: Emitter, signature: Signature, values: Sequence[Value]) -> list[Value]:
     """The results of a program on padded values, padded themselves if sizes do not divide."""
-    program, emitter = plan.program, Emitter(plan, precision)
+    program = emitter.plan.program
     body = program.body
     operands = [
         _cut(emitter, spec, value) for spec, value in zip(signature.entries, values, strict=True)
@@ -185,24 +165,23 @@ def _emit(plan: Plan, signature: Signature, precision: str, values: Sequence[Any
     ]
 
 
-def _cut(emitter: Emitter, spec: TensorSpec, value: Any) -> Any:
+def _cut(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
     """An entry without the padding it has at rest."""
     if spec.padded(emitter.mesh) == spec.sizes:
         return value
     annotated = emitter.at(value, spec.shape, spec.sharding)
-    return tf.slice(annotated, [0] * len(spec.shape), spec.sizes)
+    cut = lambda x: tf.slice(x, [0] * len(spec.sizes), spec.sizes)
+    return emitter.compute(("cut", spec.sizes), cut, annotated)
 
 
-def _pad(emitter: Emitter, spec: TensorSpec, value: Any) -> Any:
+def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
     """A result with the padding it has at rest."""
-    if not spec.shape:
-        # TensorFlow would not return a constant, or an entry as it is; an annotated one it does.
-        return emitter.annotator.annotate(value, [])
     padded = spec.padded(emitter.mesh)
     if padded == spec.sizes:
         return value
-    padding = [[0, more - size] for more, size in zip(padded, spec.sizes, strict=True)]
-    return emitter.at(tf.pad(value, padding), spec.shape, spec.sharding)
+    padding = [(0, more - size) for more, size in zip(padded, spec.sizes, strict=True)]
+    value = emitter.compute(("pad", tuple(padding)), lambda x: tf.pad(x, padding), value)
+    return emitter.at(value, spec.shape, spec.sharding)
 
 
 def _check_widths(program: Program) -> None:

@@ -24,6 +24,7 @@ class Cond(Op):
     """One of two branches."""
 
     rule = "cond"
+    control = True
     yes: Body
     no: Body
 
@@ -44,12 +45,16 @@ class Cond(Op):
             Where what a branch takes in is of the shapes of what it gives out, XLA's propagation
             splits the one like the other, whatever the annotations say.
             """
-            if context.compiled and values:
-                _, *values = context.xla.optimization_barrier(condition, *values)
-            return context.run(body, values)
+            return context.run(body, [after(condition, value) for value in values])
+
+        def after(condition: Any, value: Any) -> Any:
+            if not context.compiled:
+                return value
+            barrier = lambda *both: context.xla.optimization_barrier(*both)[1]
+            return context.compute("barrier", barrier, condition, value)
 
         branches = (lambda: run(self.yes, values[:count])), (lambda: run(self.no, values[count:]))
-        return context.tf.cond(condition, *branches)
+        return context.cond(condition, *branches)
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.yes.captures)
@@ -96,6 +101,7 @@ class While(Op):
     """A body repeated while a condition holds."""
 
     rule = "while"
+    control = True
     test: Body
     body: Body
 
@@ -110,11 +116,10 @@ class While(Op):
     def lower(self, context: Context, *values: Any) -> Any:
         carries, tests = len(self.body.inputs), len(self.test.captures)
         start, rest = values[:carries], values[carries:]
-        return context.tf.while_loop(
+        return context.while_loop(
             lambda *carry: context.run(self.test, [*carry, *rest[:tests]])[0],
             lambda *carry: context.run(self.body, [*carry, *rest[tests:]]),
-            list(start),
-            parallel_iterations=1,
+            start,
         )
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:

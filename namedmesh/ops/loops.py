@@ -52,44 +52,46 @@ class ScanLike(Protocol):
 
 def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
     """Lowers a scan as one while loop over buffers: its size does not depend on the length."""
-    tf = context.tf
+    tf, size = context.tf, loop.over.size
     carries, stacked = loop.carries, loop.stacked
     first, xs = values[:carries], values[carries : carries + stacked]
     captured = values[carries + stacked :]
     positions = row_positions(loop)
-    buffers = [
-        context.place(
-            tf.zeros(
-                [*context.part_sizes(tensor), *context.sizes(tensor.shape)],
-                context.dtype(tensor.dtype),
-            ),
-            tensor,
-        )
-        for tensor in loop.histories
-    ]
 
-    def step(i: Any, carry: list[Any], buffers: list[Any]) -> tuple[Any, list[Any], list[Any]]:
-        index = loop.over.size - 1 - i if loop.reverse else i
-        rows = [context.hold(x, loop, i) for i, x in enumerate(xs, carries)]
-        begins: dict[tuple[int, int], Any] = {}
-        slices = [read_row(tf, x, at, index, begins) for x, at in zip(rows, positions, strict=True)]
-        results = context.run(loop.body, [*carry, *slices, *captured])
+    def step(i: Any, *carried: Any) -> list[Any]:
+        index = i
+        if loop.reverse:
+            index = context.compute(("from the end", size), lambda i: size - 1 - i, i)
+        slices = []
+        for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
+            read = lambda x, index, at=at: read_row(tf, x, at, index)
+            slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
+        results = context.run(loop.body, [*carried[:carries], *slices, *captured])
         written = []
-        for buffer, value, tensor in zip(buffers, results[carries:], loop.histories, strict=True):
+        buffers = zip(carried[carries:], results[carries:], loop.histories, strict=True)
+        for buffer, value, tensor in buffers:
             at = len(context.part_sizes(tensor))
-            begin = slice_begin(tf, index, value.shape.rank + 1, at, begins)
-            row = tf.expand_dims(value, at)
-            buffer = context.xla.dynamic_update_slice(context.place(buffer, tensor), row, begin)
+            write = lambda buffer, value, index, at=at: write_row(context, buffer, value, at, index)
+            buffer = context.place(buffer, tensor)
+            buffer = context.compute(("write", at), write, buffer, value, index)
             written.append(context.place(buffer, tensor))
-        return i + 1, results[:carries], written
+        following = context.compute("count", lambda i: i + 1, i)
+        return [following, *results[:carries], *written]
 
-    _, carry, buffers = tf.while_loop(
-        lambda i, *_: i < loop.over.size,
+    start = context.compute("start", lambda: tf.constant(0))
+    _, *results = context.while_loop(
+        lambda i, *_: context.compute(("is below", size), lambda i: i < size, i),
         step,
-        [tf.constant(0), list(first), buffers],
-        parallel_iterations=1,
+        [start, *first, *(make_buffer(context, tensor) for tensor in loop.histories)],
     )
-    return [*carry, *buffers]
+    return results
+
+
+def make_buffer(context: Context, tensor: Tensor) -> Any:
+    """Makes the buffer that holds a value for every turn."""
+    sizes = (*context.part_sizes(tensor), *context.sizes(tensor.shape))
+    zeros = lambda: context.tf.zeros(sizes, context.dtype(tensor.dtype))
+    return context.place(context.compute(("buffer", sizes, tensor.dtype), zeros), tensor)
 
 
 def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
@@ -101,7 +103,7 @@ def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list
     turns = []
     order = range(loop.over.size)
     for index in reversed(order) if loop.reverse else order:
-        slices = [read_row(tf, x, at, index, {}) for x, at in zip(xs, positions, strict=True)]
+        slices = [read_row(tf, x, at, index) for x, at in zip(xs, positions, strict=True)]
         results = context.run(loop.body, [*carry, *slices, *captured])
         carry = results[: loop.carries]
         turns.append(results[loop.carries :])
@@ -116,16 +118,21 @@ def row_positions(loop: ScanLike) -> list[int]:
     return [x.shape.position(loop.over.name) for x in rows]
 
 
-def slice_begin(tf: Any, index: Any, rank: int, at: int, begins: dict[tuple[int, int], Any]) -> Any:
-    """Returns the start of a slice, computed once for all slices of a turn that start alike."""
-    if (rank, at) not in begins:
-        begins[rank, at] = tf.stack([index if i == at else 0 for i in range(rank)])
-    return begins[rank, at]
+def slice_begin(tf: Any, index: Any, rank: int, at: int) -> Any:
+    """Returns where a slice along one dimension starts."""
+    return tf.stack([index if i == at else 0 for i in range(rank)])
 
 
-def read_row(tf: Any, x: Any, at: int, index: Any, begins: dict[tuple[int, int], Any]) -> Any:
+def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
     """Reads one slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
-    begin = slice_begin(tf, index, len(sizes), at, begins)
+    begin = slice_begin(tf, index, len(sizes), at)
     piece = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
     return tf.squeeze(piece, at)
+
+
+def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:
+    """Writes one slice along a dimension, which the value lacks."""
+    tf = context.tf
+    begin = slice_begin(tf, index, buffer.shape.rank, at)
+    return context.xla.dynamic_update_slice(buffer, tf.expand_dims(value, at), begin)

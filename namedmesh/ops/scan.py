@@ -38,6 +38,7 @@ class Scan(Op):
     """
 
     rule = "scan"
+    control = True
     body: Body
     over: Dimension
     carries: int

@@ -51,9 +51,7 @@ def _inline(
         raise NamedMeshError(
             f"a module of the artifact cannot be read: {str(error)[:200]}", fix=_AGAIN
         ) from None
-    expected = [
-        ir.RankedTensorType.get(shape, mlir.dtype_to_ir_type(dtype)) for shape, dtype in results
-    ]
+    expected = [tensor_type(shape, dtype) for shape, dtype in results]
     if inputs != [argument.type for argument in arguments] or types != expected:
         raise NamedMeshError(
             "a module of the artifact does not take or return what its manifest says",
@@ -89,6 +87,11 @@ def module_function(module: bytes, results: ResultTypes, mesh: Mesh) -> Callable
         A function of the module's arguments that returns the list of its results.
     """
     return lambda *arguments: _call.bind(*arguments, module=module, results=results, mesh=mesh)
+
+
+def tensor_type(sizes: Sequence[int], dtype: np.dtype) -> ir.RankedTensorType:
+    """The type of an array in StableHLO."""
+    return ir.RankedTensorType.get(sizes, mlir.dtype_to_ir_type(dtype))
 
 
 def module_context() -> ir.Context:

@@ -14,14 +14,14 @@ from jaxlib.mlir import ir
 _ENTER, _LEAVE, _PLACE = "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding"
 
 
-def close_regions(module: ir.Module) -> None:
+def close_regions(module: ir.Operation) -> None:
     """Marks every op of a manual region, and makes every value it reads enter the region.
 
     Args:
-        module: The module, which is changed in place.
+        module: The module or function, which is changed in place.
     """
     with ir.Location.unknown(module.context):
-        for block in blocks(module.operation):
+        for block in blocks(module):
             _close(block)
 
 

@@ -344,7 +344,7 @@ def mesh_larger_than_the_devices(artifact):
 
 @wrong("""
 the compiler made 1 collective that the plan does not have
-  unplanned AllReduce over data of 6 float32 elements, from nm.sum.1/Sum_1
+  unplanned AllReduce over data of 6 float32 elements, from nm.sum.1/Sum
   at LINE: Executable(dataclasses.replace(other.artifact, collectives=()), strict=True)
   fix: reshard or replicate the tensors named here explicitly, or run with strict=False
 """)

@@ -55,7 +55,7 @@ def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
             element.erase()
         op.erase()
     if any(made.values()):
-        close_regions(module)
+        close_regions(module.operation)
 
 
 def _find_calls(module: ir.Operation) -> Iterator[ir.Operation]:

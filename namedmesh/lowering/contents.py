@@ -1,0 +1,56 @@
+"""What tells ops apart: equal contents lower to equal code."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Hashable
+from functools import cache
+from typing import Any
+
+import numpy as np
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.ir.op import Op
+
+
+def describe_op(op: Op) -> Hashable:
+    """Returns all that an op's lowering may read of it: its class, options and tensors."""
+    tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))
+    return type(op), len(op.inputs), tensors, *(describe(getattr(op, n)) for n in options(type(op)))
+
+
+@cache
+def options(kind: type[Op]) -> tuple[str, ...]:
+    """Returns the names of the fields that an op of a class is made with, besides its inputs."""
+    return tuple(one.name for one in dataclasses.fields(kind) if one.init and one.name != "inputs")
+
+
+def describe(value: Any) -> Hashable:
+    """Returns what tells an option apart: its contents, or the object itself if we know no more.
+
+    Numbers that compare equal may differ: 1 and True, 0.0 and -0.0.
+    """
+    if isinstance(value, (str, Dimension, Shape)) or value is None:
+        return value
+    if isinstance(value, (bool, int, float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(describe, value)
+    if isinstance(value, dict):
+        return dict, *((describe(key), describe(one)) for key, one in value.items())
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+    return _Same(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that equals itself alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -1,0 +1,155 @@
+"""Fragments: what TensorFlow lowers once, however often a program has it.
+
+A large program has thousands of ops but hundreds of different ones. All fragments are traced into
+one TensorFlow function, each on stand-ins for its operands; `namedmesh.lowering.assemble` puts
+copies of what they compile to together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
+
+from namedmesh.ir.op import Op
+from namedmesh.lowering.instructions import Value
+
+STAND_IN, RESULTS = "namedmesh.stand_in", "namedmesh.results"  # what marks them in StableHLO
+
+
+@dataclass(frozen=True)
+class Traced:
+    """A fragment as far as it is known before it is compiled."""
+
+    number: int
+    results: tuple[tuple[Any, ...], ...]  # the signature of each
+    owner: Op | None  # the op it was first traced for
+
+
+class Fragments:
+    """The fragments of a program, traced by TensorFlow as they are asked for."""
+
+    def __init__(self) -> None:
+        self.traced: dict[Hashable, Traced] = {}
+        self._stand_ins: dict[Hashable, Any] = {}
+        self.results: list[Any] = []  # of all fragments, one after the other
+
+    def find(
+        self,
+        key: Hashable,
+        function: Callable[..., Any],
+        operands: Sequence[Value],
+        owner: Op | None,
+    ) -> Traced:
+        """Returns the fragment of a key, traced if it is new.
+
+        Args:
+            key: What the function depends on besides its operands.
+            function: Called with a TensorFlow value for each operand; returns one or a list.
+            operands: What the fragment is called with.
+            owner: The op that needs it, for errors.
+
+        Returns:
+            The fragment.
+        """
+        signatures = tuple(one.signature for one in operands)
+        found = self.traced.get((key, signatures))
+        if found is None:
+            number = len(self.traced)
+            values = [self._stand_in(one, i) for i, one in enumerate(signatures)]
+            with tf.name_scope(scope_of(number)):
+                results = function(*values)
+                results = list(results) if isinstance(results, (tuple, list)) else [results]
+            found = Traced(number, tuple(map(_sign, results)), owner)
+            self.results += results
+            self.traced[key, signatures] = found
+        return found
+
+    def _stand_in(self, signature: tuple[Any, ...], position: int) -> Any:
+        """A value of which nothing is known but what an operand's signature says."""
+        key = signature, position
+        if key not in self._stand_ins:
+            sizes, dtype, sharding = signature
+            name = f"{position} {len(self._stand_ins)}"
+            with tf.name_scope(STAND_IN + "/"):
+                value = _call(STAND_IN, [], sizes, tf.as_dtype(dtype), name)
+                if sharding is not None:
+                    value = tf2xla.sharding(value, sharding=sharding)
+            self._stand_ins[key] = value
+        return self._stand_ins[key]
+
+
+def _call(
+    target: str, operands: Sequence[Any], sizes: Sequence[int], dtype: Any, config: str
+) -> Any:
+    """A call that marks a place in StableHLO; its configuration tells it from others."""
+    results: Any = tf2xla.custom_call_v2(target, operands, [tf.TensorSpec(sizes, dtype)], config)
+    return results[0]
+
+
+def scope_of(number: int) -> str:
+    """The scope in which TensorFlow names a fragment's ops."""
+    return f"fragment.{number}/"
+
+
+def _sign(value: Any) -> tuple[Any, ...]:
+    """The signature of a TensorFlow value."""
+    annotated = value.op.type == "XlaSharding"
+    sharding = value.op.get_attr("sharding") if annotated else None
+    return tuple(value.shape.as_list()), value.dtype.name, sharding
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """All fragments of a program, compiled.
+
+    Attributes:
+        module: Their StableHLO.
+        counts: How many results each of them has.
+    """
+
+    module: bytes
+    counts: tuple[int, ...]
+
+
+def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
+    """Compiles the fragments that a function asks for.
+
+    Args:
+        emit: Called once with what it may ask.
+
+    Returns:
+        The fragments, compiled.
+
+    Raises:
+        NamedMeshError: XLA cannot compile one.
+    """
+    fragments = Fragments()
+
+    def main() -> Any:
+        emit(fragments)
+        return _call(RESULTS, fragments.results, [], tf.int32, "")
+
+    function = tf.function(main, jit_compile=True, autograph=False)
+    try:
+        module = function.experimental_get_compiler_ir()(stage="stablehlo_serialized")
+    except ValueError as error:
+        raise _compiler_error(error, fragments.traced.values()) from error
+    return Compiled(module, tuple(len(one.results) for one in fragments.traced.values()))
+
+
+def _compiler_error(error: ValueError, fragments: Iterable[Traced]) -> Exception:
+    """Makes the error about the op that TensorFlow could not turn into StableHLO, if it says so."""
+    text = str(error)
+    for one in fragments:
+        if scope_of(one.number) in text and one.owner is not None:
+            first = text.split("on XLA_CPU_JIT: ")[-1].splitlines()[0]
+            return one.owner.error(
+                f"XLA cannot compile it: {first[:300]}",
+                *map(str, one.owner.inputs),
+                fix=one.owner.lowering_fix,
+            )
+    return error

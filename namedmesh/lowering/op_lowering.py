@@ -1,0 +1,186 @@
+"""The lowering of single ops and moves to TensorFlow, every result annotated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla as tf2xla
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.ir.context import Context
+from namedmesh.ir.evaluate import Eager, lower_op
+from namedmesh.ir.op import Op
+from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.annotate import GspmdAnnotator
+
+
+class OpLowering(Context):
+    """Lowers one op, or moves one value, on a mesh; values are TensorFlow's."""
+
+    compiled = True
+
+    def __init__(self, mesh: Mesh, precision: str):
+        self.mesh, self.precision = mesh, precision
+        self.annotator = GspmdAnnotator(mesh)
+        self._natural: dict[Tensor, Sharding] = {}  # where the op being lowered makes its results
+
+    def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
+        """Annotates a value with a sharding of its shape; scalars need no annotation.
+
+        Parts of a sum lie side by side, one leading dimension for each mesh axis.
+        """
+        if not len(shape) and not sharding.partial:
+            return value
+        return self.annotator.annotate(value, position_axes(shape, sharding))
+
+    def part_sizes(self, tensor: Tensor) -> list[int]:
+        return [self.mesh.axes[axis] for axis in self._natural[tensor].partial]
+
+    def lower(
+        self,
+        op: Op,
+        values: Sequence[Any],
+        places: Sequence[Sharding],
+        natural: Sequence[Sharding],
+        local: bool,
+        kernel: bool,
+    ) -> list[Any]:
+        """Lowers an op on operands in their places.
+
+        Args:
+            op: The op.
+            values: Its operands.
+            places: Where they lie.
+            natural: Where it makes its results.
+            local: Whether it is lowered on each device's own piece.
+            kernel: Whether a backend's own kernel may make its results.
+
+        Returns:
+            The results, annotated.
+        """
+        self._natural = dict(zip(op.outputs, natural, strict=True))
+        if local:
+            results = self._lower_locally(op, values, places, natural, kernel)
+        else:
+            results = lower_op(op, self, values)
+            for value, tensor in zip(results, op.outputs, strict=True):
+                value.set_shape([*self.part_sizes(tensor), *tensor.shape.sizes])
+        pairs = zip(results, op.outputs, natural, strict=True)
+        return [self.at(value, tensor.shape, place) for value, tensor, place in pairs]
+
+    def _lower_locally(
+        self,
+        op: Op,
+        values: Sequence[Any],
+        places: Sequence[Sharding],
+        natural: Sequence[Sharding],
+        kernel: bool,
+    ) -> list[Any]:
+        """Lowers an op on each device's own piece; its results may be parts of sums."""
+        axes = {name: on for place in (*places, *natural) for name, on in place.held}
+        inside = Local(self, axes, op if kernel else None)
+        pieces = []
+        for value, tensor, place in zip(values, op.inputs, places, strict=True):
+            piece = self.annotator.to_local(value, position_axes(tensor.shape, place))
+            leading = list(range(len(place.partial)))
+            pieces.append(tf.squeeze(piece, leading) if leading else piece)
+        results = []
+        lowered = lower_op(op, inside, pieces)
+        for tensor, piece, place in zip(op.outputs, lowered, natural, strict=True):
+            if place.partial:
+                piece = tf.reshape(piece, [*[1] * len(place.partial), *piece.shape])
+            results.append(self._join_pieces(piece, tensor.shape, place))
+        return results
+
+    def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
+        """Moves a value by a step that more than annotations say: parts are added up, or made."""
+        if step.sums:
+            value = add_parts(self._join_parts(value, shape, source, step.axes))
+        else:
+            value = self._leave_alone(value, shape, source, step.result)
+        return self.at(value, shape, step.result)
+
+    def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
+        """Puts the parts along some axes into one leading dimension.
+
+        XLA adds up every dimension by itself, one collective after the other.
+        """
+        others = [axis for axis in source.partial if axis not in axes]
+        order = [source.partial.index(axis) for axis in (*axes, *others)]
+        rest = list(range(len(order), value.shape.rank))
+        if order != sorted(order):
+            value = tf.transpose(value, order + rest)
+        if len(axes) > 1:
+            value = tf.reshape(value, [self.mesh.size(axes), *value.shape[len(axes) :]])
+        leading = [tuple(axes), *((axis,) for axis in others)]
+        return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
+
+    def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
+        """Makes a value the first device's part of a sum to which the others add zero."""
+        piece = self.annotator.to_local(value, position_axes(shape, source))
+        for i, axis in enumerate(result.partial):
+            if axis not in source.partial:
+                numbers = tf.constant(np.arange(self.mesh.axes[axis], dtype=np.int32))
+                index = tf.squeeze(self.annotator.to_local(numbers, [(axis,)]), [0])
+                piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
+                piece = tf.expand_dims(piece, i)
+        return self._join_pieces(piece, shape, result)
+
+    def _join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
+        """Makes the value of which every device has its piece, parts of a sum side by side."""
+        sizes = [*(self.mesh.axes[axis] for axis in place.partial), *shape.sizes]
+        return self.annotator.from_local(piece, position_axes(shape, place), sizes)
+
+
+def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:
+    """Returns the axes of each position of a value: of parts of sums first, then of its dims."""
+    held = sharding.mapping
+    leading = tuple((axis,) for axis in sharding.partial)
+    return leading + tuple(held.get(dim.name, ()) for dim in shape)
+
+
+def add_parts(value: Any) -> Any:
+    """Adds up parts of a sum along the first dimension in their own dtype, as they are sent."""
+    if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
+        return tf.reduce_sum(value, 0)
+    # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
+    scalar = tf.TensorSpec([], value.dtype)
+    add = tf.function(lambda a, b: a + b).get_concrete_function(scalar, scalar)
+    results: Any = tf2xla.variadic_reduce(
+        [value], [tf.zeros([], value.dtype)], dimensions_to_reduce=[0], reducer=add
+    )
+    return results[0]
+
+
+class Local(Eager):
+    """Lowering inside a manual region: sizes are those of one device's piece."""
+
+    compiled = True
+
+    def __init__(self, around: OpLowering, axes: dict[str, tuple[str, ...]], kernel: Op | None):
+        self.mesh, self.axes, self.precision = around.mesh, axes, around.precision
+        self._kernel = kernel
+        self._around, self._graph = around, tf.compat.v1.get_default_graph()
+        self._positions: dict[tuple[str, ...], Any] = {}
+
+    def calls_kernel(self, op: Op) -> bool:
+        return op is self._kernel
+
+    def size(self, dim: Dimension) -> int:
+        return dim.size // self.mesh.size(self.axes.get(dim.name, ()))
+
+    def offset(self, dim: Dimension) -> Any | None:
+        on = self.axes.get(dim.name, ())
+        if not on:
+            return None
+        if on not in self._positions:
+            with self._graph.as_default():  # also if it is asked for in the body of a loop
+                numbers = tf.constant(np.arange(self.mesh.size(on), dtype=np.int32))
+                piece = self._around.annotator.to_local(numbers, [on])
+                self._positions[on] = tf.squeeze(piece, [0])
+        return self._positions[on] * self.size(dim)
