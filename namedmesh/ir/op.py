@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -333,7 +334,7 @@ class Op:
 
     def body_fields(self) -> dict[str, Body]:
         """Returns the fields that hold a Body, by name."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self) if one.init}
+        values = {name: getattr(self, name) for name in option_names(type(self))}
         return {name: value for name, value in values.items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
@@ -348,6 +349,12 @@ class Op:
             The error, to be raised.
         """
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)
+
+
+@cache
+def option_names(kind: type[Op]) -> tuple[str, ...]:
+    """Returns the names of the fields that an op of a class is made with, besides its inputs."""
+    return tuple(one.name for one in dataclasses.fields(kind) if one.init and one.name != "inputs")
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,32 +14,38 @@ from namedmesh.lowering.templates import Template, cut_templates
 from namedmesh.runtime.bridge import module_context, tensor_type
 
 
-def assemble(block: Block, fragments: Compiled) -> bytes:
-    """Puts a program together.
+def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
+    """Puts programs together.
 
     Equal programs give equal bytes, in this process and in others.
 
     Args:
-        block: The program.
-        fragments: What its fragments compiled to.
+        programs: The programs.
+        fragments: What their fragments compiled to.
 
     Returns:
-        A module that compilers of at least the last twelve weeks read.
+        A module for each program, which compilers of at least the last twelve weeks read.
     """
     with module_context(), ir.Location.unknown():
         source = ir.Module.parse(fragments.module)  # templates do not keep it alive
         templates = cut_templates(source, fragments.counts)
-        module = ir.Module.create()
-        module.operation.attributes["sym_name"] = ir.StringAttr.get("namedmesh")
-        assembler = _Assembler(templates)
-        with ir.InsertionPoint(module.body):
-            assembler.function(block)
-        oldest = stablehlo.StablehloCompatibilityRequirement.WEEK_12
-        version = stablehlo.get_version_from_compatibility_requirement(oldest)
-        return stablehlo.serialize_portable_artifact(module, version, allow_other_dialects=True)
+        return [_assemble(program, templates) for program in programs]
+
+
+def _assemble(program: Block, templates: Sequence[Template]) -> bytes:
+    """Puts one program together."""
+    module = ir.Module.create()
+    module.operation.attributes["sym_name"] = ir.StringAttr.get("namedmesh")
+    with ir.InsertionPoint(module.body):
+        _Assembler(templates).function(program)
+    oldest = stablehlo.StablehloCompatibilityRequirement.WEEK_12
+    version = stablehlo.get_version_from_compatibility_requirement(oldest)
+    return stablehlo.serialize_portable_artifact(module, version, allow_other_dialects=True)
 
 
 class _Assembler:
+    """Makes the ops of one module, in order."""
+
     def __init__(self, templates: Sequence[Template]):
         self.templates = templates
         self.values: dict[Value, ir.Value] = {}

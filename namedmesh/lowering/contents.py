@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, option_names
 
 
 def describe_op(op: Op) -> Hashable:
     """Returns all that an op's lowering may read of it: its class, options and tensors."""
     tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))
-    return type(op), len(op.inputs), tensors, *(describe(getattr(op, n)) for n in options(type(op)))
-
-
-@cache
-def options(kind: type[Op]) -> tuple[str, ...]:
-    """Returns the names of the fields that an op of a class is made with, besides its inputs."""
-    return tuple(one.name for one in dataclasses.fields(kind) if one.init and one.name != "inputs")
+    options = (describe(getattr(op, name)) for name in option_names(type(op)))
+    return type(op), len(op.inputs), tensors, *options
 
 
 def describe(value: Any) -> Hashable:

@@ -84,6 +84,8 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     program, signature = plan.program, sign_plan(plan)
     _check_widths(program)
     initializers = list(plan.initializers.values())
+    modules = [[(plan, signature)], [(one, sign_plan(one)) for one in initializers]]
+    step_module, init_module = lower(modules, precision)
     return Artifact(
         name=program.name,
         mesh=plan.mesh,
@@ -101,10 +103,8 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         activation_bytes=plan.activation_bytes,
         flops=program.flops(),
         made_with={"namedmesh": __version__, "tensorflow": tf.__version__},
-        step_module=lower([(plan, signature)], precision),
-        init_module=lower([(one, sign_plan(one)) for one in initializers], precision)
-        if initializers
-        else b"",
+        step_module=step_module,
+        init_module=init_module,
     )
 
 
@@ -118,18 +118,20 @@ def lower_plan(plan: Plan, precision: str = "default") -> bytes:
     Returns:
         Portable StableHLO.
     """
-    return lower([(plan, sign_plan(plan))], precision)
+    (module,) = lower([[(plan, sign_plan(plan))]], precision)
+    return module
 
 
-def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
-    """Lowers planned programs that take the same entries into one module.
+def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -> list[bytes]:
+    """Lowers planned programs, those that take the same entries into one module.
 
     Args:
-        plans: The plans with their signatures.
+        modules: For each module its plans with their signatures.
         precision: That of matrix products.
 
     Returns:
-        Portable StableHLO; the results of the programs come one after the other.
+        The modules, as portable StableHLO: the results of a module's programs come one after the
+        other. One without programs is empty.
 
     Raises:
         NamedMeshError: If the precision is unknown.
@@ -139,30 +141,31 @@ def lower(plans: Sequence[tuple[Plan, Signature]], precision: str) -> bytes:
             f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
         )
 
+    blocks: list[Block] = []
+    compiled = compile_fragments(
+        lambda fragments: blocks.extend(
+            _emit_module(plans, precision, fragments) for plans in modules if plans
+        )
+    )
+    assembled = iter(assemble(blocks, compiled))
+    return [next(assembled) if plans else b"" for plans in modules]
+
+
+def _emit_module(
+    plans: Sequence[tuple[Plan, Signature]], precision: str, fragments: Fragments
+) -> Block:
+    """Emits programs that take the same entries, padded if sizes do not divide."""
     plan, signature = plans[0]
     block = Block([Value(spec.padded(plan.mesh), spec.dtype) for spec in signature.entries])
-
-    def emit(fragments: Fragments) -> None:
-        results = []
-        for plan, signature in plans:
-            emitter = Emitter(plan, precision, fragments, block)
-            results += _emit(emitter, signature, block.arguments)
-        block.results = results
-
-    return assemble(block, compile_fragments(emit))
-
-
-def _emit(emitter: Emitter, signature: Signature, values: Sequence[Value]) -> list[Value]:
-    """The results of a program on padded values, padded themselves if sizes do not divide."""
-    program = emitter.plan.program
-    body = program.body
-    operands = [
-        _cut(emitter, spec, value) for spec, value in zip(signature.entries, values, strict=True)
-    ]
-    results = emitter.body(program, body.ops, body.arguments, operands, body.outputs)
-    return [
-        _pad(emitter, spec, value) for spec, value in zip(signature.results, results, strict=True)
-    ]
+    for plan, signature in plans:
+        program, emitter = plan.program, Emitter(plan, precision, fragments, block)
+        entries = zip(signature.entries, block.arguments, strict=True)
+        operands = [_cut(emitter, spec, value) for spec, value in entries]
+        body = program.body
+        results = emitter.body(program, body.ops, body.arguments, operands, body.outputs)
+        pairs = zip(signature.results, results, strict=True)
+        block.results += [_pad(emitter, spec, value) for spec, value in pairs]
+    return block
 
 
 def _cut(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:

@@ -77,7 +77,7 @@ class Block:
 
     arguments: Sequence[Value]
     instructions: list[Instruction] = field(default_factory=list)
-    results: Sequence[Value] = ()
+    results: list[Value] = field(default_factory=list)
     _outside: list[Value] | None = None
 
     def outside(self) -> list[Value]:
