@@ -91,7 +91,8 @@ def export(case: Case, folder: pathlib.Path) -> None:
 
     def train(batch: dict[str, Any], seed: Any) -> dict[str, Any]:
         loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
-        return {"loss": metrics["loss"], **Adafactor(unfactored=[model.E]).apply(nm.grad(loss))}
+        optimizer = Adafactor(unfactored=[model.E], layer_by_layer=True)
+        return {"loss": metrics["loss"], **optimizer.apply(nm.grad(loss))}
 
     program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
     mesh = nm.Mesh.parse(case.mesh or f"all={case.experts}")

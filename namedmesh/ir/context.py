@@ -67,6 +67,10 @@ class Context:
         """Annotates a value inside a loop with the place of the loop's operand i, as outside."""
         return value
 
+    def lies_alike(self, tensor: Any, op: Any, i: int) -> bool:
+        """Returns whether a loop's history may overwrite the loop's operand i, row by row."""
+        return False
+
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
         """Lowers a loop body or a branch on these values."""
         raise NotImplementedError

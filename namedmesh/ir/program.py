@@ -27,6 +27,7 @@ from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
 from namedmesh.ir.simplify import simplify_ops
+from namedmesh.ir.sink import sink_into_loops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
 from namedmesh.ir.write_out import write_out_loops
@@ -239,6 +240,9 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     ops = prune_ops(hoist_invariants(ops), results, held)
     outputs, changed = results[: len(outputs)], results[len(outputs) :]
     new = dict(zip(root.updates, changed, strict=True))
+    in_loops = {new[key]: root.variables[key].tensor for key in root.made_in_loops}
+    ops = sink_into_loops(ops, results, in_loops)
+    ops = prune_ops(ops, results, held)
     updates = {key: new[key] for key in root.variables if key in new}
     initializers = {
         key: trace(variable.initialize, seed=spec([], "int32"))

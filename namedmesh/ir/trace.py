@@ -41,6 +41,7 @@ class Trace(Recorder):
         self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
+        self.made_in_loops: set[str] = set()  # updates that may be made turn by turn
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside

@@ -134,6 +134,10 @@ class Optimizer:
     Attributes:
         learning_rate: A number or a schedule.
         clip_norm: The largest norm of all gradients together, or None.
+        layer_by_layer: Whether the weights of layers in a loop are updated in the backward loop,
+            each in its layer's turn. Gradients of all layers then never exist at once, which is
+            half of the memory of a step whose activations are small; means that devices add up
+            are added up layer by layer. It excludes `clip_norm`, which needs all gradients first.
         name: The prefix of the optimizer's state. Two optimizers in one step, for different
             parameters, need different names.
 
@@ -155,12 +159,16 @@ class Optimizer:
     learning_rate: float | RateSchedule
     _: KW_ONLY
     clip_norm: float | None = None
+    layer_by_layer: bool = False
     name: str = "optimizer"
 
     def __post_init__(self) -> None:
         owner = type(self).__name__
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         mistakes = [_check_option(owner, name, value) for name, value in values.items()]
+        if self.layer_by_layer is True and self.clip_norm is not None:
+            problem = "layer_by_layer=True with clip_norm: no norm is known before all gradients"
+            mistakes.append((f"{owner}: {problem}", "leave out one of them"))
         raise_mistakes(owner, [mistake for mistake in mistakes if mistake])
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
@@ -201,8 +209,11 @@ class Optimizer:
         if self.clip_norm is not None:
             clipped, metrics["grad_norm"] = clip_by_global_norm(clipped, self.clip_norm)
         rule = self.rule(step, rate)
+        before = {*trace.root.updates}
         for name, update in updates.items():
             nm.assign(update.value, rule(replace(update, grad=clipped[name])))
+        if self.layer_by_layer:
+            trace.root.made_in_loops |= trace.root.updates.keys() - before
         return metrics
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
@@ -274,7 +285,9 @@ class Optimizer:
 def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
     """Return what is wrong with an option, if anything is."""
     allowed, text = True, ""
-    if name in SHARES:
+    if name == "layer_by_layer":
+        allowed, text = isinstance(value, bool), "True or False"
+    elif name in SHARES:
         allowed, text = is_number(value) and 0 <= value < 1, "a number in [0, 1)"
     elif name == "weight_decay":
         allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"

@@ -115,6 +115,9 @@ class Emitter(Context):
     def hold(self, value: Any, op: Op, i: int) -> Any:
         return self.at(value, op.inputs[i].shape, self.operand_place(op, i))
 
+    def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
+        return self.plan.natural[tensor] == self.operand_place(op, i)
+
     def operand_place(self, op: Op, i: int) -> Sharding:
         """Where an operand lies when the op reads it."""
         if op.inputs[i] in self.plan.free:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.planner import Planner
 
 
@@ -23,7 +24,7 @@ def find_passing_axes(
     busy = {axis for on in claims.values() for axis in on}
     if not axes or busy & {*axes} or not divides(planner, op, claims):
         return ()
-    if op.same_value and not is_accumulated(planner, op):
+    if op.same_value and not is_accumulated(planner, op.output):
         return ()  # a sum is sent in the narrower dtype, unless it is sent once for many turns
     if op.linear == "together":
         fits = all(
@@ -57,9 +58,8 @@ def find_carriers(planner: Planner, op: Op) -> set[int]:
     return {0} if op.linear == "first" and pending else set()
 
 
-def is_accumulated(planner: Planner, op: Op) -> bool:
-    """Whether a result is only added to the sum that a loop carries."""
-    tensor = op.output
+def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
+    """Whether a tensor is only added to the sum that a loop carries."""
     while (reader := planner.sole_reader(tensor)) is not None:
         others = [x for x in reader.inputs if x is not tensor]
         if reader.elementwise and any(x in planner.open or x in planner.running for x in others):

@@ -7,6 +7,7 @@ from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.parts import is_accumulated
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_free
 from namedmesh.lowering.transfers import place_after_move
@@ -173,9 +174,28 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
             place = shardings[body.inputs[i]]
             planner.bring_result(body, i, tensor, place, repeats)
         else:
-            place = shardings[tensor].kept_whole(shardings[tensor].whole | {op.over.name})
+            place = place_of_row(planner, op, i)
+            planner.bring_result(body, i, tensor, place, repeats)
+            place = place.kept_whole(place.whole | {op.over.name})
         primal = find_accumulated(planner, op, tensor) if i in sums else None
         settle_outcome(planner, op, i, tensor, place, times, primal)
+
+
+def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
+    """Where a turn leaves what is kept of it: a sum is added up, so that its parts need no memory.
+
+    They stay parts where that saves communication: if an outer loop adds up what this one makes, or
+    if the sum ends up split along this loop.
+    """
+    place = planner.plan.shardings[op.body.outputs[i]]
+    if not place.partial or is_accumulated(planner, op.outputs[i]):
+        return place
+    target = planner.place_of(op.outputs[i].primal)
+    if target is None:
+        return place.with_partial(())
+    if {*target.axes(op.over.name)} & {*place.partial}:
+        return place
+    return target.only(op.body.outputs[i].shape.names).kept_whole(place.whole)
 
 
 def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None:

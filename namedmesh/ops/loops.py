@@ -45,6 +45,11 @@ class ScanLike(Protocol):
         ...
 
     @property
+    def overwrites(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """Rows of the body that may be written where others, of its inputs, were read."""
+        ...
+
+    @property
     def reverse(self) -> bool:
         """Whether the last turn comes first."""
         ...
@@ -57,6 +62,7 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
     first, xs = values[:carries], values[carries : carries + stacked]
     captured = values[carries + stacked :]
     positions = row_positions(loop)
+    shared = find_shared_buffers(loop, context)
 
     def step(i: Any, *carried: Any) -> list[Any]:
         index = i
@@ -64,6 +70,7 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
             index = context.compute(("from the end", size), lambda i: size - 1 - i, i)
         slices = []
         for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
+            x = carried[shared[k]] if k in shared else x
             read = lambda x, index, at=at: read_row(tf, x, at, index)
             slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
         results = context.run(loop.body, [*carried[:carries], *slices, *captured])
@@ -78,13 +85,39 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
         following = context.compute("count", lambda i: i + 1, i)
         return [following, *results[:carries], *written]
 
+    taken = {carried: values[k] for k, carried in shared.items()}
     start = context.compute("start", lambda: tf.constant(0))
+    buffers = [
+        taken[i] if i in taken else make_buffer(context, tensor)
+        for i, tensor in enumerate(loop.histories, carries)
+    ]
     _, *results = context.while_loop(
         lambda i, *_: context.compute(("is below", size), lambda i: i < size, i),
         step,
-        [start, *first, *(make_buffer(context, tensor) for tensor in loop.histories)],
+        [start, *first, *buffers],
     )
     return results
+
+
+def find_shared_buffers(loop: ScanLike, context: Context) -> dict[int, int]:
+    """Finds histories that take the buffers of what is read along the loop.
+
+    Every turn reads its row before it writes it, and no other turn reads it.
+
+    Returns:
+        The position of the history among the results, by that of the input.
+    """
+    positions = row_positions(loop)
+    results = {tensor: i for i, tensor in enumerate(loop.body.outputs)}
+    inputs = {tensor: i for i, tensor in enumerate(loop.body.inputs)}
+    shared = {}
+    for written, read in loop.overwrites:
+        if written in results and read in inputs:
+            result, k = results[written], inputs[read]
+            first = positions[k - loop.carries] == 0
+            if first and context.lies_alike(loop.histories[result - loop.carries], loop, k):
+                shared[k] = result
+    return shared
 
 
 def make_buffer(context: Context, tensor: Tensor) -> Any:

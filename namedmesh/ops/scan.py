@@ -45,6 +45,8 @@ class Scan(Op):
     reverse: bool
     remat: str
     unroll: bool = False  # whether its turns are written out one after the other
+    # Rows of the body that may be written where others, of its inputs, were read.
+    overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
     def bodies(self) -> tuple[Body, ...]:

@@ -114,12 +114,12 @@ def test_scan_counts_its_collectives_once_an_iteration():
     )
     assert compiled.audit.exact, str(compiled.audit)
     assert compiled.plan.count("AllReduce", "forward") == 5
-    # Activations are added up every turn; gradients of weights, of all turns together, once.
+    # Activations and gradients of weights are added up every turn: no parts of sums are kept.
     backward = compiled.plan.of_phase("backward")
     assert [(one.tensor, one.axes, one.times) for one in backward] == [
         ("d_x_history", ("model",), 5),
-        ("d_wi", ("data",), 1),
-        ("d_wo", ("data",), 1),
+        ("d_wi", ("data",), 5),
+        ("d_wo", ("data",), 5),
     ]
 
 

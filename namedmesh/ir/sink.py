@@ -1,0 +1,175 @@
+"""Sinking: what is made of a loop's results row by row is made in the loop, turn by turn.
+
+So weights are updated while the backward loop runs, and no gradient outlives its turn.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.ir.op import Op, option_names
+from namedmesh.ir.tensor import Tensor
+
+
+def sink_into_loops(
+    ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
+) -> tuple[Op, ...]:
+    """Returns the ops, of which those that lead to some tensors are in loops where possible.
+
+    Args:
+        ops: The ops of a program.
+        outputs: The tensors that are needed of them.
+        wanted: Those of them that may be made in the turns of loops, each with what it replaces.
+
+    Returns:
+        Ops that compute the same.
+    """
+    for loop in [op for op in ops if op.rule == "scan" and op.histories] if wanted else ():
+        ops = _sink_into(loop, ops, outputs, wanted)
+    return tuple(ops)
+
+
+def _sink_into(
+    loop: Op, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
+) -> Sequence[Op]:
+    """Returns the ops with a loop that makes more, and without what it makes."""
+    at = ops.index(loop)
+    before, after = ops[:at], ops[at + 1 :]
+    rows = _Rows(loop)
+    late = {*loop.outputs}  # what depends on the loop
+    for op in after:
+        if all(tensor in rows.known or tensor not in late for tensor in op.inputs):
+            rows.try_op(op)
+        if not late.isdisjoint(op.inputs):
+            late.update(op.outputs)
+    chosen = rows.choose(after, wanted)
+    if not any(tensor in rows.histories for op in chosen for tensor in op.inputs):
+        return ops
+    sunk = {*chosen}
+    others = [op for op in after if op not in sunk]
+    read = {tensor for op in others for tensor in op.inputs} | {*outputs}
+    longer = rows.extend_loop(chosen, read, wanted)
+    early = {op for op in others if late.isdisjoint(op.outputs)}
+    moved = [op for op in others if op in early]
+    return [*before, *moved, longer, *(op for op in others if op not in early)]
+
+
+class _Rows:
+    """The rows, inside of a loop, of tensors outside that have its dimension."""
+
+    def __init__(self, loop: Op):
+        (self.body,) = loop.bodies
+        assert loop.turn_dim is not None, "a scan runs along a dimension"
+        self.loop, self.dim = loop, loop.turn_dim
+        carries, total = len(loop.outputs) - len(loop.histories), len(self.body.inputs)
+        made = self.body.outputs[carries:]
+        self.histories = dict(zip(loop.histories, made, strict=True))
+        self.known = dict(self.histories)
+        self.read = dict(zip(loop.inputs[carries:total], self.body.inputs[carries:], strict=True))
+        self.captured = dict(zip(self.body.captured, self.body.captures, strict=True))
+        self.ops: dict[Op, Op] = {}  # what each op outside is inside
+
+    def try_op(self, op: Op) -> None:
+        """Notes what an op is for one turn, if it treats every row by itself."""
+        asked = op.placement()
+        touched = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
+        rowwise = (op.elementwise or op.sums) and op.rule in ("generic", "cotangent")
+        if not rowwise or op.manual or op.bodies or not op.inputs or self.dim.name in touched:
+            return
+        if any(tensor.shape.dims[:1] != (self.dim,) for tensor in op.outputs):
+            return
+        options = {name: self._drop_dim(getattr(op, name)) for name in option_names(type(op))}
+        if any(value is _HAS_DIM for value in options.values()):
+            return
+        inputs = tuple(self._find_row(tensor) for tensor in op.inputs)
+        outputs = tuple(_make_row(tensor, self.dim) for tensor in op.outputs)
+        row = op.rebuild(inputs=inputs, outputs=outputs, identity=object(), **options)
+        if [(shape, dtype) for shape, dtype in row.results()] == [
+            (tensor.shape, tensor.dtype) for tensor in outputs
+        ]:
+            self.ops[op] = row
+            self.known.update(zip(op.outputs, outputs, strict=True))
+
+    def _find_row(self, tensor: Tensor) -> Tensor:
+        """Returns the row of a tensor, or inside what is captured of one that has none."""
+        if tensor in self.known:
+            return self.known[tensor]
+        if tensor.shape.named(self.dim.name) is None:
+            return self.captured.setdefault(tensor, _make_row(tensor, self.dim))
+        return self.read.setdefault(tensor, _make_row(tensor, self.dim))
+
+    def _drop_dim(self, value: Any) -> Any:
+        """Returns an option without the loop's dimension."""
+        if isinstance(value, Shape):
+            return value.without(self.dim.name) if value.named(self.dim.name) else value
+        if isinstance(value, tuple):
+            return tuple(self._drop_dim(one) for one in value if one != self.dim)
+        return _HAS_DIM if value in (self.dim, self.dim.name) else value
+
+    def choose(self, after: Sequence[Op], wanted: Collection[Tensor]) -> list[Op]:
+        """Returns the ops that lead to wanted tensors, in order."""
+        needed, chosen = {*wanted}, []
+        for op in reversed(after):
+            if op in self.ops and not needed.isdisjoint(op.outputs):
+                chosen.append(op)
+                needed.update(op.inputs)
+        return chosen[::-1]
+
+    def extend_loop(
+        self, chosen: Sequence[Op], read: Collection[Tensor], wanted: Mapping[Tensor, Tensor]
+    ) -> Op:
+        """Returns the loop that does some ops in every turn.
+
+        Args:
+            chosen: The ops.
+            read: What is read outside.
+            wanted: What each of some results replaces.
+
+        Returns:
+            A loop with more results: of each op those that are read.
+        """
+        body, loop = self.body, self.loop
+        ops = [self.ops[op] for op in chosen]
+        new = {tensor for op in ops for tensor in op.inputs}.difference(body.arguments)
+        total = len(body.inputs)
+        xs = [(x, row) for x, row in self.read.items() if row in new]
+        more = [(x, inner) for x, inner in self.captured.items() if inner in new]
+        given = next(op for op in body.ops if op.given)
+        placeholders = [
+            given.rebuild(outputs=(t,), shape=t.shape, dtype=t.dtype, identity=object())
+            for _, t in (*xs, *more)
+        ]
+        kept = [tensor for op in chosen for tensor in op.outputs if tensor in read]
+        longer = dataclasses.replace(
+            body,
+            ops=(*placeholders, *body.ops, *ops),
+            inputs=(*body.inputs, *(row for _, row in xs)),
+            captures=(*body.captures, *(t for _, t in more)),
+            captured=(*body.captured, *(x for x, _ in more)),
+            outputs=(*body.outputs, *(self.known[tensor] for tensor in kept)),
+            stacked=(),
+        )
+        inputs = (*loop.inputs[:total], *(x for x, _ in xs), *loop.inputs[total:])
+        return loop.rebuild(
+            inputs=(*inputs, *(x for x, _ in more)),
+            outputs=(*loop.outputs, *kept),
+            body=longer,
+            overwrites=tuple(
+                (self.known[tensor], self.read[wanted[tensor]])
+                for tensor in kept
+                if tensor in wanted and wanted[tensor] in self.read
+            ),
+        )
+
+
+_HAS_DIM = object()
+
+
+def _make_row(tensor: Tensor, dim: Dimension) -> Tensor:
+    """Makes the tensor that is a row of another, or the same where that has none."""
+    own = tensor.shape.named(dim.name)
+    shape = tensor.shape if own is None else tensor.shape.without(dim.name)
+    return Tensor(shape, tensor.dtype, tensor.kind, tensor.source, tensor.name or tensor.label)
