@@ -234,7 +234,7 @@ def draw() -> None:
         fontsize=8,
     )
     axis.set_ylabel("memory per core, GiB")
-    axis.legend(fontsize=8)
+    axis.legend(fontsize=8, ncols=5, loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False)
     figure.tight_layout()
     figure.savefig(RESULTS / "memory.png", dpi=110)
     figure, sides = pyplot.subplots(1, 3, figsize=(10, 3.2))

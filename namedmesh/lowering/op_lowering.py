@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
@@ -125,11 +124,16 @@ class OpLowering(Context):
         piece = self.annotator.to_local(value, position_axes(shape, source))
         for i, axis in enumerate(result.partial):
             if axis not in source.partial:
-                numbers = tf.constant(np.arange(self.mesh.axes[axis], dtype=np.int32))
-                index = tf.squeeze(self.annotator.to_local(numbers, [(axis,)]), [0])
+                index = self.find_position((axis,))
                 piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
                 piece = tf.expand_dims(piece, i)
         return self._join_pieces(piece, shape, result)
+
+    def find_position(self, axes: tuple[str, ...]) -> Any:
+        """Returns a device's own position along some axes, inside a manual region."""
+        # Not a constant: XLA would merge those of equal values, and move them.
+        numbers = tf.range(self.mesh.size(axes))
+        return tf.squeeze(self.annotator.to_local(numbers, [axes]), [0])
 
     def _join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
         """Makes the value of which every device has its piece, parts of a sum side by side."""
@@ -180,7 +184,5 @@ class Local(Eager):
             return None
         if on not in self._positions:
             with self._graph.as_default():  # also if it is asked for in the body of a loop
-                numbers = tf.constant(np.arange(self.mesh.size(on), dtype=np.int32))
-                piece = self._around.annotator.to_local(numbers, [on])
-                self._positions[on] = tf.squeeze(piece, [0])
+                self._positions[on] = self._around.find_position(on)
         return self._positions[on] * self.size(dim)

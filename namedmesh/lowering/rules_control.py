@@ -15,6 +15,8 @@ from namedmesh.ops.control import Cond, While
 from namedmesh.ops.move import Move
 from namedmesh.ops.scan import Scan
 
+SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to send
+
 
 def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
     """A cotangent lies where its primal lies; parts that lie together are added before they move.
@@ -184,18 +186,20 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
 def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
     """Where a turn leaves what is kept of it: a sum is added up, so that its parts need no memory.
 
-    They stay parts where that saves communication: if an outer loop adds up what this one makes, or
-    if the sum ends up split along this loop.
+    They stay parts where that saves communication: if they are small and better sent all at once,
+    if an outer loop adds up what this one makes, or if the sum ends up split along this loop.
     """
-    place = planner.plan.shardings[op.body.outputs[i]]
-    if not place.partial or is_accumulated(planner, op.outputs[i]):
+    row = op.body.outputs[i]
+    place = planner.plan.shardings[row]
+    size = place.local_elements(row.shape, planner.mesh) * row.itemsize
+    if not place.partial or size < SMALL_ROW or is_accumulated(planner, op.outputs[i]):
         return place
     target = planner.place_of(op.outputs[i].primal)
     if target is None:
         return place.with_partial(())
     if {*target.axes(op.over.name)} & {*place.partial}:
         return place
-    return target.only(op.body.outputs[i].shape.names).kept_whole(place.whole)
+    return target.only(row.shape.names).kept_whole(place.whole)
 
 
 def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None:

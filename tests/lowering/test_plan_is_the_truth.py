@@ -114,13 +114,41 @@ def test_scan_counts_its_collectives_once_an_iteration():
     )
     assert compiled.audit.exact, str(compiled.audit)
     assert compiled.plan.count("AllReduce", "forward") == 5
-    # Activations and gradients of weights are added up every turn: no parts of sums are kept.
+    # Activations are added up every turn; small gradients, of all turns together, once.
     backward = compiled.plan.of_phase("backward")
     assert [(one.tensor, one.axes, one.times) for one in backward] == [
         ("d_x_history", ("model",), 5),
-        ("d_wi", ("data",), 5),
-        ("d_wo", ("data",), 5),
+        ("d_wi", ("data",), 1),
+        ("d_wo", ("data",), 1),
     ]
+
+
+@pytest.mark.parametrize(
+    ("params", "kind", "times"),
+    [
+        (None, "AllReduce", 2),
+        ("model:data", "ReduceScatter", 2),
+        ("layer:data", "ReduceScatter", 1),  # along the loop itself
+    ],
+)
+def test_large_gradients_of_a_stack_are_added_up_turn_by_turn(params, kind, times):
+    B, M, H, L = nm.dims("batch=8 model=512 hidden=1024 layer=2")
+
+    def step(x):
+        w = nm.param("w", [L, M, H])
+
+        def layer(h, w):
+            return h + nm.einsum([nm.tanh(nm.einsum([h, w], [B, H])), w], [B, M]), None
+
+        y, _ = nm.scan(layer, x, w, over=L, remat="full")
+        nm.assign(w, w - 0.1 * nm.grad(nm.mean(y * y))["w"])
+
+    compiled = nm.compile(
+        step, nm.spec([B, M]), mesh=nm.Mesh(data=2), layout="batch:data", params=params, strict=True
+    )
+    assert compiled.audit.exact, str(compiled.audit)
+    gradients = [one for one in compiled.plan.of_phase("backward") if one.tensor == "d_w"]
+    assert [(one.kind, one.times) for one in gradients] == [(kind, times)]
 
 
 def test_fully_sharded_stack_gathers_one_layer_at_a_time():
