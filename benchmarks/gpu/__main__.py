@@ -128,14 +128,18 @@ def print_tables(result: dict[str, Any]) -> None:
 
 
 def merge_results(path: pathlib.Path | None, result: dict[str, Any]) -> dict[str, Any]:
-    """Add the rows of other models that a file has already."""
+    """Add the rows of other models and other systems that a file has already."""
     if path is None or not path.exists():
         return result
     old = json.loads(path.read_text())
     measured = {row["model"] for table in TABLES for row in result[table]}
     merged = {}
     for table in TABLES:
-        others = [row for row in old.get(table, []) if row["model"] not in measured]
+        others = [
+            row
+            for row in old.get(table, [])
+            if row["model"] not in measured or row["system"] not in (*SYSTEMS, "jax")
+        ]
         merged[table] = others + result[table]
     return merged
 

@@ -27,15 +27,18 @@ class LoweredModule:
         lowered: The module.
         partitioner: What is to partition it: annotations of one mean nothing to the other.
         platform: What it is compiled for.
+        donates: Whether results take the memory of what it is given.
     """
 
     lowered: jax.stages.Lowered
     partitioner: str
     platform: str
+    donates: bool
 
 
-# Options of a backend's compiler. On GPUs, graphs of kernels are put together anew when memory has
-# moved, as it does from step to step: kernels launched one by one start sooner.
+# Options of a backend's compiler for programs that hand their memory on, as train steps do. On
+# GPUs, graphs of kernels are put together anew when memory has moved: kernels launched one by one
+# start sooner.
 OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": str(2**30)}}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
@@ -98,7 +101,8 @@ def lower_module(
     try:
         with partition_with(partitioner):
             lowered = function.lower(*arguments)
-            return LoweredModule(lowered, partitioner, devices.devices.flat[0].platform)
+            platform = devices.devices.flat[0].platform
+            return LoweredModule(lowered, partitioner, platform, bool(donated))
     except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
         raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
 
@@ -160,6 +164,7 @@ def compile_lowered(
     Returns:
         The compiled program.
     """
-    chosen = {**OPTIONS.get(module.platform, {}), **(options or {})}
+    own = OPTIONS.get(module.platform, {}) if module.donates else {}
+    chosen = {**own, **(options or {})}
     with partition_with(module.partitioner):
         return module.lowered.compile(compiler_options=chosen)

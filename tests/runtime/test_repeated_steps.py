@@ -133,6 +133,7 @@ def test_options_of_backends_are_known_to_the_compiler():
     """They are parsed wherever a program is compiled, whatever the backend."""
     step = make()
     lowered = stages.lower_step(step.artifact, step.mesh)
+    assert lowered.donates and not stages.lower_init(step.artifact, step.mesh).donates
     for platform in stages.OPTIONS:
         compiled = stages.compile_lowered(dataclasses.replace(lowered, platform=platform))
         assert compiled.as_text()
