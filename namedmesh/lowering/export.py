@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -142,13 +144,26 @@ def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -
         )
 
     blocks: list[Block] = []
-    compiled = compile_fragments(
-        lambda fragments: blocks.extend(
-            _emit_module(plans, precision, fragments) for plans in modules if plans
+    with _garbage_left():
+        compiled = compile_fragments(
+            lambda fragments: blocks.extend(
+                _emit_module(plans, precision, fragments) for plans in modules if plans
+            )
         )
-    )
-    assembled = iter(assemble(blocks, compiled))
-    return [next(assembled) if plans else b"" for plans in modules]
+        assembled = iter(assemble(blocks, compiled))
+        return [next(assembled) if plans else b"" for plans in modules]
+
+
+@contextlib.contextmanager
+def _garbage_left() -> Iterator[None]:
+    """A context in which no garbage is looked for, which takes a tenth of the time to lower."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _emit_module(

@@ -144,6 +144,7 @@ class Trainer:
             self._log = MetricsLog(metrics, self.steps_taken, summaries)
         self.last: dict[str, float] = {"step": self.steps_taken}  # the latest row of metrics
         self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
+        self._due = 0  # the step up to which a row is to be written
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
         self._since, self._paused = time.monotonic(), 0.0
         self.stop = StopRequest()
@@ -196,6 +197,7 @@ class Trainer:
                 self.take_step(*check_item(item))
                 self._do_what_is_due(progress)
             batches.close()
+            self._show_row(progress)
             self._write_row()
             # Skip the evaluation when stopping on a signal: the process may be killed soon.
             if self._evaluate is not None and self.steps_taken > self.first_step and not self.stop:
@@ -242,25 +244,41 @@ class Trainer:
     def _do_what_is_due(self, progress: ProgressBar | None) -> None:
         """Log, evaluate and save after a step, if it is time to."""
         intervals, step = self.intervals, self.steps_taken
-        if step % intervals.log_every == 0 or step == intervals.steps:
-            self._write_row()
-            if progress is not None:
-                progress.show(step, self.last)
         every = intervals.evaluate_every
-        if self._evaluate is not None and every and step % every == 0:
+        measures = self._evaluate is not None and bool(every) and step % every == 0
+        saves = step % intervals.save_every == 0 and step < intervals.steps
+        logs = step % intervals.log_every == 0 or step == intervals.steps
+        self._show_row(progress)  # only now that the next step runs: devices never wait for it
+        self._due = step if logs else 0
+        if measures or saves:
+            self._show_row(progress)
+        if measures:
             self._measure()
-        if step % intervals.save_every == 0 and step < intervals.steps:
+        if saves:
             self._save()
 
-    def _write_row(self) -> None:
-        """Fetch the results of the steps since the last row, check them, and log their means."""
-        if not self._pending:
-            return
+    def _show_row(self, progress: ProgressBar | None) -> None:
+        """Write and show the row that is due."""
+        if self._due:
+            self._write_row(self._due)
+            if progress is not None:
+                progress.show(self._due, self.last)
+            self._due = 0
+
+    def _write_row(self, last: int | None = None) -> None:
+        """Fetch the results of the steps since the last row, check them, and log their means.
+
+        Without a last step, these are all steps so far.
+        """
+        last = self.steps_taken if last is None else last
         rows = [
             (step, tokens, {name: float(value) for name, value in results.items()})
             for step, tokens, results in self._pending
+            if step <= last
         ]
-        self._pending = []
+        if not rows:
+            return
+        self._pending = [one for one in self._pending if one[0] > last]
         now = time.monotonic()
         seconds, self._since, self._paused = now - self._since - self._paused, now, 0.0
         for step, tokens, values in rows:
@@ -268,7 +286,7 @@ class Trainer:
             self.tokens += tokens
         names = rows[-1][2]
         means = {name: float(np.mean([values[name] for _, _, values in rows])) for name in names}
-        row = {"step": self.steps_taken, **means, "seconds_per_step": seconds / len(rows)}
+        row = {"step": last, **means, "seconds_per_step": seconds / len(rows)}
         if self._count_tokens is not None:
             count = sum(tokens for _, tokens, _ in rows)
             row |= {"tokens": self.tokens, "tokens_per_second": count / max(seconds, 1e-9)}

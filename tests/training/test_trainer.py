@@ -70,6 +70,38 @@ def test_training_is_a_loop_of_steps(tmp_path):
     assert made.last == rows[-1] and Checkpoints(tmp_path / "checkpoints").steps == [5, 10, 12]
 
 
+def test_results_are_fetched_once_the_next_step_runs(tmp_path):
+    events = []
+
+    class Fetched:
+        def __init__(self, number, value):
+            self.number, self.value = number, value
+
+        def __float__(self):
+            events.append(f"fetch {self.number}")
+            return float(self.value)
+
+    made = make(tmp_path, Intervals(5, log_every=2), checkpoints=None)
+    step = made.executable
+
+    class Watched:
+        artifact = step.artifact
+        number = 0
+
+        def __call__(self, state, **inputs):
+            self.number += 1
+            events.append(f"step {self.number}")
+            state, results = step(state, **inputs)
+            return state, {"loss": Fetched(self.number, results["loss"])}
+
+    made.executable = Watched()
+    made.run()
+    assert events == [
+        *("step 1", "step 2", "step 3", "fetch 1", "fetch 2"),
+        *("step 4", "step 5", "fetch 3", "fetch 4", "fetch 5"),
+    ]
+
+
 @pytest.mark.parametrize("stops", [(3,), (1, 2, 7)])
 def test_a_resumed_run_is_the_same_bit_for_bit(tmp_path, stops):
     said = []

@@ -1,0 +1,118 @@
+"""Ops of equal contents are lowered once; whatever may tell two ops apart does."""
+
+import numpy as np
+import pytest
+from jaxlib.mlir.dialects import stablehlo
+
+import namedmesh as nm
+from namedmesh.lowering import fragments
+from namedmesh.lowering.contents import describe, describe_op
+from namedmesh.runtime.bridge import module_context
+
+B, M = nm.dims("batch=8 model=4")
+MESH = nm.Mesh(data=2)
+
+
+class Shifted(nm.Op):
+    """An op of a user's own, with an option of any kind."""
+
+    by: object
+
+    def results(self):
+        return [(self.inputs[0].shape, self.inputs[0].dtype)]
+
+    def lower(self, context, x):
+        return x + context.tf.constant(np.float32(np.sum(np.asarray(self.by, np.float32))))
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """The fragments of the last export."""
+    made = []
+    init = fragments.Fragments.__init__
+
+    def note(self):
+        init(self)
+        made.append(self)
+
+    monkeypatch.setattr(fragments.Fragments, "__init__", note)
+    return lambda: len(made[-1].traced)
+
+
+def test_a_hundred_equal_ops_are_lowered_as_one(traced):
+    def chain(x, count):
+        for _ in range(count):
+            x = nm.tanh(x)
+        return x
+
+    counts = []
+    for count in (2, 100):
+        program = nm.trace(lambda x, count=count: chain(x, count), x=nm.spec([B, M]))
+        artifact = nm.export(program, MESH, "batch:data")
+        counts.append(traced())
+    assert counts[0] == counts[1]
+    with module_context() as context:
+        module = str(stablehlo.deserialize_portable_artifact(context, artifact.step_module))
+    assert module.count("stablehlo.tanh") == 100
+    step = nm.Step(nm.plan(program, MESH, "batch:data"), strict=True)
+    x = np.linspace(-1, 1, 32, dtype=np.float32).reshape(8, 4)
+    wanted = x
+    for _ in range(100):
+        wanted = np.tanh(wanted)
+    np.testing.assert_allclose(step(None, x)[1], wanted, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (0.0, -0.0),
+        (1, True),
+        (1, 1.0),
+        ((1, 2), [1, 2]),
+        ({"a": 1}, {"a": 1.0}),
+        ("1", 1),
+        (np.zeros(2, np.float32), np.zeros(2, np.float64)),
+        (np.float32([0.0]), np.float32([-0.0])),
+        (lambda: 0, lambda: 0),
+    ],
+)
+def test_what_differs_in_any_way_is_told_apart(one, other):
+    assert describe(one) != describe(other)
+    assert describe(one) == describe(one)
+
+
+def test_equal_arrays_are_equal():
+    assert describe(np.float32([1, 2])) == describe(np.float32([1, 2]))
+    assert hash(describe(np.float32([1, 2]))) == hash(describe(np.float32([1, 2])))
+
+
+def test_options_of_a_users_own_op_count():
+    def step(x):
+        return [Shifted((x,), by).output for by in (1.0, 2.0, 1.0, (1.0, 2.0), np.ones(5))]
+
+    program = nm.trace(step, x=nm.spec([B]))
+    contents = [describe_op(op) for op in program.ops if isinstance(op, Shifted)]
+    assert len(contents) == 5 and len(set(contents)) == 4
+    results = nm.Step(nm.plan(program, MESH, "batch:data"), strict=True)(None, np.zeros(8, "f"))[1]
+    assert [float(value[0]) for value in results] == [1.0, 2.0, 1.0, 3.0, 5.0]
+
+
+def test_the_same_op_in_two_places_is_two_fragments():
+    def step(x):
+        return nm.exp(x), nm.exp(nm.replicate(x, B))
+
+    compiled = nm.compile(step, nm.spec([B]), mesh=MESH, layout="batch:data", strict=True)
+    assert compiled.audit.exact, str(compiled.audit)
+    x = np.arange(8, dtype=np.float32)
+    for value in compiled(None, x)[1]:
+        np.testing.assert_allclose(value, np.exp(x), rtol=1e-6)
+
+
+def test_equal_programs_give_equal_bytes_whatever_was_exported_before():
+    def make():
+        return nm.trace(lambda x: nm.sum(nm.exp(x), over=M), x=nm.spec([B, M]))
+
+    first = nm.export(make(), MESH, "batch:data")
+    nm.export(nm.trace(lambda x: nm.sort(x, M), x=nm.spec([B, M])), MESH, "batch:data")
+    again = nm.export(make(), MESH, "batch:data")
+    assert first.step_module == again.step_module
