@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+from namedmesh.ir.contents import describe_options
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 
@@ -58,7 +59,8 @@ def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
             outputs = tuple(Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs)
             inputs = tuple(outside[tensor] for tensor in op.inputs)
             moved = op.rebuild(inputs=inputs, outputs=outputs, identity=object())
-            made = done.setdefault(_describe(moved), moved)
+            computes = describe_options(moved), tuple(map(id, inputs))
+            made = done.setdefault(computes, moved)
             if made is moved:
                 before.append(moved)
             outside.update(zip(op.outputs, made.outputs, strict=True))
@@ -112,15 +114,3 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
 def _count_bytes(tensor: Tensor) -> int:
     """What a tensor takes, all devices together."""
     return tensor.shape.elements * tensor.itemsize
-
-
-def _describe(op: Op) -> object:
-    """What an op computes: ops of equal descriptions have equal results."""
-    fields = (one.name for one in dataclasses.fields(op) if one.init and one.name != "inputs")
-    values = tuple(getattr(op, name) for name in fields)
-    try:
-        hash(values)
-    except TypeError:  # an array or the like: the op is taken for one of its kind
-        return op.identity
-    # 0.0 equals -0.0, and 1 equals True: their texts differ.
-    return type(op), tuple(map(id, op.inputs)), values, repr(values)

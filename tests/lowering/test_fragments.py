@@ -5,8 +5,8 @@ import pytest
 from jaxlib.mlir.dialects import stablehlo
 
 import namedmesh as nm
+from namedmesh.ir.contents import describe, describe_op
 from namedmesh.lowering import fragments
-from namedmesh.lowering.contents import describe, describe_op
 from namedmesh.runtime.bridge import module_context
 
 B, M = nm.dims("batch=8 model=4")

@@ -1,4 +1,4 @@
-"""What tells ops apart: equal contents lower to equal code."""
+"""What tells ops apart: those of equal contents compute the same, and lower to the same code."""
 
 from __future__ import annotations
 
@@ -15,8 +15,12 @@ from namedmesh.ir.op import Op, option_names
 def describe_op(op: Op) -> Hashable:
     """Returns all that an op's lowering may read of it: its class, options and tensors."""
     tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))
-    options = (describe(getattr(op, name)) for name in option_names(type(op)))
-    return type(op), len(op.inputs), tensors, *options
+    return describe_options(op), len(op.inputs), tensors
+
+
+def describe_options(op: Op) -> Hashable:
+    """Returns what an op computes of its inputs: its class and options."""
+    return type(op), *(describe(getattr(op, name)) for name in option_names(type(op)))
 
 
 def describe(value: Any) -> Hashable:
