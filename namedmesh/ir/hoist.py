@@ -64,20 +64,9 @@ def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
             if made is moved:
                 before.append(moved)
             outside.update(zip(op.outputs, made.outputs, strict=True))
-    given = next(op for op in body.ops if op.given)
-    ops = tuple(
-        given.rebuild(
-            outputs=op.outputs,
-            shape=op.output.shape,
-            dtype=op.output.dtype,
-            source=op.source,
-            identity=object(),
-        )
-        if op in moved_out
-        else op
-        for op in body.ops
-    )
     results = [op.output for op in roots]
+    bound = dict(zip(roots, body.bind(results), strict=True))
+    ops = tuple(bound.get(op, op) for op in body.ops)
     brought = tuple(outside[tensor] for tensor in results)
     longer = dataclasses.replace(
         body,

@@ -375,6 +375,20 @@ class Body:
         """Inputs, then captures: what a caller gives values for."""
         return (*self.inputs, *self.captures)
 
+    def bind(self, tensors: Iterable[Tensor]) -> list[Op]:
+        """Returns ops like those of the arguments, through which some tensors become arguments."""
+        given = next(op for op in self.ops if op.given)
+        return [
+            given.rebuild(
+                outputs=(tensor,),
+                shape=tensor.shape,
+                dtype=tensor.dtype,
+                source=tensor.source,
+                identity=object(),
+            )
+            for tensor in tensors
+        ]
+
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
     """Yields every op, those of loop bodies and branches included."""

@@ -52,9 +52,8 @@ def _sink_into(
     others = [op for op in after if op not in sunk]
     read = {tensor for op in others for tensor in op.inputs} | {*outputs}
     longer = rows.extend_loop(chosen, read, wanted)
-    early = {op for op in others if late.isdisjoint(op.outputs)}
-    moved = [op for op in others if op in early]
-    return [*before, *moved, longer, *(op for op in others if op not in early)]
+    early = [op for op in others if late.isdisjoint(op.outputs)]
+    return [*before, *early, longer, *(op for op in others if not late.isdisjoint(op.outputs))]
 
 
 class _Rows:
@@ -137,15 +136,10 @@ class _Rows:
         total = len(body.inputs)
         xs = [(x, row) for x, row in self.read.items() if row in new]
         more = [(x, inner) for x, inner in self.captured.items() if inner in new]
-        given = next(op for op in body.ops if op.given)
-        placeholders = [
-            given.rebuild(outputs=(t,), shape=t.shape, dtype=t.dtype, identity=object())
-            for _, t in (*xs, *more)
-        ]
         kept = [tensor for op in chosen for tensor in op.outputs if tensor in read]
         longer = dataclasses.replace(
             body,
-            ops=(*placeholders, *body.ops, *ops),
+            ops=(*body.bind(inner for _, inner in (*xs, *more)), *body.ops, *ops),
             inputs=(*body.inputs, *(row for _, row in xs)),
             captures=(*body.captures, *(t for _, t in more)),
             captured=(*body.captured, *(x for x, _ in more)),

@@ -25,16 +25,15 @@ class Emitter(Context):
 
     Args:
         plan: The planned program.
-        precision: That of matrix products.
-        fragments: Where to ask for them.
+        ops: How single ops are lowered on its mesh.
+        fragments: Where to ask for them; all of them are of one mesh and precision.
         block: Where the instructions go.
     """
 
     compiled = True
 
-    def __init__(self, plan: Plan, precision: str, fragments: Fragments, block: Block):
-        self.plan, self.mesh, self.precision = plan, plan.mesh, precision
-        self.ops = OpLowering(plan.mesh, precision)
+    def __init__(self, plan: Plan, ops: OpLowering, fragments: Fragments, block: Block):
+        self.plan, self.mesh, self.ops, self.precision = plan, plan.mesh, ops, ops.precision
         self.captured: dict[Tensor, dict[Sharding, Any]] = {}  # brought before the loop around it
         self._fragments, self._block = fragments, block
         self._op: Op | None = None  # whose instructions are being emitted
@@ -57,9 +56,7 @@ class Emitter(Context):
         self, key: Hashable, function: Callable[..., Any], values: Sequence[Value]
     ) -> list[Value]:
         """Calls the fragment that a TensorFlow function makes; the key says which function."""
-        fragment = self._fragments.find(
-            (key, self.precision, self.mesh), function, values, self._op
-        )
+        fragment = self._fragments.find(key, function, values, self._op)
         results = [Value(*signature) for signature in fragment.results]
         self._block.instructions.append(Call(self.name, fragment.number, values, results))
         return results
@@ -154,7 +151,6 @@ class Emitter(Context):
                 places = [bare.only(x.shape.names) for x in op.inputs]
                 values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
                 (value,) = self.lower(op, values, places, [bare])
-                value = self.at(value, tensor.shape, bare)
                 steps = conversion(tensor.shape, self.mesh, bare, place)
                 moved[key] = self.move(value, tensor, bare, steps)
         return moved[key]

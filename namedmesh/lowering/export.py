@@ -21,6 +21,7 @@ from namedmesh.lowering.assemble import assemble
 from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.fragments import Fragments, compile_fragments
 from namedmesh.lowering.instructions import Block, Value
+from namedmesh.lowering.op_lowering import OpLowering
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan as make_plan
 from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
@@ -128,7 +129,8 @@ def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -
     """Lowers planned programs, those that take the same entries into one module.
 
     Args:
-        modules: For each module its plans with their signatures.
+        modules: For each module its plans with their signatures, all for one mesh; the first has
+            some.
         precision: That of matrix products.
 
     Returns:
@@ -144,10 +146,11 @@ def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -
         )
 
     blocks: list[Block] = []
+    ops = OpLowering(modules[0][0][0].mesh, precision)
     with _garbage_left():
         compiled = compile_fragments(
             lambda fragments: blocks.extend(
-                _emit_module(plans, precision, fragments) for plans in modules if plans
+                _emit_module(plans, ops, fragments) for plans in modules if plans
             )
         )
         assembled = iter(assemble(blocks, compiled))
@@ -167,13 +170,13 @@ def _garbage_left() -> Iterator[None]:
 
 
 def _emit_module(
-    plans: Sequence[tuple[Plan, Signature]], precision: str, fragments: Fragments
+    plans: Sequence[tuple[Plan, Signature]], ops: OpLowering, fragments: Fragments
 ) -> Block:
     """Emits programs that take the same entries, padded if sizes do not divide."""
     plan, signature = plans[0]
     block = Block([Value(spec.padded(plan.mesh), spec.dtype) for spec in signature.entries])
     for plan, signature in plans:
-        program, emitter = plan.program, Emitter(plan, precision, fragments, block)
+        program, emitter = plan.program, Emitter(plan, ops, fragments, block)
         entries = zip(signature.entries, block.arguments, strict=True)
         operands = [_cut(emitter, spec, value) for spec, value in entries]
         body = program.body
