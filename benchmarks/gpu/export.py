@@ -18,17 +18,20 @@ from namedmesh.layers import Adafactor, Config, Transformer, batch_of, config, i
 BATCH = ("rows", "source", "target")  # what a Model says of its batch; the rest is configuration
 
 
-def make_config(model: Model) -> Config:
-    """Return namedmesh's configuration of a model: bfloat16, and nothing computed again."""
+def make_config(model: Model, unroll: int | None = None) -> Config:
+    """Return namedmesh's configuration of a model: bfloat16, and nothing computed again.
+
+    By default all layers are written out.
+    """
     options = dataclasses.asdict(model)
     sizes = {name: value for name, value in options.items() if name not in BATCH}
-    return config("base").but(**sizes, dtype="bfloat16", remat="none", unroll=True)
+    return config("base").but(**sizes, dtype="bfloat16", remat="none", unroll=unroll or model.turns)
 
 
-def trace(model: Model) -> nm.Program:
+def trace(model: Model, unroll: int | None = None) -> nm.Program:
     """Trace the train step of a model."""
     transformer = Transformer(
-        make_config(model), group=model.rows, source=model.source, target=model.target
+        make_config(model, unroll), group=model.rows, source=model.source, target=model.target
     )
 
     def step(batch: dict[str, nm.Tensor], seed: nm.Tensor) -> dict[str, Any]:
@@ -51,11 +54,15 @@ def main() -> None:
     parser.add_argument("folder", type=pathlib.Path)
     names = ", ".join(MODELS)
     parser.add_argument("models", nargs="*", default=["wide", "wide_dense", "base"], help=names)
+    parser.add_argument("--layers", type=int, help="another number of layers")
+    parser.add_argument("--unroll", type=int, help="turns of a loop to write out; by default all")
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.models:
         path = arguments.folder / f"{name}.nmesh"
-        nm.export(trace(MODELS[name]), nm.Mesh(all=1), "").save(path)
+        model = MODELS[name]
+        model = dataclasses.replace(model, layers=arguments.layers or model.layers)
+        nm.export(trace(model, arguments.unroll), nm.Mesh(all=1), "").save(path)
         print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB", flush=True)
 
 

@@ -85,6 +85,7 @@ TOPICS = (
             "namedmesh.ops.reduce",
             "namedmesh.ops.arg_reduce",
             "namedmesh.ops.softmax",
+            "namedmesh.ops.softmax_attention",
         ),
         names=("sum",),
     ),

@@ -40,7 +40,7 @@ MODEL_HELP = {
     "decoding_capacity_factor": "the same while decoding; by default no token is dropped then",
     "dispatch": "send tokens to experts by index (gather) or by one-hot products (einsum)",
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
-    "unroll": "write layers out one after the other instead of as a loop, for GPUs",
+    "unroll": "how many turns of the loop over layers are written out, at most: faster on a GPU",
     "dropout": "share of activations that training drops",
     "word_dropout": "share of source tokens and target inputs that training leaves out",
     "smoothing": "label smoothing",

@@ -158,7 +158,7 @@ PRESETS: dict[str, Settings] = {
     "base": Settings(
         "base",
         CONFIGS["base"].but(
-            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", unroll=True,
+            source_vocab=32_000, target_vocab=16_000, dtype="bfloat16", remat="none", unroll=12,
             dropout=0.3, word_dropout=0.2,
         ),
         rows=256, temperature=1.5, steps=20_000, learning_rate=1.0, warmup=400, decay_after=2_000,

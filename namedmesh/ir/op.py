@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Self, dataclass_transform
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
 from namedmesh.ir.context import Context as Context
@@ -201,36 +201,8 @@ class Op:
 
     @property
     def turns(self) -> Sequence[int]:
-        """The turns of a loop that is to be written out, in the order in which they run."""
+        """The turns of a loop that are to be written out, in the order in which they run."""
         return ()
-
-    @property
-    def turn_dim(self) -> Dimension | None:
-        """The dimension that a loop runs along."""
-        return None
-
-    def take_turn(self, x: Tensor, turn: int) -> Tensor:
-        """Returns what one turn of a loop reads of a tensor.
-
-        Args:
-            x: A tensor that has the loop's dimension.
-            turn: The turn.
-
-        Returns:
-            The tensor without that dimension.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is no loop")
-
-    def join_turns(self, values: Sequence[Tensor]) -> Tensor:
-        """Stacks what the turns of a loop made.
-
-        Args:
-            values: A tensor for each turn.
-
-        Returns:
-            A tensor that has the loop's dimension first.
-        """
-        raise NotImplementedError(f"{type(self).__name__} is no loop")
 
     @property
     def taken_dims(self) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.op import Op, option_names
+from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 
 
@@ -27,13 +28,13 @@ def sink_into_loops(
     Returns:
         Ops that compute the same.
     """
-    for loop in [op for op in ops if op.rule == "scan" and op.histories] if wanted else ():
+    for loop in [op for op in ops if isinstance(op, Repetition) and op.histories] if wanted else ():
         ops = _sink_into(loop, ops, outputs, wanted)
     return tuple(ops)
 
 
 def _sink_into(
-    loop: Op, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
+    loop: Repetition, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
 ) -> Sequence[Op]:
     """Returns the ops with a loop that makes more, and without what it makes."""
     at = ops.index(loop)
@@ -59,9 +60,8 @@ def _sink_into(
 class _Rows:
     """The rows, inside of a loop, of tensors outside that have its dimension."""
 
-    def __init__(self, loop: Op):
+    def __init__(self, loop: Repetition):
         (self.body,) = loop.bodies
-        assert loop.turn_dim is not None, "a scan runs along a dimension"
         self.loop, self.dim = loop, loop.turn_dim
         carries, total = len(loop.outputs) - len(loop.histories), len(self.body.inputs)
         made = self.body.outputs[carries:]

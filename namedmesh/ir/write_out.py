@@ -1,4 +1,4 @@
-"""Writing out: loops that were asked to have all of their turns one after the other."""
+"""Writing out: loops that were asked to have all of their turns, or a few, one after the other."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from namedmesh.ir.differentiate import mark_cotangent
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.recorder import recording
+from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current
@@ -18,7 +19,8 @@ def write_out_loops(
 ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
     """Returns ops without the loops that are to be written out, and what are then the outputs.
 
-    What one such loop stores for another is handed over turn by turn, without being stacked.
+    What one such loop stores for another is handed over turn by turn, without being stacked. Where
+    only a few turns are written out, a loop of fewer rounds is left.
 
     Args:
         ops: The ops of a program or a body, in order.
@@ -45,7 +47,10 @@ class _Writer:
         self.trace = Trace()
         self.stands = stands
         self.copies = copies  # of a body's tensors, by turn
-        self.histories: dict[Tensor, tuple[Op, list[Tensor]]] = {}  # loop, and a value for a turn
+        self.readers: dict[Tensor, list[Op]] = {}
+        self.histories: dict[
+            Tensor, tuple[Repetition, list[Tensor]]
+        ] = {}  # loop, and a value for a turn
         self.rows: dict[tuple[Tensor, int], Tensor] = {}  # the first that was taken for a turn
 
     def write_all(
@@ -53,6 +58,9 @@ class _Writer:
     ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
         """Writes ops, and returns them and what stands for their outputs."""
         with recording(self.trace):
+            for op in ops:
+                for tensor in op.inputs:
+                    self.readers.setdefault(tensor, []).append(op)
             for op in ops:
                 self.write(op)
             results = tuple(self.find(tensor) for tensor in outputs)
@@ -63,7 +71,8 @@ class _Writer:
         bodies = {name: self.write_body(body) for name, body in op.body_fields().items()}
         op = op.rebuild(**bodies) if bodies else op
         if op.turns:
-            self.write_turns(op)
+            assert isinstance(op, Repetition)
+            (self.write_rounds if op.rounds.size > 1 else self.write_turns)(op)
             return
         for tensor in op.inputs:
             self.find(tensor)
@@ -82,7 +91,8 @@ class _Writer:
         if tensor in self.histories and tensor not in self.stands:
             loop, values = self.histories[tensor]
             with self.at(loop):
-                self.replace(tensor, loop.join_turns(values))
+                rows = loop.join_turns(values)
+                self.replace(tensor, loop.join_rounds(rows) if loop.rounds.size > 1 else rows)
         return self.stands.get(tensor, tensor)
 
     def at(self, op: Op):
@@ -99,7 +109,7 @@ class _Writer:
         if old.origin is None:
             old.describe(origin=new)  # cotangents of the old one lie where the new one lies
 
-    def write_turns(self, loop: Op) -> None:
+    def write_turns(self, loop: Repetition) -> None:
         """Writes every turn of a loop."""
         (body,) = loop.bodies
         total, carries = len(body.inputs), len(loop.outputs) - len(loop.histories)
@@ -109,11 +119,7 @@ class _Writer:
         for turn in loop.turns:
             with self.at(loop):
                 xs = [self.take_turn(loop, i, turn) for i in range(carries, total)]
-            known = dict(zip(body.arguments, [*carry, *xs, *captured], strict=True))
-            for op in body.ops:
-                if not op.given:
-                    self.copy_op(op, known, turn)
-            results = [known[tensor] for tensor in body.outputs]
+            results = self.copy_turn(body, [*carry, *xs, *captured], turn)
             carry, rows[turn] = results[:carries], results[carries:]
         with self.at(loop):
             for old, new in zip(loop.outputs[:carries], carry, strict=True):
@@ -121,10 +127,87 @@ class _Writer:
         for i, history in enumerate(loop.histories):
             self.histories[history] = loop, [rows[turn][i] for turn in sorted(rows)]
 
-    def take_turn(self, loop: Op, i: int, turn: int) -> Tensor:
+    def write_rounds(self, loop: Repetition) -> None:
+        """Writes a loop of fewer rounds, each of several turns."""
+        carries, total = len(loop.outputs) - len(loop.histories), len(loop.bodies[0].inputs)
+        first = [self.find(tensor) for tensor in loop.inputs[:carries]]
+        captured = [self.find(tensor) for tensor in loop.inputs[total:]]
+        operands = [self.take_rounds(loop, i) for i in range(carries, total)]
+        body = self.write_round(loop, operands, captured)
+        with self.at(loop):
+            read = [*first, *(x for operand in operands for x in operand), *body.captured]
+            results = iter(loop.repeat_rounds(read, body).outputs)
+            for old in loop.outputs[:carries]:
+                self.replace(old, next(results))
+            for history in loop.histories:
+                if self.is_read_by_turns(history, loop):
+                    self.histories[history] = loop, [next(results) for _ in loop.turns]
+                else:
+                    self.replace(history, loop.join_rounds(next(results)))
+
+    def write_round(
+        self, loop: Repetition, operands: Sequence[Sequence[Tensor]], captured: Sequence[Tensor]
+    ) -> Body:
+        """Returns the turns of a round as one body."""
+        (body,) = loop.bodies
+        carries = len(loop.outputs) - len(loop.histories)
+        inner = Trace(self.trace)
+        carry = [inner.placeholder(x.shape, x.dtype, x.label) for x in body.inputs[:carries]]
+        rows = [
+            [
+                inner.placeholder(x.shape.without(loop.turn_dim.name), x.dtype, old.label)
+                for x in operand
+            ]
+            for old, operand in zip(body.inputs[carries:], operands, strict=True)
+        ]
+        inputs = (*carry, *(x for row in rows for x in row))
+        made: dict[int, Sequence[Tensor]] = {}
+        with recording(inner), inner.at(loop.source, loop.phase, loop.derived, loop.scope):
+            outside = [inner.bring(tensor) for tensor in captured]
+            for turn in loop.turns:
+                xs = [row[turn] if len(row) > 1 else loop.take_turn(row[0], turn) for row in rows]
+                self.note_copies(body.inputs[carries:], xs, {}, turn)
+                results = self.copy_turn(body, [*carry, *xs, *outside], turn)
+                carry, made[turn] = results[:carries], results[carries:]
+            outputs = list(carry)
+            for i, history in enumerate(loop.histories):
+                values = [made[turn][i] for turn in sorted(made)]
+                apart = self.is_read_by_turns(history, loop)
+                outputs += values if apart else [loop.join_turns(values)]
+            outputs = [inner.bring(tensor) for tensor in outputs]
+        stand_ins = tuple(inner.captures.values())
+        return Body(tuple(inner.ops), inputs, stand_ins, tuple(inner.captures), tuple(outputs))
+
+    def take_rounds(self, loop: Repetition, i: int) -> list[Tensor]:
+        """Returns what rounds read of an operand: turn by turn as it was made, or all in one."""
+        tensor = loop.inputs[i]
+        if self.is_handed_over(tensor, loop):
+            return self.histories[tensor][1]
+        with self.at(loop):
+            return [loop.split_rounds(self.find(tensor))]
+
+    def is_read_by_turns(self, history: Tensor, loop: Repetition) -> bool:
+        """Whether what a loop makes is read by such loops alone."""
+        readers = self.readers.get(history, ())
+        return bool(readers) and all(_form(other) == _form(loop) for other in readers)
+
+    def is_handed_over(self, tensor: Tensor, loop: Repetition) -> bool:
+        """Whether a loop reads turn by turn what another one made so."""
+        maker = self.histories[tensor][0] if tensor in self.histories else None
+        return maker is not None and _form(maker) == _form(loop)
+
+    def copy_turn(self, body: Body, values: Sequence[Tensor], turn: int) -> list[Tensor]:
+        """Records the ops of a turn anew, on some values, and returns its results."""
+        known = dict(zip(body.arguments, values, strict=True))
+        for op in body.ops:
+            if not op.given:
+                self.copy_op(op, known, turn)
+        return [known[tensor] for tensor in body.outputs]
+
+    def take_turn(self, loop: Repetition, i: int, turn: int) -> Tensor:
         """Returns what a turn reads of an operand along the loop."""
         tensor = loop.inputs[i]
-        if tensor in self.histories and self.histories[tensor][0].turn_dim == loop.turn_dim:
+        if self.is_handed_over(tensor, loop):
             return self.histories[tensor][1][turn]
         source = self.find(tensor)
         row = loop.take_turn(source, turn)
@@ -188,3 +271,8 @@ class _Writer:
             name = old.name if new.name is None else None
             new.describe(name=name, origin=translate(old.origin), primal=translate(old.primal))
             known[old] = self.copies[old, turn] = new
+
+
+def _form(op: Op) -> object:
+    """What two loops have in common where one reads turn by turn what the other made."""
+    return (op.turn_dim, len(op.turns)) if isinstance(op, Repetition) and op.turns else None

@@ -62,6 +62,8 @@ class Backbone:
         self.heads = Heads(self.M, *nm.dims(f"heads={config.heads} key={config.key}"))
         self.E = nm.Dimension("expert", max(config.experts, 1))
         self.L = nm.Dimension("layer", config.layers // (4 if config.experts else 2))
+        turns = range(1, min(config.unroll, self.L.size) + 1)
+        self.unroll = max(n for n in turns if self.L.size % n == 0)
         self.scopes = ("dense", "experts") if config.experts else ("dense",)
 
     def embed(
@@ -239,7 +241,7 @@ class Backbone:
             first |= {"aux": zero, "z": zero}
         rows = {"layer": nm.range(self.L), "per_layer": stack.per_layer}
         last, statistics = nm.scan(
-            turn, first, rows, over=self.L, stack=True, remat=config.remat, unroll=config.unroll
+            turn, first, rows, over=self.L, stack=True, remat=config.remat, unroll=self.unroll
         )
         h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
         if not config.experts:

@@ -55,6 +55,7 @@ RANGES: dict[str, ValueRange] = {
     "k": COUNT,
     "jitter": SHARE,
     "group_tokens": COUNT,
+    "unroll": COUNT,
     "capacity_factor": FACTOR,
     "evaluation_capacity_factor": FACTOR,
     "decoding_capacity_factor": FACTOR,
@@ -105,8 +106,9 @@ class Config:
         decoding_capacity_factor: The same while decoding; None drops no token.
         dispatch: How tokens reach experts: `"gather"` or `"einsum"`.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
-        unroll: Whether layers are written out one after the other instead of as a loop: faster on a
-            GPU, and slower to compile the more there are.
+        unroll: How many turns of the loop over layers are written out one after the other, at most:
+            the largest number of them that divides the turns; 1 is a plain loop. All of them are
+            faster on a GPU, take longer to compile, and take more memory on a CPU.
         dropout: The dropout rate.
         word_dropout: The share of source tokens and target inputs left out in training.
         smoothing: The label smoothing.
@@ -150,7 +152,7 @@ class Config:
     decoding_capacity_factor: float | None = None
     dispatch: str = "gather"
     remat: str = "full"
-    unroll: bool = False
+    unroll: int = 1
     dropout: float = 0.1
     word_dropout: float = 0.0
     smoothing: float = 0.1

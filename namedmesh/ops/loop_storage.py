@@ -28,7 +28,7 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str
     if remat == "full":
         return []
     if remat == "dots":
-        chosen = {op.output for op in body.ops if op.kept_by_dots}
+        chosen = {tensor for op in body.ops if op.kept_by_dots for tensor in op.outputs}
     else:
         chosen = find_smallest(body, find_needed(body, floating), along)
     computed = (tensor for op in body.ops for tensor in op.outputs)

@@ -13,10 +13,11 @@ from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
-from namedmesh.ir.op import Body, Op, every_op
+from namedmesh.ir.op import Body, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import live_ops
+from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.control import match_structure
@@ -24,13 +25,13 @@ from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.loops import lower_loop, unroll_loop
-from namedmesh.ops.shape import name_apart, rename, transpose
-from namedmesh.ops.turns import Row
+from namedmesh.ops.shape import name_apart, rename, reshape, transpose
+from namedmesh.ops.turns import Row, check_unroll
 
 REMAT = ("none", "full", "dots")
 
 
-class Scan(Op):
+class Scan(Repetition):
     """A loop over one dimension.
 
     Its inputs are the first carry, the tensors read along the dimension, and what the body
@@ -44,7 +45,7 @@ class Scan(Op):
     carries: int
     reverse: bool
     remat: str
-    unroll: bool = False  # whether its turns are written out one after the other
+    unroll: int = 1  # how many turns are written out one after the other
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
 
@@ -63,18 +64,42 @@ class Scan(Op):
 
     @property
     def turns(self) -> Sequence[int]:
-        order = range(self.over.size) if self.unroll or self.over.size == 1 else range(0)
+        written = self.unroll > 1 or self.over.size == 1
+        order = range(self.unroll if written else 0)
         return order[::-1] if self.reverse else order
 
     @property
-    def turn_dim(self) -> Dimension | None:
+    def turn_dim(self) -> Dimension:
         return self.over
 
     def take_turn(self, x: Tensor, turn: int) -> Tensor:
-        return Row((x,), x.shape.dims[x.shape.position(self.over.name)], turn).output
+        return Row((x,), self._round, turn).output
 
     def join_turns(self, values: Sequence[Tensor]) -> Tensor:
-        return stack_tensors(values, self.over)
+        return stack_tensors(values, self._round)
+
+    @property
+    def rounds(self) -> Dimension:
+        return Dimension(self.over.name, self.over.size // self.unroll)
+
+    @property
+    def _round(self) -> Dimension:
+        """The turns that are written out one after the other: all of them, or those of a round."""
+        if self.unroll == self.over.size:
+            return self.over
+        tensors = (*self.inputs, *self.outputs)
+        return name_apart(Dimension(self.over.name, self.unroll), "turn", *tensors)
+
+    def split_rounds(self, x: Tensor) -> Tensor:
+        return reshape(x, self.over, [self.rounds, self._round])
+
+    def join_rounds(self, x: Tensor) -> Tensor:
+        return reshape(x, [self.rounds, self._round], self.over)
+
+    def repeat_rounds(self, inputs: Sequence[Tensor], body: Body) -> Scan:
+        return dataclasses.replace(
+            self, inputs=tuple(inputs), body=body, over=self.rounds, unroll=1, overwrites=()
+        )
 
     def drop_unchanged(self) -> tuple[Scan, dict[Tensor, Tensor]]:
         """Returns the loop that captures what it would carry without ever changing it."""
@@ -199,7 +224,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
             (next(dcarry) if i < count else next(dy)) if y.floating else cotangents[i]
             for i, y in enumerate(body.outputs)
         ]
-        if loop.unroll:
+        if loop.unroll == loop.over.size:
             # Written out, what is computed again would be merged with what was computed before.
             # Weights are the exception: their casts are as well kept.
             values[:total] = [
@@ -265,7 +290,7 @@ def scan(
     reverse: bool = False,
     remat: str = "none",
     stack: bool = False,
-    unroll: bool = False,
+    unroll: bool | int = False,
 ) -> tuple[Any, Any]:
     """Repeats a function along a dimension: a loop over time, layers or microbatches.
 
@@ -287,10 +312,10 @@ def scan(
             the results of einsums and reshards besides, so that nothing is communicated twice.
         stack: Whether a variable made in the function has a slice for each turn, stacked along the
             dimension: a stack of layers. Otherwise all turns share it.
-        unroll: Whether all turns are written out one after the other, in the backward pass too.
-            What is stored then needs no buffer that is filled, cut and copied turn by turn, which a
-            GPU spends a tenth of a step on; the program grows, and so does the time to compile it.
-            Loops inside must be written out as well.
+        unroll: Whether all turns are written out one after the other, in the backward pass too, or
+            how many of them, which divides their number: the rest is a loop. What is stored for a
+            turn that is written out needs no buffer that is filled, cut and copied, which a GPU
+            spends a tenth of a step on; the program grows, and so does the time to compile it.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
@@ -298,7 +323,7 @@ def scan(
     Raises:
         NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
             does not return a pair, its carry has another structure, shape or dtype than the first,
-            or turns are written out around a loop whose turns are not.
+            or `unroll` does not divide the number of turns.
 
     Example:
         >>> import namedmesh as nm
@@ -320,6 +345,7 @@ def scan(
         raise NamedMeshError(
             f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT)
         )
+    written = check_unroll(unroll, over)
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
         check_has_dims("scan", row, over)
@@ -343,26 +369,13 @@ def scan(
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
 
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
-    if unroll:
-        _check_inner_loops(traced, over)
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
-    loop = Scan(inputs, traced, over, len(first), reverse, remat, unroll)
+    loop = Scan(inputs, traced, over, len(first), reverse, remat, written)
     outputs = loop.outputs
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     last = unflatten(carry, iter(outputs[: len(first)]))
     return last, unflatten(structures[0], iter(outputs[len(first) :]))
-
-
-def _check_inner_loops(body: Body, over: Dimension) -> None:
-    """Raises for loops in a loop that is written out: XLA would give them each other's names."""
-    for op in every_op(body.ops):
-        if op.rule in ("scan", "while") and not op.turns:
-            raise NamedMeshError(
-                f"scan: the turns of {over} are written out, but not those of the loop inside",
-                f"the {op.kind} at {op.source}: {op.source.code}",
-                fix="give the inner loop unroll=True as well, or neither",
-            )
 
 
 def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:

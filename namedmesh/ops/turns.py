@@ -1,11 +1,13 @@
-"""Rows: what one turn of a loop that is written out reads along its dimension."""
+"""Turns of a loop that are written out: how many, and what each reads along its dimension."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -39,3 +41,16 @@ class Row(Op):
 
     def placement(self) -> Placement:
         return Placement(whole=[self.dim.name])
+
+
+def check_unroll(unroll: bool | int, over: Dimension) -> int:
+    """Returns how many turns are written out one after the other, or raises."""
+    if isinstance(unroll, bool):
+        return over.size if unroll else 1
+    if not isinstance(unroll, int) or unroll < 1 or over.size % unroll:
+        divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]
+        raise NamedMeshError(
+            f"scan: unroll={format_value(unroll)} does not divide the {over.size} turns of {over}",
+            fix=f"give True for all of them{', or ' if divisors else ''}{' or '.join(divisors)}",
+        )
+    return unroll

@@ -227,7 +227,7 @@ CHANGES = {
     "router": "expert_choice", "k": 1, "second": "all", "evaluation_second": "none",
     "normalize": "none", "jitter": 0.1, "group_tokens": 6, "capacity_factor": 1.0,
     "evaluation_capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
-    "remat": "full", "unroll": True, "dropout": 0.2, "word_dropout": 0.2,
+    "remat": "full", "unroll": 2, "dropout": 0.2, "word_dropout": 0.2,
     "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
 TRAINING = (

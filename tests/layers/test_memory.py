@@ -7,10 +7,10 @@ import namedmesh as nm
 from namedmesh.layers import Sgd, Transformer, batch_of, config
 
 
-def train_step(remat: str) -> nm.Program:
-    """Sixteen layers, narrow and long, so that activations outweigh weights."""
+def train_step(remat: str, layers: int) -> nm.Program:
+    """Many layers, narrow and long, so that activations outweigh weights."""
     chosen = config("tiny").but(
-        layers=16, experts=2, model=16, hidden=32, heads=2, key=8, remat=remat
+        layers=layers, experts=2, model=16, hidden=32, heads=2, key=8, remat=remat
     )
     model = Transformer(chosen, group=2, source=256, target=256)
 
@@ -39,10 +39,10 @@ def examples() -> dict[str, np.ndarray]:
 def test_remat_trades_memory_for_work_and_changes_no_loss():
     bytes_of, losses = {}, {}
     for remat in ("none", "dots", "full"):
-        step = nm.compile(
-            train_step(remat), mesh=nm.Mesh(all=2), layout="group:all, expert:all", strict=True
-        )
-        bytes_of[remat] = step.report.temporary_bytes
+        options = {"mesh": nm.Mesh(all=2), "layout": "group:all, expert:all", "strict": True}
+        step, deeper = (nm.compile(train_step(remat, layers), **options) for layers in (16, 32))
+        # What more layers add, since a program has temporaries that do not depend on them.
+        bytes_of[remat] = deeper.report.temporary_bytes - step.report.temporary_bytes
         state = step.init(0)
         for i in range(2):
             state, loss = step(state, **examples(), seed=np.int32(i))

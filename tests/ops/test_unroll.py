@@ -47,7 +47,7 @@ LAYOUTS = [
 def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
     mesh = nm.Mesh(data=2, tensor=2)
     results, bytes_sent = [], []
-    for unroll, outer in ((False, False), (True, False), (True, True)):
+    for unroll, outer in ((False, False), (True, False), (2, False), (2, True), (True, True)):
         program = train_step(unroll, outer, remat)
         plan = nm.plan(program, mesh, layout, params)
         step = nm.Step(plan, strict=True)
@@ -61,7 +61,7 @@ def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
         results.append([loss, *(np.asarray(state[name]) for name in sorted(state))])
         bytes_sent.append(sum(one.total_wire_bytes for one in plan.collectives))
         whiles = step.text.count(" while(")
-        assert (whiles == 0) == (unroll and outer)
+        assert (whiles == 0) == (unroll is True and outer)
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
@@ -69,13 +69,40 @@ def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
     assert all(sent <= bytes_sent[0] for sent in bytes_sent)
 
 
-def test_a_loop_inside_must_be_written_out_too():
+@pytest.mark.parametrize("unroll", [3, 0, -1, 8, 2.0])
+def test_a_round_divides_the_turns(unroll):
     with pytest.raises(nm.NamedMeshError) as caught:
-        train_step(False, True)
-    assert "the turns of micro=2 are written out, but not those of the loop inside" in str(
-        caught.value
-    )
-    assert "give the inner loop unroll=True as well" in str(caught.value.fix)
+        train_step(unroll, False)
+    assert f"unroll={unroll} does not divide the 4 turns of layer=4" in str(caught.value)
+    assert caught.value.fix == "give True for all of them, or 2"
+
+
+def test_rounds_hand_over_turn_by_turn_and_stack_what_others_read():
+    W = nm.Dimension("layer_turn", 3)  # the name that the turns of a round would have
+
+    def step(x, rows):
+        def turn(carry, row):
+            following = nm.sin(carry) * nm.sum(row, over=W)
+            return following, following * 2.0
+
+        last, all_of_them = nm.scan(turn, x, rows, over=L, unroll=2, reverse=True)
+        (slope,) = nm.grad(nm.sum(last) + nm.sum(nm.square(all_of_them)), [x])
+        return last, all_of_them, slope
+
+    rng = np.random.default_rng(0)
+    rows = rng.normal(size=(3, 4)).astype(np.float32)  # the loop's dimension is not the first
+    program = nm.trace(step, x=nm.spec([B]), rows=nm.spec([W, L]))
+    loops = [op for op in program.ops if op.kind == "scan"]
+    assert [op.over.size for op in loops] == [2, 2]
+    _, (last, all_of_them, slope) = program.evaluate({}, x=X[0, 0], rows=rows)
+    carry, derivative, expected, total = X[0, 0], np.ones(8), [], np.zeros(8)
+    for weight in rows.sum(axis=0)[::-1]:
+        carry, derivative = np.sin(carry) * weight, derivative * np.cos(carry) * weight
+        expected.insert(0, carry * 2.0)
+        total += 8.0 * carry * derivative
+    np.testing.assert_allclose(last, carry, rtol=1e-5)
+    np.testing.assert_allclose(all_of_them, expected, rtol=1e-5)
+    np.testing.assert_allclose(slope, total + derivative, rtol=1e-4)
 
 
 def test_a_loop_of_one_turn_is_none():
