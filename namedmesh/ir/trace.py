@@ -36,7 +36,7 @@ class Trace(Recorder):
     def __init__(self, parent: Trace | None = None):
         self.parent = parent
         self.ops: list[Op] = []
-        self.owned: set[Tensor] = set()
+        self.owned: dict[Tensor, Op] = {}  # each tensor with the op that makes it
         self.captures: dict[Tensor, Tensor] = {}
         self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
@@ -56,7 +56,7 @@ class Trace(Recorder):
         """Appends an op and owns its results."""
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
-        self.owned.update(op.outputs)
+        self.owned.update(dict.fromkeys(op.outputs, op))
 
     def find_owner(self, op: Op) -> Trace:
         """Returns this trace or the enclosing one in which an op is recorded."""
@@ -71,7 +71,13 @@ class Trace(Recorder):
     def replace(self, op: Op) -> None:
         """Puts a rebuilt op, which binds the same tensors or more, in the place of its record."""
         self.ops[self._positions[op.identity]] = op
-        self.owned.update(op.outputs)
+        self.owned.update(dict.fromkeys(op.outputs, op))
+
+    def find_maker(self, tensor: Tensor) -> Op | None:
+        """Returns the op of this trace or an enclosing one that makes a tensor."""
+        if tensor in self.owned or self.parent is None:
+            return self.owned.get(tensor)
+        return self.parent.find_maker(tensor)
 
     def bring(self, tensor: Tensor) -> Tensor:
         """Returns the tensor itself, or its stand-in here when it belongs to an enclosing trace."""

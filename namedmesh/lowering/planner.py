@@ -126,6 +126,11 @@ class Planner:
         reader = self.sole_reader(tensor)
         return reader is not None and reader.rule == "cotangent" and len(reader.inputs) > 1
 
+    def is_pending(self, tensor: Tensor) -> bool:
+        """Whether a tensor is made of parts of a sum that are still to be added up."""
+        place = self.plan.shardings.get(tensor)
+        return tensor in self.open or (place is not None and bool(place.partial))
+
     def layout_axes(self, layout: Layout, name: str) -> tuple[str, ...]:
         """Returns the axes of more than one device that a layout gives a name."""
         return tuple(axis for axis in layout.axes(name) if self.mesh.axes[axis] > 1)
@@ -272,9 +277,10 @@ class Planner:
             reduced: Groups of axes over which XLA reduces by itself, one by one.
         """
         if natural.partial:
-            sums = (self.plan.summed_by[x] for x in op.inputs if x in self.plan.summed_by)
+            parts = [x for x in op.inputs if self.is_pending(x)]
+            sums = (self.plan.summed_by[x] for x in parts if x in self.plan.summed_by)
             self.plan.summed_by.setdefault(tensor, next(sums, op))
-            named = (self.summed_as[x] for x in op.inputs if x in self.summed_as)
+            named = (self.summed_as[x] for x in parts if x in self.summed_as)
             if tensor.name is not None or tensor.primal is not None:
                 self.summed_as.setdefault(tensor, next(named, tensor.label))
             else:

@@ -195,9 +195,7 @@ def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
     if not place.partial or size < SMALL_ROW or is_accumulated(planner, op.outputs[i]):
         return place
     target = planner.place_of(op.outputs[i].primal)
-    if target is None:
-        return place.with_partial(())
-    if {*target.axes(op.over.name)} & {*place.partial}:
+    if target is None or {*target.axes(op.over.name)} & {*place.partial}:
         return place
     return target.only(row.shape.names).kept_whole(place.whole)
 

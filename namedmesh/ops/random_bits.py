@@ -70,7 +70,10 @@ class Bits(Op):
 
 
 class SpreadBits(Op):
-    """A word of its own for each index along a dimension, from one word for all of them."""
+    """A word of its own for each index along a dimension, from one word for all of them.
+
+    A second operand is the index of the first, where the dimension is a piece of a longer one.
+    """
 
     manual = True  # as for Bits
     dim: Dimension
@@ -82,14 +85,15 @@ class SpreadBits(Op):
     def results(self) -> list[tuple[Shape, str]]:
         return [(Shape([*self.inputs[0].shape, self.dim]), "uint32")]
 
-    def lower(self, context: Context, words: Any) -> Any:
+    def lower(self, context: Context, words: Any, first: Any = None) -> Any:
         tf = context.tf
-        index, offset = tf.range(context.size(self.dim)), context.offset(self.dim)
-        index = tf.cast(index if offset is None else index + offset, tf.uint32)
-        return spread_word(tf, words[..., None], index)
+        index = tf.range(context.size(self.dim))
+        for start in (context.offset(self.dim), first):
+            index = index if start is None else index + start
+        return spread_word(tf, words[..., None], tf.cast(index, tf.uint32))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None]
+        return [None] * len(self.inputs)
 
 
 class FoldIn(Op):
@@ -129,6 +133,15 @@ def draw_bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
     return Bits((key,), make_shape(what, dims)).output
 
 
-def spread_bits(words: Tensor, dim: Dimension) -> Tensor:
-    """Makes 32 bits for each element along one more dimension: cheaper than drawing them all."""
-    return SpreadBits((words,), dim).output
+def spread_bits(words: Tensor, dim: Dimension, first: Tensor | None = None) -> Tensor:
+    """Makes 32 bits for each element along one more dimension: cheaper than drawing them all.
+
+    Args:
+        words: A word for all elements along it.
+        dim: The dimension.
+        first: The index of its first element, int32, where it is a piece of a longer dimension.
+
+    Returns:
+        A tensor of the dimensions of the words, then the new one.
+    """
+    return SpreadBits((words,) if first is None else (words, first), dim).output

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, join_names
@@ -16,107 +15,14 @@ from namedmesh.ir.operands import (
     check_one_dtype,
     check_tensor,
 )
+from namedmesh.ir.recipe import find_recipe
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arithmetic import maximum
-from namedmesh.ops.broadcast import sum
+from namedmesh.ops.attention_blocks import AttentionBlocks, choose_block
+from namedmesh.ops.attention_passes import AttentionPasses
 from namedmesh.ops.custom import custom_vjp
-from namedmesh.ops.einsum import einsum
-from namedmesh.ops.elementwise import cast, stop_gradient
 from namedmesh.ops.kernel import offer_kernel
-from namedmesh.ops.logic import where
-from namedmesh.ops.mathematics import exp, log
-from namedmesh.ops.random_bits import draw_bits, spread_bits
-from namedmesh.ops.reduce import find_peak
+from namedmesh.ops.random_bits import draw_bits
 from namedmesh.ops.shape import transpose
-
-_LOWEST = -1e30  # the score of what is not allowed
-
-
-@dataclass(frozen=True)
-class _Attention:
-    """The dimensions and options of one attention, and its passes in named ops."""
-
-    batch: tuple[Dimension, ...]  # of queries and keys, before the positions
-    queries: tuple[Dimension, ...]
-    heads: tuple[Dimension, ...]  # of queries and keys, after the positions
-    memory: Dimension
-    key: Dimension
-    scale: float
-    rate: float
-
-    @property
-    def rows(self) -> list[Dimension]:
-        """A row of weights has these."""
-        return [*self.batch, *self.heads, *self.queries]
-
-    @property
-    def of_queries(self) -> list[Dimension]:
-        """The dimensions of queries, in the order that kernels read."""
-        return [*self.batch, *self.queries, *self.heads, self.key]
-
-    @property
-    def of_keys(self) -> list[Dimension]:
-        """The dimensions of keys and values, in the order that kernels read."""
-        return [*self.batch, self.memory, *self.heads, self.key]
-
-    def options(self) -> dict[str, object]:
-        """What a kernel is told of this."""
-        names = lambda dims: [dim.name for dim in dims]
-        return {
-            "batch": len(self.batch),
-            "queries": len(self.queries),
-            "rows": names([*self.batch, *self.queries, self.memory]),
-            "scale": self.scale,
-            "rate": self.rate,
-        }
-
-    def scores(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """How well keys match queries, in float32."""
-        found = cast(einsum([q * self.scale, k], [*self.rows, self.memory]), "float32")
-        return found if mask is None else where(mask, found, _LOWEST)
-
-    def drop(self, x: Tensor, words: Tensor | None) -> Tensor:
-        """Drops weights, or their cotangents, by a word for each row; both times the same."""
-        if words is None:
-            return x
-        kept = spread_bits(words, self.memory) >= int(self.rate * 2**32)
-        return where(kept, x * (1.0 / (1.0 - self.rate)), 0.0)
-
-    def forward(
-        self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, words: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """The averages, and the logarithm of every row's sum of exponentials."""
-        scores = self.scores(q, k, mask)
-        peak = stop_gradient(find_peak(scores, (self.memory,)))
-        parts = exp(scores - peak)
-        if mask is not None:  # where nothing is allowed, nothing is averaged
-            parts = where(mask, parts, 0.0)
-        mass = maximum(sum(parts, self.memory), 1e-30)
-        weights = cast(self.drop(parts / mass, words), q.dtype)
-        return einsum([weights, v], self.of_queries), peak + log(mass)
-
-    def backward(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        mask: Tensor | None,
-        words: Tensor | None,
-        y: Tensor,
-        lse: Tensor,
-        dy: Tensor,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cotangents of queries, keys and values."""
-        weights = exp(self.scores(q, k, mask) - lse)
-        if mask is not None:
-            weights = where(mask, weights, 0.0)
-        dropped = cast(self.drop(weights, words), q.dtype)
-        dv = einsum([dropped, dy], self.of_keys)
-        d_dropped = cast(einsum([dy, v], [*self.rows, self.memory]), "float32")
-        delta = sum(cast(y, "float32") * cast(dy, "float32"), self.key)
-        d_scores = weights * (self.drop(d_dropped, words) - delta) * self.scale
-        d_scores = cast(d_scores, q.dtype)
-        return einsum([d_scores, k], self.of_queries), einsum([d_scores, q], self.of_keys), dv
 
 
 def attention(
@@ -130,12 +36,14 @@ def attention(
     scale: float | None = None,
     rate: float = 0.0,
     dropout_key: Tensor | None = None,
+    block: int | None = None,
 ) -> Tensor:
     """Averages values by how well keys match queries: softmax of their products, in float32.
 
     The backward pass computes the products again, so that nothing of the size of queries times keys
-    is kept for it. On NVIDIA GPUs, bfloat16 and float16 go through a kernel that never stores
-    anything of that size, unless the layout splits `over` or `key`.
+    is kept for it. By blocks of keys, nothing of that size is ever stored in either pass, and of
+    the mask neither where it is made of smaller tensors, as positions and segments are. On NVIDIA
+    GPUs, bfloat16 and float16 go through a kernel, unless the layout splits `over` or `key`.
 
     Args:
         q: Queries. Dimensions that the keys do not have are positions that attend.
@@ -147,15 +55,17 @@ def attention(
         scale: What the products are multiplied by; one over the root of the size of `key` by
             default.
         rate: The share of the weights that is dropped, where there is a `dropout_key`.
-        dropout_key: A random key; every layout drops the same weights.
+        dropout_key: A random key; every layout drops the same weights, and every size of blocks.
+        block: How many keys are taken at a time, which divides the size of `over`; that size is all
+            at once. By default all up to 2,048, and at most 1,024 at a time of more.
 
     Returns:
         A tensor of the dimensions and dtype of the queries.
 
     Raises:
         NamedMeshError: The tensors lack `over` or `key`, keys have dimensions that queries do not
-            have or values differ from keys, dtypes differ or are not floating point, or the rate
-            is not from 0 to below 1.
+            have or values differ from keys, dtypes differ or are not floating point, the rate is
+            not from 0 to below 1, or the block does not divide the keys.
 
     Example:
         >>> import namedmesh as nm
@@ -180,48 +90,71 @@ def attention(
     batch = tuple(dim for dim in shared if own.index(dim) < first)
     heads = tuple(dim for dim in shared if own.index(dim) >= first)
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
-    this = _Attention(batch, queries, heads, over, key, scale, rate)
-    extra: list[Tensor] = []
-    if mask is not None:
-        order = [*batch, *queries, *heads, over]
-        extra.append(transpose(mask, [dim for dim in order if dim in mask.shape]))
+    whole = AttentionPasses(batch, queries, heads, over, key, scale, rate)
+    size = choose_block(over, block)
+    words = None
     if rate:
         assert dropout_key is not None
-        extra.append(draw_bits("attention", dropout_key, this.rows))
+        words = draw_bits("attention", dropout_key, whole.rows)
+    recipe = None if mask is None else find_recipe(mask, over)
+    blocks = None if size == over.size else AttentionBlocks(whole, size, recipe)
+    given = () if mask is None else (mask,)
+    if blocks is not None and recipe is not None:
+        given = recipe.leaves
     operands = (
-        transpose(q, this.of_queries),
-        transpose(k, this.of_keys),
-        transpose(v, this.of_keys),
-        *extra,
+        transpose(q, whole.of_queries),
+        transpose(k, whole.of_keys),
+        transpose(v, whole.of_keys),
+        *given,
+        *(() if words is None else (words,)),
     )
-    return transpose(_differentiable(this, mask is not None)(*operands), q.shape)
+    function = _differentiable(whole, blocks, mask is not None)
+    return transpose(function(*operands), q.shape)
 
 
-def _differentiable(this: _Attention, masked: bool):
+def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, masked: bool):
     """Makes the function that computes an attention, kernels offered for both its passes."""
-    together = [*this.batch, *this.heads]
+    together = [*whole.batch, *whole.heads]
 
-    def tell(extra: Sequence[Tensor]) -> dict[str, object]:
-        return this.options() | {"mask": list(extra[0].shape.names) if masked else None}
+    def apart(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
+        """Tells what the mask is made of from the words of dropout."""
+        return (given[:-1], given[-1]) if whole.rate else (given, None)
 
-    def apart(extra: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
-        return (extra[0] if masked else None), (extra[-1] if this.rate else None)
+    def make_mask(given: Sequence[Tensor]) -> Tensor | None:
+        """The whole mask, in the order that kernels read."""
+        if not masked:
+            return None
+        made, _ = apart(given)
+        mask = made[0] if blocks is None or blocks.mask is None else blocks.mask.make(made)
+        order = [*whole.batch, *whole.queries, *whole.heads, whole.memory]
+        return transpose(mask, [dim for dim in order if dim in mask.shape])
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, *extra: Tensor):
-        plain = this.forward(q, k, v, *apart(extra))
-        parallel = [*together, *this.queries]
-        told = tell(extra)
-        y, lse = offer_kernel("attention", plain, (q, k, v, *extra), parallel, **told)
-        return y, (q, k, v, *extra, y, lse)
+    def offer(name: str, plain: Sequence[Tensor], reads: Sequence[Tensor], given: Sequence[Tensor]):
+        mask, (_, words) = make_mask(given), apart(given)
+        extra = [tensor for tensor in (mask, words) if tensor is not None]
+        told = whole.options() | {"mask": None if mask is None else list(mask.shape.names)}
+        parallel = [*together, *whole.queries] if name == "attention" else together
+        q, k, v, *others = reads
+        return offer_kernel(name, plain, (q, k, v, *extra, *others), parallel, **told)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *given: Tensor):
+        if blocks is None:
+            plain = whole.forward(q, k, v, make_mask(given), apart(given)[1])
+        else:
+            plain = blocks.forward(q, k, v, *apart(given))
+        y, lse = offer("attention", plain, (q, k, v), given)
+        return y, (q, k, v, *given, y, lse)
 
     def backward(saved: Sequence[Tensor], dy: Tensor):
-        q, k, v, *extra, y, lse = saved
-        dy = transpose(dy, this.of_queries)
-        plain = this.backward(q, k, v, *apart(extra), y, lse, dy)
-        reads = (q, k, v, *extra, y, lse, dy)
-        told = tell(extra)
-        made = offer_kernel("attention_backward", plain, reads, together, **told)
-        return [*made, *[None] * len(extra)]
+        q, k, v, *given, y, lse = saved
+        dy = transpose(dy, whole.of_queries)
+        delta = whole.find_delta(y, dy)
+        if blocks is None:
+            plain = whole.backward(q, k, v, make_mask(given), apart(given)[1], lse, delta, dy)
+        else:
+            plain = blocks.backward(q, k, v, *apart(given), lse, delta, dy)
+        made = offer("attention_backward", plain, (q, k, v, y, lse, dy), given)
+        return [*made, *[None] * len(given)]
 
     return custom_vjp(forward, backward)
 

@@ -1,0 +1,99 @@
+"""Recipes: how a tensor is made element by element, so that a piece of it can be made by itself.
+
+A mask of queries times keys, for one, is made of positions and segments, which are much smaller.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.ir.op import Op, option_names
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Ops that make a tensor from others, and treat every element along a dimension by itself.
+
+    Attributes:
+        dim: The dimension.
+        leaves: What the ops start from.
+        ops: The ops, in order.
+        result: The tensor.
+    """
+
+    dim: Dimension
+    leaves: tuple[Tensor, ...]
+    ops: tuple[Op, ...]
+    result: Tensor
+
+    def make(self, leaves: Sequence[Tensor], dim: Dimension | None = None) -> Tensor:
+        """Makes the tensor again, or a piece of it.
+
+        Args:
+            leaves: What stands for the leaves; those with the dimension have the other in its
+                place.
+            dim: The other dimension, where a piece is made.
+
+        Returns:
+            The tensor.
+        """
+        dim = dim or self.dim
+        made = dict(zip(self.leaves, leaves, strict=True))
+        for op in self.ops:
+            options = {name: getattr(op, name) for name in option_names(type(op))}
+            again = dataclasses.replace(
+                op,
+                inputs=tuple(made[tensor] for tensor in op.inputs),
+                **{name: self._put(value, dim) for name, value in options.items()},
+            )
+            made[op.output] = again.output
+        return made[self.result]
+
+    def _put(self, value: Any, dim: Dimension) -> Any:
+        """Returns an option of an op with another dimension in the place of the recipe's."""
+        if isinstance(value, Shape):
+            return Shape([self._put(one, dim) for one in value])
+        if isinstance(value, tuple):
+            return tuple(self._put(one, dim) for one in value)
+        return dim if value == self.dim else value
+
+
+def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
+    """Finds what a tensor is made of, as far as ops go that treat elements by themselves.
+
+    Args:
+        tensor: The tensor.
+        dim: The dimension along which pieces are wanted.
+
+    Returns:
+        The recipe; the tensor itself is the only leaf where nothing better is known.
+    """
+    trace = current("a recipe")
+    leaves: dict[Tensor, None] = {}
+    ops: dict[Op, None] = {}
+
+    def visit(one: Tensor) -> None:
+        op = trace.find_maker(one) if one.shape.named(dim.name) else None
+        if op is None or not _treats_alone(op, dim):
+            leaves[one] = None
+        elif op not in ops:
+            for operand in op.inputs:
+                visit(operand)
+            ops[op] = None
+
+    visit(tensor)
+    return Recipe(dim, tuple(leaves), tuple(ops), tensor)
+
+
+def _treats_alone(op: Op, dim: Dimension) -> bool:
+    """Whether every element along a dimension is made of the operands' elements there alone."""
+    asked = op.placement()
+    touched = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
+    plain = op.rule == "generic" and not (op.manual or op.given or op.bodies or not op.inputs)
+    return plain and (op.elementwise or op.rearranges) and dim.name not in touched
