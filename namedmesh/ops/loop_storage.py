@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from namedmesh.ir.differentiate import body_vjp
-from namedmesh.ir.op import Body
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 
@@ -85,8 +85,18 @@ def _find_edges(
             yield made, stored, size if storable else None
             if tensor in needed:
                 yield stored, "needed", None
-            if op.repeatable or not storable:
+            if is_repeated(body, op) or not storable:
                 for operand in op.inputs:
                     yield ("stored", id(operand)), made, None
             else:
                 yield "fixed", made, None
+
+
+def is_repeated(body: Body, op: Op) -> bool:
+    """Whether the backward pass may compute an op again.
+
+    A dimension that is renamed may be gathered. A loop's carry under another name is not worth
+    storing all the same.
+    """
+    renamed = op.rearranges and {*op.inputs} <= {*body.arguments}
+    return op.repeatable or (renamed and bool(op.placement().renames))

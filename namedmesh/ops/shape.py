@@ -48,10 +48,6 @@ class Rename(Op):
     new: Dimension
 
     @property
-    def repeatable(self) -> bool:
-        return True
-
-    @property
     def linear(self) -> str:
         return "together"
 

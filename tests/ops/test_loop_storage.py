@@ -62,10 +62,14 @@ def test_no_choice_that_suffices_is_smaller(layer):
 
 
 def suffices(body, needed, stored):
-    """Whether everything needed follows from what is stored, by ops that fuse."""
+    """Whether everything needed follows from what is stored, by ops that fuse.
+
+    What a turn is given may be renamed again as well.
+    """
     known = {*body.arguments, *stored}
     for op in body.ops:
-        if op.repeatable and known.issuperset(op.inputs):
+        given = op.kind == "rename" and {*op.inputs} <= {*body.arguments}
+        if (op.repeatable or given) and known.issuperset(op.inputs):
             known.update(op.outputs)
     return known.issuperset(needed)
 
@@ -117,3 +121,24 @@ def test_gradients_are_those_of_everything_computed_again(layer):
     )
     for one, other in zip(few, again, strict=True):
         np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+def test_what_a_rename_gathers_is_not_gathered_again():
+    """As sequence parallelism has it: a norm of split rows, gathered under another name."""
+    S, R = nm.dims("seq=16 row=16")
+
+    def step(x, k):
+        def layer(h, w):
+            unit = h * nm.rsqrt(nm.mean(nm.square(h), over=M) + 1e-6)
+            y = nm.einsum([nm.rename(unit, R, S), w], [S, N])
+            y = nm.einsum([nm.tanh(y), w], [S, M])
+            return h + nm.rename(y, S, R), None
+
+        return nm.grad(nm.sum(nm.scan(layer, x, k, over=L)[0]), k)
+
+    program = nm.trace(step, nm.spec([R, M]), nm.spec([L, M, N]))
+    plan = nm.plan(program, nm.Mesh(tensor=4), "row:tensor, other:tensor")
+    gathered = [one.phase for one in plan.collectives if one.kind == "AllGather"]
+    # Forward what products read; backward the cotangent of what they made.
+    assert gathered == ["forward", "backward"], plan.communication
+    assert nm.Step(plan, strict=True).audit.exact
