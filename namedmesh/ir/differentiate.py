@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError
@@ -274,12 +274,14 @@ def repeat_ops(
 
 def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
     """Records the same op on other inputs, with loop bodies and branches of its own."""
-    bodies = {name: copy_body(body) for name, body in op.body_fields().items()}
+    inputs = tuple(current(op.kind).bring(tensor) for tensor in inputs)
+    others = dict(zip(op.inputs, inputs, strict=True))
+    bodies = {name: copy_body(body, others) for name, body in op.body_fields().items()}
     with current(op.kind).at(op.source, derived=op.derived, scope=op.scope):
         return dataclasses.replace(op, inputs=inputs, **bodies)
 
 
-def copy_body(body: Body) -> Body:
+def copy_body(body: Body, others: Mapping[Tensor, Tensor]) -> Body:
     """Copies a body with ops and tensors of its own: every loop and branch is planned by itself."""
     inner = Trace(current("a loop body"))
     values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
@@ -288,7 +290,8 @@ def copy_body(body: Body) -> Body:
     count = len(body.inputs)
     outputs = tuple(known[tensor] for tensor in body.outputs)
     captures = tuple(values[count:])
-    return Body(tuple(inner.ops), tuple(values[:count]), captures, body.captured, outputs)
+    captured = tuple(others[tensor] for tensor in body.captured)
+    return Body(tuple(inner.ops), tuple(values[:count]), captures, captured, outputs)
 
 
 def body_vjp(
