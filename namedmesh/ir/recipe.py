@@ -80,7 +80,7 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
 
     def visit(one: Tensor) -> None:
         op = trace.find_maker(one) if one.shape.named(dim.name) else None
-        if op is None or not _treats_alone(op, dim):
+        if op is None or not _treats_alone(op):
             leaves[one] = None
         elif op not in ops:
             for operand in op.inputs:
@@ -91,9 +91,6 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
     return Recipe(dim, tuple(leaves), tuple(ops), tensor)
 
 
-def _treats_alone(op: Op, dim: Dimension) -> bool:
-    """Whether every element along a dimension is made of the operands' elements there alone."""
-    asked = op.placement()
-    touched = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
-    plain = op.rule == "generic" and not (op.manual or op.given or op.bodies or not op.inputs)
-    return plain and (op.elementwise or op.rearranges) and dim.name not in touched
+def _treats_alone(op: Op) -> bool:
+    """Whether every element is made of the operands' elements there alone, on any device."""
+    return op.elementwise and op.rule == "generic" and bool(op.inputs) and not op.manual

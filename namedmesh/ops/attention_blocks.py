@@ -132,7 +132,7 @@ def choose_block(over: Dimension, block: int | None) -> int:
     if block is None:
         best = max(n for n in divisors if n <= BLOCK)
         return best if over.size > LONG and best >= LEAST else over.size
-    if isinstance(block, bool) or block not in divisors:
+    if isinstance(block, bool) or not isinstance(block, int) or block not in divisors:
         some = ", ".join(map(str, divisors[-6:]))
         raise NamedMeshError(
             f"attention: block={format_value(block)} does not divide {over}", fix=f"give {some}"

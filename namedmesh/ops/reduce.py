@@ -65,6 +65,10 @@ class OrderKeys(Op):
     def kind(self) -> str:
         return "order_keys"
 
+    @property
+    def closed(self) -> bool:
+        return True
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
 

@@ -57,7 +57,8 @@ def attention(
         rate: The share of the weights that is dropped, where there is a `dropout_key`.
         dropout_key: A random key; every layout drops the same weights, and every size of blocks.
         block: How many keys are taken at a time, which divides the size of `over`; that size is all
-            at once. By default all up to 2,048, and at most 1,024 at a time of more.
+            at once. By default all up to 2,048, and at most 1,024 at a time of more. A layout that
+            splits `over` has the keys gathered for blocks; taken all at once they stay split.
 
     Returns:
         A tensor of the dimensions and dtype of the queries.
@@ -90,6 +91,8 @@ def attention(
     batch = tuple(dim for dim in shared if own.index(dim) < first)
     heads = tuple(dim for dim in shared if own.index(dim) >= first)
     scale = 1.0 / math.sqrt(key.size) if scale is None else float(scale)
+    if not math.isfinite(scale):
+        raise NamedMeshError(f"attention: scale={scale}", fix="give a number")
     whole = AttentionPasses(batch, queries, heads, over, key, scale, rate)
     size = choose_block(over, block)
     words = None
@@ -171,6 +174,9 @@ def _check(
     check_dtype_kind("attention", "float", q, k, v)
     check_one_dtype("attention", q, k, v)
     problems = []
+    fixes = ["rename the positions of keys and values (nm.rename)"]
+    if over == key:
+        problems.append(f"{over} is the dimension of positions and of a key at once")
     if over in q.shape:
         problems.append(f"queries have the keys' positions {over}")
     alone = [dim.name for dim in k.shape if dim not in q.shape and dim != over]
@@ -181,16 +187,21 @@ def _check(
     tensors = [q, k, v]
     if mask is not None:
         tensors.append(check_tensor("attention", mask))
-        known = {*q.shape, over} - {key}
-        unknown = [dim.name for dim in mask.shape if dim not in known]
+        known = {dim.name: dim for dim in (*q.shape, over) if dim != key}
+        unknown = [dim.name for dim in mask.shape if dim.name not in known]
+        unlike = [dim for dim in mask.shape if known.get(dim.name, dim) != dim]
         if mask.dtype != "bool":
             problems.append(f"the mask is {mask.dtype}, not bool")
+            fixes = ["compare, e.g. mask > 0, or nm.cast(mask, 'bool')"]
         if unknown:
             problems.append(f"the mask has {join_names(unknown)}, which scores lack")
+            fixes.append("give the mask dimensions of the queries or of the keys")
+        for dim in unlike:
+            problems.append(f"the mask has {dim}, scores have {known[dim.name]}")
+            fixes = ["give the mask the sizes of queries and keys"]
     if problems:
         raise NamedMeshError(
             f"attention: {'; '.join(problems)}",
             *map(str, tensors),
-            fix="rename the positions of keys and values (nm.rename), and give the mask dimensions "
-            "of the queries or of the keys",
+            fix=", and ".join(fixes),
         )

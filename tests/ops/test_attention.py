@@ -183,6 +183,11 @@ def test_narrow_dtypes_are_off_by_what_rounding_the_scores_makes(dtype, rounding
     assert off < 2 * rounding * np.abs(scores).max() * np.abs(v).max()
 
 
+def few():
+    """A mask of too few keys."""
+    return nm.range(nm.Dimension("memory", 4)) > 0
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
@@ -191,7 +196,14 @@ def test_narrow_dtypes_are_off_by_what_rounding_the_scores_makes(dtype, rounding
         (lambda q, k, v: nm.attention(q, k, nm.sum(v, N), T, K), "values do not have"),
         (lambda q, k, v: nm.attention(nm.sum(q, N), k, v, T, K), "which queries lack"),
         (lambda q, k, v: nm.attention(q, k, nm.cast(v, "bfloat16"), T, K), "dtypes"),
-        (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(T)), "not bool"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(T)), "compare, e.g. mask > 0"),
+        (
+            lambda q, k, v: nm.attention(q, k, v, T, K, mask=few()),
+            "memory=4, scores have memory=32",
+        ),
+        (lambda q, k, v: nm.attention(q, k, v, K, K), "positions and of a key at once"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, scale=math.nan), "scale=nan"),
+        (lambda q, k, v: nm.attention(q, k, v, T, K, block=cast(Any, 2.0)), "block=2.0"),
         (lambda q, k, v: nm.attention(q, k, v, T, K, mask=nm.range(K) > 0), "scores lack"),
         (lambda q, k, v: nm.attention(q, k, v, T, K, rate=1.0), "rate=1.0"),
         (lambda q, k, v: nm.attention(q, k, v, cast(Any, "memory"), K), "not a Dimension"),

@@ -105,6 +105,23 @@ def test_long_sequences_are_taken_by_blocks_unless_said_otherwise():
     assert sizes(256, 64) == [4]
 
 
+@pytest.mark.parametrize("layout", ["seq:a", "seq:a, memory:b"])
+@pytest.mark.filterwarnings("ignore:no dimension is mapped")
+def test_a_mask_that_is_moved_is_moved_once(layout):
+    """A rename may gather: it is not made again for every block."""
+
+    def step(q, k, mask):
+        other = nm.Dimension("other", 16)
+        mask = nm.rename(nm.rename(mask, S, other), other, S)
+        return nm.attention(q, k, k, T, K, mask=mask, block=8)
+
+    program = nm.trace(step, SPECS["q"], SPECS["k"], nm.spec([S, T], "bool"))
+    run = nm.compile(program, mesh=nm.Mesh(a=2, b=2), layout=layout, strict=True)
+    arrays = {"q": ARRAYS["q"], "k": ARRAYS["k"], "mask": uniform(9, 16, 32) > 0}
+    wanted = program.evaluate({}, **arrays)[1]
+    np.testing.assert_allclose(run(None, **arrays)[1], wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_a_block_divides_the_keys():
     with pytest.raises(nm.NamedMeshError, match="block=5 does not divide memory=32") as caught:
         nm.trace(make_step(0.0, True, functools.partial(nm.attention, block=5)), **SPECS)

@@ -69,12 +69,18 @@ def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
     assert all(sent <= bytes_sent[0] for sent in bytes_sent)
 
 
-@pytest.mark.parametrize("unroll", [3, 0, -1, 8, 2.0])
+@pytest.mark.parametrize("unroll", [3, 0, -1, 8])
 def test_a_round_divides_the_turns(unroll):
     with pytest.raises(nm.NamedMeshError) as caught:
         train_step(unroll, False)
     assert f"unroll={unroll} does not divide the 4 turns of layer=4" in str(caught.value)
     assert caught.value.fix == "give True for all of them, or 2"
+
+
+@pytest.mark.parametrize("unroll", ["yes", None, 2.0])
+def test_a_round_is_a_number(unroll):
+    with pytest.raises(nm.NamedMeshError, match="is neither a bool nor a number of turns"):
+        train_step(unroll, False)
 
 
 def test_rounds_hand_over_turn_by_turn_and_stack_what_others_read():
