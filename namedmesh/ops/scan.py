@@ -315,7 +315,7 @@ def scan(
         unroll: Whether all turns are written out one after the other, in the backward pass too, or
             how many of them, which divides their number: the rest is a loop. What is stored for a
             turn that is written out needs no buffer that is filled, cut and copied, which a GPU
-            spends up to a fifth of a step on; the program grows, and so does the time to compile it.
+            spends up to a fifth of a step on; the program grows, and so does the time to compile.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
