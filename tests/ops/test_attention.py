@@ -167,10 +167,11 @@ def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monk
 
 
 @pytest.mark.parametrize("dtype, rounding", [("float16", 2**-11), ("bfloat16", 2**-8)])
-def test_narrow_dtypes_are_off_by_what_rounding_the_scores_makes(dtype, rounding):
+@pytest.mark.parametrize("block", [None, 8])
+def test_narrow_dtypes_are_off_by_what_rounding_the_scores_makes(dtype, rounding, block):
     def step(q, k, v):
         q, k, v = (nm.cast(x, dtype) for x in (q, k, v))
-        return {"y": nm.cast(nm.attention(q, k, v, T, K), "float32")}
+        return {"y": nm.cast(nm.attention(q, k, v, T, K, block=block), "float32")}
 
     program = nm.trace(step, **{name: SPECS[name] for name in "qkv"})
     arrays = {name: ARRAYS[name] for name in "qkv"}
