@@ -95,9 +95,37 @@ def _define_hyperparameters(owner: type) -> list[str]:
         if owner is Settings and field.name in ("preset", "model"):
             continue
         text = field.metadata.get("help") or MODEL_HELP[field.name]
+        text = f"{text} ({describe_default(owner, field.name)})"
         if field.name in choices:
             flags.DEFINE_enum(field.name, None, choices[field.name], text)
         else:
             KINDS[str(field.type).split(" ")[0]](field.name, None, text)
         names.append(field.name)
     return names
+
+
+def describe_default(owner: type, name: str) -> str:
+    """Say what a hyperparameter is in the presets: in all of them, or in each.
+
+    Dense presets are those that they are named after, with other sizes.
+    """
+    values: dict[str, list[str]] = {}
+    for preset, settings in PRESETS.items():
+        if not preset.endswith("_dense"):
+            value = getattr(settings if owner is Settings else settings.model, name)
+            shown = {"": "empty", "None": "none", "True": "on", "False": "off"}
+            values.setdefault(shown.get(str(value), str(value)), []).append(preset)
+    if len(values) == 1:
+        return f"default: {next(iter(values))}"
+    return "default: " + ", ".join(
+        f"{value} in {_name_presets(presets)}" for value, presets in values.items()
+    )
+
+
+def _name_presets(presets: list[str]) -> str:
+    """Name presets, the paper's together."""
+    paper = [name for name in PRESETS if name.startswith("moe_")]
+    if {*paper} <= {*presets}:
+        presets = [*(name for name in presets if name not in paper), "the paper's"]
+    *others, last = presets
+    return f"{', '.join(others)} and {last}" if others else last

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from examples.m4.flags import MODEL_HELP
+from examples.m4.flags import MODEL_HELP, describe_default
 from examples.m4.run import Run
 from examples.m4.settings import DIMENSIONS, PRESETS, Settings, preset
 from namedmesh.dims.errors import NamedMeshError
@@ -181,3 +181,23 @@ def test_a_missing_artifact_without_tensorflow_is_an_error(started):
     assert "is missing, and making it needs TensorFlow" in done.stderr
     assert "mesh: all=4; layout: group:all, expert:all" in done.stderr
     assert "fix: make it with `export`" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_help_has_the_default_of_every_hyperparameter_in_every_preset():
+    for owner in (Settings, Config):
+        for field in dataclasses.fields(owner):
+            if owner is Settings and field.name in ("preset", "model"):
+                continue
+            text = describe_default(owner, field.name)
+            for name in ("small", "tiny", "base", "moe_512e_12l"):
+                holder = PRESETS[name] if owner is Settings else PRESETS[name].model
+                value = getattr(holder, field.name)
+                shown = {"": "empty", "None": "none", "True": "on", "False": "off"}
+                assert shown.get(str(value), str(value)) in text, (name, text)
+    assert describe_default(Config, "k") == "default: 2"
+    assert describe_default(Config, "model") == (
+        "default: 64 in small, 32 in tiny, 512 in base, 1024 in the paper's"
+    )
+    assert describe_default(Settings, "beam") == (
+        "default: 4 in small, base and the paper's, 2 in tiny"
+    )
