@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.source import caller
+from namedmesh.ir.op import every_op
+from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
 
@@ -23,6 +25,7 @@ def find_waste(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
     yield from _find_idle_axes(plan)
     yield from _find_whole_dims(plan, resting)
     yield from _find_padding(plan)
+    yield from _find_gathered_blocks(plan)
 
 
 def warn_of(plan: Plan) -> None:
@@ -96,3 +99,28 @@ def _find_padding(plan: Plan) -> Iterator[str]:
                 f"{1 - dim.size / padded:.0%} of the work and memory is for nothing; choose a size "
                 f"that {ways} divides, or map it to a smaller axis"
             )
+
+
+def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
+    """Finds split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
+    for loop in every_op(plan.program.ops):
+        if not isinstance(loop, Repetition):
+            continue
+        places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
+        busy = {axis for place in places for axis in place.used}
+        for x in dict.fromkeys(loop.inputs):
+            maker = plan.producers.get(x)
+            if maker is None or maker.kind != "reshape" or loop.turn_dim not in x.shape:
+                continue
+            (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
+            for dim in source.shape:
+                idle = (
+                    [a for a in place.axes(dim.name) if a not in busy] if dim not in x.shape else []
+                )
+                if idle:
+                    yield (
+                        f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "
+                        f"takes it by blocks ({loop.turn_dim}): it is gathered, and these devices "
+                        f"all do the same work ({loop.source}); for nm.attention, "
+                        f"block={dim.size} keeps it split, or map the queries' positions instead"
+                    )

@@ -39,7 +39,7 @@ def test_second_derivatives_are_those_of_all_keys_at_once():
 @pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
 @pytest.mark.parametrize("layout", [*LAYOUTS, "seq:b, memory:b", "seq:a, memory:b"])
 @pytest.mark.parametrize("kernels", [False, True])
-@pytest.mark.filterwarnings("ignore:no dimension is mapped", "ignore:seq", "ignore:memory")
+@pytest.mark.filterwarnings("ignore:no dimension is mapped", "ignore:.*by blocks")
 def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monkeypatch):
     find_kernel = lambda name, options, reads, platforms: (
         by_matrices(options, reads)[name] if kernels else None
@@ -60,6 +60,21 @@ def test_split_keys_are_gathered_once_for_all_blocks():
     whole = 8 * 32 * 4 * 16 * 4
     gathered = [one for one in plan.collectives if one.kind == "AllGather"]
     assert [(one.times, one.bytes) for one in gathered] == [(1, whole)] * 2
+
+
+def test_a_plan_warns_where_blocks_leave_devices_idle():
+    def plan(block, layout):
+        attend = lambda q, k, v: nm.attention(q, k, v, T, K, block=block)
+        program = nm.trace(attend, **{name: SPECS[name] for name in "qkv"})
+        return nm.plan(program, nm.Mesh(b=4), layout)
+
+    with pytest.warns(UserWarning, match="block=32 keeps it split"):
+        (k, v) = plan(8, "memory:b").warnings
+    assert k.startswith("k is split along memory=32 over b, but a loop takes it by blocks")
+    assert v.startswith("v is split")
+    assert not plan(32, "memory:b").warnings
+    assert not plan(8, "seq:b, memory:b").warnings
+    assert not plan(8, "seq:b").warnings
 
 
 def make_long_step(length, block):
