@@ -8,6 +8,7 @@ from typing import Any
 from absl import flags
 
 from examples.m4.settings import OPTIMIZERS, PRESETS, Settings
+from namedmesh.dims.errors import join_names
 from namedmesh.layers import CHOICES, Config
 from namedmesh.runtime.artifact import PRECISIONS
 
@@ -127,5 +128,4 @@ def _name_presets(presets: list[str]) -> str:
     paper = [name for name in PRESETS if name.startswith("moe_")]
     if {*paper} <= {*presets}:
         presets = [*(name for name in presets if name not in paper), "the paper's"]
-    *others, last = presets
-    return f"{', '.join(others)} and {last}" if others else last
+    return join_names(presets)

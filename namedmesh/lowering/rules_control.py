@@ -125,12 +125,17 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
     planner.settle(op, op.output, place, place, times)
 
 
-def settle_pass_through(planner: Planner, op: Op, times: int) -> None:
-    """Every result lies where the operand it passes on lies."""
+def settle_pass_through(planner: Planner, op: Op, times: int, parts: bool = False) -> None:
+    """Every result lies where the operand it passes on lies.
+
+    parts says whether parts of a sum pass too, for the next reader to add up.
+    """
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
-        place = planner.plan.shardings[x].with_partial(())
-        planner.bring_operand(op, i, place, times)
-        planner.settle(op, y, place, place, times)
+        place = planner.plan.shardings[x]
+        whole = place.with_partial(())
+        natural = place if parts else whole
+        planner.bring_operand(op, i, natural, times)
+        planner.settle(op, y, natural, whole, times)
         if x in planner.resting:
             planner.resting.add(y)
 

@@ -5,18 +5,14 @@ from __future__ import annotations
 from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.planner import Planner
+from namedmesh.lowering.rules_control import settle_pass_through
 from namedmesh.ops.kernel import Kernel
 
 
 def settle_kernel(planner: Planner, op: Kernel, times: int) -> None:
     """Results lie where the named ops left them; the kernel is offered where its operands fit."""
+    settle_pass_through(planner, op, times, parts=True)
     plan = planner.plan
-    for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
-        place = plan.shardings[x]  # parts of a sum pass, for the next reader to add up
-        planner.bring_operand(op, i, place, times)
-        planner.settle(op, y, place, place.with_partial(()), times)
-        if x in planner.resting:
-            planner.resting.add(y)
     held: dict[str, tuple[str, ...]] = {}
     for tensor in op.outputs:
         place = plan.shardings[tensor]

@@ -99,11 +99,12 @@ def attention(
     if rate:
         assert dropout_key is not None
         words = draw_bits("attention", dropout_key, whole.rows)
-    recipe = None if mask is None else find_recipe(mask, over)
-    blocks = None if size == over.size else AttentionBlocks(whole, size, recipe)
     given = () if mask is None else (mask,)
-    if blocks is not None and recipe is not None:
-        given = recipe.leaves
+    blocks = None
+    if size != over.size:
+        recipe = None if mask is None else find_recipe(mask, over)
+        blocks = AttentionBlocks(whole, size, recipe)
+        given = () if recipe is None else recipe.leaves
     operands = (
         transpose(q, whole.of_queries),
         transpose(k, whole.of_keys),
