@@ -38,8 +38,13 @@ class LoweredModule:
 
 # Options of a backend's compiler for programs that hand their memory on, as train steps do. On
 # GPUs, graphs of kernels are put together anew when memory has moved: kernels launched one by one
-# start sooner.
-OPTIONS = {"gpu": {"xla_gpu_graph_min_graph_size": str(2**30)}}
+# start sooner; buffers that a loop fills whole need no zeros first.
+OPTIONS = {
+    "gpu": {
+        "xla_gpu_graph_min_graph_size": str(2**30),
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
+    }
+}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
 
