@@ -74,10 +74,10 @@ def measure_rates(
 
 def measure(run: Run, settings: Settings, turns: int, steps: int) -> dict[str, Any]:
     """Measure both rates of a run, fetching the results of every step."""
+    executable = load(run.artifact("train", settings))  # first: it sets the number of devices
+    state = executable.init(settings.seed)
     stream = open_batches(run, settings, "train")
     batches = max(-(-len(stream.chunk(0)) // settings.rows), steps)
-    executable = load(run.artifact("train", settings))
-    state = executable.init(settings.seed)
 
     def step(batch: Batch) -> None:
         nonlocal state
