@@ -86,7 +86,7 @@ def _translate(translator: Translator, texts: Sequence[str]) -> list[str]:
     """Translate texts, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
         return translator.translate(texts)
-    bar = ProgressBar(0, len(texts))
+    bar = ProgressBar(0, len(texts), unit="sentence")
     try:
         return translator.translate(texts, lambda count: bar.show(count, {}))
     finally:

@@ -7,10 +7,10 @@ from typing import Any
 
 from absl import flags
 
-from examples.m4.settings import OPTIMIZERS, PRESETS, Settings
+from examples.m4 import settings as m4_settings
+from examples.m4.settings import PRESETS, Settings
 from namedmesh.dims.errors import join_names
 from namedmesh.layers import CHOICES, Config
-from namedmesh.runtime.artifact import PRECISIONS
 
 # The help texts of the model's flags; those of the other settings are with their fields.
 MODEL_HELP = {
@@ -63,8 +63,8 @@ def define_flags() -> list[str]:
     flags.DEFINE_string(
         "data",
         "catalogs",
-        "catalogs (downloaded), synthetic (generated), a directory of TSV files, or another run, "
-        "to use its data",
+        "catalogs (downloaded with pip), debian (with apt), synthetic (generated), a directory of "
+        "TSV files, or another run, to use its data",
     )
     flags.DEFINE_enum("preset", "small", sorted(PRESETS), "the defaults of all hyperparameters")
     flags.DEFINE_boolean(
@@ -89,8 +89,7 @@ def define_flags() -> list[str]:
 
 def _define_hyperparameters(owner: type) -> list[str]:
     """Define a flag for every field; the preset gives its default."""
-    choices: dict[str, Any] = CHOICES if owner is Config else {}
-    choices = choices | ({"optimizer": OPTIMIZERS, "precision": PRECISIONS} if not choices else {})
+    choices: dict[str, Any] = CHOICES if owner is Config else m4_settings.CHOICES
     names = []
     for field in dataclasses.fields(owner):
         if owner is Settings and field.name in ("preset", "model"):

@@ -10,7 +10,14 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-from examples.m4.corpus import Corpus, build_catalog_corpus, build_synthetic_corpus, read_corpus
+from examples.m4.corpus import (
+    Corpus,
+    Wanted,
+    build_catalog_corpus,
+    build_debian_corpus,
+    build_synthetic_corpus,
+    read_corpus,
+)
 from examples.m4.input.batches import Batches
 from examples.m4.input.tokens import Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
@@ -27,11 +34,12 @@ LOWERED = (
 )  # fmt: skip
 # What must stay the same between two starts of a run.
 FIXED = (
-    "source_length", "target_length", "rows", "languages", "temperature", "seed",
+    "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
     "vocabulary_sentences", "optimizer",
 )  # fmt: skip
 COMPUTATION = ("remat", "unroll", "dispatch")  # how the model is computed, not what it is
 VOCABULARIES = ("source_vocab", "target_vocab")
+CORPORA = ("debian", "catalogs", "synthetic")  # those that are built, the richest first
 
 
 class Run:
@@ -150,13 +158,14 @@ class Run:
             )
         shutil.copytree(other.data, self.data, copy_function=shutil.copy2, dirs_exist_ok=True)
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
-        same = {name: getattr(before, name) for name in ("languages", "vocabulary_sentences")}
+        names = "languages", "pairs", "vocabulary_sentences"
+        same = {name: getattr(before, name) for name in names}
         return settings.but(**sizes, **same)
 
     def _prepare_data(self, settings: Settings, data: str, say: Say) -> Settings:
         """Make vocabularies and tokens of a corpus; return settings with the vocabulary sizes."""
         languages = [code for code in settings.languages.split(",") if code]
-        corpus = open_corpus(data, self.folder, languages, say)
+        corpus = open_corpus(data, self.folder, languages, settings.pairs, say)
         say(str(corpus.report))
         if not corpus.dev:
             raise NamedMeshError(
@@ -244,19 +253,30 @@ class Run:
         return path
 
 
-def open_corpus(data: str, folder: pathlib.Path, languages: list[str], say: Say) -> Corpus:
-    """Open a corpus: catalogs (downloaded), synthetic (generated), or a directory of TSV files."""
-    if data not in ("catalogs", "synthetic"):
+def open_corpus(
+    data: str, folder: pathlib.Path, languages: list[str], pairs: int, say: Say
+) -> Corpus:
+    """Open a corpus by its name, which is built beside the run's folder, or a directory.
+
+    Where the packages of one cannot be had, the next one is taken: debian, catalogs, synthetic.
+    """
+    if data not in CORPORA:
         return read_corpus(data, languages=languages or None)
-    root = folder.parent / f"corpus-{data}"
+    root = folder.parent / f"corpus-{data}{f'-{pairs}' if pairs and data == 'debian' else ''}"
     if not root.exists():
         try:
-            if data == "catalogs":
+            if data == "debian":
+                say("building the corpus from the packages of this machine's distribution ...")
+                build_debian_corpus(root, Wanted(pairs=pairs or None), progress=say)
+            elif data == "catalogs":
                 say("building the corpus from message catalogs of Python packages ...")
                 build_catalog_corpus(root, progress=say)
+            else:
+                build_synthetic_corpus(root, progress=say)
         except NamedMeshError as error:
-            say(f"{error}\nthe catalogs cannot be downloaded: using synthetic languages instead")
-            return open_corpus("synthetic", folder, [], say)
-        if data == "synthetic":
-            build_synthetic_corpus(root, progress=say)
+            following = CORPORA[CORPORA.index(data) + 1 :]
+            if not following:
+                raise
+            say(f"{error}\nusing the corpus {following[0]!r} instead")
+            return open_corpus(following[0], folder, [], 0, say)
     return read_corpus(root, languages=languages or None)

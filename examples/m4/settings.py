@@ -13,7 +13,11 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.layers import CONFIGS, Config
 from namedmesh.runtime.artifact import PRECISIONS
 
-OPTIMIZERS = ("adafactor", "adam")
+CHOICES = {
+    "optimizer": ("adafactor", "adam"),
+    "precision": PRECISIONS,
+    "repeat": ("pair", "english"),
+}
 # What a layout can place: the dimensions of the model, and those of decoding.
 DIMENSIONS = (
     "group", "source", "target", "source_memory", "target_memory", "source_vocab", "target_vocab",
@@ -42,6 +46,10 @@ class Settings:
     target_length: int = setting(96, "target tokens in a packed row")
     rows: int = setting(64, "packed rows in a batch; the groups of the paper")
     languages: str = setting("", "codes of languages to train on, with commas; all if empty")
+    pairs: int = setting(0, "train pairs of --data debian, at most; 0 for all")
+    repeat: str = setting(
+        "pair", "what comes once before any of it comes back: a pair, or an English sentence"
+    )
     temperature: float = setting(
         5.0, "temperature of sampling languages: 1 is by size, more is more evenly"
     )
@@ -78,7 +86,7 @@ class Settings:
     translation_length: int = setting(48, "tokens of a translation, and of its source, at most")
 
     def __post_init__(self) -> None:
-        for name, choices in (("optimizer", OPTIMIZERS), ("precision", PRECISIONS)):
+        for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 raise NamedMeshError(
@@ -87,10 +95,11 @@ class Settings:
         low = [f"{name}={getattr(self, name)}" for name in POSITIVE if not getattr(self, name) > 0]
         if low:
             raise NamedMeshError(", ".join(low), fix="give positive numbers")
-        if not self.minutes >= 0:
-            raise NamedMeshError(
-                f"minutes={self.minutes}", fix="give a positive number, or 0 for no limit"
-            )
+        for name in ("minutes", "pairs"):
+            if not getattr(self, name) >= 0:
+                raise NamedMeshError(
+                    f"{name}={getattr(self, name)}", fix="give a positive number, or 0 for no limit"
+                )
         if not 0 <= self.alpha <= 10:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"

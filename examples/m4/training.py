@@ -104,6 +104,7 @@ def open_batches(run: Run, settings: Settings, split: str) -> Batches:
         settings.target_length,
         seed=settings.seed if split == "train" else 0,
         temperature=settings.temperature,
+        repeat=settings.repeat if split == "train" else "pair",
         process=index,
         processes=count,
     )

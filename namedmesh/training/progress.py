@@ -38,6 +38,7 @@ class ProgressBar:
         every: Seconds between two lines where there is no terminal.
         minutes: A time limit, after which training ends whatever the step; 0 for none.
         formats: How to show metrics: a format string for each name. Others are not shown.
+        unit: What is counted.
 
     Example:
         >>> import sys
@@ -57,7 +58,9 @@ class ProgressBar:
         every: float = 10.0,
         minutes: float = 0.0,
         formats: Mapping[str, str] | None = None,
+        unit: str = "step",
     ):
+        self._unit = unit
         self._first, self._total = check_count(first, "first"), check_count(total, "total")
         self._out = sys.stderr if out is None else out
         if not hasattr(self._out, "write") or not hasattr(self._out, "isatty"):
@@ -100,7 +103,8 @@ class ProgressBar:
     def _describe(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """The step and the metrics, each as text."""
         shown = [(name, form) for name, form in self._formats.items() if name in metrics]
-        return [f"step {step}/{self._total}", *(form.format(metrics[name]) for name, form in shown)]
+        count = f"{self._unit} {step}/{self._total}"
+        return [count, *(form.format(metrics[name]) for name, form in shown)]
 
     def _estimate(self, step: int, now: float) -> str:
         """The time left, at the speed so far and within the time limit."""

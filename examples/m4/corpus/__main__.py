@@ -1,12 +1,14 @@
-"""The command: python -m examples.m4.corpus catalogs OUT, ... synthetic OUT, or ... check DIR."""
+"""The command: python -m examples.m4.corpus catalogs|debian|synthetic OUT, or ... check DIR."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from typing import Any
 
 from examples.m4.corpus.catalogs import build_catalog_corpus
+from examples.m4.corpus.debian import Wanted, build_debian_corpus
 from examples.m4.corpus.files import read_corpus
 from examples.m4.corpus.holdout import overlap
 from examples.m4.corpus.synthetic import build_synthetic_corpus
@@ -23,6 +25,52 @@ def check(root: str) -> None:
         print(f"train pairs whose English is in {name}: {overlap(corpus.train, pairs):,}")
 
 
+def _add_debian(commands: Any) -> None:
+    """Add the command that builds a corpus from a distribution's packages."""
+    debian = commands.add_parser(
+        "debian", help="messages, descriptions and manual pages of a Linux distribution, with apt"
+    )
+    debian.add_argument("out")
+    debian.add_argument("--languages", help="codes, with commas (default: all)", default="")
+    debian.add_argument("--pairs", type=int, help="train pairs, at most (default: all)")
+    debian.add_argument(
+        "--packages", help="names, with commas (default: those with many catalogs)", default=""
+    )
+    debian.add_argument("--no-descriptions", action="store_true", help="leave out descriptions")
+    debian.add_argument("--no-manuals", action="store_true", help="leave out manual pages")
+    debian.add_argument(
+        "--held-out", help="a corpus whose dev and test pairs are held out (default: by a rule)"
+    )
+    debian.add_argument(
+        "--reserved",
+        help="a file of hashes (the first 16 digits of SHA-256) of normalized English sentences "
+        "that are left out",
+    )
+    debian.add_argument(
+        "--cache",
+        help="where lists and what was read are kept (default: namedmesh/m4/debian in the user's "
+        "cache)",
+    )
+    debian.add_argument(
+        "--sources", help="a list of apt's sources to use (default: the machine's own)"
+    )
+    debian.add_argument("--update", action="store_true", help="fetch newer lists of packages")
+    debian.add_argument("--workers", type=int, help="processes (default: two more than cores)")
+
+
+def _read_wanted(options: argparse.Namespace) -> Wanted:
+    """What the options ask for."""
+    return Wanted(
+        languages=[code for code in options.languages.split(",") if code],
+        pairs=options.pairs,
+        packages=[name for name in options.packages.split(",") if name],
+        descriptions=not options.no_descriptions,
+        manuals=not options.no_manuals,
+        held_out=options.held_out,
+        reserved=options.reserved,
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; the exit status is 1 if the data is at fault."""
     parser = argparse.ArgumentParser(prog="python -m examples.m4.corpus", description=__doc__)
@@ -35,6 +83,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--cache",
         help="where downloaded wheels are kept (default: namedmesh/m4 in the user's cache)",
     )
+    _add_debian(commands)
     synthetic = commands.add_parser("synthetic", help="invented languages")
     synthetic.add_argument("out")
     synthetic.add_argument("--languages", type=int, default=12)
@@ -49,6 +98,15 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if options.command == "catalogs":
             build_catalog_corpus(options.out, cache=options.cache)
+        elif options.command == "debian":
+            build_debian_corpus(
+                options.out,
+                _read_wanted(options),
+                cache=options.cache,
+                sources=options.sources,
+                update=options.update,
+                workers=options.workers,
+            )
         elif options.command == "synthetic":
             build_synthetic_corpus(
                 options.out, languages=options.languages, largest=options.largest, seed=options.seed

@@ -11,17 +11,12 @@ _SAME = {
     "in": "id",
     "tl": "fil",
     "kmr": "ku",
-    "cmn": "zh",
     "prs": "fa",
     "pes": "fa",
     "ji": "yi",
 }
-_NONE = {
-    "en",
-    "ach",
-    "xx",
-    "zz",
-}  # ach and the others are more often pseudo-translations than languages
+_NONE = {"en", "xx", "zz"}
+_PSEUDO = {"ach"}  # in Python packages more often a test than a language
 _SCRIPTS = {
     "latin": "Latn",
     "latn": "Latn",
@@ -45,21 +40,24 @@ _USUAL = {
 _REGION_WRITES = {("ku", "iq"): "ckb", ("pa", "pk"): "pa_Arab"}
 
 
-def language_code(locale: str) -> str | None:
+def language_code(locale: str, *, any: bool = False) -> str | None:
     """Find the language of a catalog's locale; None for English and for what is not a language.
 
-    Regions are merged, scripts are not: Chinese is zh (simplified) or zh_Hant.
+    Regions are merged, scripts are not: Chinese is zh (simplified) or zh_Hant. Languages that
+    programmers test with are none, unless `any` is asked for.
 
     >>> locales = ("pt_BR", "zh_TW", "zh-hans", "sr@latin", "sr_Cyrl", "en_GB")
     >>> [language_code(locale) for locale in locales]
     ['pt', 'zh_Hant', 'zh', 'sr_Latn', 'sr', None]
     """
-    match = _CODE.fullmatch(locale)
+    if locale == "zhtw":
+        return "zh_Hant"
+    match = _CODE.fullmatch(locale.partition(".")[0])
     if not match:
         return None
     language = match[1].lower()
     language = _SAME.get(language, language)
-    if language in _NONE:
+    if language in _NONE or (language in _PSEUDO and not any):
         return None
     parts = re.split(r"[-_@.]", (match[2] or "").lower())
     if language == "zh":

@@ -16,9 +16,12 @@ import numpy as np
 
 from examples.m4.input.packing import Packed, assemble, fits_in_row, pack
 from examples.m4.input.sampling import Sampler, permutation
+from examples.m4.input.sentences import SentenceSampler
 from examples.m4.input.tokens import Ragged, Tokens
 from examples.m4.input.vocabulary import END
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
+
+REPEATS = ("pair", "english")
 
 
 @dataclass(frozen=True)
@@ -45,8 +48,9 @@ class Batches:
 
     A batch has `group` rows of `source` and `target` tokens. Each process gets an equal part of the
     rows, so that the batches of all processes, one after another, are the batch of a single one.
-    Examples that do not fit into a row are left out before languages are weighed; `dropped` has
-    their numbers by language.
+    With repeat="pair" every pair of a language comes once before any comes back; with "english"
+    every English sentence does, each time with one of its languages. Examples that do not fit into
+    a row are left out before languages are weighed; `dropped` has their numbers by language.
     """
 
     def __init__(
@@ -58,6 +62,7 @@ class Batches:
         *,
         seed: int,
         temperature: float,
+        repeat: str = "pair",
         process: int = 0,
         processes: int = 1,
         start: Position = Position(),
@@ -90,13 +95,24 @@ class Batches:
         pools = {language: tokens.examples(language) for language in tokens.languages}
         self.dropped = {language: int((~fits[pool]).sum()) for language, pool in pools.items()}
         kept = {language: pool[fits[pool]] for language, pool in pools.items()}
-        self.sampler = Sampler(kept, seed=seed, temperature=temperature, size=chunk)
+        order = {"seed": seed, "temperature": temperature, "size": chunk}
+        self.sampler: Sampler | SentenceSampler
+        if repeat == "pair":
+            self.sampler = Sampler(kept, **order)
+        elif repeat == "english":
+            numbers = tokens.language, tokens.english
+            self.sampler = SentenceSampler(*numbers, np.flatnonzero(fits), **order)
+        else:
+            raise NamedMeshError(
+                f"repeat={repeat!r} is not a choice", fix=did_you_mean(repeat, REPEATS)
+            )
         settings = [
             tokens.digest,
             source,
             target,
             self.sampler.seed,
             float(temperature),
+            repeat,
             most,
             chunk,
         ]

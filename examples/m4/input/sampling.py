@@ -43,7 +43,7 @@ def shares(counts: Mapping[str, int], temperature: float) -> dict[str, float]:
 
 def permutation(size: int, *key: int | str) -> np.ndarray:
     """Make an order that depends on the key alone, on any machine and with any numpy."""
-    return np.argsort(_bits(size, *key), kind="stable")
+    return np.argsort(random_bits(size, *key), kind="stable")
 
 
 def walk(pool: np.ndarray, first: int, last: int, order: Callable[[int], np.ndarray]) -> np.ndarray:
@@ -91,7 +91,7 @@ class Sampler:
             name: max(1, round(self.size * share * _ONE)) for name, share in self.shares.items()
         }
         self._phases = {
-            name: int(_bits(1, self.seed, "phase", name)[0]) % _ONE for name in self.pools
+            name: int(random_bits(1, self.seed, "phase", name)[0]) % _ONE for name in self.pools
         }
         self._orders: dict[str, tuple[int, np.ndarray]] = {}
 
@@ -130,7 +130,8 @@ class Sampler:
         return self._orders[name][1]
 
 
-def _bits(size: int, *key: int | str) -> np.ndarray:
+def random_bits(size: int, *key: int | str) -> np.ndarray:
+    """Draw 64 bits for each of so many items, by the key alone."""
     words = np.frombuffer(
         hashlib.blake2b(json.dumps(key).encode(), digest_size=16).digest(), dtype="<u8"
     )

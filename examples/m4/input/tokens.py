@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -18,8 +21,9 @@ import numpy as np
 from examples.m4.input.vocabulary import Pairs, Vocabulary
 from namedmesh.dims.errors import NamedMeshError
 
-_VERSION = 1
+_VERSION = 2
 _BLOCK = 10_000  # examples encoded at a time
+_MANY = 200_000  # texts that are worth the start of processes
 _ATTEMPTS = 10  # to put a folder in its place
 
 
@@ -33,11 +37,18 @@ class Ragged:
     @classmethod
     def of(cls, sequences: Iterable[Sequence[int]], dtype: type = np.int32) -> Ragged:
         """Put sequences end to end."""
-        arrays = [np.asarray(sequence, dtype=dtype) for sequence in sequences]
+        kept = [*sequences]
         return cls(
-            np.concatenate([np.zeros(0, dtype), *arrays]),
-            _offsets([len(array) for array in arrays]),
+            np.fromiter(itertools.chain.from_iterable(kept), dtype),
+            _offsets([len(sequence) for sequence in kept]),
         )
+
+    def take(self, indices: np.ndarray) -> Ragged:
+        """Put some of the sequences end to end."""
+        first, lengths = self.offsets[indices], self.lengths[indices]
+        offsets = _offsets(lengths)
+        places = np.arange(offsets[-1]) + np.repeat(first - offsets[:-1], lengths)
+        return Ragged(self.tokens[places], offsets)
 
     @cached_property
     def lengths(self) -> np.ndarray:
@@ -53,16 +64,18 @@ class Ragged:
 
 @dataclass(frozen=True)
 class Tokens:
-    """The examples of a split: source and target ids, and the number of each one's language.
+    """The examples of a split: source and target ids, and the numbers of language and English text.
 
-    Examples are sorted by language, those of a language in the order of its pairs. The index tells
-    how the split was made: counts, digests, longest lengths, and how many examples were dropped.
+    Examples are sorted by language, those of a language in the order of its pairs. Those with the
+    same English have the same number of it. The index tells how the split was made: counts, digests
+    and longest lengths.
     """
 
     languages: tuple[str, ...]
     source: Ragged
     target: Ragged
     language: np.ndarray
+    english: np.ndarray
     index: dict[str, Any]
 
     @classmethod
@@ -88,6 +101,7 @@ class Tokens:
             Ragged(_map_file(folder, "source"), _map_file(folder, "source_offsets")),
             Ragged(_map_file(folder, "target"), _map_file(folder, "target_offsets")),
             _map_file(folder, "language"),
+            _map_file(folder, "english"),
             index,
         )
         for side, ragged in (("source", tokens.source), ("target", tokens.target)):
@@ -98,12 +112,14 @@ class Tokens:
                 or (ragged.lengths < 0).any()
             ):
                 raise _damage_error(folder, f"{side}_offsets.npy does not fit {side}.npy")
-            if not len(ragged) == len(tokens.language) == sum(index["counts"]):
+            if len(ragged) != sum(index["counts"]):
                 raise _damage_error(
                     folder,
                     f"{side}_offsets.npy has {len(ragged)} examples, "
                     f"index.json {sum(index['counts'])}",
                 )
+        if len(tokens.english) != len(tokens.source):
+            raise _damage_error(folder, "english.npy does not fit source.npy")
         if not np.array_equal(
             tokens.language, np.repeat(np.arange(len(tokens.languages)), index["counts"])
         ):
@@ -131,101 +147,112 @@ class Tokens:
 
 
 def write_tokens(
-    folder: str | os.PathLike,
-    pairs: Pairs,
-    source: Vocabulary,
-    target: Vocabulary,
-    *,
-    longest: int | None = None,
+    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary
 ) -> Tokens:
-    """Write the tokens of all pairs and open them; drop examples with over `longest` tokens.
+    """Write the tokens of all pairs and open them.
 
-    The folder appears whole or not at all, in the place of any that was there.
+    The folder appears whole or not at all, in the place of any that was there. An English text
+    that several pairs have is encoded once.
     """
     folder = pathlib.Path(folder)
     languages = sorted(pairs)
-    sides: dict[str, list[np.ndarray]] = {"source": [], "target": []}
-    lengths: dict[str, list[np.ndarray]] = {"source": [], "target": []}
-    counts, dropped = dict.fromkeys(languages, 0), dict.fromkeys(languages, 0)
-    for language in languages:
-        for block in _blocks(pairs[language]):
-            ids = [
-                vocabulary.encode(pair[side] for pair in block)
-                for side, vocabulary in enumerate((source, target))
-            ]
-            kept = [
-                one
-                for one in zip(*ids, strict=True)
-                if longest is None or max(map(len, one)) <= longest
-            ]
-            counts[language] += len(kept)
-            dropped[language] += len(block) - len(kept)
-            for place, (side, vocabulary) in enumerate((("source", source), ("target", target))):
-                ragged = Ragged.of(
-                    (one[place] for one in kept),
-                    np.uint16 if vocabulary.size <= 1 << 16 else np.int32,
-                )
-                sides[side].append(ragged.tokens)
-                lengths[side].append(ragged.lengths)
-    if not any(counts.values()):
+    counts = [len(pairs[language]) for language in languages]
+    if not any(counts):
         raise NamedMeshError(
             f"there is no example to write into {folder.name!r}",
-            f"{sum(dropped.values())} examples were dropped as longer than {longest} tokens",
-            fix="raise longest"
-            if any(dropped.values())
-            else "give at least one language with one pair",
+            fix="give at least one language with one pair",
         )
+    numbers: dict[str, int] = {}
+    english = np.fromiter(
+        (
+            numbers.setdefault(text, len(numbers))
+            for language in languages
+            for _, text in pairs[language]
+        ),
+        np.int32,
+        sum(counts),
+    )
+    texts = [text for language in languages for text, _ in pairs[language]]
+    sides = {
+        "source": encode_texts(source, texts),
+        "target": encode_texts(target, [*numbers]).take(english),
+    }
     index: dict[str, Any] = {
         "version": _VERSION,
-        "digest": tokens_digest(pairs, source, target, longest),
+        "digest": tokens_digest(pairs, source, target),
         "languages": languages,
-        "counts": [counts[language] for language in languages],
-        "dropped": [dropped[language] for language in languages],
-        "longest": longest,
+        "counts": counts,
     }
-    arrays = {"language": np.repeat(np.arange(len(languages), dtype=np.int32), index["counts"])}
+    arrays = {
+        "language": np.repeat(np.arange(len(languages), dtype=np.int32), counts),
+        "english": english,
+    }
     for side, vocabulary in (("source", source), ("target", target)):
-        arrays[side], arrays[f"{side}_offsets"] = (
-            np.concatenate(sides[side]),
-            _offsets(np.concatenate(lengths[side])),
-        )
+        arrays[side], arrays[f"{side}_offsets"] = sides[side].tokens, sides[side].offsets
         index[side] = {
             "vocabulary": vocabulary.digest,
-            "tokens": len(arrays[side]),
-            "longest": int(np.concatenate(lengths[side]).max()),
+            "tokens": len(sides[side].tokens),
+            "longest": int(sides[side].lengths.max()),
         }
     _write_folder(folder, lambda place: _write_files(place, arrays, index))
     return Tokens.open(folder, source, target)
 
 
+def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> Ragged:
+    """Encode texts, many of them on all cores; the numbers of tokens have the fewest bits."""
+    dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.int32
+    blocks = [texts[start : start + _BLOCK] for start in range(0, len(texts), _BLOCK)]
+    if len(texts) < _MANY:
+        parts = [Ragged.of(vocabulary.encode(block), dtype) for block in blocks]
+    else:
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(
+            mp_context=context, initializer=_load_encoder, initargs=(vocabulary.model, dtype)
+        ) as pool:
+            parts = [*pool.map(_encode_block, blocks, chunksize=4)]
+    return Ragged(
+        np.concatenate([np.zeros(0, dtype), *(part.tokens for part in parts)]),
+        _offsets(np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])),
+    )
+
+
+def _load_encoder(model: bytes, dtype: type) -> None:
+    """Make a process ready to encode."""
+    global _encoder
+    _encoder = Vocabulary(model), dtype
+
+
+def _encode_block(texts: Sequence[str]) -> Ragged:
+    """Encode a block of texts in a process that is ready to."""
+    vocabulary, dtype = _encoder
+    return Ragged.of(vocabulary.encode(texts), dtype)
+
+
 def open_or_write_tokens(
-    folder: str | os.PathLike,
-    pairs: Pairs,
-    source: Vocabulary,
-    target: Vocabulary,
-    *,
-    longest: int | None = None,
+    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary
 ) -> Tokens:
     """Open the tokens in a folder if they are of these pairs and vocabularies, else write them."""
     try:
         tokens = Tokens.open(folder)
-        if tokens.digest == tokens_digest(pairs, source, target, longest):
+        if tokens.digest == tokens_digest(pairs, source, target):
             return tokens
     except NamedMeshError:
         pass
-    return write_tokens(folder, pairs, source, target, longest=longest)
+    return write_tokens(folder, pairs, source, target)
 
 
-def tokens_digest(
-    pairs: Pairs, source: Vocabulary, target: Vocabulary, longest: int | None = None
-) -> str:
+def tokens_digest(pairs: Pairs, source: Vocabulary, target: Vocabulary) -> str:
     """Compute the digest of the tokens of these pairs and vocabularies."""
     state = hashlib.blake2b(
-        json.dumps([_VERSION, source.digest, target.digest, longest]).encode(), digest_size=16
+        json.dumps([_VERSION, source.digest, target.digest]).encode(), digest_size=16
     )
     for language in sorted(pairs):
+        state.update(json.dumps([language, len(pairs[language])]).encode())
         for block in _blocks(pairs[language]):
-            state.update(json.dumps([language, block]).encode())
+            for side in (0, 1):
+                texts = [pair[side] for pair in block]
+                state.update(json.dumps([*map(len, texts)]).encode())
+                state.update("".join(texts).encode(errors="surrogatepass"))
     return state.hexdigest()
 
 

@@ -4,7 +4,14 @@ import os
 import numpy as np
 import pytest
 
-from examples.m4.input.tokens import Ragged, Tokens, open_or_write_tokens, write_tokens
+from examples.m4.input import tokens as tokens_module
+from examples.m4.input.tokens import (
+    Ragged,
+    Tokens,
+    encode_texts,
+    open_or_write_tokens,
+    write_tokens,
+)
 from examples.m4.input.vocabulary import Vocabulary
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, vocabularies
@@ -47,40 +54,57 @@ def test_the_arrays_are_mapped_and_as_small_as_the_vocabulary_allows(both, tmp_p
 
 
 def test_the_index_says_how_it_was_made(both, tmp_path):
-    tokens = write_tokens(tmp_path / "train", PAIRS, *both, longest=8)
+    tokens = write_tokens(tmp_path / "train", PAIRS, *both)
     index = json.loads((tmp_path / "train" / "index.json").read_text())
-    lengths = {
-        language: [
-            max(map(len, (both.source.encode([one[0]])[0], both.target.encode([one[1]])[0])))
-            for one in pairs
-        ]
-        for language, pairs in PAIRS.items()
-    }
-    assert index["counts"] == [
-        sum(length <= 8 for length in lengths[language]) for language in sorted(PAIRS)
+    for place, side in enumerate(("source", "target")):
+        vocabulary = both[place]
+        texts = [pair[place] for pairs in PAIRS.values() for pair in pairs]
+        lengths = [*map(len, vocabulary.encode(texts))]
+        assert index[side] == {
+            "vocabulary": vocabulary.digest,
+            "tokens": sum(lengths),
+            "longest": max(lengths),
+        }
+    assert index["counts"] == [40, 25, 9] and len(tokens) == 74
+
+
+def test_pairs_with_the_same_english_have_its_number(both, tmp_path):
+    pairs = {"de": [("eins", "one"), ("zwei", "two")], "ru": [("два", "two"), ("три", "three")]}
+    tokens = write_tokens(tmp_path / "train", pairs, *both)
+    assert tokens.english.tolist() == [0, 1, 1, 2]
+    assert [both.target.decode(tokens.target[i]) for i in range(4)] == [
+        "one",
+        "two",
+        "two",
+        "three",
     ]
-    assert index["dropped"] == [
-        sum(length > 8 for length in lengths[language]) for language in sorted(PAIRS)
-    ]
-    assert sum(index["dropped"]) > 0 and len(tokens) == sum(index["counts"])
-    assert index["source"]["vocabulary"] == both.source.digest
-    assert max(index["source"]["longest"], index["target"]["longest"]) == 8
-    assert index["target"]["tokens"] == tokens.target.lengths.sum()
+
+
+def test_many_texts_are_encoded_by_several_processes(both, monkeypatch):
+    texts = [source for pairs in PAIRS.values() for source, _ in pairs] * 3
+    alone = encode_texts(both.source, texts)
+    monkeypatch.setattr(tokens_module, "_MANY", 10)
+    monkeypatch.setattr(tokens_module, "_BLOCK", 50)
+    together = encode_texts(both.source, texts)
+    np.testing.assert_array_equal(alone.tokens, together.tokens)
+    np.testing.assert_array_equal(alone.offsets, together.offsets)
+    assert together.tokens.dtype == np.uint16
 
 
 def test_a_cache_is_used_only_for_the_same_pairs_and_vocabularies(both, tmp_path):
     folder = tmp_path / "train"
 
-    def made(pairs=PAIRS, source=both.source, longest=None) -> bool:
+    def made(pairs=PAIRS, source=both.source) -> bool:
         before = os.stat(folder).st_ino if folder.exists() else None
-        open_or_write_tokens(folder, pairs, source, both.target, longest=longest)
+        open_or_write_tokens(folder, pairs, source, both.target)
         return os.stat(folder).st_ino != before
 
     assert made() and not made() and not made(dict(reversed(PAIRS.items())))
     assert made({**PAIRS, "zh": PAIRS["zh"][1:]}) and made()
     assert made({**PAIRS, "zh": [*PAIRS["zh"][:-1], (PAIRS["zh"][-1][0], "other")]}) and made()
     assert made(source=both.target) and made()
-    assert made(longest=8) and not made(longest=8)
+    moved = [(PAIRS["zh"][0][0] + "x", "y"), ("x" + PAIRS["zh"][0][0], "y")]
+    assert made({"zh": moved[:1]}) and made({"zh": moved[1:]})
     assert [path.name for path in tmp_path.iterdir()] == ["train"]
 
 
@@ -111,7 +135,9 @@ def test_a_folder_of_other_things_is_not_replaced(both, tmp_path):
     assert (tmp_path / "precious").read_text() == "keep"
 
 
-@pytest.mark.parametrize("name", ["source.npy", "target_offsets.npy", "language.npy", "index.json"])
+@pytest.mark.parametrize(
+    "name", ["source.npy", "target_offsets.npy", "language.npy", "english.npy", "index.json"]
+)
 @pytest.mark.parametrize("harm", ["missing", "cut", "other"])
 def test_damage_is_found_and_mended(name, harm, both, tmp_path):
     write_tokens(tmp_path / "train", PAIRS, *both)
@@ -130,10 +156,10 @@ def test_damage_is_found_and_mended(name, harm, both, tmp_path):
         assert len(open_or_write_tokens(tmp_path / "train", PAIRS, *both)) == 74
 
 
-@pytest.mark.parametrize(("pairs", "longest"), [({}, None), ({"de": []}, None), (PAIRS, 1)])
-def test_no_example_is_an_error(pairs, longest, both, tmp_path):
+@pytest.mark.parametrize("pairs", [{}, {"de": []}])
+def test_no_example_is_an_error(pairs, both, tmp_path):
     with pytest.raises(NamedMeshError, match="there is no example to write"):
-        write_tokens(tmp_path / "train", pairs, *both, longest=longest)
+        write_tokens(tmp_path / "train", pairs, *both)
 
 
 def test_a_large_vocabulary_is_stored_in_32_bits(both, tmp_path, monkeypatch):

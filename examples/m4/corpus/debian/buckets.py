@@ -1,0 +1,146 @@
+"""Buckets: all translations of a text in one place, whichever packages they come from.
+
+A text goes to the bucket that its hash names, so that each bucket can be read into memory by
+itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import pathlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+BUCKETS = 64
+_WORD = re.compile(r"[^a-z]+")
+_OTHER_SCRIPT = re.compile(
+    r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]"
+)
+_STEPS = 20  # of the logarithm of a ratio of lengths, in a histogram
+
+Group = tuple[str, list[tuple[str, str]]]  # an English text with (language, translation) pairs
+
+
+def normalize(english: str) -> str:
+    """What makes two English texts the same: their words in lower case, without all else.
+
+    >>> normalize("Can't open file '%s'!")
+    'can t open file s'
+    """
+    return _WORD.sub(" ", english.lower()).strip()
+
+
+def hash_key(key: str) -> str:
+    """The first 16 hexadecimal digits of a normalized text's SHA-256."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What is usual in a language.
+
+    Attributes:
+        ratio: The median length of its texts, relative to English.
+        other_script: Whether nearly all of it is in a script that is not Latin.
+    """
+
+    ratio: float
+    other_script: bool
+
+    def allows(self, source: str, english: str) -> bool:
+        """Whether a translation is as long as usual, three times off at most, and in its script.
+
+        Short texts may be six times off.
+        """
+        off = len(source) / len(english) / self.ratio
+        limit = 3 if len(english) >= 10 else 6
+        if not 1 / limit <= off <= limit:
+            return False
+        return not self.other_script or bool(_OTHER_SCRIPT.search(source))
+
+
+def fill_buckets(groups: Iterable[Group], folder: pathlib.Path) -> dict[str, Habits]:
+    """Write groups to the buckets of a folder; return what is usual in each language."""
+    ratios: dict[str, Counter[int]] = {}
+    other: Counter[str] = Counter()
+    with contextlib.ExitStack() as stack:
+        files = [
+            stack.enter_context(open(folder / f"{number:02}.tsv", "w", encoding="utf-8"))
+            for number in range(BUCKETS)
+        ]
+        for english, pairs in groups:
+            number = int(hash_key(normalize(english))[:4], 16) % BUCKETS
+            cells = [english]
+            for language, source in pairs:
+                cells += (language, source)
+                bin_of_ratio = round(_STEPS * math.log(len(source) / len(english)))
+                ratios.setdefault(language, Counter())[bin_of_ratio] += 1
+                if not source.isascii() and _OTHER_SCRIPT.search(source):
+                    other[language] += 1
+            files[number].write("\t".join(cells) + "\n")
+    return {
+        language: Habits(
+            math.exp(_median(counts) / _STEPS),
+            other[language] >= 0.8 * counts.total(),
+        )
+        for language, counts in ratios.items()
+    }
+
+
+def _median(counts: Counter[int]) -> int:
+    """The median of values that are counted."""
+    seen = 0
+    for value in sorted(counts):
+        seen += counts[value]
+        if 2 * seen >= counts.total():
+            break
+    return value
+
+
+def read_bucket(path: pathlib.Path) -> Iterator[Group]:
+    """Iterate over the groups of a bucket's file."""
+    with open(path, encoding="utf-8", newline="\n") as file:
+        for line in file:
+            english, *cells = line.rstrip("\n").split("\t")
+            yield english, list(zip(cells[::2], cells[1::2], strict=True))
+
+
+def merge_bucket(path: pathlib.Path, habits: dict[str, Habits]) -> None:
+    """Merge the groups of a bucket, each text once and each of its translations once, in place.
+
+    Args:
+        path: The bucket's file.
+        habits: What is usual in each language; what is not is left out.
+    """
+    merged: dict[str, dict[str, dict[str, str]]] = {}
+    for english, pairs in read_bucket(path):
+        languages = merged.setdefault(english, {})
+        for language, source in pairs:
+            if habits[language].allows(source, english):
+                languages.setdefault(language, {}).setdefault(source.casefold(), source)
+    write_bucket(
+        path,
+        (
+            (english, sorted(_flatten(merged[english])))
+            for english in sorted(merged, key=lambda english: (normalize(english), english))
+        ),
+    )
+
+
+def write_bucket(path: pathlib.Path, groups: Iterable[Group]) -> None:
+    """Write the groups of a bucket that have a pair, in place of those that are there."""
+    lines = [
+        "\t".join([english, *itertools.chain.from_iterable(pairs)]) + "\n"
+        for english, pairs in groups
+        if pairs
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
+
+
+def _flatten(languages: dict[str, dict[str, str]]) -> Iterator[tuple[str, str]]:
+    return ((code, source) for code, sources in languages.items() for source in sources.values())
