@@ -43,6 +43,8 @@ MODEL_HELP = {
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
     "unroll": "how many turns of the loop over layers are written out, at most: faster on a GPU",
     "dropout": "share of activations that training drops",
+    "expert_dropout": "share of activations that training drops in the experts' hidden layers",
+    "expert_masking": "share of choices whose expert's output training leaves out",
     "word_dropout": "share of source tokens and target inputs that training leaves out",
     "smoothing": "label smoothing",
     "aux_weight": "weight of the loss that evens out the load of the experts",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -282,7 +283,7 @@ class Backbone:
         C = stack.capacity or expert_capacity(S, E, factor)
         draw_key = nm.random.key(0) if key is None else key
 
-        def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
+        def route(logits: nm.Tensor) -> Routing | ExpertRouting:
             if stack.router == "expert_choice":
                 return expert_choice_gating(logits, S, E, C, padding)
             draws = []
@@ -301,6 +302,11 @@ class Backbone:
                 padding=padding,
             )
 
+        def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
+            routing = route(logits)
+            weight = dropout(routing.weight, config.expert_masking, derive_key(key, 21))
+            return dataclasses.replace(routing, weight=weight)
+
         x = regroup(x)
         routed = x
         if config.jitter and key is not None:
@@ -313,6 +319,8 @@ class Backbone:
             activation=config.activation,
             gated=config.gated,
             routed=routed,
+            rate=config.expert_dropout,
+            dropout_key=derive_key(key, 22),
         )
         return y if rows == (G, S) else nm.reshape(y, [G, S], [*rows]), routing
 

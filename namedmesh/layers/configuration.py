@@ -60,6 +60,8 @@ RANGES: dict[str, ValueRange] = {
     "evaluation_capacity_factor": FACTOR,
     "decoding_capacity_factor": FACTOR,
     "dropout": SHARE,
+    "expert_dropout": SHARE,
+    "expert_masking": SHARE,
     "word_dropout": SHARE,
     "smoothing": SHARE,
     "aux_weight": WEIGHT,
@@ -110,6 +112,8 @@ class Config:
             the largest number of them that divides the turns; 1 is a plain loop. All of them are
             faster on a GPU, take longer to compile, and take more memory on a CPU.
         dropout: The dropout rate.
+        expert_dropout: The dropout rate of the experts' hidden layers.
+        expert_masking: The share of choices whose expert's output is left out in training.
         word_dropout: The share of source tokens and target inputs left out in training.
         smoothing: The label smoothing.
         aux_weight: The weight of the auxiliary loss times E squared, which is one for each layer
@@ -154,6 +158,8 @@ class Config:
     remat: str = "full"
     unroll: int = 1
     dropout: float = 0.1
+    expert_dropout: float = 0.0
+    expert_masking: float = 0.0
     word_dropout: float = 0.0
     smoothing: float = 0.1
     aux_weight: float = 0.01

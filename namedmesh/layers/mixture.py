@@ -9,6 +9,7 @@ from namedmesh.layers.dispatch import make_dispatch
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import get_activation
 from namedmesh.layers.naming import claim_name
+from namedmesh.layers.regularization import dropout
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
@@ -22,6 +23,8 @@ def moe(
     activation: str = "relu",
     gated: bool = False,
     routed: nm.Tensor | None = None,
+    rate: float = 0.0,
+    dropout_key: nm.Tensor | None = None,
 ) -> tuple[nm.Tensor, Routing | ExpertRouting]:
     """Send tokens to experts, each a network of two layers, and combine what they return.
 
@@ -36,6 +39,8 @@ def moe(
         activation: The name of the activation function.
         gated: Whether to multiply the activations by a third layer (GLU and variants).
         routed: What the gate sees instead of x, e.g. x with jitter.
+        rate: The dropout rate of the experts' hidden layers.
+        dropout_key: A random key for that, or None for evaluation.
 
     Returns:
         The combined outputs, GSM, and the routing.
@@ -76,5 +81,6 @@ def moe(
     if gated:
         w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
         h = h * nm.einsum([xe, nm.cast(w_gate, x.dtype)], [E, G, C, H])
+    h = dropout(h, rate, dropout_key)
     ye = nm.reshard(nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M]), G)
     return dispatch.to_tokens(ye, [G, S, M]), routing
