@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from contextlib import AbstractContextManager
 from typing import Any
 
 import namedmesh as nm
@@ -31,11 +33,12 @@ def make_optimizer(settings: Settings, model: Transformer) -> Optimizer:
     rate = linear_warmup(
         inverse_square_root(scale, after=settings.decay_after), steps=settings.warmup
     )
+    options = {"clip_norm": settings.clip_norm, "average": settings.average or None}
     if settings.optimizer == "adam":
-        return Adam(learning_rate=rate, beta2=0.98, clip_norm=settings.clip_norm)
+        return Adam(learning_rate=rate, beta2=0.98, **options)
     return Adafactor(
         learning_rate=rate,
-        clip_norm=settings.clip_norm,
+        **options,
         unfactored=[model.E] if settings.model.experts else [],
     )
 
@@ -54,13 +57,19 @@ def trace_train(settings: Settings) -> nm.Program:
     return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
 
 
+def trained_weights(settings: Settings) -> AbstractContextManager[None]:
+    """Enter the scope of the weights to evaluate with: their averages, or the last ones."""
+    return nm.scope("average") if settings.average else contextlib.nullcontext()
+
+
 def trace_evaluate(settings: Settings) -> nm.Program:
     """Trace an evaluation: the cross entropy of a batch without dropout, and the experts' load."""
     config = settings.model.but(smoothing=0.0, dropout=0.0)
     model = Transformer(config, settings.rows, settings.source_length, settings.target_length)
 
     def evaluate(batch: dict[str, Any]) -> dict[str, nm.Tensor]:
-        _, metrics = model.loss(batch_of(batch))
+        with trained_weights(settings):
+            _, metrics = model.loss(batch_of(batch))
         names = ("cross_entropy", "accuracy", "encoder_load", "decoder_load")
         return {name: metrics[name] for name in names if name in metrics}
 
@@ -74,8 +83,9 @@ def trace_translate(settings: Settings) -> nm.Program:
     spec = nm.spec([model.G, model.S], "int32")
 
     def translate(source: nm.Tensor, source_segments: nm.Tensor) -> dict[str, nm.Tensor]:
-        decoder = Decoder(model, source, source_segments, hypotheses=settings.beam, flat=True)
-        return beam_search(decoder, alpha=settings.alpha)
+        with trained_weights(settings):
+            decoder = Decoder(model, source, source_segments, hypotheses=settings.beam, flat=True)
+            return beam_search(decoder, alpha=settings.alpha)
 
     return nm.trace(translate, source=spec, source_segments=spec)
 

@@ -29,13 +29,13 @@ Say = Callable[[str], None]
 # What the lowered programs depend on; the other settings may change between two starts of a run.
 LOWERED = (
     "source_length", "target_length", "rows", "optimizer", "learning_rate", "warmup", "decay_after",
-    "clip_norm", "mesh", "layout", "params", "precision", "beam", "alpha", "translation_rows",
-    "translation_length",
+    "clip_norm", "average", "mesh", "layout", "params", "precision", "beam", "alpha",
+    "translation_rows", "translation_length",
 )  # fmt: skip
 # What must stay the same between two starts of a run.
 FIXED = (
     "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
-    "vocabulary_sentences", "optimizer",
+    "vocabulary_sentences", "optimizer", "average",
 )  # fmt: skip
 COMPUTATION = ("remat", "unroll", "dispatch")  # how the model is computed, not what it is
 VOCABULARIES = ("source_vocab", "target_vocab")

@@ -65,6 +65,11 @@ class Settings:
         10_000, "steps after which the learning rate falls with the square root of the steps"
     )
     clip_norm: float = setting(1.0, "largest norm of all gradients together")
+    average: float = setting(
+        0.0,
+        "share that stays of a moving average of the weights in a step, which evaluation and "
+        "translation then use; 0 for none",
+    )
     seed: int = setting(0, "seed of weights, dropout, routing and the order of the data")
     mesh: str = setting("all=8", 'device mesh, e.g. "data=2 expert=4"')
     layout: str = setting(
@@ -100,6 +105,8 @@ class Settings:
                 raise NamedMeshError(
                     f"{name}={getattr(self, name)}", fix="give a positive number, or 0 for no limit"
                 )
+        if not 0 <= self.average < 1:
+            raise NamedMeshError(f"average={self.average}", fix="give a number in [0, 1)")
         if not 0 <= self.alpha <= 10:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"

@@ -19,7 +19,7 @@ from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
 from namedmesh.layers.mistakes import Mistake, is_number, raise_mistakes
 
-SHARES = ("momentum", "beta1", "beta2")  # options in [0, 1)
+SHARES = ("average", "momentum", "beta1", "beta2")  # options in [0, 1)
 POSITIVE = (
     "clip_norm",
     "epsilon",
@@ -28,7 +28,8 @@ POSITIVE = (
     "epsilon_scale",
     "min_dim_size_to_factor",
 )
-OPTIONAL = ("clip_norm", "clipping_threshold")  # options that may be None
+OPTIONAL = ("average", "clip_norm", "clipping_threshold")  # options that may be None
+AVERAGE = "average"  # the scope of averaged parameters
 
 
 @explain_mistakes
@@ -138,6 +139,9 @@ class Optimizer:
             each in its layer's turn. Gradients of all layers then never exist at once, which is
             half of the memory of a step whose activations are small; means that devices add up
             are added up layer by layer. It excludes `clip_norm`, which needs all gradients first.
+        average: The share that stays of a moving average of each parameter in a step, e.g. 0.999;
+            less in the first steps. None keeps no averages. That of parameter w is state named
+            average/w: a program whose model is traced in `nm.scope("average")` uses it.
         name: The prefix of the optimizer's state. Two optimizers in one step, for different
             parameters, need different names.
 
@@ -160,6 +164,7 @@ class Optimizer:
     _: KW_ONLY
     clip_norm: float | None = None
     layer_by_layer: bool = False
+    average: float | None = None
     name: str = "optimizer"
 
     def __post_init__(self) -> None:
@@ -211,7 +216,11 @@ class Optimizer:
         rule = self.rule(step, rate)
         before = {*trace.root.updates}
         for name, update in updates.items():
-            nm.assign(update.value, rule(replace(update, grad=clipped[name])))
+            value = rule(replace(update, grad=clipped[name]))
+            nm.assign(update.value, value)
+            if self.average is not None:
+                average = ParameterUpdate(update.value, update.grad, AVERAGE)
+                average.average(name, value, _average_share(self.average, step))
         if self.layer_by_layer:
             trace.root.made_in_loops |= trace.root.updates.keys() - before
         return metrics
@@ -282,13 +291,21 @@ class Optimizer:
         return updates
 
 
+def _average_share(share: float, step: nm.Tensor) -> nm.Tensor:
+    """The share of the averages that stays: in the first steps they follow the parameters."""
+    taken = nm.cast(step, "float32")
+    return nm.minimum((taken + 1.0) / (taken + 10.0), share)
+
+
 def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
     """Return what is wrong with an option, if anything is."""
     allowed, text = True, ""
     if name == "layer_by_layer":
         allowed, text = isinstance(value, bool), "True or False"
     elif name in SHARES:
-        allowed, text = is_number(value) and 0 <= value < 1, "a number in [0, 1)"
+        absent = value is None and name in OPTIONAL
+        allowed = absent or (is_number(value) and 0 <= value < 1)
+        text = "a number in [0, 1)" + " or None" * (name in OPTIONAL)
     elif name == "weight_decay":
         allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"
     elif name == "learning_rate":
