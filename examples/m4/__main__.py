@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
 from examples.m4 import flags as m4_flags
 from examples.m4.settings import Settings, preset
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+
+if TYPE_CHECKING:
+    from examples.m4.translation import Translation
 
 HYPERPARAMETERS = m4_flags.define_flags()
 flags.adopt_module_key_flags(m4_flags)  # so that --help lists them
@@ -95,10 +99,28 @@ def translate() -> None:
                 file=sys.stderr,
             )
             for line in iter(lambda: sys.stdin.readline().strip(), ""):
-                print(translator.translate([line])[0], file=out, flush=True)
+                print(describe(translator.translate([line])[0]), file=out, flush=True)
             return
-        for line in translator.translate(read_lines(flags.FLAGS.input)):
-            print(line, file=out)
+        for translation in translator.translate(read_lines(flags.FLAGS.input)):
+            print(to_json(translation) if flags.FLAGS.details else translation.text, file=out)
+
+
+def describe(translation: Translation) -> str:
+    """Format a translation for a person: languages, scores and alternatives."""
+    guesses = ", ".join(f"{code} {share:.0%}" for code, share in translation.languages)
+    lines = [f"  {score:6.2f}  {text}" for text, score in translation.translations]
+    return "\n".join([f"  language: {guesses or 'unknown'}", *lines])
+
+
+def to_json(translation: Translation) -> str:
+    """Format a translation as a line of JSON."""
+    record = {
+        "source": translation.source,
+        "languages": [guess._asdict() for guess in translation.languages],
+        "translations": [scored._asdict() for scored in translation.translations],
+        "cut": translation.cut,
+    }
+    return json.dumps(record, ensure_ascii=False)
 
 
 def read_lines(path: str) -> list[str]:

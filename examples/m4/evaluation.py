@@ -85,10 +85,11 @@ def evaluate(
 def _translate(translator: Translator, texts: Sequence[str]) -> list[str]:
     """Translate texts, with a progress bar on a terminal."""
     if not sys.stderr.isatty():
-        return translator.translate(texts)
+        return [translation.text for translation in translator.translate(texts)]
     bar = ProgressBar(0, len(texts), unit="sentence")
     try:
-        return translator.translate(texts, lambda count: bar.show(count, {}))
+        found = translator.translate(texts, lambda count: bar.show(count, {}))
+        return [translation.text for translation in found]
     finally:
         bar.close()
 

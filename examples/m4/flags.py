@@ -86,6 +86,11 @@ def define_flags() -> list[str]:
         "input", "-", "the file to translate, a sentence per line; - is standard input"
     )
     flags.DEFINE_string("output", "-", "the file for translations; - is standard output")
+    flags.DEFINE_boolean(
+        "details",
+        False,
+        "write translations as JSON, with languages, scores and the other hypotheses of the beam",
+    )
     return [*_define_hyperparameters(Settings), *_define_hyperparameters(Config)]
 
 

@@ -19,6 +19,7 @@ from examples.m4.corpus import (
     read_corpus,
 )
 from examples.m4.input.batches import Batches
+from examples.m4.input.identification import Languages
 from examples.m4.input.tokens import Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.settings import Settings
@@ -185,6 +186,7 @@ class Run:
         )
         self.data.mkdir(exist_ok=True)
         vocabularies.save(self.data)
+        Languages.train(corpus.train, settings.seed).save(self.data / "languages.npz")
         for name, pairs in (("train", corpus.train), ("dev", corpus.dev)):
             tokens = open_or_write_tokens(
                 self.data / name, pairs, vocabularies.source, vocabularies.target
@@ -211,6 +213,11 @@ class Run:
     def vocabularies(self) -> Vocabularies:
         """The run's vocabularies."""
         return Vocabularies.load(self.data)
+
+    @property
+    def languages(self) -> Languages:
+        """What tells the run's languages apart."""
+        return Languages.load(self.data / "languages.npz")
 
     def tokens(self, split: str) -> Tokens:
         """Open the tokenized pairs of train or dev."""

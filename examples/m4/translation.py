@@ -4,15 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from examples.m4.input.batches import evaluation_batches
+from examples.m4.input.identification import Guess, Languages
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.run import Run
 from examples.m4.settings import Settings
 from namedmesh.runtime import Executable, State, cache_compilations, load
 from namedmesh.training import Checkpoints
+
+
+class Scored(NamedTuple):
+    """A translation, and the logarithm of its probability, normalized by its length."""
+
+    text: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A text with the languages it may be in and its translations, the best of each first."""
+
+    source: str
+    languages: list[Guess]
+    translations: list[Scored]
+    cut: bool
+
+    @property
+    def text(self) -> str:
+        """The best translation; empty for an empty source."""
+        return self.translations[0].text if self.translations else ""
 
 
 @dataclass(frozen=True)
@@ -21,6 +45,7 @@ class Translator:
 
     settings: Settings
     vocabularies: Vocabularies
+    languages: Languages
     executable: Executable
     state: State
     step: int
@@ -38,32 +63,44 @@ class Translator:
         executable = load(run.artifact("translate", settings, say))
         with Checkpoints(run.checkpoints) as checkpoints:
             step, state, _ = checkpoints.restore(executable, checkpoints.find(which))
-        return cls(settings, run.vocabularies, executable, state, step, say)
+        return cls(settings, run.vocabularies, run.languages, executable, state, step, say)
 
     def translate(
         self, texts: Sequence[str], report: Callable[[int], None] = lambda count: None
-    ) -> list[str]:
+    ) -> list[Translation]:
         """Translate each text, in order; what is too long is cut, and what is empty stays empty.
 
         `report` is called with the number of texts translated so far.
         """
         rows, length = self.settings.translation_rows, self.settings.translation_length
         pairs = [(ids, []) for ids in self.vocabularies.source.encode(texts)]
-        cut = sum(len(ids) > length for ids, _ in pairs)
-        if cut:
+        cut = [len(ids) > length for ids, _ in pairs]
+        if any(cut):
             self.say(
-                f"{cut:,} of {len(texts):,} texts are longer than {length} tokens and were cut; "
-                "--translation_length allows more"
+                f"{sum(cut):,} of {len(texts):,} texts are longer than {length} tokens and were "
+                "cut; --translation_length allows more"
             )
-        translations = [""] * len(texts)
+        found: list[list[Scored]] = [[] for _ in texts]
         count = 0
         for batch in evaluation_batches(pairs, rows, length, length, by_length=True):
             inputs = {name: batch.arrays[name] for name in ("source", "source_segments")}
             _, results = self.executable(self.state, **inputs)
-            best = np.asarray(results["sequences"])[:, 0]
+            sequences, scores = (np.asarray(results[name]) for name in ("sequences", "scores"))
             for row, example in enumerate(batch.examples):
                 if example >= 0 and texts[example].strip():
-                    translations[example] = self.vocabularies.target.decode(best[row])
+                    found[example] = self._decode(sequences[row], scores[row])
             count += int((batch.examples >= 0).sum())
             report(count)
-        return translations
+        return [
+            Translation(text, self.languages.guess(text), translations, long)
+            for text, translations, long in zip(texts, found, cut, strict=True)
+        ]
+
+    def _decode(self, sequences: np.ndarray, scores: np.ndarray) -> list[Scored]:
+        """The different texts of a beam, the best first."""
+        best: dict[str, float] = {}
+        for sequence, score in zip(sequences, scores, strict=True):
+            text = self.vocabularies.target.decode(sequence)
+            if np.isfinite(score):
+                best[text] = max(float(score), best.get(text, float(score)))
+        return [Scored(text, best[text]) for text in sorted(best, key=lambda text: -best[text])]

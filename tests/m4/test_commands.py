@@ -120,6 +120,21 @@ def test_translate_keeps_the_order_and_empty_lines(trained, tmp_path):
     assert reverse.split("\n")[:9] == made[8::-1]
 
 
+def test_details_are_languages_scores_and_other_hypotheses(trained, tmp_path):
+    sentences = [source for source, _ in Run(trained).tests["main"]["qab"]][:5] + [""]
+    given = "\n".join(sentences) + "\n"
+    plain = good(run("translate", trained, {}, blocked=True, given=given)).split("\n")
+    said = good(run("translate", trained, {"details": True}, blocked=True, given=given))
+    rows = [json.loads(line) for line in said.splitlines()]
+    assert [row["source"] for row in rows] == sentences
+    assert [row["translations"][0]["text"] for row in rows[:5]] == plain[:5]
+    for row in rows[:5]:
+        scores = [translation["score"] for translation in row["translations"]]
+        assert scores == sorted(scores, reverse=True) and len(scores) == 2 and scores[0] < 0
+        assert row["languages"][0]["language"] == "qab" and not row["cut"]
+    assert rows[5]["translations"] == [] and rows[5]["languages"] == []
+
+
 def test_what_a_run_cannot_have_leaves_it_as_it_is(trained, tmp_path):
     folder = copied(trained, tmp_path / "run")
     before = (folder / "settings.json").read_text()

@@ -14,6 +14,7 @@ from examples.m4.scores import (
     read_baselines,
     select_comparable,
 )
+from examples.m4.translation import Scored, Translation
 from namedmesh.dims.errors import NamedMeshError
 from tests.m4.runs import copied
 
@@ -61,8 +62,10 @@ class Echo:
 
     def translate(self, texts, report=None):
         return [
-            " ".join(self.known[text].split()[: 3 + number % 4])
-            for number, text in enumerate(texts)
+            Translation(
+                text, [], [Scored(" ".join(self.known[text].split()[: 3 + i % 4]), 0)], False
+            )
+            for i, text in enumerate(texts)
         ]
 
 
