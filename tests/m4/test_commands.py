@@ -121,7 +121,7 @@ def test_translate_keeps_the_order_and_empty_lines(trained, tmp_path):
 
 
 def test_details_are_languages_scores_and_other_hypotheses(trained, tmp_path):
-    sentences = [source for source, _ in Run(trained).tests["main"]["qab"]][:5] + [""]
+    sentences = [*[source for source, _ in Run(trained).tests["main"]["qab"]][:5], ""]
     given = "\n".join(sentences) + "\n"
     plain = good(run("translate", trained, {}, blocked=True, given=given)).split("\n")
     said = good(run("translate", trained, {"details": True}, blocked=True, given=given))
@@ -131,7 +131,9 @@ def test_details_are_languages_scores_and_other_hypotheses(trained, tmp_path):
     for row in rows[:5]:
         scores = [translation["score"] for translation in row["translations"]]
         assert scores == sorted(scores, reverse=True) and len(scores) == 2 and scores[0] < 0
-        assert row["languages"][0]["language"] == "qab" and not row["cut"]
+        assert row["languages"][0]["language"] == "qab"
+        tokens = Run(trained).vocabularies.source.encode([row["source"]])[0]
+        assert row["cut"] == (len(tokens) > Run(trained).settings.translation_length)
     assert rows[5]["translations"] == [] and rows[5]["languages"] == []
 
 

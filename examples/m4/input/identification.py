@@ -45,8 +45,8 @@ class Languages:
         counts = np.zeros((len(codes), BUCKETS), np.float32)
         for row, code in enumerate(codes):
             chosen = permutation(len(pairs[code]), seed, "languages", code)[:SENTENCES]
-            for index in chosen:
-                np.add.at(counts[row], hash_runs(pairs[code][index][0]), 1.0)
+            text = "  ".join(pairs[code][index][0] for index in chosen)
+            counts[row] = np.bincount(hash_runs(text), minlength=BUCKETS)
         counts += 0.05
         return cls(codes, np.log(counts / counts.sum(1, keepdims=True)).astype(np.float16))
 
