@@ -303,8 +303,7 @@ def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
     if name == "layer_by_layer":
         allowed, text = isinstance(value, bool), "True or False"
     elif name in SHARES:
-        absent = value is None and name in OPTIONAL
-        allowed = absent or (is_number(value) and 0 <= value < 1)
+        allowed = name in OPTIONAL if value is None else is_number(value) and 0 <= value < 1
         text = "a number in [0, 1)" + " or None" * (name in OPTIONAL)
     elif name == "weight_decay":
         allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"
