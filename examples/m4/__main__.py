@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
@@ -14,6 +15,7 @@ from examples.m4.settings import Settings, preset
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 if TYPE_CHECKING:
+    from examples.m4.input.identification import Guess
     from examples.m4.translation import Translation
 
 HYPERPARAMETERS = m4_flags.define_flags()
@@ -99,24 +101,30 @@ def translate() -> None:
                 file=sys.stderr,
             )
             for line in iter(lambda: sys.stdin.readline().strip(), ""):
-                print(describe(translator.translate([line])[0]), file=out, flush=True)
+                translation = translator.translate([line])[0]
+                guesses = translator.languages.guess(line)
+                print(describe(translation, guesses), file=out, flush=True)
             return
         for translation in translator.translate(read_lines(flags.FLAGS.input)):
-            print(to_json(translation) if flags.FLAGS.details else translation.text, file=out)
+            if flags.FLAGS.details:
+                guesses = translator.languages.guess(translation.source)
+                print(to_json(translation, guesses), file=out)
+            else:
+                print(translation.text, file=out)
 
 
-def describe(translation: Translation) -> str:
+def describe(translation: Translation, languages: Sequence[Guess]) -> str:
     """Format a translation for a person: languages, scores and alternatives."""
-    guesses = ", ".join(f"{code} {share:.0%}" for code, share in translation.languages)
+    guesses = ", ".join(f"{code} {share:.0%}" for code, share in languages)
     lines = [f"  {score:6.2f}  {text}" for text, score in translation.translations]
     return "\n".join([f"  language: {guesses or 'unknown'}", *lines])
 
 
-def to_json(translation: Translation) -> str:
+def to_json(translation: Translation, languages: Sequence[Guess]) -> str:
     """Format a translation as a line of JSON."""
     record = {
         "source": translation.source,
-        "languages": [guess._asdict() for guess in translation.languages],
+        "languages": [guess._asdict() for guess in languages],
         "translations": [scored._asdict() for scored in translation.translations],
         "cut": translation.cut,
     }

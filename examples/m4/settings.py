@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from examples.m4.input.sampling import REPEATS
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
@@ -16,7 +17,7 @@ from namedmesh.runtime.artifact import PRECISIONS
 CHOICES = {
     "optimizer": ("adafactor", "adam"),
     "precision": PRECISIONS,
-    "repeat": ("pair", "english"),
+    "repeat": REPEATS,
 }
 # What a layout can place: the dimensions of the model, and those of decoding.
 DIMENSIONS = (

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from examples.m4.input.batches import evaluation_batches
-from examples.m4.input.identification import Guess, Languages
+from examples.m4.input.identification import Languages
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.run import Run
 from examples.m4.settings import Settings
@@ -26,10 +26,9 @@ class Scored(NamedTuple):
 
 @dataclass(frozen=True)
 class Translation:
-    """A text with the languages it may be in and its translations, the best of each first."""
+    """A text with its translations, the best first; cut says that it was too long."""
 
     source: str
-    languages: list[Guess]
     translations: list[Scored]
     cut: bool
 
@@ -92,7 +91,7 @@ class Translator:
             count += int((batch.examples >= 0).sum())
             report(count)
         return [
-            Translation(text, self.languages.guess(text), translations, long)
+            Translation(text, translations, long)
             for text, translations, long in zip(texts, found, cut, strict=True)
         ]
 

@@ -62,9 +62,7 @@ class Echo:
 
     def translate(self, texts, report=None):
         return [
-            Translation(
-                text, [], [Scored(" ".join(self.known[text].split()[: 3 + i % 4]), 0)], False
-            )
+            Translation(text, [Scored(" ".join(self.known[text].split()[: 3 + i % 4]), 0)], False)
             for i, text in enumerate(texts)
         ]
 

@@ -15,7 +15,7 @@ from examples.m4.corpus.holdout import Pair
 from examples.m4.corpus.languages import language_code
 from namedmesh.dims.errors import NamedMeshError
 
-_CATALOG = re.compile(r"(?:.*/)?([^/]+)/LC_MESSAGES/([^/]+)\.mo")
+CATALOG = re.compile(r"(?:.*/)?([^/]+)/LC_MESSAGES/([^/]+)\.mo")
 
 
 class _Catalog(gettext.GNUTranslations):
@@ -42,7 +42,7 @@ def read_wheel(
     """Iterate over the catalogs of a wheel, all or some domains, as (language, messages)."""
     with _open_wheel(path) as wheel:
         for name in sorted(wheel.namelist()):
-            match = _CATALOG.fullmatch(name)
+            match = CATALOG.fullmatch(name)
             if (
                 match
                 and (not domains or match[2] in domains)

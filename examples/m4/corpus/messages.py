@@ -19,7 +19,7 @@ _PROGRAM = re.compile(
 )
 _LETTER = re.compile(r"[^\W\d_]")
 _ASCII_LETTER = re.compile(r"[A-Za-z]")
-_OTHER_SCRIPT = re.compile(
+OTHER_SCRIPT = re.compile(
     r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]"
 )
 
@@ -58,7 +58,7 @@ def clean(messages: Iterable[Pair]) -> list[Pair]:
 
 def _drop_latin(pairs: list[Pair]) -> list[Pair]:
     """Drop Latin sources if nearly all others have another script: they are not translated."""
-    other = [bool(_OTHER_SCRIPT.search(source)) for source, _ in pairs]
+    other = [bool(OTHER_SCRIPT.search(source)) for source, _ in pairs]
     if sum(other) < 0.8 * len(pairs):
         return pairs
     return [pair for pair, kept in zip(pairs, other, strict=True) if kept]
@@ -69,10 +69,10 @@ def _drop_odd_lengths(pairs: list[Pair]) -> list[Pair]:
     if not pairs:
         return []
     median = statistics.median(len(source) / len(english) for source, english in pairs)
-    kept = []
-    for source, english in pairs:
-        off = len(source) / len(english) / median
-        limit = 3 if len(english) >= 10 else 6
-        if 1 / limit <= off <= limit:
-            kept.append((source, english))
-    return kept
+    return [pair for pair in pairs if has_usual_length(*pair, median)]
+
+
+def has_usual_length(source: str, english: str, median: float) -> bool:
+    """Whether a ratio of lengths is three times (if short: six times) off the median at most."""
+    limit = 3 if len(english) >= 10 else 6
+    return 1 / limit <= len(source) / len(english) / median <= limit

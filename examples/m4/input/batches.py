@@ -15,13 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from examples.m4.input.packing import Packed, assemble, fits_in_row, pack
-from examples.m4.input.sampling import Sampler, permutation
+from examples.m4.input.sampling import REPEATS, Sampler, permutation
 from examples.m4.input.sentences import SentenceSampler
 from examples.m4.input.tokens import Ragged, Tokens
 from examples.m4.input.vocabulary import END
 from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
-
-REPEATS = ("pair", "english")
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError, check_size
 
+REPEATS = ("pair", "english")  # what comes once before any of it comes back
 _ONE = 1 << 32  # an example, in the fixed-point numbers of the quotas
 
 

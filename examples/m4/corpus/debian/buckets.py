@@ -16,11 +16,10 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from examples.m4.corpus.messages import OTHER_SCRIPT, has_usual_length
+
 BUCKETS = 64
 _WORD = re.compile(r"[^a-z]+")
-_OTHER_SCRIPT = re.compile(
-    r"[\u0370-\u1dff\u2c00-\ua71f\ua800-\ufaff\ufb13-\uffdf\U00010000-\U0003ffff]"
-)
 _STEPS = 20  # of the logarithm of a ratio of lengths, in a histogram
 
 Group = tuple[str, list[tuple[str, str]]]  # an English text with (language, translation) pairs
@@ -57,11 +56,9 @@ class Habits:
 
         Short texts may be six times off.
         """
-        off = len(source) / len(english) / self.ratio
-        limit = 3 if len(english) >= 10 else 6
-        if not 1 / limit <= off <= limit:
+        if not has_usual_length(source, english, self.ratio):
             return False
-        return not self.other_script or bool(_OTHER_SCRIPT.search(source))
+        return not self.other_script or bool(OTHER_SCRIPT.search(source))
 
 
 def fill_buckets(groups: Iterable[Group], folder: pathlib.Path) -> dict[str, Habits]:
@@ -80,7 +77,7 @@ def fill_buckets(groups: Iterable[Group], folder: pathlib.Path) -> dict[str, Hab
                 cells += (language, source)
                 bin_of_ratio = round(_STEPS * math.log(len(source) / len(english)))
                 ratios.setdefault(language, Counter())[bin_of_ratio] += 1
-                if not source.isascii() and _OTHER_SCRIPT.search(source):
+                if not source.isascii() and OTHER_SCRIPT.search(source):
                     other[language] += 1
             files[number].write("\t".join(cells) + "\n")
     return {

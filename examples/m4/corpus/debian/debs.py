@@ -16,9 +16,9 @@ import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from examples.m4.corpus.archives import read_catalog
+from examples.m4.corpus.archives import CATALOG, read_catalog
 from examples.m4.corpus.debian.cleaning import is_english, is_translation, tidy
-from examples.m4.corpus.debian.selection import CATALOG, PAGE
+from examples.m4.corpus.debian.selection import PAGE
 from examples.m4.corpus.languages import language_code
 from namedmesh.dims.errors import NamedMeshError
 

@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from examples.m4.corpus.archives import CATALOG
 from examples.m4.corpus.debian.apt import Apt, DebianPackage
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
-CATALOG = re.compile(r"(?:.*/)?([^/]+)/LC_MESSAGES/[^/]+\.mo")
 PAGE = re.compile(r"(?:\./)?usr/share/man/(?:([^/]+)/)?(man[1-8]/[^/]+?)(?:\.(?:gz|xz|bz2|zst))?")
 BYTES, BYTES_PER_CATALOG = 50_000_000, 1_400_000  # of a package, at most
 PAGES = 20  # translated manual pages that a package needs, or it is not taken for them
