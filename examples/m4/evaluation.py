@@ -156,7 +156,9 @@ def measure_routing(
         if inputs:
             means = average_results(executable, state, inputs)
             loads[code] = {
-                side: np.asarray(means[f"{side}_load"]).tolist() for side in ("encoder", "decoder")
+                side: np.asarray(means[f"{side}_load"]).tolist()
+                for side in ("encoder", "decoder")
+                if f"{side}_load" in means
             }
     result = {"languages": loads}
     (run.folder / "routing.json").write_text(json.dumps(result))

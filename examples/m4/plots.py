@@ -95,7 +95,8 @@ def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     if not loads:
         return []
     sides = {
-        side: np.array([loads[code][side] for code in loads]) for side in ("encoder", "decoder")
+        side: np.array([load[side] for load in loads.values()])
+        for side in next(iter(loads.values()))
     }  # language layer expert
     shared = {
         side: each / np.maximum(each.sum(-1, keepdims=True), 1e-9) for side, each in sides.items()
@@ -108,10 +109,11 @@ def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     axis.set_xlabel("expert")
     figure.colorbar(image, label="share of tokens")
     first = _save(figure, run.plots / "expert_load.png", pyplot)
-    last = shared["encoder"][:, -1]
+    side = next(iter(shared))
+    last = shared[side][:, -1]
     figure, axis = pyplot.subplots(figsize=(8, max(0.13 * len(loads) + 1.6, 3.0)))
     image = axis.imshow(last, aspect="auto", cmap="viridis", vmin=0)
     axis.set_yticks(range(len(loads)), list(loads), fontsize=6)
-    axis.set_xlabel("expert of the last encoder layer that has any")
+    axis.set_xlabel(f"expert of the last {side} layer that has any")
     figure.colorbar(image, label="share of a language's tokens")
     return [first, _save(figure, run.plots / "language_routing.png", pyplot)]

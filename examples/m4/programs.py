@@ -17,12 +17,14 @@ from namedmesh.layers import (
     batch_of,
     beam_search,
     inverse_square_root,
+    linear_cooldown,
     linear_warmup,
 )
 
 
 def make_optimizer(settings: Settings, model: Transformer) -> Optimizer:
-    """Make the optimizer; its rate warms up, stays, and falls with the square root of the steps.
+    """Make the optimizer; its rate warms up, stays, falls with the square root of the steps, and to
+    nothing in the last ones.
 
     Adafactor's rate is relative to the size of a parameter and counted as in the paper: 1.0 is 0.01
     after 10,000 steps.
@@ -33,6 +35,9 @@ def make_optimizer(settings: Settings, model: Transformer) -> Optimizer:
     rate = linear_warmup(
         inverse_square_root(scale, after=settings.decay_after), steps=settings.warmup
     )
+    if settings.cooldown:
+        cooldown = max(1, round(settings.cooldown * settings.steps))
+        rate = linear_cooldown(rate, total=settings.steps, steps=cooldown)
     options = {"clip_norm": settings.clip_norm, "average": settings.average or None}
     if settings.optimizer == "adam":
         return Adam(learning_rate=rate, beta2=0.98, **options)
@@ -94,9 +99,10 @@ def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
     """The scalars of a train step, with the shares of choices that experts did not serve."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
     for name in ("left_out", "no_room"):
-        if f"encoder_{name}" in metrics:
-            sides = nm.mean(metrics[f"encoder_{name}"]) + nm.mean(metrics[f"decoder_{name}"])
-            scalars[name] = sides * 0.5
+        sides = [f"{side}_{name}" for side in ("encoder", "decoder") if f"{side}_{name}" in metrics]
+        if sides:
+            total = sum((nm.mean(metrics[side]) for side in sides), nm.zeros([]))
+            scalars[name] = total * (1.0 / len(sides))
     return scalars
 
 

@@ -65,6 +65,9 @@ class Settings:
     decay_after: int = setting(
         10_000, "steps after which the learning rate falls with the square root of the steps"
     )
+    cooldown: float = setting(
+        0.0, "share of the steps, the last ones, in which the learning rate falls to nothing"
+    )
     clip_norm: float = setting(1.0, "largest norm of all gradients together")
     average: float = setting(
         0.0,
@@ -108,6 +111,8 @@ class Settings:
                 )
         if not 0 <= self.average < 1:
             raise NamedMeshError(f"average={self.average}", fix="give a number in [0, 1)")
+        if not 0 <= self.cooldown <= 1:
+            raise NamedMeshError(f"cooldown={self.cooldown}", fix="give a share from 0 to 1")
         if not 0 <= self.alpha <= 10:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"

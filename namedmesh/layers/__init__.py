@@ -33,16 +33,19 @@ from namedmesh.layers.gating import top_k_gating as top_k_gating
 from namedmesh.layers.hypotheses import TokenDecoder as TokenDecoder
 from namedmesh.layers.layer_stack import LayerContext as LayerContext
 from namedmesh.layers.layer_stack import LayerStack as LayerStack
+from namedmesh.layers.layer_stack import Side as Side
 from namedmesh.layers.learning_rate import RateSchedule as RateSchedule
 from namedmesh.layers.learning_rate import as_schedule as as_schedule
 from namedmesh.layers.learning_rate import constant_rate as constant_rate
 from namedmesh.layers.learning_rate import cosine_decay as cosine_decay
 from namedmesh.layers.learning_rate import inverse_square_root as inverse_square_root
+from namedmesh.layers.learning_rate import linear_cooldown as linear_cooldown
 from namedmesh.layers.learning_rate import linear_warmup as linear_warmup
 from namedmesh.layers.linear import dense as dense
 from namedmesh.layers.linear import feed_forward as feed_forward
 from namedmesh.layers.linear import get_activation as get_activation
 from namedmesh.layers.loss import cross_entropy as cross_entropy
+from namedmesh.layers.loss import symmetric_divergence as symmetric_divergence
 from namedmesh.layers.loss import weighted_mean as weighted_mean
 from namedmesh.layers.mixture import moe as moe
 from namedmesh.layers.norm import layer_norm as layer_norm
@@ -89,6 +92,7 @@ __all__ = [
     "RateSchedule",
     "Routing",
     "Sgd",
+    "Side",
     "TokenDecoder",
     "Transformer",
     "UpdateRule",
@@ -119,6 +123,7 @@ __all__ = [
     "layer_norm",
     "learned_positions",
     "length_penalty",
+    "linear_cooldown",
     "linear_warmup",
     "make_dispatch",
     "moe",
@@ -130,6 +135,7 @@ __all__ = [
     "segment_mask",
     "self_attention",
     "sinusoids",
+    "symmetric_divergence",
     "top_k_gating",
     "vocabulary_logits",
     "weighted_mean",

@@ -11,7 +11,7 @@ from namedmesh.layers.attention import Heads
 from namedmesh.layers.configuration import Config
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.gating import expert_choice_gating, top_k_gating
-from namedmesh.layers.layer_stack import LayerContext, LayerStack
+from namedmesh.layers.layer_stack import LayerContext, LayerStack, Side
 from namedmesh.layers.linear import feed_forward
 from namedmesh.layers.mixture import moe
 from namedmesh.layers.norm import layer_norm, rms_norm
@@ -35,10 +35,10 @@ class Backbone:
 
     Attributes:
         G, S, T: The dimensions group, source and target.
-        M, H, E, L: The dimensions model, hidden, expert and layer (turns of the loop over layers).
+        M, H, E: The dimensions model, hidden (of an expert) and expert.
         V, W: The dimensions source_vocab and target_vocab.
         heads: The dimensions of attention.
-        scopes: The names of the layers of one turn.
+        sides: The shapes of the layers of encoder and decoder, by name.
 
     Raises:
         NamedMeshError: If config is not a Config.
@@ -62,10 +62,7 @@ class Backbone:
         self.W = nm.Dimension("target_vocab", config.target_vocab)
         self.heads = Heads(self.M, *nm.dims(f"heads={config.heads} key={config.key}"))
         self.E = nm.Dimension("expert", max(config.experts, 1))
-        self.L = nm.Dimension("layer", config.layers // (4 if config.experts else 2))
-        turns = range(1, min(config.unroll, self.L.size) + 1)
-        self.unroll = max(n for n in turns if self.L.size % n == 0)
-        self.scopes = ("dense", "experts") if config.experts else ("dense",)
+        self.sides = {side: Side.make(config, side) for side in ("encoder", "decoder")}
 
     def embed(
         self,
@@ -96,9 +93,11 @@ class Backbone:
         """
         config = self.config
         x = embedding(tokens, vocab, self.M, dtype=config.dtype)
-        if config.word_dropout and key is not None:
-            word_key = nm.random.fold_in(key, 1)
-            keep = nm.random.bernoulli(word_key, tokens.shape, 1.0 - config.word_dropout)
+        rate = config.word_dropout
+        if vocab == self.W and config.target_word_dropout is not None:
+            rate = config.target_word_dropout
+        if rate and key is not None:
+            keep = nm.random.bernoulli(nm.random.fold_in(key, 1), tokens.shape, 1.0 - rate)
             x = nm.where(keep, x, 0.0)
         if config.positions == "sinusoids":
             x = x + sinusoids(positions, self.M, config.dtype)
@@ -195,12 +194,12 @@ class Backbone:
         Example:
             >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> no_attention = LayerStack(model.S, lambda h, context: (h, None))
+            >>> no_attention = LayerStack("encoder", model.S, lambda h, context: (h, None))
             >>> layers = lambda x: model.run_layers(x, no_attention)[0]
             >>> nm.trace(layers, nm.spec([model.G, model.S, model.M])).outputs[0].shape
             [group=2, source=8, model=32]
         """
-        config, zero = self.config, nm.zeros([])
+        config, side = self.config, self.sides[stack.side]
 
         def attend(h: nm.Tensor, context: LayerContext, cache: dict[str, Any]) -> nm.Tensor:
             h, new_cache = stack.attention(h, context)
@@ -217,8 +216,9 @@ class Backbone:
             context = LayerContext("dense", layer, per_layer, cache.get("dense"), own_key)
             with nm.scope("dense"):
                 h = attend(carry["h"], context, cache)
-                h, _ = self.residual(h, "ffn", self._feed_forward, derive_key(own_key, 11))
-            if not config.experts:
+                feed = lambda x: self._feed_forward(x, side.H)
+                h, _ = self.residual(h, "ffn", feed, derive_key(own_key, 11))
+            if not side.experts:
                 return {"h": h, "cache": cache}, None
             with nm.scope("experts"):
                 attention_key = derive_key(own_key, 12)
@@ -238,14 +238,14 @@ class Backbone:
             }
 
         first: dict[str, Any] = {"h": x, "cache": stack.cache}
-        if config.experts:
-            first |= {"aux": zero, "z": zero}
-        rows = {"layer": nm.range(self.L), "per_layer": stack.per_layer}
+        if side.experts:
+            first |= {"aux": nm.zeros([]), "z": nm.zeros([])}
+        rows = {"layer": nm.range(side.L), "per_layer": stack.per_layer}
         last, statistics = nm.scan(
-            turn, first, rows, over=self.L, stack=True, remat=config.remat, unroll=self.unroll
+            turn, first, rows, over=side.L, stack=True, remat=config.remat, unroll=side.unroll
         )
         h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
-        if not config.experts:
+        if not side.experts:
             return h, {}, last["cache"]
         losses = {"aux_loss": last["aux"], "z_loss": last["z"]}
         return h, {**losses, **(statistics or {})}, last["cache"]
@@ -266,7 +266,7 @@ class Backbone:
         Example:
             >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> stack = LayerStack(model.S, lambda h, context: (h, None))
+            >>> stack = LayerStack("encoder", model.S, lambda h, context: (h, None))
             >>> layer = lambda x: model.mix_experts(x, stack, None)[1].load
             >>> nm.trace(layer, nm.spec([model.G, model.S, model.M])).outputs[0].shape
             [group=2, expert=8]
@@ -282,6 +282,9 @@ class Backbone:
             second = config.evaluation_second
         C = stack.capacity or expert_capacity(S, E, factor)
         draw_key = nm.random.key(0) if key is None else key
+        bias = None
+        if config.balance == "bias" and stack.router == "top_k":
+            bias = nm.param("balance", [E], nm.constant_init(0.0), whole=[E])
 
         def route(logits: nm.Tensor) -> Routing | ExpertRouting:
             if stack.router == "expert_choice":
@@ -300,6 +303,7 @@ class Backbone:
                 normalize=config.normalize,
                 draws=draws,
                 padding=padding,
+                bias=bias,
             )
 
         def gate(logits: nm.Tensor) -> Routing | ExpertRouting:
@@ -339,7 +343,7 @@ class Backbone:
         Example:
             >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny").but(group_tokens=32), group=8, source=8, target=8)
-            >>> model.routing_group(LayerStack(model.S, lambda h, context: (h, None)))
+            >>> model.routing_group(LayerStack("encoder", model.S, lambda h, context: (h, None)))
             (Dimension(name='group', size=2), Dimension(name='source', size=32))
         """
         size, rows, S = self.config.group_tokens, self.G, stack.seq
@@ -354,7 +358,7 @@ class Backbone:
             )
         return nm.Dimension(rows.name, groups), nm.Dimension(S.name, size)
 
-    def _feed_forward(self, x: nm.Tensor) -> tuple[nm.Tensor, None]:
+    def _feed_forward(self, x: nm.Tensor, H: nm.Dimension) -> tuple[nm.Tensor, None]:
         """Apply the configuration's feed-forward network, as a sublayer."""
         activation, gated = self.config.activation, self.config.gated
-        return feed_forward(x, self.M, self.H, activation=activation, gated=gated), None
+        return feed_forward(x, self.M, H, activation=activation, gated=gated), None

@@ -19,9 +19,11 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "normalizer": ("layer", "rms"),
     "positions": ("sinusoids", "learned", "relative"),
     "activation": ACTIVATIONS,
+    "expert_sides": ("both", "encoder", "decoder"),
     "router": ("top_k", "expert_choice"),
     "second": ("random", "all", "none"),
     "evaluation_second": ("random", "all", "none"),
+    "balance": ("loss", "bias"),
     "normalize": ("before_capacity", "after_capacity", "none"),
     "dispatch": ("gather", "einsum"),
     "remat": ("none", "full", "dots"),
@@ -63,11 +65,18 @@ RANGES: dict[str, ValueRange] = {
     "expert_dropout": SHARE,
     "expert_masking": SHARE,
     "word_dropout": SHARE,
+    "target_word_dropout": SHARE,
     "smoothing": SHARE,
+    "r_drop": WEIGHT,
     "aux_weight": WEIGHT,
     "z_weight": WEIGHT,
 }
-OPTIONAL = ("group_tokens", "evaluation_capacity_factor", "decoding_capacity_factor")
+OPTIONAL = (
+    "group_tokens",
+    "evaluation_capacity_factor",
+    "decoding_capacity_factor",
+    "target_word_dropout",
+)
 
 
 @explain_mistakes
@@ -80,6 +89,9 @@ class Config:
     Attributes:
         layers: The layers of encoder and decoder together, half each, as in the paper's table.
         experts: The experts of each mixture; 0 makes a dense model.
+        expert_sides: Where mixtures are: in `"both"`, in the `"encoder"` or in the `"decoder"`. The
+            layers of the other side are dense and (1 + k) / 2 times as wide, which takes as many
+            FLOPs.
         model: The size of the model dimension.
         hidden: The size of the feed-forward networks' hidden dimension.
         heads: The number of attention heads.
@@ -99,6 +111,8 @@ class Config:
         k: How many experts a token chooses.
         second: Whether later choices are served at `"random"`, `"all"` of them or `"none"`.
         evaluation_second: The same in evaluation, where `"random"` draws the same every time.
+        balance: What evens out the load of experts: the auxiliary `"loss"` of the paper, or a
+            `"bias"` of each expert on which the choices depend and the gates do not.
         normalize: When the chosen gates are scaled to sum to one; see `top_k_gating`.
         jitter: The noise on the router's input.
         group_tokens: How many tokens are routed together, out of one row or of several; None for
@@ -115,9 +129,12 @@ class Config:
         expert_dropout: The dropout rate of the experts' hidden layers.
         expert_masking: The share of choices whose expert's output is left out in training.
         word_dropout: The share of source tokens and target inputs left out in training.
+        target_word_dropout: The share of target inputs, if it is another.
         smoothing: The label smoothing.
+        r_drop: The weight of the divergence of two passes over a batch with their own dropout;
+            0 for one pass.
         aux_weight: The weight of the auxiliary loss times E squared, which is one for each layer
-            whose load is even.
+            whose load is even; with a bias, of its gradient.
         z_weight: The weight of the router's z-loss.
         dtype: The dtype of activations.
 
@@ -131,6 +148,7 @@ class Config:
 
     layers: int
     experts: int = 0
+    expert_sides: str = "both"
     model: int = 1024
     hidden: int = 8192
     heads: int = 16
@@ -148,6 +166,7 @@ class Config:
     k: int = 2
     second: str = "random"
     evaluation_second: str = "all"
+    balance: str = "loss"
     normalize: str = "before_capacity"
     jitter: float = 0.0
     group_tokens: int | None = None
@@ -161,7 +180,9 @@ class Config:
     expert_dropout: float = 0.0
     expert_masking: float = 0.0
     word_dropout: float = 0.0
+    target_word_dropout: float | None = None
     smoothing: float = 0.1
+    r_drop: float = 0.0
     aux_weight: float = 0.01
     z_weight: float = 0.0
     dtype: str = "float32"
@@ -207,6 +228,9 @@ def _find_mistakes(config: Config) -> list[Mistake]:
             mistakes.append((f"{name}={value!r} is not a bool", "pass True or False"))
     if mistakes:
         return mistakes
+    if config.expert_sides != "both" and config.hidden * (1 + config.k) % 2:
+        problem = f"hidden={config.hidden} times (1 + {config.k}) / 2 is not whole"
+        mistakes.append((problem, "pass an even hidden size"))
     step = 4 if config.experts else 2
     if config.layers % step:
         condition = " with experts in every other layer" if config.experts else ""

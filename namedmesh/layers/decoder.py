@@ -58,7 +58,8 @@ class Decoder:
         self.N = nm.Dimension("hypothesis", hypotheses)
         self.T = nm.Dimension("step", model.T.size)
         self.slot = nm.Dimension("hypothesis_slot", hypotheses) if flat else self.N
-        self.cache = Cache(model.L, self.T, model.heads)
+        self.side = model.sides["decoder"]
+        self.cache = Cache(self.side.L, self.T, model.heads)
         positions = nm.broadcast(nm.range(model.S), segments.shape)
         encoded, _ = model.encode(source, segments, positions)
         self.memory = self._project_memory(encoded)
@@ -79,7 +80,7 @@ class Decoder:
             [cache_row=6, group=2, hypothesis=1, heads=4, key=8]
         """
         dims, dtype = [self.G, self.slot], self.model.config.dtype
-        return {name: self.cache.empty(dims, dtype) for name in self.model.scopes}
+        return {name: self.cache.empty(dims, dtype) for name in self.side.scopes}
 
     def __call__(
         self,
@@ -133,7 +134,13 @@ class Decoder:
                 return h, new_cache
 
             stack = LayerStack(
-                N, attention, ended, capacity=self._capacity(), per_layer=self.memory, cache=cache
+                "decoder",
+                N,
+                attention,
+                ended,
+                capacity=self._capacity(),
+                per_layer=self.memory,
+                cache=cache,
             )
             decoded, _, cache = model.run_layers(x, stack)
         return nm.cast(model.scores(decoded), "float32"), cache
@@ -146,14 +153,15 @@ class Decoder:
             carry: nm.Tensor, _: nm.Tensor
         ) -> tuple[nm.Tensor, dict[str, dict[str, nm.Tensor]]]:
             memory = {}
-            for name in model.scopes:
+            for name in self.side.scopes:
                 with nm.scope(name), nm.scope("cross"):
                     k, v = project_keys_and_values(encoded, model.heads)
                     memory[name] = {"keys": k, "values": v}
             return carry, memory
 
         with nm.scope("decoder"):
-            return nm.scan(project, nm.zeros([]), nm.range(model.L), over=model.L, stack=True)[1]
+            L = self.side.L
+            return nm.scan(project, nm.zeros([]), nm.range(L), over=L, stack=True)[1]
 
     def _capacity(self) -> nm.Dimension:
         """Return the experts' capacity: the configuration's, or room for every hypothesis."""

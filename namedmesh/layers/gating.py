@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import namedmesh as nm
@@ -23,6 +24,7 @@ def top_k_gating(
     normalize: str = "before_capacity",
     draws: Sequence[nm.Tensor] = (),
     padding: nm.Tensor | None = None,
+    bias: nm.Tensor | None = None,
 ) -> Routing:
     """Let every token choose its k best experts: Algorithm 1 of the paper, and its relatives.
 
@@ -40,6 +42,9 @@ def top_k_gating(
             `"after_capacity"` those beyond capacity are dropped, or `"none"`.
         draws: Uniform random numbers for second="random": a GS tensor for each later choice.
         padding: Marks tokens that go nowhere and count nowhere, GS bool.
+        bias: What to add to an expert's gates where experts are chosen, E. With it, no gradient of
+            `aux_loss` reaches the logits: its gradient is that of the bias alone, one for an expert
+            that serves more tokens than the mean, minus one for one that serves fewer.
 
     Returns:
         The routing, with losses and statistics.
@@ -59,7 +64,8 @@ def top_k_gating(
     logits, *draws = _widen(logits, *draws)
     gates = nm.softmax(logits, over=E)  # GSE
     real = None if padding is None else nm.cast(nm.logical_not(padding), gates.dtype)  # GS
-    masks = _choose_experts(gates, E, k, real)  # GSE for each choice
+    preferred = gates if bias is None else gates + nm.stop_gradient(bias)  # GSE
+    masks = _choose_experts(preferred, E, k, real)  # GSE for each choice
     chosen = [nm.sum(gates * mask, over=E) for mask in masks]  # GS: g1, g2
     total = sum(chosen[1:], chosen[0])  # GS: g1 + g2
     weights = chosen
@@ -86,7 +92,8 @@ def top_k_gating(
         remaining = sum(weights[1:], weights[0])
         weights = [weight / (remaining + 1e-9) for weight in weights]
     choices = (masks, places, weights, served, left_out)
-    return _make_routing(logits, gates, choices, (S, E, C), real, dtype)
+    routing = _make_routing(logits, gates, choices, (S, E, C), real, dtype)
+    return routing if bias is None else _balance_by_bias(routing, bias)
 
 
 @explain_mistakes
@@ -147,13 +154,13 @@ def _widen(*tensors: nm.Tensor) -> list[nm.Tensor]:
 
 
 def _choose_experts(
-    gates: nm.Tensor, E: nm.Dimension, k: int, real: nm.Tensor | None
+    scores: nm.Tensor, E: nm.Dimension, k: int, real: nm.Tensor | None
 ) -> list[nm.Tensor]:
     """Return the one-hot mask (GSE) of each of the k best experts, zero for padding."""
-    masks, left = [], gates
+    masks, left = [], scores
     for _ in range(k):
-        mask = nm.one_hot(nm.argmax(left, E), E, gates.dtype)
-        left = nm.where(mask > 0, -1.0, left)
+        mask = nm.one_hot(nm.argmax(left, E), E, scores.dtype)
+        left = nm.where(mask > 0, -1e9, left)
         masks.append(mask if real is None else mask * real)
     return masks
 
@@ -194,6 +201,16 @@ def _make_routing(
     floating = (aux_loss, z_loss, left_out, no_room, load)
     weight, *statistics = (nm.cast(tensor, dtype) for tensor in (weight, *floating))
     return Routing(expert, place, weight, S, C, E, *statistics)
+
+
+def _balance_by_bias(routing: Routing, bias: nm.Tensor) -> Routing:
+    """Return a routing whose aux_loss keeps its value and has the gradient of the bias alone."""
+    groups = [dim for dim in routing.load.shape if dim != routing.experts]
+    load = nm.mean(nm.cast(routing.load, "float32"), over=groups)  # E
+    excess = nm.stop_gradient(nm.sign(load - nm.mean(load)))
+    pull = nm.sum(nm.cast(bias, "float32") * excess)
+    pull = nm.cast(pull - nm.stop_gradient(pull), routing.aux_loss.dtype)
+    return dataclasses.replace(routing, aux_loss=nm.stop_gradient(routing.aux_loss) + pull)
 
 
 def _z_loss(

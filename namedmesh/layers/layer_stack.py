@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import namedmesh as nm
+from namedmesh.layers.configuration import Config
 from namedmesh.layers.explain import explain_mistakes
 
 
@@ -37,10 +38,63 @@ class LayerContext:
 
 @explain_mistakes
 @dataclass(frozen=True)
+class Side:
+    """The shape of the layers of the encoder or of the decoder.
+
+    Attributes:
+        L: The dimension layer: the turns of the loop over layers.
+        H: The dimension hidden of dense layers.
+        experts: Whether a turn has a second layer, with experts.
+        unroll: How many turns are written out one after the other.
+
+    Example:
+        >>> from namedmesh.layers import config
+        >>> Side.make(config("tiny"), "decoder").scopes
+        ('dense', 'experts')
+    """
+
+    L: nm.Dimension
+    H: nm.Dimension
+    experts: bool
+    unroll: int
+
+    @classmethod
+    def make(cls, config: Config, side: str) -> Side:
+        """Make the shape that a configuration gives a side.
+
+        Args:
+            config: The configuration.
+            side: `"encoder"` or `"decoder"`.
+
+        Returns:
+            The shape.
+
+        Example:
+            >>> from namedmesh.layers import config
+            >>> Side.make(config("tiny").but(expert_sides="encoder"), "decoder").H
+            Dimension(name='hidden', size=96)
+        """
+        experts = bool(config.experts) and config.expert_sides in ("both", side)
+        hidden = config.hidden
+        if config.experts and not experts:
+            hidden = hidden * (1 + config.k) // 2
+        layers = config.layers // (4 if experts else 2)
+        unroll = max(n for n in range(1, min(config.unroll, layers) + 1) if layers % n == 0)
+        return cls(nm.Dimension("layer", layers), nm.Dimension("hidden", hidden), experts, unroll)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The names of the layers of one turn."""
+        return ("dense", "experts") if self.experts else ("dense",)
+
+
+@explain_mistakes
+@dataclass(frozen=True)
 class LayerStack:
     """The layers of the encoder or of the decoder.
 
     Attributes:
+        side: `"encoder"` or `"decoder"`.
         seq: The dimension along which tokens lie.
         attention: Applies a layer's attention; returns its output and the layer's new cache.
         padding: Which tokens are padding, bool, or None.
@@ -50,11 +104,13 @@ class LayerStack:
         cache: The layers' caches by scope while decoding.
 
     Example:
-        >>> no_attention = LayerStack(nm.Dimension("seq", 8), lambda h, context: (h, None))
+        >>> seq = nm.Dimension("seq", 8)
+        >>> no_attention = LayerStack("encoder", seq, lambda h, context: (h, None))
         >>> no_attention.router
         'top_k'
     """
 
+    side: str
     seq: nm.Dimension
     attention: Callable[[nm.Tensor, LayerContext], tuple[nm.Tensor, Any]]
     padding: nm.Tensor | None = None

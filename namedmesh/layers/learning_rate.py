@@ -115,6 +115,38 @@ def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
 
 
 @explain_mistakes
+def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> RateSchedule:
+    """Return a schedule multiplied by min((total - step) / steps, 1): down to nothing at the end.
+
+    Args:
+        then: The schedule, or a number for a constant rate.
+        total: The steps of the whole training; from then on the rate is zero.
+        steps: How many of them, the last ones, the rate falls in.
+
+    Returns:
+        The schedule.
+
+    Raises:
+        NamedMeshError: If a number of steps is below one, or `then` is neither a number nor a
+            function.
+
+    Example:
+        >>> rate = nm.trace(linear_cooldown(1.0, total=8, steps=4), step=nm.spec([], "int32"))
+        >>> [float(rate.evaluate({}, step=step)[1]) for step in (0, 4, 6, 8, 9)]
+        [1.0, 1.0, 0.5, 0.0, 0.0]
+    """
+    _check_steps("linear_cooldown", "total", total)
+    _check_steps("linear_cooldown", "steps", steps)
+    before = as_schedule(then)
+
+    def rate(step: nm.Tensor) -> nm.Tensor:
+        left = (float(total) - nm.cast(step, "float32")) * (1.0 / steps)
+        return before(step) * nm.minimum(nm.maximum(left, 0.0), 1.0)
+
+    return rate
+
+
+@explain_mistakes
 def as_schedule(rate: float | RateSchedule) -> RateSchedule:
     """Return a schedule as it is, or a constant one for a number.
 

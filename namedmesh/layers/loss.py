@@ -59,6 +59,30 @@ def cross_entropy(
 
 
 @explain_mistakes
+def symmetric_divergence(logits: nm.Tensor, others: nm.Tensor, vocab: nm.Dimension) -> nm.Tensor:
+    """Compute how far apart two predictions are: the mean of their two KL divergences, in float32.
+
+    As a loss between two passes with their own dropout this is R-drop.
+
+    Args:
+        logits: Scores, with the vocabulary's dimension.
+        others: Scores of the same shape.
+        vocab: The vocabulary's dimension.
+
+    Returns:
+        The divergence of each prediction.
+
+    Example:
+        >>> B, V = nm.dims("batch=4 vocab=10")
+        >>> apart = lambda x, y: symmetric_divergence(x, y, V)
+        >>> nm.trace(apart, x=nm.spec([B, V]), y=nm.spec([B, V])).outputs[0].shape
+        [batch=4]
+    """
+    one, other = (nm.log_softmax(nm.cast(x, "float32"), over=vocab) for x in (logits, others))
+    return nm.sum((nm.exp(one) - nm.exp(other)) * (one - other), over=vocab) * 0.5
+
+
+@explain_mistakes
 def weighted_mean(values: nm.Tensor, weights: nm.Tensor) -> nm.Tensor:
     """Average values by weight.
 

@@ -10,7 +10,7 @@ from namedmesh.layers.backbone import Backbone
 from namedmesh.layers.batch import Batch
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.layer_stack import LayerContext, LayerStack
-from namedmesh.layers.loss import cross_entropy, weighted_mean
+from namedmesh.layers.loss import cross_entropy, symmetric_divergence, weighted_mean
 from namedmesh.layers.regularization import derive_key
 from namedmesh.layers.vocabulary import vocabulary_logits
 
@@ -100,7 +100,7 @@ class Transformer(Backbone):
 
                 return self.residual(h, "attention", own, derive_key(context.key, 2))
 
-            stack = LayerStack(S, attention, nm.equal(segments, 0), self.config.router)
+            stack = LayerStack("encoder", S, attention, nm.equal(segments, 0), self.config.router)
             return self.run_layers(x, stack, derive_key(key, 1))[:2]
 
     def decode(
@@ -153,7 +153,7 @@ class Transformer(Backbone):
                 h, _ = self.residual(h, "attention", own, keys[2])
                 return self.residual(h, "cross", other, keys[3])
 
-            stack = LayerStack(T, attention, nm.equal(segments, 0))
+            stack = LayerStack("decoder", T, attention, nm.equal(segments, 0))
             return self.run_layers(x, stack, derive_key(key, 3))[:2]
 
     def scores(self, decoded: nm.Tensor) -> nm.Tensor:
@@ -186,8 +186,9 @@ class Transformer(Backbone):
             key: A random key, or None for evaluation.
 
         Returns:
-            The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, and with experts `aux_loss`
-            and each side's `left_out`, `no_room` and `load`.
+            The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, with experts `aux_loss` and
+            `left_out`, `no_room` and `load` of each side that has any, and with R-drop the
+            `divergence` of the two passes; the others are then those of the first one.
 
         Raises:
             NamedMeshError: If batch is not a Batch.
@@ -209,6 +210,21 @@ class Transformer(Backbone):
                 f"loss: a {type(batch).__name__} is not a Batch",
                 fix="pass batch_of(inputs), or a Batch of tensors",
             )
+        if key is None or not self.config.r_drop:
+            total, metrics, _ = self._pass(batch, key)
+            return total, metrics
+        (total, metrics, scores), (other_total, _, other_scores) = (
+            self._pass(batch, nm.random.fold_in(key, number)) for number in (1001, 1002)
+        )
+        apart = symmetric_divergence(scores, other_scores, self.W)
+        apart = weighted_mean(apart, _real_tokens(batch))
+        total = (total + other_total) * 0.5 + apart * self.config.r_drop
+        return total, {**metrics, "loss": total, "divergence": apart}
+
+    def _pass(
+        self, batch: Batch, key: nm.Tensor | None
+    ) -> tuple[nm.Tensor, dict[str, nm.Tensor], nm.Tensor]:
+        """Return the loss of one pass over a batch, its metrics, and the scores of every token."""
         config = self.config
         encoded, encoder = self.encode(
             batch.source, batch.source_segments, batch.source_positions, key
@@ -216,19 +232,27 @@ class Transformer(Backbone):
         first = nm.equal(batch.target_positions, 0)
         shifted = nm.where(first, 0, nm.shift(batch.target, self.T, 1))
         decoded, decoder = self.decode(batch, shifted, encoded, key)
-        scores = self.scores(decoded)
-        real = nm.cast(nm.not_equal(batch.target_segments, 0), "float32")
+        scores, real = self.scores(decoded), _real_tokens(batch)
         losses, _ = cross_entropy(scores, batch.target, self.W, smoothing=config.smoothing)
         right = nm.cast(nm.equal(nm.argmax(scores, self.W), batch.target), "float32")
         total = weighted_mean(losses, real)
         metrics = {"cross_entropy": total, "accuracy": weighted_mean(right, real)}
         if config.experts:
-            aux = encoder["aux_loss"] + decoder["aux_loss"]
-            z = encoder["z_loss"] + decoder["z_loss"]
+            sides = {"encoder": encoder, "decoder": decoder}
+            sides = {name: side for name, side in sides.items() if self.sides[name].experts}
+            aux, z = (
+                sum((side[name] for side in sides.values()), nm.zeros([]))
+                for name in ("aux_loss", "z_loss")
+            )
             # One for each layer whose load is even, however many experts it has.
             aux = aux * float(self.E.size**2)
             total = total + aux * config.aux_weight + z * config.z_weight
             metrics["aux_loss"] = aux
             for name in ("left_out", "no_room", "load"):
-                metrics |= {f"encoder_{name}": encoder[name], f"decoder_{name}": decoder[name]}
-        return total, {"loss": total, **metrics}
+                metrics |= {f"{side}_{name}": values[name] for side, values in sides.items()}
+        return total, {"loss": total, **metrics}, scores
+
+
+def _real_tokens(batch: Batch) -> nm.Tensor:
+    """Return one for every target token, and zero for padding."""
+    return nm.cast(nm.not_equal(batch.target_segments, 0), "float32")

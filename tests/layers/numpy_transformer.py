@@ -93,8 +93,9 @@ class Model:
             if config.positions == "relative"
             else 0.0
         )
-        for layer in range(config.layers // (4 if config.experts else 2)):
-            for kind in ("dense", "experts") if config.experts else ("dense",):
+        experts = config.experts and config.expert_sides in ("both", name)
+        for layer in range(config.layers // (4 if experts else 2)):
+            for kind in ("dense", "experts") if experts else ("dense",):
                 own = weights.under(kind, layer)
                 x = self.residual(
                     own, "attention", x, lambda w, h: self.attention(w, h, h, mask, bias)
@@ -177,7 +178,8 @@ class Model:
                 for token in wanted:
                     made[token] += gates[token, expert] * self.network(weights, x[token], expert)
             return made
-        choices = np.argsort(-gates, -1, kind="stable")[:, : config.k]
+        preferred = gates + weights["balance"] if config.balance == "bias" else gates
+        choices = np.argsort(-preferred, -1, kind="stable")[:, : config.k]
         first = np.bincount(choices[real, 0], minlength=config.experts)
         if real.any():
             self.balance[place] = np.mean(first / real.sum() * gates[real].mean(0))

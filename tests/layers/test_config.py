@@ -34,6 +34,9 @@ VARIANTS = {
     "norm after": SMALL.but(norm="post", normalizer="rms"),
     "gated gelu": SMALL.but(activation="gelu", gated=True),
     "swish": SMALL.but(activation="swish"),
+    "experts in the encoder": SMALL.but(expert_sides="encoder", layers=8),
+    "experts in the decoder": SHORT.but(expert_sides="decoder", z_weight=0.5),
+    "balanced by a bias": SHORT.but(balance="bias"),
     "switch": SHORT.but(k=1, normalize="none"),
     "three choices": SHORT.but(k=3),
     "normalized after": SHORT.but(normalize="after_capacity"),
@@ -167,24 +170,39 @@ def test_without_dropout_jitter_and_random_choices_training_is_evaluation():
     assert metrics(training(model_of(calm)), **examples(), seed=3)["loss"] == pytest.approx(
         float(wanted), rel=1e-6
     )
-    rates = ("dropout", "word_dropout", "expert_dropout", "expert_masking")
+    rates = (
+        "dropout",
+        "word_dropout",
+        "target_word_dropout",
+        "expert_dropout",
+        "expert_masking",
+    )
     for louder in (*(calm.but(**{name: 0.3}) for name in rates), calm.but(second="random")):
         assert metrics(training(model_of(louder)), **examples(), seed=3)["loss"] != pytest.approx(
             float(wanted), rel=1e-4
         )
 
 
-def test_a_word_left_out_is_its_position_alone():
-    model = model_of(SMALL.but(dropout=0.0, word_dropout=0.25), 32, 64)
+@pytest.mark.parametrize(
+    "rates",
+    [
+        {"word_dropout": 0.25},
+        {"word_dropout": 0.25, "target_word_dropout": 0.9},
+        {"target_word_dropout": 0.25},
+    ],
+)
+def test_a_word_left_out_is_its_position_alone(rates):
+    model = model_of(SMALL.but(dropout=0.0, **rates), 32, 64)
+    vocab = model.V if "word_dropout" in rates else model.W
     spec = nm.spec([model.G, model.S], "int32")
 
     def both(tokens, positions):
         with nm.scope("x"):
-            some = model.embed(tokens, positions, model.V, nm.random.key(5))
+            some = model.embed(tokens, positions, vocab, nm.random.key(5))
             return (
                 some,
-                model.embed(tokens, positions, model.V),
-                model.embed(tokens - 1000, positions, model.V),
+                model.embed(tokens, positions, vocab),
+                model.embed(tokens - 1000, positions, vocab),
             )
 
     tokens = np.random.default_rng(0).integers(1, 9, (32, 64)).astype("int32")
@@ -231,15 +249,17 @@ def test_capacity_while_decoding():
 
 
 CHANGES = {
-    "layers": 4, "experts": 8, "model": 10, "hidden": 14, "heads": 4, "key": 6,
+    "layers": 4, "experts": 8, "expert_sides": "encoder", "model": 10, "hidden": 14,
+    "heads": 4, "key": 6,
     "source_vocab": 13, "target_vocab": 11, "tied": False, "positions": "relative", "longest": 17,
     "norm": "post", "normalizer": "rms", "activation": "gelu", "gated": True,
     "router": "expert_choice", "k": 1, "second": "all", "evaluation_second": "none",
-    "normalize": "none", "jitter": 0.1, "group_tokens": 6, "capacity_factor": 1.0,
+    "balance": "bias", "normalize": "none", "jitter": 0.1,
+    "group_tokens": 6, "capacity_factor": 1.0,
     "evaluation_capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
     "remat": "full", "unroll": 2, "dropout": 0.2, "expert_dropout": 0.2,
-    "expert_masking": 0.2, "word_dropout": 0.2,
-    "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
+    "expert_masking": 0.2, "word_dropout": 0.2, "target_word_dropout": 0.2,
+    "smoothing": 0.0, "r_drop": 0.5, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
 TRAINING = (
     "second",
@@ -248,7 +268,9 @@ TRAINING = (
     "expert_dropout",
     "expert_masking",
     "word_dropout",
+    "target_word_dropout",
     "smoothing",
+    "r_drop",
     "aux_weight",
     "z_weight",
 )  # nothing in decoding depends on these
@@ -287,7 +309,8 @@ def test_every_option_changes_the_program():
 
 WRONG = {
     **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0,
-    "word_dropout": -0.5, "smoothing": -0.1, "jitter": 1.5, "model": 0, "hidden": -1, "heads": 2.5,
+    "word_dropout": -0.5, "target_word_dropout": 1.0, "r_drop": -1.0,
+    "smoothing": -0.1, "jitter": 1.5, "model": 0, "hidden": -1, "heads": 2.5,
     "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4, "tied": "yes",
     "gated": 1, "capacity_factor": 0.0, "evaluation_capacity_factor": 0.0, "group_tokens": 0,
     "decoding_capacity_factor": -1.0, "aux_weight": -0.01,

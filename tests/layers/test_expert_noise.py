@@ -10,7 +10,7 @@ from tests.layers.test_config import SMALL, model_of
 def test_masking_leaves_out_whole_experts_outputs():
     """With one expert a token, its output is either nothing or scaled up."""
     model = model_of(SMALL.but(k=1, dropout=0.0, capacity_factor=4.0, expert_masking=0.25), 16, 32)
-    stack = LayerStack(model.S, lambda h, context: (h, None))
+    stack = LayerStack("encoder", model.S, lambda h, context: (h, None))
 
     def mix(x, key):
         with nm.scope("x"):

@@ -15,7 +15,7 @@ def make(changed, rows, length):
     model = Backbone(changed, group=rows, source=length, target=length)
 
     def layer(x, padding):
-        stack = LayerStack(model.S, lambda h, context: (h, None), padding=padding)
+        stack = LayerStack("encoder", model.S, lambda h, context: (h, None), padding=padding)
         y, routing = model.mix_experts(x, stack, nm.random.key(1))
         weight = nm.sum(y * nm.cos(y))
         return {"y": y, "load": routing.load, "no_room": routing.no_room, "dx": nm.grad(weight, x)}

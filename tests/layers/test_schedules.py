@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers import constant_rate, cosine_decay, inverse_square_root, linear_warmup
+from namedmesh.layers import (
+    constant_rate,
+    cosine_decay,
+    inverse_square_root,
+    linear_cooldown,
+    linear_warmup,
+)
 
 STEPS = np.array([0, 1, 7, 8, 99, 100, 101, 9_999, 10_000, 40_000])
 CASES = {
@@ -21,6 +27,10 @@ CASES = {
     "warmup to a number": (
         linear_warmup(0.3, steps=100),
         lambda step: 0.3 * np.minimum((step + 1) / 100, 1.0),
+    ),
+    "cooldown of another": (
+        linear_cooldown(inverse_square_root(1.0, after=8), total=120, steps=60),
+        lambda step: np.clip((120 - step) / 60, 0.0, 1.0) / np.sqrt(np.maximum(step, 8)),
     ),
     "warmup of another": (
         linear_warmup(inverse_square_root(1.0, after=8), steps=100),
