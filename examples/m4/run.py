@@ -20,7 +20,7 @@ from examples.m4.corpus import (
 )
 from examples.m4.input.batches import Batches
 from examples.m4.input.identification import Languages
-from examples.m4.input.tokens import Tokens, open_or_write_tokens
+from examples.m4.input.tokens import Segmentation, Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.settings import Settings
 from namedmesh.dims.errors import NamedMeshError
@@ -30,13 +30,13 @@ Say = Callable[[str], None]
 # What the lowered programs depend on; the other settings may change between two starts of a run.
 LOWERED = (
     "source_length", "target_length", "rows", "optimizer", "learning_rate", "warmup", "decay_after",
-    "clip_norm", "average", "mesh", "layout", "params", "precision", "beam", "alpha",
+    "cooldown", "clip_norm", "average", "mesh", "layout", "params", "precision", "beam", "alpha",
     "translation_rows", "translation_length",
 )  # fmt: skip
 # What must stay the same between two starts of a run.
 FIXED = (
     "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
-    "vocabulary_sentences", "optimizer", "average",
+    "vocabulary_sentences", "subword_alpha", "optimizer", "average",
 )  # fmt: skip
 COMPUTATION = ("remat", "unroll", "dispatch")  # how the model is computed, not what it is
 VOCABULARIES = ("source_vocab", "target_vocab")
@@ -159,7 +159,7 @@ class Run:
             )
         shutil.copytree(other.data, self.data, copy_function=shutil.copy2, dirs_exist_ok=True)
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
-        names = "languages", "pairs", "vocabulary_sentences"
+        names = "languages", "pairs", "vocabulary_sentences", "subword_alpha"
         same = {name: getattr(before, name) for name in names}
         return settings.but(**sizes, **same)
 
@@ -188,8 +188,13 @@ class Run:
         vocabularies.save(self.data)
         Languages.train(corpus.train, settings.seed).save(self.data / "languages.npz")
         for name, pairs in (("train", corpus.train), ("dev", corpus.dev)):
+            alpha = settings.subword_alpha if name == "train" else 0.0
             tokens = open_or_write_tokens(
-                self.data / name, pairs, vocabularies.source, vocabularies.target
+                self.data / name,
+                pairs,
+                vocabularies.source,
+                vocabularies.target,
+                Segmentation(alpha, settings.seed),
             )
             say(
                 f"{name}: {len(tokens):,} pairs, {len(tokens.source.tokens):,} source "
@@ -240,6 +245,8 @@ class Run:
     def artifact(self, name: str, settings: Settings, say: Say = print) -> pathlib.Path:
         """Return the file of a lowered program; make it, with TensorFlow, if it is not there."""
         values = {setting: getattr(settings, setting) for setting in LOWERED}
+        if settings.cooldown:
+            values["steps"] = settings.steps
         values["model"] = dataclasses.asdict(settings.model)
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
         path = self.folder / "artifacts" / f"{name}-{digest}.nmesh"

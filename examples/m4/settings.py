@@ -55,6 +55,11 @@ class Settings:
         5.0, "temperature of sampling languages: 1 is by size, more is more evenly"
     )
     vocabulary_sentences: int = setting(50_000, "sentences to train each vocabulary on, at most")
+    subword_alpha: float = setting(
+        0.0,
+        "draw how each train text is cut into pieces, once for each pair: the smaller, the more "
+        "freely; 0 cuts each at its best",
+    )
     steps: int = setting(1000, "train steps")
     minutes: float = setting(0.0, "time limit of training, compilation excluded; 0 for none")
     optimizer: str = setting("adafactor", "the optimizer")
@@ -104,6 +109,10 @@ class Settings:
         low = [f"{name}={getattr(self, name)}" for name in POSITIVE if not getattr(self, name) > 0]
         if low:
             raise NamedMeshError(", ".join(low), fix="give positive numbers")
+        if not 0 <= self.subword_alpha <= 1:
+            raise NamedMeshError(
+                f"subword_alpha={self.subword_alpha}", fix="give a number from 0 to 1, e.g. 0.3"
+            )
         for name in ("minutes", "pairs"):
             if not getattr(self, name) >= 0:
                 raise NamedMeshError(

@@ -146,13 +146,31 @@ class Tokens:
         return len(self.language)
 
 
+@dataclass(frozen=True)
+class Segmentation:
+    """How texts are cut into pieces: each at its best, or, if alpha is not 0, drawn for each pair.
+
+    See `Vocabulary.sample`.
+    """
+
+    alpha: float = 0.0
+    seed: int = 0
+
+
+BEST = Segmentation()
+
+
 def write_tokens(
-    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary
+    folder: str | os.PathLike,
+    pairs: Pairs,
+    source: Vocabulary,
+    target: Vocabulary,
+    segmentation: Segmentation = BEST,
 ) -> Tokens:
     """Write the tokens of all pairs and open them.
 
     The folder appears whole or not at all, in the place of any that was there. An English text
-    that several pairs have is encoded once.
+    that several pairs have is encoded once, unless segmentations are drawn.
     """
     folder = pathlib.Path(folder)
     languages = sorted(pairs)
@@ -172,14 +190,17 @@ def write_tokens(
         np.int32,
         sum(counts),
     )
-    texts = [text for language in languages for text, _ in pairs[language]]
-    sides = {
-        "source": encode_texts(source, texts),
-        "target": encode_texts(target, [*numbers]).take(english),
-    }
+    sources, targets = (
+        [pair[side] for language in languages for pair in pairs[language]] for side in (0, 1)
+    )
+    if segmentation.alpha:
+        encoded = encode_texts(target, targets, segmentation)
+    else:
+        encoded = encode_texts(target, [*numbers]).take(english)
+    sides = {"source": encode_texts(source, sources, segmentation), "target": encoded}
     index: dict[str, Any] = {
         "version": _VERSION,
-        "digest": tokens_digest(pairs, source, target),
+        "digest": tokens_digest(pairs, source, target, segmentation),
         "languages": languages,
         "counts": counts,
     }
@@ -198,54 +219,74 @@ def write_tokens(
     return Tokens.open(folder, source, target)
 
 
-def encode_texts(vocabulary: Vocabulary, texts: Sequence[str]) -> Ragged:
+def encode_texts(
+    vocabulary: Vocabulary, texts: Sequence[str], segmentation: Segmentation = BEST
+) -> Ragged:
     """Encode texts, many of them on all cores; the numbers of tokens have the fewest bits."""
-    dtype = np.uint16 if vocabulary.size <= 1 << 16 else np.int32
     blocks = [texts[start : start + _BLOCK] for start in range(0, len(texts), _BLOCK)]
     if len(texts) < _MANY:
-        parts = [Ragged.of(vocabulary.encode(block), dtype) for block in blocks]
+        _load_encoder(vocabulary.model, segmentation)
+        parts = [*map(_encode_block, itertools.count(), blocks)]
     else:
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(
-            mp_context=context, initializer=_load_encoder, initargs=(vocabulary.model, dtype)
+            mp_context=context, initializer=_load_encoder, initargs=(vocabulary.model, segmentation)
         ) as pool:
-            parts = [*pool.map(_encode_block, blocks, chunksize=4)]
+            parts = [*pool.map(_encode_block, itertools.count(), blocks, chunksize=4)]
+    dtype = _token_dtype(vocabulary)
     return Ragged(
         np.concatenate([np.zeros(0, dtype), *(part.tokens for part in parts)]),
         _offsets(np.concatenate([np.zeros(0, np.int64), *(part.lengths for part in parts)])),
     )
 
 
-def _load_encoder(model: bytes, dtype: type) -> None:
+def _token_dtype(vocabulary: Vocabulary) -> type:
+    """The smallest dtype that has room for every token."""
+    return np.uint16 if vocabulary.size <= 1 << 16 else np.int32
+
+
+def _load_encoder(model: bytes, segmentation: Segmentation) -> None:
     """Make a process ready to encode."""
     global _encoder
-    _encoder = Vocabulary(model), dtype
+    _encoder = Vocabulary(model), segmentation
 
 
-def _encode_block(texts: Sequence[str]) -> Ragged:
+def _encode_block(number: int, texts: Sequence[str]) -> Ragged:
     """Encode a block of texts in a process that is ready to."""
-    vocabulary, dtype = _encoder
-    return Ragged.of(vocabulary.encode(texts), dtype)
+    vocabulary, segmentation = _encoder
+    if segmentation.alpha:
+        seed = (segmentation.seed * 1_000_003 + number) % 2**31
+        encoded = vocabulary.sample(texts, segmentation.alpha, seed)
+    else:
+        encoded = vocabulary.encode(texts)
+    return Ragged.of(encoded, _token_dtype(vocabulary))
 
 
 def open_or_write_tokens(
-    folder: str | os.PathLike, pairs: Pairs, source: Vocabulary, target: Vocabulary
+    folder: str | os.PathLike,
+    pairs: Pairs,
+    source: Vocabulary,
+    target: Vocabulary,
+    segmentation: Segmentation = BEST,
 ) -> Tokens:
     """Open the tokens in a folder if they are of these pairs and vocabularies, else write them."""
     try:
         tokens = Tokens.open(folder)
-        if tokens.digest == tokens_digest(pairs, source, target):
+        if tokens.digest == tokens_digest(pairs, source, target, segmentation):
             return tokens
     except NamedMeshError:
         pass
-    return write_tokens(folder, pairs, source, target)
+    return write_tokens(folder, pairs, source, target, segmentation)
 
 
-def tokens_digest(pairs: Pairs, source: Vocabulary, target: Vocabulary) -> str:
+def tokens_digest(
+    pairs: Pairs, source: Vocabulary, target: Vocabulary, segmentation: Segmentation = BEST
+) -> str:
     """Compute the digest of the tokens of these pairs and vocabularies."""
-    state = hashlib.blake2b(
-        json.dumps([_VERSION, source.digest, target.digest]).encode(), digest_size=16
-    )
+    made_with = [_VERSION, source.digest, target.digest]
+    if segmentation.alpha:
+        made_with += [segmentation.alpha, segmentation.seed]
+    state = hashlib.blake2b(json.dumps(made_with).encode(), digest_size=16)
     for language in sorted(pairs):
         state.update(json.dumps([language, len(pairs[language])]).encode())
         for block in _blocks(pairs[language]):

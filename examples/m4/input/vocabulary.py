@@ -7,6 +7,7 @@ import io
 import os
 import pathlib
 import re
+import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -121,6 +122,25 @@ class Vocabulary:
     def encode(self, texts: Iterable[str]) -> list[list[int]]:
         """Encode each text as token ids, with the end of sentence."""
         return self._processor.encode(list(texts), add_eos=True, out_type=int)
+
+    def sample(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
+        """Encode each text as one of its segmentations, drawn; the same for the same arguments.
+
+        A segmentation is as likely as its probability to the power of alpha: the smaller alpha is,
+        the more of them come.
+        """
+        drawn: list[list[int]] = []
+
+        def draw() -> None:
+            sentencepiece.set_random_generator_seed(seed)
+            options = {"enable_sampling": True, "alpha": alpha, "nbest_size": -1, "num_threads": 1}
+            drawn.extend(self._processor.encode(list(texts), add_eos=True, out_type=int, **options))
+
+        # A thread of its own, since SentencePiece takes the seed at the first draw of a thread.
+        thread = threading.Thread(target=draw)
+        thread.start()
+        thread.join()
+        return drawn
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Decode token ids up to the end of sentence; ids past the last piece are unknown."""

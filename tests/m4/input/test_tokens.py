@@ -7,9 +7,11 @@ import pytest
 from examples.m4.input import tokens as tokens_module
 from examples.m4.input.tokens import (
     Ragged,
+    Segmentation,
     Tokens,
     encode_texts,
     open_or_write_tokens,
+    tokens_digest,
     write_tokens,
 )
 from examples.m4.input.vocabulary import Vocabulary
@@ -89,6 +91,22 @@ def test_many_texts_are_encoded_by_several_processes(both, monkeypatch):
     np.testing.assert_array_equal(alone.tokens, together.tokens)
     np.testing.assert_array_equal(alone.offsets, together.offsets)
     assert together.tokens.dtype == np.uint16
+
+
+def test_segmentations_are_drawn_for_each_pair(both, tmp_path, monkeypatch):
+    """Pairs of one English text have their own; a text is the same whatever encodes it."""
+    pairs = {"a": [("x", "every word of this")] * 40, "b": [("y", "every word of this")] * 40}
+    drawn = Segmentation(0.2, seed=3)
+    made = write_tokens(tmp_path / "one", pairs, *both, drawn)
+    assert len({tuple(made.target[index]) for index in range(80)}) > 5
+    assert {both.target.decode(made.target[index]) for index in range(80)} == {"every word of this"}
+    assert len({*made.english.tolist()}) == 1
+    monkeypatch.setattr(tokens_module, "_MANY", 10)  # by several processes
+    again = write_tokens(tmp_path / "two", pairs, *both, drawn)
+    np.testing.assert_array_equal(again.target.tokens, made.target.tokens)
+    digests = [made.digest, again.digest, tokens_digest(pairs, *both)]
+    digests += [tokens_digest(pairs, *both, Segmentation(0.2, seed=4))]
+    assert digests[0] == digests[1] and len({*digests}) == 3
 
 
 def test_a_cache_is_used_only_for_the_same_pairs_and_vocabularies(both, tmp_path):

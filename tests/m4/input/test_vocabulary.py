@@ -136,3 +136,14 @@ def test_the_sample_repeats_nothing_and_has_every_language():
     sample = sample_sources(pairs, float("inf"), 100, 0)
     assert len(set(sample)) == len(sample) == 52 and {"b0", "b1"} < set(sample)
     assert {text[0] for text in sample_sources(pairs, 1, 10, 0)} == {"a", "b"}
+
+
+def test_drawn_segmentations_are_of_the_same_text_and_decided_by_the_seed(both):
+    texts = [english for pairs in corpus().values() for _, english in pairs][:200]
+    best, first = both.target.encode(texts), both.target.sample(texts, 0.3, seed=1)
+    assert [*map(both.target.decode, first)] == [*map(both.target.decode, best)]
+    assert 0.1 < np.mean([one != other for one, other in zip(first, best, strict=True)]) < 0.99
+    assert both.target.sample(texts, 0.3, seed=1) == first
+    assert both.target.sample(texts, 0.3, seed=2) != first
+    freer = both.target.sample(texts, 0.1, seed=1)
+    assert sum(map(len, best)) < sum(map(len, first)) < sum(map(len, freer))
