@@ -95,11 +95,12 @@ def test_many_texts_are_encoded_by_several_processes(both, monkeypatch):
 
 def test_segmentations_are_drawn_for_each_pair(both, tmp_path, monkeypatch):
     """Pairs of one English text have their own; a text is the same whatever encodes it."""
-    pairs = {"a": [("x", "every word of this")] * 40, "b": [("y", "every word of this")] * 40}
+    text = max((english for _, english in PAIRS["de"]), key=len)
+    pairs = {"a": [("x", text)] * 40, "b": [("y", text)] * 40}
     drawn = Segmentation(0.2, seed=3)
     made = write_tokens(tmp_path / "one", pairs, *both, drawn)
     assert len({tuple(made.target[index]) for index in range(80)}) > 5
-    assert {both.target.decode(made.target[index]) for index in range(80)} == {"every word of this"}
+    assert {both.target.decode(made.target[index]) for index in range(80)} == {text}
     assert len({*made.english.tolist()}) == 1
     monkeypatch.setattr(tokens_module, "_MANY", 10)  # by several processes
     again = write_tokens(tmp_path / "two", pairs, *both, drawn)
