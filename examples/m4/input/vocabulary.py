@@ -7,7 +7,6 @@ import io
 import os
 import pathlib
 import re
-import threading
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -25,6 +24,7 @@ Pairs = Mapping[str, Sequence[tuple[str, str]]]
 
 # Fixed, since sums in the training depend on it: another number changes the vocabulary.
 _THREADS = 4
+_BEST = 8  # segmentations to draw from
 
 
 class Vocabulary:
@@ -124,23 +124,23 @@ class Vocabulary:
         return self._processor.encode(list(texts), add_eos=True, out_type=int)
 
     def sample(self, texts: Sequence[str], alpha: float, seed: int) -> list[list[int]]:
-        """Encode each text as one of its segmentations, drawn; the same for the same arguments.
+        """Encode each text as one of its best segmentations, drawn by our own random numbers.
 
         A segmentation is as likely as its probability to the power of alpha: the smaller alpha is,
-        the more of them come.
+        the more of them come. SentencePiece's own sampling differs from process to process.
         """
-        drawn: list[list[int]] = []
-
-        def draw() -> None:
-            sentencepiece.set_random_generator_seed(seed)
-            options = {"enable_sampling": True, "alpha": alpha, "nbest_size": -1, "num_threads": 1}
-            drawn.extend(self._processor.encode(list(texts), add_eos=True, out_type=int, **options))
-
-        # A thread of its own, since SentencePiece takes the seed at the first draw of a thread.
-        thread = threading.Thread(target=draw)
-        thread.start()
-        thread.join()
+        draws, drawn = np.random.default_rng(seed).random(len(texts)), []
+        for text, draw in zip(texts, draws, strict=True):
+            found = self._processor.nbest_encode(text, nbest_size=_BEST, out_type=int) or [[]]
+            logs = alpha * np.array([self._scores[ids].sum() for ids in found])
+            sums = np.cumsum(np.exp(logs - logs.max()))
+            drawn.append([*found[int(np.searchsorted(sums, draw * sums[-1]))], END])
         return drawn
+
+    @cached_property
+    def _scores(self) -> np.ndarray:
+        """The logarithm of each piece's probability."""
+        return np.array([self._processor.get_score(piece) for piece in range(self.size)])
 
     def decode(self, ids: Sequence[int] | np.ndarray) -> str:
         """Decode token ids up to the end of sentence; ids past the last piece are unknown."""

@@ -99,7 +99,7 @@ def test_segmentations_are_drawn_for_each_pair(both, tmp_path, monkeypatch):
     pairs = {"a": [("x", text)] * 40, "b": [("y", text)] * 40}
     drawn = Segmentation(0.2, seed=3)
     made = write_tokens(tmp_path / "one", pairs, *both, drawn)
-    assert len({tuple(made.target[index]) for index in range(80)}) > 5
+    assert len({tuple(made.target[index]) for index in range(80)}) > 2
     assert {both.target.decode(made.target[index]) for index in range(80)} == {text}
     assert len({*made.english.tolist()}) == 1
     monkeypatch.setattr(tokens_module, "_MANY", 10)  # by several processes
