@@ -231,11 +231,16 @@ class Backbone:
             aux, z = carry["aux"] + routing.aux_loss, carry["z"] + routing.z_loss
             groups = [dim for dim in routing.load.shape if dim != self.E]
             following = {"h": h, "cache": cache, "aux": aux, "z": z}
-            return following, {
+            statistics = {
                 "left_out": routing.left_out,
                 "no_room": routing.no_room,
                 "load": nm.mean(routing.load, over=groups),
             }
+            if stack.choices and isinstance(routing, Routing):
+                grouped, rows = self.routing_group(stack), [self.G, stack.seq]
+                for name in ("expert", "weight"):
+                    statistics[name] = nm.reshape(getattr(routing, name), [*grouped], rows)
+            return following, statistics
 
         first: dict[str, Any] = {"h": x, "cache": stack.cache}
         if side.experts:

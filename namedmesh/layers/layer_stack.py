@@ -100,6 +100,8 @@ class LayerStack:
         padding: Which tokens are padding, bool, or None.
         router: How experts are chosen: `"top_k"` or `"expert_choice"`.
         capacity: The dimension of the experts' buffers, or None for the configuration's.
+        choices: Whether the statistics tell the experts of every token, and their weights; with
+            the router `"top_k"`.
         per_layer: Tensors with the layer dimension, of which each turn sees a slice.
         cache: The layers' caches by scope while decoding.
 
@@ -116,5 +118,6 @@ class LayerStack:
     padding: nm.Tensor | None = None
     router: str = "top_k"
     capacity: nm.Dimension | None = None
+    choices: bool = False
     per_layer: Any = None
     cache: dict[str, Any] = field(default_factory=dict)

@@ -62,6 +62,7 @@ class Transformer(Backbone):
         segments: nm.Tensor,
         positions: nm.Tensor,
         key: nm.Tensor | None = None,
+        choices: bool = False,
     ) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
         """Encode source tokens.
 
@@ -70,6 +71,8 @@ class Transformer(Backbone):
             segments: The example that each belongs to; 0 is padding.
             positions: The position of each in its example.
             key: A random key, or None for evaluation.
+            choices: Whether the statistics tell the `expert` of each choice of each token, LGSK,
+                and its `weight`.
 
         Returns:
             Representations, GSM, and the experts' losses and statistics.
@@ -100,7 +103,9 @@ class Transformer(Backbone):
 
                 return self.residual(h, "attention", own, derive_key(context.key, 2))
 
-            stack = LayerStack("encoder", S, attention, nm.equal(segments, 0), self.config.router)
+            stack = LayerStack(
+                "encoder", S, attention, nm.equal(segments, 0), self.config.router, choices=choices
+            )
             return self.run_layers(x, stack, derive_key(key, 1))[:2]
 
     def decode(
@@ -109,6 +114,7 @@ class Transformer(Backbone):
         inputs: nm.Tensor,
         encoded: nm.Tensor,
         key: nm.Tensor | None = None,
+        choices: bool = False,
     ) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
         """Decode all target tokens at once, each from those before it.
 
@@ -117,6 +123,8 @@ class Transformer(Backbone):
             inputs: Target tokens shifted right, GT int32.
             encoded: The encoder's representations, GSM.
             key: A random key, or None for evaluation.
+            choices: Whether the statistics tell the `expert` of each choice of each token, LGTK,
+                and its `weight`.
 
         Returns:
             Representations, GTM, and the experts' losses and statistics.
@@ -153,7 +161,7 @@ class Transformer(Backbone):
                 h, _ = self.residual(h, "attention", own, keys[2])
                 return self.residual(h, "cross", other, keys[3])
 
-            stack = LayerStack("decoder", T, attention, nm.equal(segments, 0))
+            stack = LayerStack("decoder", T, attention, nm.equal(segments, 0), choices=choices)
             return self.run_layers(x, stack, derive_key(key, 3))[:2]
 
     def scores(self, decoded: nm.Tensor) -> nm.Tensor:
@@ -221,6 +229,41 @@ class Transformer(Backbone):
         total = (total + other_total) * 0.5 + apart * self.config.r_drop
         return total, {**metrics, "loss": total, "divergence": apart}
 
+    def choices(self, batch: Batch) -> dict[str, nm.Tensor]:
+        """Tell which experts the tokens of a batch are sent to, in evaluation.
+
+        Args:
+            batch: The batch; see `batch_of`.
+
+        Returns:
+            By side, `encoder_expert` and `decoder_expert`: the expert of each choice of each token,
+            int32, with the dimensions layer, group, source or target, and choice; and its
+            `encoder_weight` and `decoder_weight`, zero where it is not served. Sides without
+            experts, or whose experts choose tokens, have none.
+
+        Example:
+            >>> from namedmesh.layers import batch_of, config
+            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+            >>> choices = lambda batch: model.choices(batch_of(batch))["decoder_expert"]
+            >>> nm.trace(choices, batch=model.specs()).outputs[0].shape
+            [layer=1, group=2, target=6, choice=2]
+        """
+        encoded, encoder = self.encode(
+            batch.source, batch.source_segments, batch.source_positions, choices=True
+        )
+        _, decoder = self.decode(batch, self._shift_target(batch), encoded, choices=True)
+        return {
+            f"{side}_{name}": statistics[name]
+            for side, statistics in (("encoder", encoder), ("decoder", decoder))
+            for name in ("expert", "weight")
+            if name in statistics
+        }
+
+    def _shift_target(self, batch: Batch) -> nm.Tensor:
+        """Return what the decoder reads: the token before each, and 0 before the first."""
+        first = nm.equal(batch.target_positions, 0)
+        return nm.where(first, 0, nm.shift(batch.target, self.T, 1))
+
     def _pass(
         self, batch: Batch, key: nm.Tensor | None
     ) -> tuple[nm.Tensor, dict[str, nm.Tensor], nm.Tensor]:
@@ -229,9 +272,7 @@ class Transformer(Backbone):
         encoded, encoder = self.encode(
             batch.source, batch.source_segments, batch.source_positions, key
         )
-        first = nm.equal(batch.target_positions, 0)
-        shifted = nm.where(first, 0, nm.shift(batch.target, self.T, 1))
-        decoded, decoder = self.decode(batch, shifted, encoded, key)
+        decoded, decoder = self.decode(batch, self._shift_target(batch), encoded, key)
         scores, real = self.scores(decoded), _real_tokens(batch)
         losses, _ = cross_entropy(scores, batch.target, self.W, smoothing=config.smoothing)
         right = nm.cast(nm.equal(nm.argmax(scores, self.W), batch.target), "float32")
