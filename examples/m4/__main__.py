@@ -1,4 +1,4 @@
-"""The command line: python -m examples.m4 train | evaluate | translate | export; see --help."""
+"""The command line: python -m examples.m4 train | evaluate | translate | serve | export."""
 
 from __future__ import annotations
 
@@ -154,18 +154,44 @@ def open_output(path: str) -> Any:
         ) from None
 
 
+def serve() -> None:
+    """Serve translations over HTTP, with a page, until told to stop."""
+    from examples.m4.run import Run
+    from examples.m4.serving.server import serve as serve_run
+
+    run = Run(flags.FLAGS.run)
+    options = flags.FLAGS
+    serve_run(
+        run,
+        run.fit_settings(resolve_settings()),
+        host=options.host,
+        port=options.port,
+        which=options.checkpoint,
+        say=lambda text: print(text, flush=True),
+    )
+
+
 def export() -> None:
     """Write data and lowered programs into a run's folder, for a host without TensorFlow."""
     run, settings = start_run()
-    for name in ("train", "evaluate", "translate"):
+    names = ("train", "evaluate", "translate", *(("choices",) if settings.model.experts else ()))
+    for name in names:
         print(f"{name}: {run.artifact(name, settings)}")
     run.save_settings(settings)
-    needed = "jax, orbax, rich, safetensors, sentencepiece, sacrebleu and absl-py"
+    needed = (
+        "jax, orbax, rich, safetensors, sentencepiece, sacrebleu, starlette, uvicorn and absl-py"
+    )
     print(f"copy {run.folder}, examples/ and namedmesh/ to a host with {needed}, and run there")
     print(f"  python -m examples.m4 train --run {run.folder.name}")
 
 
-COMMANDS = {"train": train, "evaluate": evaluate, "translate": translate, "export": export}
+COMMANDS = {
+    "train": train,
+    "evaluate": evaluate,
+    "translate": translate,
+    "serve": serve,
+    "export": export,
+}
 
 
 def main(arguments: list[str]) -> None:

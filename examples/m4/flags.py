@@ -95,6 +95,10 @@ def define_flags() -> list[str]:
         False,
         "write translations as JSON, with languages, scores and the other hypotheses of the beam",
     )
+    flags.DEFINE_string("host", "127.0.0.1", "the address to serve on; 0.0.0.0 is all of them")
+    flags.DEFINE_integer(
+        "port", 8000, "the port to serve on; 0 for any", lower_bound=0, upper_bound=65535
+    )
     return [*_define_hyperparameters(Settings), *_define_hyperparameters(Config)]
 
 

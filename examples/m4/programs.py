@@ -95,6 +95,18 @@ def trace_translate(settings: Settings) -> nm.Program:
     return nm.trace(translate, source=spec, source_segments=spec)
 
 
+def trace_choices(settings: Settings) -> nm.Program:
+    """Trace which experts the tokens of sentences and of their translations are sent to."""
+    length = settings.translation_length
+    model = Transformer(settings.model.but(dropout=0.0), settings.translation_rows, length, length)
+
+    def choose(batch: dict[str, Any]) -> dict[str, nm.Tensor]:
+        with trained_weights(settings):
+            return model.choices(batch_of(batch))
+
+    return nm.trace(choose, batch=model.specs())
+
+
 def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
     """The scalars of a train step, with the shares of choices that experts did not serve."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
@@ -106,7 +118,12 @@ def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
     return scalars
 
 
-PROGRAMS = {"train": trace_train, "evaluate": trace_evaluate, "translate": trace_translate}
+PROGRAMS = {
+    "train": trace_train,
+    "evaluate": trace_evaluate,
+    "translate": trace_translate,
+    "choices": trace_choices,
+}
 
 
 def make_artifact(name: str, settings: Settings) -> nm.Artifact:

@@ -152,6 +152,15 @@ class Vocabulary:
                 kept.append(token if 0 <= token < self.size else UNKNOWN)
         return self._processor.decode(kept) if kept else ""
 
+    def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
+        """Spell each token as a reader sees it; the end of a sentence is ⏎."""
+        spelt = []
+        for token in np.asarray(ids, dtype=np.int64).tolist():
+            known = 0 <= token < self.size
+            piece = self._processor.id_to_piece(token if known else UNKNOWN)
+            spelt.append("⏎" if token == END else piece.replace("▁", " "))
+        return spelt
+
     @property
     def size(self) -> int:
         """The number of pieces, the three special ones among them."""
