@@ -19,7 +19,19 @@ from namedmesh.dims.errors import NamedMeshError
 
 
 class Server(uvicorn.Server):
-    """A server whose end by a signal is its normal end; the second signal does not wait."""
+    """A server that tells when it listens, and whose end by a signal is its normal end.
+
+    The second signal does not wait for what was taken.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell so."""
+        await super().startup(sockets)
+        self._ready()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -57,8 +69,9 @@ def serve(
         timeout_keep_alive=10,
     )
     shown = f"[{host}]" if ":" in host else host
-    say(f"listening on http://{shown}:{listener.getsockname()[1]}; ctrl-C stops")
-    asyncio.run(Server(config).serve(sockets=[listener]))
+    address = f"http://{shown}:{listener.getsockname()[1]}"
+    server = Server(config, lambda: say(f"listening on {address}; ctrl-C stops"))
+    asyncio.run(server.serve(sockets=[listener]))
     say("stopped")
 
 
