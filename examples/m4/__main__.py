@@ -1,4 +1,7 @@
-"""The command line: python -m examples.m4 train | evaluate | translate | serve | export."""
+"""Many languages into English: python -m examples.m4 COMMAND.
+
+Commands are train, evaluate, translate, serve, saved_model and export.
+"""
 
 from __future__ import annotations
 
@@ -171,6 +174,16 @@ def serve() -> None:
     )
 
 
+def saved_model() -> None:
+    """Write a run as a SavedModel, for TensorFlow Serving."""
+    from examples.m4.run import Run
+    from examples.m4.serving.saved_model import write_run
+
+    run = Run(flags.FLAGS.run)
+    folder = write_run(run, run.fit_settings(resolve_settings()), flags.FLAGS.checkpoint)
+    print(f"wrote {folder}; TensorFlow Serving takes --model_base_path={folder.parent.absolute()}")
+
+
 def export() -> None:
     """Write data and lowered programs into a run's folder, for a host without TensorFlow."""
     run, settings = start_run()
@@ -190,6 +203,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "translate": translate,
     "serve": serve,
+    "saved_model": saved_model,
     "export": export,
 }
 

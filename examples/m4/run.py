@@ -157,7 +157,7 @@ class Run:
                 fix="give the corpus itself as --data: it holds out the same sentences, "
                 "whichever languages are asked for",
             )
-        shutil.copytree(other.data, self.data, copy_function=shutil.copy2, dirs_exist_ok=True)
+        shutil.copytree(other.data, self.data, copy_function=_link, dirs_exist_ok=True)
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         names = "languages", "pairs", "vocabulary_sentences", "subword_alpha"
         same = {name: getattr(before, name) for name in names}
@@ -265,6 +265,14 @@ class Run:
             path.parent.mkdir(exist_ok=True)
             lowered.save(path)
         return path
+
+
+def _link(source: str, target: str) -> None:
+    """Give a file a second name; copy it where that cannot be. Files of data never change."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
 
 
 def open_corpus(

@@ -209,14 +209,20 @@ PRESETS: dict[str, Settings] = {
         )
     },
 }  # fmt: skip
-# Dense models of equal FLOPs per token: a layer with experts computes two networks of size H and
-# the layer beside it one, so that here every layer has one of size 1.5 H.
+
+
+def make_dense(settings: Settings) -> Settings:
+    """Make the settings of a dense model of equal FLOPs per token.
+
+    A layer with experts computes k networks of size H and the layer beside it one, so that here
+    every layer has one of (1 + k) / 2 times the size.
+    """
+    model = settings.model
+    return settings.but(experts=0, expert_sides="both", hidden=model.hidden * (1 + model.k) // 2)
+
+
 PRESETS |= {
-    f"{name}_dense": dataclasses.replace(
-        PRESETS[name],
-        preset=f"{name}_dense",
-        model=PRESETS[name].model.but(experts=0, hidden=PRESETS[name].model.hidden * 3 // 2),
-    )
+    f"{name}_dense": make_dense(PRESETS[name]).but(preset=f"{name}_dense")
     for name in ("small", "tiny", "base")
 }
 

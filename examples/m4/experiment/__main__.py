@@ -1,0 +1,126 @@
+"""The experiment as a command: python -m examples.m4.experiment [prepare | run | report].
+
+Without a command all three are done: data and lowered programs of every model are made (which needs
+TensorFlow), models are trained and evaluated one after the other, and tables and figures written to
+the folder of --out. What is done is not done again, so that a run that was stopped goes on.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+from typing import Any
+
+from absl import app, flags, logging
+
+from examples.m4 import flags as m4_flags
+from examples.m4.experiment.cells import Experiment
+from examples.m4.experiment.grid import Cell, make_grid
+from examples.m4.settings import Settings, preset
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+
+COMMANDS = ("prepare", "run", "report")
+HYPERPARAMETERS = m4_flags.define_flags()
+flags.DEFINE_string("out", "runs/experiment", "the folder of the experiment")
+flags.DEFINE_list("grid_experts", ["4", "16", "64"], "numbers of experts to compare")
+flags.DEFINE_list("depths", ["1"], "depths to compare, as multiples of the number of layers")
+flags.DEFINE_list("bilingual", [], "codes of languages that get bilingual baselines")
+flags.DEFINE_integer(
+    "bilingual_steps", 0, "steps of each try of a baseline; 0 for those of the others"
+)
+flags.DEFINE_integer("bilingual_vocabulary", 8000, "pieces of the baselines' vocabularies, at most")
+flags.DEFINE_list("seeds", ["0"], "seeds of the models; the baselines have the first")
+flags.DEFINE_integer("bootstrap", 1000, "samples of the paired bootstrap", lower_bound=2)
+flags.adopt_module_key_flags(m4_flags)
+
+
+def resolve_grid() -> tuple[Settings, list[Cell]]:
+    """Resolve the common settings and the cells from the flags."""
+    options = flags.FLAGS
+    changes = {
+        name: options[name].value for name in HYPERPARAMETERS if options[name].value is not None
+    }
+    settings = preset(options.preset).but(**changes)
+    cells = make_grid(
+        settings,
+        experts=_integers("grid_experts"),
+        depths=_integers("depths"),
+        bilingual=options.bilingual,
+        bilingual_steps=options.bilingual_steps,
+        bilingual_vocabulary=options.bilingual_vocabulary,
+        seeds=_integers("seeds"),
+    )
+    return settings, cells
+
+
+def _integers(name: str) -> list[int]:
+    """The integers of a flag."""
+    try:
+        return [int(text) for text in flags.FLAGS[name].value]
+    except ValueError as error:
+        raise NamedMeshError(f"--{name}: {error}", fix="give integers, with commas") from None
+
+
+def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
+    """Write table.json, report.json and the figures of the cells that are done."""
+    from examples.m4.experiment.figures import compare_with_baselines, draw_figures
+    from examples.m4.experiment.significance import compare
+    from examples.m4.experiment.table import format_table, make_row
+
+    done = [cell for cell in cells if experiment.is_done(cell)]
+    if not done:
+        raise NamedMeshError("no model of the grid is done", fix="run the experiment first")
+    rows = [make_row(experiment, cell) for cell in done]
+    (experiment.folder / "table.json").write_text(json.dumps(rows, indent=1) + "\n")
+    print(format_table(rows))
+    by_name = dict(zip([cell.name for cell in done], done, strict=True))
+    result: dict[str, Any] = {"significance": [], "bilingual": []}
+    for cell in done:
+        dense = by_name.get(cell.name.replace(f"moe{cell.settings.model.experts}", "dense"))
+        if cell.kind == "mixture" and dense is not None:
+            pair = experiment.evaluation_of(dense), experiment.evaluation_of(cell)
+            for found in compare(*pair, samples=flags.FLAGS.bootstrap):
+                result["significance"].append(
+                    {"system": cell.name, "baseline": dense.name, "scores": found}
+                )
+                print(
+                    f"{cell.name} against {dense.name}, {found['languages']} languages: "
+                    f"{found['score']} {found['system']} against {found['baseline']}, "
+                    f"p = {found['p']:.4f}"
+                )
+    result["bilingual"] = compare_with_baselines(experiment, done, rows)
+    (experiment.folder / "report.json").write_text(json.dumps(result, indent=1) + "\n")
+    for path in draw_figures(experiment, done, rows):
+        print(f"figure: {path}")
+    return result
+
+
+def main(arguments: list[str]) -> None:
+    """Do the commands that are given, or all; mistakes are reported without a traceback."""
+    logging.set_verbosity(logging.WARNING)
+    say = lambda text: print(text, flush=True)
+    try:
+        for command in arguments[1:]:
+            if command not in COMMANDS:
+                raise NamedMeshError(
+                    f"{command!r} is not a command", fix=did_you_mean(command, COMMANDS)
+                )
+        settings, cells = resolve_grid()
+        experiment = Experiment(pathlib.Path(flags.FLAGS.out))
+        commands = arguments[1:] or COMMANDS
+        if "prepare" in commands:
+            experiment.prepare(cells, settings, flags.FLAGS.data, say)
+        failed = []
+        if "run" in commands:
+            failed = experiment.train(cells, flags.FLAGS.sentences, say)
+        if "report" in commands:
+            report(experiment, cells)
+        if failed:
+            sys.exit(f"error: {len(failed)} models failed: {', '.join(failed)}")
+    except NamedMeshError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    app.run(main)

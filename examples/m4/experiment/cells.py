@@ -1,0 +1,86 @@
+"""Running the cells of a grid: data, lowered programs, training, evaluation; each once."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from examples.m4.experiment.grid import Cell
+from examples.m4.run import Run
+from examples.m4.settings import Settings
+from namedmesh.training import read_metrics
+
+Say = Callable[[str], None]
+
+
+class Experiment:
+    """The folder of an experiment: shared data, a run for each cell, tables and figures."""
+
+    def __init__(self, folder: pathlib.Path):
+        self.folder = folder
+        self.shared = Run(folder / "data")
+
+    def run_of(self, cell: Cell) -> Run:
+        """The run of a cell."""
+        return Run(self.folder / "cells" / cell.name)
+
+    def prepare(self, cells: Sequence[Cell], settings: Settings, data: str, say: Say) -> None:
+        """Make data and lowered programs of all cells; what is there stays.
+
+        Mixtures and dense models share vocabularies and tokens. A bilingual model has its own, of
+        the same corpus, which holds out the same sentences.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if not self.shared.started:
+            self.shared.start(settings, data, say)
+        for cell in cells:
+            run = self.run_of(cell)
+            say(f"{cell.name}: data and programs")
+            source = data if cell.language else str(self.shared.folder)
+            started = run.start(cell.settings, "" if run.started else source, say)
+            for program in ("train", "evaluate", "translate"):
+                run.artifact(program, started, say)
+
+    def train(self, cells: Sequence[Cell], sentences: int, say: Say) -> list[str]:
+        """Train and evaluate every cell that is not done, in processes; return those that failed.
+
+        A bilingual model is evaluated at its best checkpoint on dev data, since a small language is
+        soon learned by heart.
+        """
+        failed = []
+        for number, cell in enumerate(cells, 1):
+            if self.is_done(cell):
+                say(f"{cell.name}: done ({number} of {len(cells)})")
+                continue
+            say(f"{cell.name}: training ({number} of {len(cells)}) ...")
+            checkpoint = "best" if cell.language else "newest"
+            options = [f"--sentences={sentences}", f"--checkpoint={checkpoint}"]
+            if not (self._call("train", cell) and self._call("evaluate", cell, *options)):
+                say(f"{cell.name}: failed; {self.run_of(cell).folder / 'log.txt'} says why")
+                failed.append(cell.name)
+        return failed
+
+    def is_done(self, cell: Cell) -> bool:
+        """Whether a cell was trained to its last step and evaluated since."""
+        run = self.run_of(cell)
+        evaluation = run.folder / "evaluation.json"
+        if not (run.started and evaluation.exists() and run.metrics.exists()):
+            return False
+        rows = read_metrics(run.metrics)
+        return bool(rows) and rows[-1]["step"] >= run.settings.steps
+
+    def _call(self, command: str, cell: Cell, *options: str) -> bool:
+        """Run a command of the example on a cell, with its output in a file; whether it worked."""
+        folder = self.run_of(cell).folder
+        with open(folder / "log.txt", "a") as log:
+            arguments = [sys.executable, "-m", "examples.m4", command, f"--run={folder}", *options]
+            return subprocess.run(arguments, stdout=log, stderr=subprocess.STDOUT).returncode == 0
+
+    def evaluation_of(self, cell: Cell) -> dict[str, Any]:
+        """The scores of a cell."""
+        path = self.run_of(cell).folder / "evaluation.json"
+        return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,65 @@
+"""Whether one model translates better than another: sacrebleu's paired bootstrap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from examples.m4.evaluation import split_in_thirds
+
+
+def compare(
+    baseline: dict[str, Any], system: dict[str, Any], samples: int = 1000
+) -> list[dict[str, Any]]:
+    """Compare two evaluations of the same sentences: of all languages, and of each third.
+
+    Args:
+        baseline: What evaluation.json of one model has.
+        system: That of the other.
+        samples: How many samples the bootstrap draws, the same ones every time.
+
+    Returns:
+        For each part and score, both scores over all sentences of the part together, and the
+        probability p of a difference as large if there were none.
+    """
+    pairs = list(zip(baseline["languages"], system["languages"], strict=True))
+    for one, other in pairs:
+        if [sample["source"] for sample in one["samples"]] != [
+            sample["source"] for sample in other["samples"]
+        ]:
+            raise ValueError(f"{one['language']}: the models translated other sentences")
+    thirds = split_in_thirds({one["language"]: one["train_pairs"] for one, _ in pairs})
+    results = []
+    for part in ("all", *dict.fromkeys(thirds.values())):
+        chosen = [pair for pair in pairs if part in ("all", thirds[pair[0]["language"]])]
+        results += _compare_part(part, chosen, samples)
+    return results
+
+
+def _compare_part(
+    part: str, pairs: Sequence[tuple[dict[str, Any], dict[str, Any]]], samples: int
+) -> list[dict[str, Any]]:
+    """Compare the sentences of some languages."""
+    texts = lambda which, key: [sample[key] for pair in pairs for sample in pair[which]["samples"]]
+    metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
+    systems = [("baseline", texts(0, "translation")), ("system", texts(1, "translation"))]
+    _, found = PairedTest(
+        systems, metrics, [texts(0, "english")], test_type="bs", n_samples=samples
+    )()
+    results = []
+    for name in metrics:
+        label = next(key for key in found if key.lower().startswith(name.lower()))
+        before, after = found[label]
+        results.append(
+            {
+                "languages": part,
+                "score": name,
+                "baseline": round(float(before.score), 2),
+                "system": round(float(after.score), 2),
+                "p": float(after.p_value),
+            }
+        )
+    return results

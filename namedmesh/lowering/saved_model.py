@@ -1,0 +1,114 @@
+"""SavedModel: a program with its state as TensorFlow Serving and TensorFlow itself load it."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.evaluate import Eager, convert_value
+from namedmesh.ir.program import Program
+
+
+class ServedProgram(tf.Module):
+    """A program whose variables are TensorFlow's, unsharded."""
+
+    def __init__(self, program: Program, state: Mapping[str, Any], assets: Sequence[str]):
+        super().__init__(name=re.sub(r"\W", "_", program.name))
+        self.weights = [
+            tf.Variable(
+                convert_value("variable", name, variable.tensor, _fetch(state, name)),
+                trainable=False,
+                name=name.replace("/", "."),
+            )
+            for name, variable in program.variables.items()
+        ]
+        self.assets = [tf.saved_model.Asset(path) for path in assets]
+
+        @tf.function(jit_compile=True, autograph=False)
+        def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
+            values = [inputs[name] for name in program.inputs]
+            results = Eager().run(program.body, [*values, *self.weights])
+            return dict(zip(_name_outputs(program), results, strict=True))
+
+        self.serve = run.get_concrete_function(
+            **{
+                name: tf.TensorSpec(tensor.shape.sizes, tensor.dtype, name)
+                for name, tensor in program.inputs.items()
+            }
+        )
+
+
+def write_saved_model(
+    program: Program,
+    state: Mapping[str, Any],
+    folder: str | os.PathLike[str],
+    *,
+    assets: Sequence[str | os.PathLike[str]] = (),
+) -> None:
+    """Writes a program and its state as a SavedModel, for TensorFlow Serving and TensorFlow.
+
+    The program runs on one device, compiled by XLA; its inputs and outputs have their names.
+
+    Args:
+        program: A traced program that changes no variable, e.g. one that predicts.
+        state: A value for each variable; a State will do.
+        folder: Where to write; a SavedModel that is there is replaced.
+        assets: Files that go with it, e.g. vocabularies.
+
+    Raises:
+        NamedMeshError: The program changes variables, returns other things than tensors or a dict
+            of them, or the state does not fit it.
+
+    Example:
+        >>> import tempfile
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> program = nm.trace(lambda x: {"y": x * nm.param("w", [M])}, x=nm.spec([M]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nm.write_saved_model(program, {"w": [1.0, 2.0, 3.0]}, folder)
+        ...     loaded = tf.saved_model.load(folder)
+        ...     loaded.signatures["serving_default"](x=tf.constant([1.0, 1.0, 2.0]))["y"].numpy()
+        array([1., 2., 6.], dtype=float32)
+    """
+    if not isinstance(program, Program):
+        raise NamedMeshError(
+            f"write_saved_model: a {type(program).__name__} is not a program",
+            fix="pass what nm.trace returned",
+        )
+    if program.updates:
+        raise NamedMeshError(
+            f"{program.name} changes {', '.join([*program.updates][:3])}, "
+            "and what is served changes nothing",
+            fix="trace a function that only predicts",
+        )
+    _name_outputs(program)
+    served = ServedProgram(program, state, [os.fspath(path) for path in assets])
+    options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
+    tf.saved_model.save(
+        served, os.fspath(pathlib.Path(folder)), signatures=served.serve, options=options
+    )
+
+
+def _fetch(state: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """One variable's value, whole and on this machine."""
+    return {name: np.asarray(state[name])} if name in state else {}
+
+
+def _name_outputs(program: Program) -> list[str]:
+    """The names of a program's outputs; a single one that has none is `output`."""
+    structure = program.structure
+    if isinstance(structure, dict) and len(structure) == len(program.outputs):
+        return [str(name) for name in structure]
+    if len(program.outputs) == 1:
+        return ["output"]
+    raise NamedMeshError(
+        f"{program.name} returns {len(program.outputs)} tensors that have no names of their own",
+        fix="return a dict of tensors",
+    )
