@@ -146,7 +146,12 @@ TOPICS = (
         "Running and Artifacts",
         "Compiled steps, their state, and the file format that needs no TensorFlow to run. The "
         "names of `namedmesh.runtime` are imported from there.",
-        modules=("namedmesh.runtime", "namedmesh.lowering.compile", "namedmesh.lowering.export"),
+        modules=(
+            "namedmesh.runtime",
+            "namedmesh.lowering.compile",
+            "namedmesh.lowering.export",
+            "namedmesh.lowering.saved_model",
+        ),
         packages=("namedmesh.runtime",),
     ),
     Topic(

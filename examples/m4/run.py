@@ -38,7 +38,11 @@ FIXED = (
     "source_length", "target_length", "rows", "languages", "pairs", "temperature", "repeat", "seed",
     "vocabulary_sentences", "subword_alpha", "optimizer", "average",
 )  # fmt: skip
-COMPUTATION = ("remat", "unroll", "dispatch")  # how the model is computed, not what it is
+# How the model is computed or evaluated, not what it learns.
+FREE = (
+    "remat", "unroll", "dispatch", "evaluation_second", "evaluation_capacity_factor",
+    "decoding_capacity_factor",
+)  # fmt: skip
 VOCABULARIES = ("source_vocab", "target_vocab")
 CORPORA = ("debian", "catalogs", "synthetic")  # those that are built, the richest first
 
@@ -117,7 +121,7 @@ class Run:
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         model = dataclasses.replace(settings.model, **sizes)
         fields = [
-            field.name for field in dataclasses.fields(model) if field.name not in COMPUTATION
+            field.name for field in dataclasses.fields(model) if field.name not in FREE
         ]
         changes = [
             (name, getattr(old, name), getattr(new, name))

@@ -104,6 +104,9 @@ def test_how_it_is_computed_and_how_long_may_change(started, tmp_path):
         "mesh": "all=2",
         "remat": "full",
         "dispatch": "einsum",
+        "evaluation_capacity_factor": 4.0,
+        "evaluation_second": "none",
+        "decoding_capacity_factor": 2.0,
         "save_every": 1,
     }
     chosen = start(folder, preset("tiny").but(**free))

@@ -1,0 +1,52 @@
+"""The table of an experiment: minutes, averages over sets, and the best tries of baselines."""
+
+import pytest
+
+from examples.m4.experiment.grid import make_grid
+from examples.m4.experiment.table import (
+    average_over_sets,
+    choose_baselines,
+    dev_curve,
+    format_table,
+)
+from examples.m4.settings import preset
+
+
+def test_minutes_are_those_of_the_steps_before():
+    rows = [
+        {"step": 10, "tokens": 100, "seconds_per_step": 6.0},
+        {"step": 20, "tokens": 200, "seconds_per_step": 3.0},
+        {"step": 20, "tokens": 200, "dev_loss": 4.0},
+        {"step": 40, "tokens": 400, "seconds_per_step": 3.0},
+        {"step": 40, "tokens": 400, "dev_loss": 3.0},
+    ]
+    assert dev_curve(rows) == [
+        {"step": 20, "tokens": 200, "minutes": pytest.approx(1.5), "dev_loss": 4.0},
+        {"step": 40, "tokens": 400, "minutes": pytest.approx(2.5), "dev_loss": 3.0},
+    ]
+
+
+def test_sets_count_alike():
+    averages = [
+        {"set": "a", "resources": "all", "bleu": 10.0, "chrf": 30.0},
+        {"set": "a", "resources": "low", "bleu": 5.0, "chrf": 20.0},
+        {"set": "b", "resources": "all", "bleu": 20.0, "chrf": 50.0},
+    ]
+    found = average_over_sets({"averages": averages})
+    assert found == {"all": {"bleu": 15.0, "chrf": 40.0}, "low": {"bleu": 5.0, "chrf": 20.0}}
+
+
+def test_the_try_with_the_lowest_dev_loss_counts():
+    cells = make_grid(preset("tiny"), experts=[4], depths=[1], bilingual=["de", "fr"])
+    losses = {"bilingual_de_dropout": 2.0, "bilingual_fr_narrow": 1.5}
+    rows = [{"model": cell.name, "dev_loss": losses.get(cell.name, 3.0)} for cell in cells]
+    best = choose_baselines(cells, rows)
+    assert {code: cell.name for code, (cell, _) in best.items()} == {
+        "de": "bilingual_de_dropout",
+        "fr": "bilingual_fr_narrow",
+    }
+
+
+def test_rows_without_thirds_are_shown_too():
+    shown = format_table([{"model": "bilingual_de_plain", "weights": 1234567, "bleu": 3.25}])
+    assert "1,234,567" in shown and "3.25" in shown and "flops_per_token" in shown
