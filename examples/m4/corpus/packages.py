@@ -25,9 +25,6 @@ class Package:
     domains: tuple[str, ...] = ()
 
 
-# Sentences of these may be held out.
-
-
 PACKAGES = (
     Package("django", "5.2.19", "5965d974a5218a2b68a11dd1276434707f23886525c23f0598eccedaf4f4ca00"),
     Package("wagtail", "8.0.1", "1e6ad5c7891a54efce1400e168298b5a2cc343b642cee89c31bf5ec30c98b26c"),
@@ -62,49 +59,6 @@ PACKAGES = (
         "26.2.16",
         "115c4baf7cceaa30f59a4694d79483c9167dbce7a9de4d3d571c5f3ea77c305a",
         domains=("iso3166-1", "iso4217"),
-    ),
-)
-# These are trained on only, so that the dev and test sentences do not depend on them.
-MORE_PACKAGES = (
-    Package(
-        "weblate", "5.14.3", "0bc2c5a49ebc496758e89f08d5ec9d1b226e8aba2cff7744a18ab9f235dca816"
-    ),
-    Package(
-        "pretix", "2026.8.0", "a78932e698778d873530d67f25a57c28d1c09b1bfb1a22ec817c00d90397db85"
-    ),
-    Package(
-        "mayan-edms", "4.12.2", "5eb0deccb29199a7add33a757161f3f461aa3b00451de13027049258dd412f67"
-    ),
-    Package(
-        "plone.app.locales",
-        "7.0.4",
-        "de96a5d0dc1fe5ab540fa6f993805c09da80a9518aa7a309e8cd1f433e3ae6aa",
-    ),
-    Package(
-        "django-oscar", "4.2.1", "adbb95ea0130859c204cc6fb221052d6d437ecbaa90800e8418a809f72645e9c"
-    ),
-    Package("ckan", "2.12.0", "3b41cb4860286813fbcd18c57341e96edba266e2e492aeea92c4e03ce9e2934e"),
-    Package("geonode", "5.1.1", "00edf4cdfdbca7eaaef9a2f36e383a95eb87fef96060b8577977987b9ef52194"),
-    Package(
-        "sickchill", "2024.3.1", "219509d90ee6a2791b988a3ebef9295869f21d639a0a35d615197dce3598fc56"
-    ),
-    Package(
-        "nicotine-plus",
-        "3.3.11",
-        "57a5fdf5f4d3ca993bfd3e086348c95536557cfa68569c0fc03b21f5c8d4307a",
-    ),
-    Package(
-        "calibreweb", "0.6.27", "c6d4173d31a4495e09c615857f30f0d03d9f7eabc7bb50558164f67083d4f72d"
-    ),
-    Package("sphinx", "9.0.4", "5bebc595a5e943ea248b99c13814c1c5e10b3ece718976824ffa7959ff95fffb"),
-    Package("thonny", "5.0.1", "94eb9fc3d9f45acffcda51c17e75f56bb4b14427fee0467e14fb4f6210c33041"),
-    Package("misago", "0.39.6", "57152ffa4d5d567803594b49163a7b399e93fab438f99ab4a463459936eb9f00"),
-    Package("solaar", "1.1.20", "8fc37432f9e054046a82fcdbf4648d806ac37e220a9bc08ae4c652561f335302"),
-    Package(
-        "mezzanine", "6.1.1", "abb8a3d7ee91b724d8aa89fa971bad1cf8e368c21055da4913e20e1418a96d1b"
-    ),
-    Package(
-        "modoboa", "2.12.0", "f3ad5957a2069f3221814979f7144aeb2a541539009a03a534ec19b4f65306e0"
     ),
 )
 
