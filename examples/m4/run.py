@@ -120,9 +120,7 @@ class Run:
         before = self.settings
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         model = dataclasses.replace(settings.model, **sizes)
-        fields = [
-            field.name for field in dataclasses.fields(model) if field.name not in FREE
-        ]
+        fields = [field.name for field in dataclasses.fields(model) if field.name not in FREE]
         changes = [
             (name, getattr(old, name), getattr(new, name))
             for names, old, new in ((FIXED, before, settings), (fields, before.model, model))

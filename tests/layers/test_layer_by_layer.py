@@ -47,8 +47,8 @@ def run_plainly(program, steps):
     """
     first = {key: np.asarray(value) for key, value in program.initial_state(0).items()}
     step = nm.Step(nm.plan(program, nm.Mesh(data=1), ""))
-    state, results = step.place(first), None
-    for _ in range(steps):
+    state, results = step(step.place(first), *DATA)
+    for _ in range(steps - 1):
         state, results = step(state, *DATA)
     return first, {key: np.asarray(value) for key, value in state.items()}, results
 

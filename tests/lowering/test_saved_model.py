@@ -1,5 +1,7 @@
 """Programs as SavedModels: their results when loaded, and what cannot be one."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -54,13 +56,14 @@ def test_what_cannot_be_served_is_told(tmp_path):
     changing = nm.trace(count, x=nm.spec([B]))
     nameless = nm.trace(lambda x: (x, x + 1.0), x=nm.spec([B]))
     weighted = nm.trace(lambda x: x * nm.param("w", [B]), x=nm.spec([B]))
-    for program, state, problem in (
+    cases: list[tuple[Any, dict[str, Any], str]] = [
         (changing, {"steps": 0.0}, "changes steps"),
         (nameless, {}, "returns 2 tensors"),
         (weighted, {}, "variable w is not given"),
         (weighted, {"w": [1.0]}, "variable w was given with shape"),
         (lambda x: x, {}, "is not a program"),
-    ):
+    ]
+    for program, state, problem in cases:
         with pytest.raises(nm.NamedMeshError, match=problem):
             nm.write_saved_model(program, state, tmp_path / "model")
     assert not (tmp_path / "model").exists()

@@ -57,7 +57,7 @@ def resolve_grid() -> tuple[Settings, list[Cell]]:
 def _integers(name: str) -> list[int]:
     """The integers of a flag."""
     try:
-        return [int(text) for text in flags.FLAGS[name].value]
+        return [int(text) for text in flags.FLAGS[name].value or ()]
     except ValueError as error:
         raise NamedMeshError(f"--{name}: {error}", fix="give integers, with commas") from None
 

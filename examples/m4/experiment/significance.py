@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import sacrebleu
-from sacrebleu.significance import PairedTest
+from sacrebleu.significance import PairedTest, Result
 
 from examples.m4.evaluation import split_in_thirds
 
@@ -45,7 +45,10 @@ def _compare_part(
     """Compare the sentences of some languages."""
     texts = lambda which, key: [sample[key] for pair in pairs for sample in pair[which]["samples"]]
     metrics = {"BLEU": sacrebleu.BLEU(), "chrF": sacrebleu.CHRF()}
-    systems = [("baseline", texts(0, "translation")), ("system", texts(1, "translation"))]
+    systems: list[tuple[str, Sequence[str]]] = [
+        ("baseline", texts(0, "translation")),
+        ("system", texts(1, "translation")),
+    ]
     _, found = PairedTest(
         systems, metrics, [texts(0, "english")], test_type="bs", n_samples=samples
     )()
@@ -53,6 +56,8 @@ def _compare_part(
     for name in metrics:
         label = next(key for key in found if key.lower().startswith(name.lower()))
         before, after = found[label]
+        assert isinstance(before, Result) and isinstance(after, Result)
+        assert after.p_value is not None
         results.append(
             {
                 "languages": part,

@@ -15,7 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
-from examples.m4.serving.answers import Answers, Question
+from examples.m4.serving.answers import Question
 from examples.m4.serving.queue import Batcher, QueueClosed, QueueFull
 
 PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -39,7 +39,7 @@ class Limits:
 
 
 def make_application(
-    answers: Answers | Callable[[list[Question]], list[dict[str, Any]]],
+    answers: Callable[[list[Question]], list[dict[str, Any]]],
     facts: dict[str, Any],
     *,
     most: int,

@@ -12,38 +12,38 @@ from typing import Any
 
 
 class QueueFull(Exception):
-    """So many texts wait that no more are taken."""
+    """So many questions wait that no more are taken."""
 
 
 class QueueClosed(Exception):
-    """The service stops, and takes no more texts."""
+    """The service stops, and takes no more questions."""
 
 
 @dataclass
 class Waiting:
-    """A text that waits, since when, and where its answer goes."""
+    """A question that waits, since when, and where its answer goes."""
 
-    text: str
+    question: Any
     answer: asyncio.Future[Any]
     since: float = field(default_factory=time.monotonic)
 
 
 class Batcher:
-    """Hands texts of many requests to one function together, a batch after the other.
+    """Hands questions of many requests to one function together, a batch after the other.
 
-    A batch starts when it is full, or when its first text has waited for `patience` seconds while
-    nothing else ran.
+    A batch starts when it is full, or when its first question has waited for `patience` seconds
+    while nothing else ran.
 
     Args:
-        work: Answers texts, in order; it runs in a thread of its own.
-        most: The texts of a batch, at most.
-        waiting: The texts that may wait, at most.
+        work: Answers questions, in order; it runs in a thread of its own.
+        most: The questions of a batch, at most.
+        waiting: The questions that may wait, at most.
         patience: How long a batch that is not full waits for more, in seconds.
     """
 
     def __init__(
         self,
-        work: Callable[[Sequence[str]], Sequence[Any]],
+        work: Callable[[list[Any]], Sequence[Any]],
         *,
         most: int,
         waiting: int,
@@ -59,20 +59,20 @@ class Batcher:
 
     @property
     def length(self) -> int:
-        """How many texts wait."""
+        """How many questions wait."""
         return len(self._queue)
 
     @property
     def closed(self) -> bool:
-        """Whether the queue takes no more texts."""
+        """Whether the queue takes no more questions."""
         return self._closed
 
     def start(self) -> None:
         """Begin to answer; called in the loop that serves."""
         self._task = asyncio.get_running_loop().create_task(self._run())
 
-    async def answer(self, texts: Sequence[str]) -> list[Any]:
-        """Wait for the answers to texts.
+    async def answer(self, questions: Sequence[Any]) -> list[Any]:
+        """Wait for the answers to questions.
 
         Raises:
             QueueFull: If there is no room for all of them.
@@ -80,10 +80,10 @@ class Batcher:
         """
         if self._closed:
             raise QueueClosed
-        if len(self._queue) + len(texts) > self.waiting:
+        if len(self._queue) + len(questions) > self.waiting:
             raise QueueFull
         loop = asyncio.get_running_loop()
-        mine = [Waiting(text, loop.create_future()) for text in texts]
+        mine = [Waiting(question, loop.create_future()) for question in questions]
         self._queue += mine
         self._arrived.set()
         try:
@@ -94,7 +94,7 @@ class Batcher:
             raise
 
     async def close(self) -> None:
-        """Take no more texts, answer those that wait, and stop."""
+        """Take no more questions, answer those that wait, and stop."""
         self._closed = True
         self._arrived.set()
         if self._task is not None:
@@ -120,7 +120,7 @@ class Batcher:
                 continue
             try:
                 answers = await loop.run_in_executor(
-                    self._thread, self.work, [one.text for one in batch]
+                    self._thread, self.work, [one.question for one in batch]
                 )
             except Exception as error:  # every one of them is told
                 for one in batch:

@@ -98,15 +98,15 @@ def test_segmentations_are_drawn_for_each_pair(both, tmp_path, monkeypatch):
     text = max((english for _, english in PAIRS["de"]), key=len)
     pairs = {"a": [("x", text)] * 40, "b": [("y", text)] * 40}
     drawn = Segmentation(0.2, seed=3)
-    made = write_tokens(tmp_path / "one", pairs, *both, drawn)
+    made = write_tokens(tmp_path / "one", pairs, both.source, both.target, drawn)
     assert len({tuple(made.target[index]) for index in range(80)}) > 2
     assert {both.target.decode(made.target[index]) for index in range(80)} == {text}
     assert len({*made.english.tolist()}) == 1
     monkeypatch.setattr(tokens_module, "_MANY", 10)  # by several processes
-    again = write_tokens(tmp_path / "two", pairs, *both, drawn)
+    again = write_tokens(tmp_path / "two", pairs, both.source, both.target, drawn)
     np.testing.assert_array_equal(again.target.tokens, made.target.tokens)
     digests = [made.digest, again.digest, tokens_digest(pairs, *both)]
-    digests += [tokens_digest(pairs, *both, Segmentation(0.2, seed=4))]
+    digests += [tokens_digest(pairs, both.source, both.target, Segmentation(0.2, seed=4))]
     assert digests[0] == digests[1] and len({*digests}) == 3
 
 

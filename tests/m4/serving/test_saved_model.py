@@ -43,7 +43,7 @@ def test_translations_are_those_of_the_run(kind, request, tmp_path):
     length = settings.translation_length
     batch = next(evaluation_batches(ids, settings.translation_rows, length, length))
     inputs = {name: batch.arrays[name] for name in ("source", "source_segments")}
-    np.savez(tmp_path / "in.npz", **inputs)
+    np.savez(tmp_path / "in.npz", allow_pickle=False, **inputs)
     paths = [str(written), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
     subprocess.run([sys.executable, "-c", LOAD, *paths], check=True, cwd=tmp_path)
     found = np.load(tmp_path / "out.npz")
