@@ -12,8 +12,30 @@ import numpy as np
 import tensorflow as tf
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.evaluate import Eager, convert_value
+from namedmesh.ir.evaluate import Eager, convert_value, lower_op
+from namedmesh.ir.op import Body
 from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
+
+
+class Graph(Eager):
+    """Lowering into a graph, in which every value has the shape of its tensor.
+
+    TensorFlow forgets some shapes, and would not enter a loop then.
+    """
+
+    compiled = True
+
+    def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
+        """Lowers a body on values for its inputs and captures."""
+        known: dict[Tensor, Any] = dict(zip(body.arguments, values, strict=True))
+        for op in body.ops:
+            if not op.given:
+                results = lower_op(op, self, [known[tensor] for tensor in op.inputs])
+                for tensor, value in zip(op.outputs, results, strict=True):
+                    value.set_shape(tensor.shape.sizes)
+                    known[tensor] = value
+        return [known[tensor] for tensor in body.outputs]
 
 
 class ServedProgram(tf.Module):
@@ -34,7 +56,7 @@ class ServedProgram(tf.Module):
         @tf.function(jit_compile=True, autograph=False)
         def run(**inputs: tf.Tensor) -> dict[str, tf.Tensor]:
             values = [inputs[name] for name in program.inputs]
-            results = Eager().run(program.body, [*values, *self.weights])
+            results = Graph().run(program.body, [*values, *self.weights])
             return dict(zip(_name_outputs(program), results, strict=True))
 
         self.serve = run.get_concrete_function(

@@ -58,13 +58,14 @@ def _compare_part(
         before, after = found[label]
         assert isinstance(before, Result) and isinstance(after, Result)
         assert after.p_value is not None
+        same = systems[0][1] == systems[1][1]  # which sacrebleu takes for a certain difference
         results.append(
             {
                 "languages": part,
                 "score": name,
                 "baseline": round(float(before.score), 2),
                 "system": round(float(after.score), 2),
-                "p": float(after.p_value),
+                "p": 1.0 if same else float(after.p_value),
             }
         )
     return results

@@ -20,7 +20,7 @@ model = tf.saved_model.load(sys.argv[1])
 given = np.load(sys.argv[2])
 found = model.signatures["serving_default"](**{name: tf.constant(given[name]) for name in given})
 np.savez(sys.argv[3], **{name: value.numpy() for name, value in found.items()})
-assert "namedmesh" not in sys.modules and "jax" not in sys.modules
+assert "namedmesh" not in sys.modules
 """
 
 
