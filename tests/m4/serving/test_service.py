@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import requests
 
-from benchmarks.m4_service import ask, load, make_requests, serving, summarize
+from benchmarks.service_load import ask, load, make_requests, serving, summarize
 from examples.m4.run import Run
 from tests.m4.runs import EXPERTS, good, run
 
