@@ -39,7 +39,7 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         ),
         "flops_per_token": round(artifact.flops / places),
         "tokens": int(rows[-1]["tokens"]),
-        "minutes": round(curve[-1]["minutes"], 2),
+        "minutes": round(curve[-1]["minutes"], 4),
         "dev_loss": round(lowest, 4),
         "bleu": round(averages["all"]["bleu"], 2),
         "chrf": round(averages["all"]["chrf"], 2),
