@@ -29,11 +29,7 @@ def resolve_settings() -> Settings:
     """Resolve the settings: those of an existing run or of the preset, changed by flags."""
     from examples.m4.run import Run
 
-    changes = {
-        name: flags.FLAGS[name].value
-        for name in HYPERPARAMETERS
-        if flags.FLAGS[name].value is not None
-    }
+    changes = m4_flags.read_changes(HYPERPARAMETERS)
     run = Run(flags.FLAGS.run)
     if run.started and not flags.FLAGS["preset"].present:
         return run.settings.but(**changes)
@@ -111,7 +107,8 @@ def translate() -> None:
         for translation in translator.translate(read_lines(flags.FLAGS.input)):
             if flags.FLAGS.details:
                 guesses = translator.languages.guess(translation.source)
-                print(to_json(translation, guesses), file=out)
+                record = translation.to_record(guesses)
+                print(json.dumps(record, ensure_ascii=False), file=out)
             else:
                 print(translation.text, file=out)
 
@@ -121,17 +118,6 @@ def describe(translation: Translation, languages: Sequence[Guess]) -> str:
     guesses = ", ".join(f"{code} {share:.0%}" for code, share in languages)
     lines = [f"  {score:6.2f}  {text}" for text, score in translation.translations]
     return "\n".join([f"  language: {guesses or 'unknown'}", *lines])
-
-
-def to_json(translation: Translation, languages: Sequence[Guess]) -> str:
-    """Format a translation as a line of JSON."""
-    record = {
-        "source": translation.source,
-        "languages": [guess._asdict() for guess in languages],
-        "translations": [scored._asdict() for scored in translation.translations],
-        "cut": translation.cut,
-    }
-    return json.dumps(record, ensure_ascii=False)
 
 
 def read_lines(path: str) -> list[str]:

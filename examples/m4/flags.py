@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags
@@ -100,6 +101,11 @@ def define_flags() -> list[str]:
         "port", 8000, "the port to serve on; 0 for any", lower_bound=0, upper_bound=65535
     )
     return [*_define_hyperparameters(Settings), *_define_hyperparameters(Config)]
+
+
+def read_changes(names: Sequence[str]) -> dict[str, Any]:
+    """Read the hyperparameters that the command line gives; the others are the preset's."""
+    return {name: flags.FLAGS[name].value for name in names if flags.FLAGS[name].value is not None}
 
 
 def _define_hyperparameters(owner: type) -> list[str]:

@@ -30,7 +30,7 @@ def draw(run: Run, baselines: dict[str, float] | None = None) -> list[pathlib.Pa
     return [path for path in paths if path is not None]
 
 
-def _save(figure: Any, path: pathlib.Path, pyplot: Any) -> pathlib.Path:
+def save_figure(figure: Any, path: pathlib.Path, pyplot: Any) -> pathlib.Path:
     """Write a figure to a file."""
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -60,7 +60,7 @@ def _draw_loss(run: Run, pyplot: Any) -> pathlib.Path | None:
         side.set_xlabel(label)
     sides[0].set_ylabel("cross entropy")
     sides[0].legend()
-    return _save(figure, run.plots / "loss.png", pyplot)
+    return save_figure(figure, run.plots / "loss.png", pyplot)
 
 
 def _draw_scores(run: Run, pyplot: Any, baselines: dict[str, float]) -> pathlib.Path | None:
@@ -86,7 +86,7 @@ def _draw_scores(run: Run, pyplot: Any, baselines: dict[str, float]) -> pathlib.
         )
         side.set_ylabel("delta BLEU" if compared else "BLEU")
         side.set_title(f"{name}: languages from high to low resource", fontsize=9)
-    return _save(figure, run.plots / ("delta_bleu.png" if baselines else "bleu.png"), pyplot)
+    return save_figure(figure, run.plots / ("delta_bleu.png" if baselines else "bleu.png"), pyplot)
 
 
 def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
@@ -108,7 +108,7 @@ def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     axis.set_yticks(range(len(names)), names)
     axis.set_xlabel("expert")
     figure.colorbar(image, label="share of tokens")
-    first = _save(figure, run.plots / "expert_load.png", pyplot)
+    first = save_figure(figure, run.plots / "expert_load.png", pyplot)
     side = next(iter(shared))
     last = shared[side][:, -1]
     figure, axis = pyplot.subplots(figsize=(8, max(0.13 * len(loads) + 1.6, 3.0)))
@@ -116,4 +116,4 @@ def _draw_experts(run: Run, pyplot: Any) -> list[pathlib.Path]:
     axis.set_yticks(range(len(loads)), list(loads), fontsize=6)
     axis.set_xlabel(f"expert of the last {side} layer that has any")
     figure.colorbar(image, label="share of a language's tokens")
-    return [first, _save(figure, run.plots / "language_routing.png", pyplot)]
+    return [first, save_figure(figure, run.plots / "language_routing.png", pyplot)]

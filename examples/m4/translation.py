@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from examples.m4.input.batches import evaluation_batches
-from examples.m4.input.identification import Languages
+from examples.m4.input.identification import Guess, Languages
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.run import Run
 from examples.m4.settings import Settings
@@ -36,6 +36,15 @@ class Translation:
     def text(self) -> str:
         """The best translation; empty for an empty source."""
         return self.translations[0].text if self.translations else ""
+
+    def to_record(self, languages: Sequence[Guess]) -> dict[str, Any]:
+        """What JSON tells of it, with the languages that its source may be in."""
+        return {
+            "source": self.source,
+            "languages": [guess._asdict() for guess in languages],
+            "translations": [scored._asdict() for scored in self.translations],
+            "cut": self.cut,
+        }
 
 
 @dataclass(frozen=True)

@@ -76,8 +76,12 @@ class Eager(Context):
         for op in body.ops:
             if not op.given:
                 operands = [known[tensor] for tensor in op.inputs]
-                known.update(zip(op.outputs, lower_op(op, self, operands), strict=True))
+                known.update(zip(op.outputs, self.lower(op, operands), strict=True))
         return [known[tensor] for tensor in body.outputs]
+
+    def lower(self, op: Op, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Lowers an op on its operands."""
+        return lower_op(op, self, values)
 
 
 def convert_value(role: str, name: str, tensor: Tensor, values: Mapping[str, Any]) -> Any:

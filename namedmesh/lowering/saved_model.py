@@ -12,10 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.ir.evaluate import Eager, convert_value, lower_op
-from namedmesh.ir.op import Body
+from namedmesh.ir.evaluate import Eager, convert_value
+from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
-from namedmesh.ir.tensor import Tensor
 
 
 class Graph(Eager):
@@ -26,16 +25,12 @@ class Graph(Eager):
 
     compiled = True
 
-    def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
-        """Lowers a body on values for its inputs and captures."""
-        known: dict[Tensor, Any] = dict(zip(body.arguments, values, strict=True))
-        for op in body.ops:
-            if not op.given:
-                results = lower_op(op, self, [known[tensor] for tensor in op.inputs])
-                for tensor, value in zip(op.outputs, results, strict=True):
-                    value.set_shape(tensor.shape.sizes)
-                    known[tensor] = value
-        return [known[tensor] for tensor in body.outputs]
+    def lower(self, op: Op, values: Sequence[Any]) -> tuple[Any, ...]:
+        """Lowers an op on its operands."""
+        results = super().lower(op, values)
+        for tensor, value in zip(op.outputs, results, strict=True):
+            value.set_shape(tensor.shape.sizes)
+        return results
 
 
 class ServedProgram(tf.Module):

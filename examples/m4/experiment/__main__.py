@@ -38,9 +38,7 @@ flags.adopt_module_key_flags(m4_flags)
 def resolve_grid() -> tuple[Settings, list[Cell]]:
     """Resolve the common settings and the cells from the flags."""
     options = flags.FLAGS
-    changes = {
-        name: options[name].value for name in HYPERPARAMETERS if options[name].value is not None
-    }
+    changes = m4_flags.read_changes(HYPERPARAMETERS)
     settings = preset(options.preset).but(**changes)
     cells = make_grid(
         settings,

@@ -11,7 +11,8 @@ import numpy as np
 
 from examples.m4.experiment.cells import Experiment
 from examples.m4.experiment.grid import Cell
-from examples.m4.experiment.table import choose_baselines, dev_curve
+from examples.m4.experiment.table import choose_baselines, count_places, dev_curve
+from examples.m4.plots import save_figure
 from namedmesh.training import read_metrics
 
 Row = dict[str, Any]
@@ -38,13 +39,6 @@ def draw_figures(
         _copy_routing(experiment, table, folder),
     ]
     return [path for path in paths if path is not None]
-
-
-def _save(figure: Any, path: pathlib.Path, pyplot: Any) -> pathlib.Path:
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return path
 
 
 def _draw_quality(
@@ -76,7 +70,7 @@ def _draw_quality(
         side.set_xticks(range(len(counts)), [str(count) if count else "dense" for count in counts])
         side.set(xlabel="experts", ylabel=label)
     sides[0].legend()
-    return _save(figure, folder / "quality.png", pyplot)
+    return save_figure(figure, folder / "quality.png", pyplot)
 
 
 def _draw_curves(
@@ -97,7 +91,7 @@ def _draw_curves(
     axis.set(xlabel="million tokens", ylabel="dev loss")
     axis.set_ylim(min(lowest) - 0.05, max(lowest) + 1.2)
     axis.legend(fontsize=8)
-    return _save(figure, folder / "curves.png", pyplot)
+    return save_figure(figure, folder / "curves.png", pyplot)
 
 
 def _draw_cost(
@@ -109,8 +103,7 @@ def _draw_cost(
         curve = dev_curve(read_metrics(experiment.run_of(cell).metrics))
         losses = np.minimum.accumulate([one["dev_loss"] for one in curve])
         steps = np.array([one["step"] for one in curve])
-        settings = experiment.run_of(cell).settings
-        places = settings.rows * (settings.source_length + settings.target_length)
+        places = count_places(experiment.run_of(cell).settings)
         for side, costs in (
             (sides[0], np.array([one["minutes"] for one in curve])),
             (sides[1], steps * row["flops_per_token"] * places),
@@ -122,7 +115,7 @@ def _draw_cost(
         side.set_xlim(max(reached) + 0.6, min(reached) - 0.05)
         side.set(xlabel="dev loss that is reached (better to the right)", ylabel=label)
     sides[0].legend(fontsize=8)
-    return _save(figure, folder / "cost.png", pyplot)
+    return save_figure(figure, folder / "cost.png", pyplot)
 
 
 def _draw_dropped(
@@ -140,7 +133,7 @@ def _draw_dropped(
     axis.set(xlabel="million tokens", ylabel="% of choices not served")
     axis.set_ylim(bottom=0)
     axis.legend(fontsize=8)
-    return _save(figure, folder / "dropped.png", pyplot)
+    return save_figure(figure, folder / "dropped.png", pyplot)
 
 
 def _draw_baselines(
@@ -165,7 +158,7 @@ def _draw_baselines(
     axis.set_xticks(range(len(compared)), labels, fontsize=8)
     axis.set(xlabel="language and its train pairs", ylabel="BLEU above bilingual")
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    return _save(figure, folder / "delta_bleu.png", pyplot)
+    return save_figure(figure, folder / "delta_bleu.png", pyplot)
 
 
 def compare_with_baselines(

@@ -9,6 +9,7 @@ import numpy as np
 
 from examples.m4.experiment.cells import Experiment
 from examples.m4.experiment.grid import Cell
+from examples.m4.settings import Settings
 from namedmesh.runtime import Artifact
 from namedmesh.training import read_metrics, render_table
 
@@ -26,7 +27,6 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
     rows = read_metrics(run.metrics)
     curve = dev_curve(rows)
     averages = average_over_sets(experiment.evaluation_of(cell))
-    places = settings.rows * (settings.source_length + settings.target_length)
     lowest = min(row["dev_loss"] for row in curve) if cell.language else curve[-1]["dev_loss"]
     return {
         "model": cell.name,
@@ -37,7 +37,7 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
             for spec in artifact.variables
             if spec.trainable
         ),
-        "flops_per_token": round(artifact.flops / places),
+        "flops_per_token": round(artifact.flops / count_places(settings)),
         "tokens": int(rows[-1]["tokens"]),
         "minutes": round(curve[-1]["minutes"], 4),
         "dev_loss": round(lowest, 4),
@@ -46,6 +46,11 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         **{third: round(averages[third]["chrf"], 2) for third in ("low", "mid", "high")
            if third in averages},
     }  # fmt: skip
+
+
+def count_places(settings: Settings) -> int:
+    """Count the places for tokens in a batch, of both sides, padding included."""
+    return settings.rows * (settings.source_length + settings.target_length)
 
 
 def average_over_sets(evaluation: dict[str, Any]) -> dict[str, dict[str, float]]:

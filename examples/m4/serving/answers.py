@@ -56,23 +56,14 @@ class Answers:
     def __call__(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
         """Answer questions, in order, each with what JSON can say."""
         found = self.translator.translate([question.text for question in questions])
-        answers = [self._describe(translation) for translation in found]
+        guess = self.translator.languages.guess
+        answers = [one.to_record(guess(one.source)) for one in found]
         wanted = [place for place, question in enumerate(questions) if question.experts]
         if wanted and self.choices is not None:
             tokens = self._find_experts([found[place] for place in wanted])
             for place, of_text in zip(wanted, tokens, strict=True):
                 answers[place]["tokens"] = of_text
         return answers
-
-    def _describe(self, translation: Translation) -> dict[str, Any]:
-        """A translation with the languages that its source may be in."""
-        guesses = self.translator.languages.guess(translation.source)
-        return {
-            "source": translation.source,
-            "languages": [guess._asdict() for guess in guesses],
-            "translations": [scored._asdict() for scored in translation.translations],
-            "cut": translation.cut,
-        }
 
     def _find_experts(self, translations: Sequence[Translation]) -> list[dict[str, Any]]:
         """The pieces of sources and of their best translations, with the experts of each."""
