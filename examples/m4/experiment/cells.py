@@ -31,17 +31,19 @@ class Experiment:
     def prepare(self, cells: Sequence[Cell], settings: Settings, data: str, say: Say) -> None:
         """Make data and lowered programs of all cells; what is there stays.
 
-        Mixtures and dense models share vocabularies and tokens. A bilingual model has its own, of
-        the same corpus, which holds out the same sentences.
+        Mixtures and dense models share vocabularies and tokens, and so do the tries of a bilingual
+        model: its own, of the same corpus, which holds out the same sentences.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self.shared.started:
+        shared = {"": str(self.shared.folder)}
+        if any(not cell.language for cell in cells) and not self.shared.started:
             self.shared.start(settings, data, say)
         for cell in cells:
             run = self.run_of(cell)
             say(f"{cell.name}: data and programs")
-            source = data if cell.language else str(self.shared.folder)
+            source = shared.get(cell.language, data)
             started = run.start(cell.settings, "" if run.started else source, say)
+            shared.setdefault(cell.language, str(run.folder))
             for program in ("train", "evaluate", "translate"):
                 run.artifact(program, started, say)
 
