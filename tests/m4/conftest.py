@@ -42,11 +42,23 @@ def dense(tmp_path_factory, corpus) -> pathlib.Path:
 @pytest.fixture(scope="session")
 def experts(tmp_path_factory, corpus) -> pathlib.Path:
     """A run of a mixture of experts before its first step, its train step lowered and compiled."""
+    return _make_mixture(tmp_path_factory, corpus, "experts")
+
+
+@pytest.fixture(scope="session")
+def recipe(tmp_path_factory, corpus) -> pathlib.Path:
+    """The same of one with everything that makes it learn well."""
+    return _make_mixture(tmp_path_factory, corpus, "recipe")
+
+
+def _make_mixture(factory, corpus: pathlib.Path, name: str) -> pathlib.Path:
+    """A run of a mixture of experts that has taken no step."""
 
     def make(folder: pathlib.Path) -> None:
-        runs.good(runs.run("train", folder / "run", {**runs.EXPERTS, "data": corpus, "steps": 1}))
-        for name in ("checkpoints", "summaries"):
-            shutil.rmtree(folder / "run" / name)
+        flags = {**runs.MIXTURES[name], "data": corpus, "steps": 1}
+        runs.good(runs.run("train", folder / "run", flags))
+        for part in ("checkpoints", "summaries"):
+            shutil.rmtree(folder / "run" / part)
         (folder / "run" / "metrics.jsonl").unlink()
 
-    return runs.once(tmp_path_factory, "experts", make) / "run"
+    return runs.once(factory, name, make) / "run"

@@ -12,7 +12,7 @@ import pytest
 
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints
-from tests.m4.runs import DENSE, EXPERTS, Training, checkpoint, copied, good, losses, run, steps
+from tests.m4.runs import DENSE, MIXTURES, Training, checkpoint, copied, good, losses, run, steps
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -94,11 +94,13 @@ def test_a_rate_that_is_too_high_is_an_error_and_the_right_one_continues(dense, 
 
 
 @pytest.mark.slow
-def test_twenty_kills_change_nothing(experts, tmp_path):
+@pytest.mark.parametrize("name", MIXTURES)
+def test_twenty_kills_change_nothing(name, request, tmp_path):
     last = 150  # more than twenty stretches of training reach
-    flags = {**EXPERTS, "steps": last, "log_every": 1, "save_every": 2}
-    calm, killed = copied(experts, tmp_path / "calm"), copied(experts, tmp_path / "killed")
-    good(run("train", calm, flags, blocked=True))
+    flags = {**MIXTURES[name], "steps": last, "log_every": 1, "save_every": 2}
+    prepared = request.getfixturevalue(name)
+    calm, killed = copied(prepared, tmp_path / "calm"), copied(prepared, tmp_path / "killed")
+    good(run("train", calm, flags))  # lowers the step, whose learning rate knows the last one
     draw = random.Random(2006)
     trained = saving = 0
     for number in range(20):

@@ -1,6 +1,6 @@
 """One run under several meshes and layouts, and moved from one to another half-way.
 
-Dropout and random routing are on.
+Dropout and random routing are on; a second run has everything that makes a mixture learn well.
 """
 
 import shutil
@@ -8,7 +8,7 @@ import shutil
 import numpy as np
 import pytest
 
-from tests.m4.runs import EXPERTS, checkpoint, copied, good, losses, run, steps
+from tests.m4.runs import MIXTURES, checkpoint, copied, good, losses, run, steps
 
 pytestmark = pytest.mark.slow
 
@@ -21,13 +21,26 @@ LAYOUTS = {
         "layout": "group:all, expert:all",
     },  # neither 8 rows nor 8 experts divide
 }
-FLAGS = {**EXPERTS, "log_every": 1, "save_every": 5}
+
+
+@pytest.fixture(scope="module", params=MIXTURES)
+def mixture(request):
+    """The name of a mixture of experts."""
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def prepared(experts, tmp_path_factory):
+def flags(mixture):
+    """The flags of its training."""
+    return {**MIXTURES[mixture], "log_every": 1, "save_every": 5, "steps": 10}
+
+
+@pytest.fixture(scope="module")
+def prepared(mixture, request, tmp_path_factory):
     """A run that has taken no step, whose copies share what is lowered and compiled."""
-    folder = copied(experts, tmp_path_factory.mktemp("layouts") / "prepared")
+    folder = copied(
+        request.getfixturevalue(mixture), tmp_path_factory.mktemp("layouts") / "prepared"
+    )
     for name in ("artifacts", "compiled"):
         shared = folder.with_name(name)
         (folder / name).rename(shared)
@@ -36,12 +49,12 @@ def prepared(experts, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def whole(prepared, tmp_path_factory):
+def whole(prepared, flags, tmp_path_factory):
     """Ten steps under each layout, with a checkpoint half-way."""
     folders = {}
     for name, layout in LAYOUTS.items():
         folder = shutil.copytree(prepared, tmp_path_factory.mktemp("whole") / "run", symlinks=True)
-        good(run("train", folder, {**FLAGS, **layout, "steps": 10}))
+        good(run("train", folder, {**flags, **layout}))
         folders[name] = folder
     return folders
 
@@ -85,11 +98,11 @@ def test_three_devices_keep_experts_padded_at_rest(whole):
         ("three devices", "data and model"),
     ],
 )
-def test_a_run_resumes_under_another_layout(whole, tmp_path, first, second):
+def test_a_run_resumes_under_another_layout(whole, flags, tmp_path, first, second):
     folder = shutil.copytree(whole[first], tmp_path / "run", symlinks=True)
     shutil.rmtree(folder / "checkpoints" / "10")
     assert steps(folder) == [5]
-    said = good(run("train", folder, {**FLAGS, **LAYOUTS[second], "steps": 10}, blocked=True))
+    said = good(run("train", folder, {**flags, **LAYOUTS[second]}, blocked=True))
     assert "resuming from step 5\n" in said
     agree(losses(folder), losses(whole["one axis"]))
     made, wanted = checkpoint(folder, 10), checkpoint(whole[second], 10)
@@ -98,10 +111,10 @@ def test_a_run_resumes_under_another_layout(whole, tmp_path, first, second):
     }
 
 
-def test_resuming_under_the_same_layout_is_exact(whole, tmp_path):
+def test_resuming_under_the_same_layout_is_exact(whole, flags, tmp_path):
     folder = shutil.copytree(whole["three devices"], tmp_path / "run", symlinks=True)
     shutil.rmtree(folder / "checkpoints" / "10")
-    good(run("train", folder, {**FLAGS, **LAYOUTS["three devices"], "steps": 10}, blocked=True))
+    good(run("train", folder, {**flags, **LAYOUTS["three devices"]}, blocked=True))
     assert losses(folder) == losses(whole["three devices"])
     made, wanted = checkpoint(folder, 10), checkpoint(whole["three devices"], 10)
     assert all(made[name].tobytes() == wanted[name].tobytes() for name in wanted)

@@ -39,6 +39,9 @@ def _add_debian(commands: Any) -> None:
     debian.add_argument("--no-descriptions", action="store_true", help="leave out descriptions")
     debian.add_argument("--no-manuals", action="store_true", help="leave out manual pages")
     debian.add_argument(
+        "--add", help="other corpora, with commas, whose train pairs are added", default=""
+    )
+    debian.add_argument(
         "--held-out", help="a corpus whose dev and test pairs are held out (default: by a rule)"
     )
     debian.add_argument(
@@ -66,6 +69,7 @@ def _read_wanted(options: argparse.Namespace) -> Wanted:
         packages=[name for name in options.packages.split(",") if name],
         descriptions=not options.no_descriptions,
         manuals=not options.no_manuals,
+        add=[folder for folder in options.add.split(",") if folder],
         held_out=options.held_out,
         reserved=options.reserved,
     )

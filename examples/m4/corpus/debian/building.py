@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from examples.m4.corpus.debian.added import add_corpus
 from examples.m4.corpus.debian.apt import Apt
 from examples.m4.corpus.debian.descriptions import read_descriptions
 from examples.m4.corpus.debian.extraction import RULES, extract_packages
@@ -42,6 +43,7 @@ class Wanted:
         packages: The names of packages to read; by a rule if empty.
         descriptions: Whether descriptions of packages are read.
         manuals: Whether manual pages are read.
+        add: Other corpora whose train pairs are added.
         held_out: A corpus whose dev and test pairs are held out, in place of the rule.
         reserved: A file with hashes of sentences that nobody may train on.
     """
@@ -51,6 +53,7 @@ class Wanted:
     packages: Sequence[str] = ()
     descriptions: bool = True
     manuals: bool = True
+    add: Sequence[str | os.PathLike] = ()
     held_out: str | os.PathLike | None = None
     reserved: str | os.PathLike | None = None
 
@@ -89,19 +92,23 @@ def build_debian_corpus(
             progress("fetching the distribution's lists ...")
             apt.update()
         records, skipped = _extract(apt, wanted, folder / "records", workers, progress)
-        progress("gathering translations of the same English ...")
         with tempfile.TemporaryDirectory(dir=out.parent) as scratch:
+            place = pathlib.Path(scratch)
+            for root in wanted.add:
+                progress(f"reading {root} ...")
+                records.append(add_corpus(pathlib.Path(root), place))
+            progress("gathering translations of the same English ...")
             buckets, held = gather(
                 records,
-                pathlib.Path(scratch),
+                place,
                 manuals=wanted.manuals,
                 held=held,
                 reserved=reserved,
                 workers=workers,
             )
             counts = write_corpus_files(out, buckets, held, wanted.languages, wanted.pairs)
-        _check_languages(wanted, counts)
-        _write_facts(out, apt, wanted, records, skipped, counts)
+            _check_languages(wanted, counts)
+            _write_facts(out, apt, wanted, records, skipped, counts)
     progress(format_counts(counts))
 
 

@@ -224,6 +224,27 @@ def test_descriptions_and_manual_pages_are_read(tmp_path):
     assert ("kleines Werkzeug", "small tool") in train["de"]
 
 
+def test_pairs_of_another_corpus_are_added_and_held_out_alike(repository, built, tmp_path):
+    more = [" ".join(DRAW.choices(WORDS, k=7)) for _ in range(300)]
+    english = [*more, ENGLISH[0]]
+    for split, texts in (
+        ("train", english),
+        ("dev", ["never seen before"]),
+        ("test", ["nor this"]),
+    ):
+        (tmp_path / "other" / split).mkdir(parents=True)
+        lines = [f"{translate('de', text)}\t{text}\n" for text in texts]
+        (tmp_path / "other" / split / "deu.tsv").write_text("".join(lines))
+    build(repository, tmp_path / "m4", Wanted(add=[tmp_path / "other"]))
+    added, before = read_corpus(tmp_path / "m4"), read_corpus(built)
+    assert {*added.languages} == {*before.languages}
+    new = {*added.train["de"]} - {*before.train["de"]}
+    assert {text for _, text in new} == {text for text in more if not is_held_out(normalize(text))}
+    assert {text for _, text in new} < {*more}
+    assert added.train["fr"] == before.train["fr"]
+    assert "corpus other\t" in (tmp_path / "m4" / "sources.tsv").read_text()
+
+
 def test_an_unknown_package_is_an_error(repository, tmp_path):
     with pytest.raises(NamedMeshError, match="no package 'programm1'") as caught:
         build(repository, tmp_path / "corpus", Wanted(packages=["programm1"]))
