@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import sacrebleu
 
+from examples.m4.corpus.holdout import Pair
 from examples.m4.input.batches import evaluation_batches
 from examples.m4.run import Run
 from examples.m4.settings import Settings
@@ -40,7 +41,7 @@ def evaluate(
     counts = run.tokens("train").counts
     languages = [code for code in settings.languages.split(",") if code] or list(counts)
     jobs = [
-        (name, code, pairs[:sentences])
+        (name, code, spread(pairs, sentences))
         for name, of_set in tests.items()
         if name in (sets or tests)
         for code, pairs in of_set.items()
@@ -80,6 +81,16 @@ def evaluate(
         json.dumps(result, ensure_ascii=False, indent=1), encoding="utf-8"
     )
     return result
+
+
+def spread(pairs: Sequence[Pair], count: int) -> list[Pair]:
+    """Choose some of a file's pairs, at most count, evenly: a file may be in the order of topics.
+
+    >>> spread([("a", "A"), ("b", "B"), ("c", "C"), ("d", "D")], 2)
+    [('a', 'A'), ('c', 'C')]
+    """
+    count = min(count, len(pairs))
+    return [pairs[len(pairs) * place // count] for place in range(count)]
 
 
 def _translate(translator: Translator, texts: Sequence[str]) -> list[str]:

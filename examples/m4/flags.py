@@ -78,7 +78,12 @@ def define_flags() -> list[str]:
         "profile", False, "trace three train steps with jax.profiler, into RUN/trace"
     )
     flags.DEFINE_list("sets", [], "test sets to evaluate; by default all")
-    flags.DEFINE_integer("sentences", 100, "sentences of each test file to evaluate", lower_bound=1)
+    flags.DEFINE_integer(
+        "sentences",
+        100,
+        "sentences of each test file to evaluate, evenly spread over it, at most",
+        lower_bound=1,
+    )
     flags.DEFINE_string(
         "checkpoint",
         "newest",

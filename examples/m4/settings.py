@@ -212,13 +212,8 @@ PRESETS: dict[str, Settings] = {
 
 
 def make_dense(settings: Settings) -> Settings:
-    """Make the settings of a dense model of equal FLOPs per token.
-
-    A layer with experts computes k networks of size H and the layer beside it one, so that here
-    every layer has one of (1 + k) / 2 times the size.
-    """
-    model = settings.model
-    return settings.but(experts=0, expert_sides="both", hidden=model.hidden * (1 + model.k) // 2)
+    """Make the settings of a dense model of equal FLOPs per token."""
+    return settings.but(experts=0, expert_sides="both", hidden=settings.model.dense_hidden)
 
 
 PRESETS |= {

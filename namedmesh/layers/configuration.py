@@ -190,6 +190,19 @@ class Config:
     def __post_init__(self) -> None:
         raise_mistakes("Config", _find_mistakes(self))
 
+    @property
+    def dense_hidden(self) -> int:
+        """The hidden size of dense layers that compute as much for a token as a mixture's do.
+
+        A layer with experts computes k networks of the hidden size and the layer beside it one,
+        so that two dense layers have one of (1 + k) / 2 times the size each.
+
+        Example:
+            >>> config("tiny").hidden, config("tiny").dense_hidden
+            (64, 96)
+        """
+        return self.hidden * (1 + self.k) // 2
+
     def but(self, **changes: Any) -> Config:
         """Return the configuration with some values changed.
 

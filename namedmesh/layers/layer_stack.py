@@ -75,9 +75,7 @@ class Side:
             Dimension(name='hidden', size=96)
         """
         experts = bool(config.experts) and config.expert_sides in ("both", side)
-        hidden = config.hidden
-        if config.experts and not experts:
-            hidden = hidden * (1 + config.k) // 2
+        hidden = config.dense_hidden if config.experts and not experts else config.hidden
         layers = config.layers // (4 if experts else 2)
         unroll = max(n for n in range(1, min(config.unroll, layers) + 1) if layers % n == 0)
         return cls(nm.Dimension("layer", layers), nm.Dimension("hidden", hidden), experts, unroll)

@@ -153,12 +153,17 @@ class Vocabulary:
         return self._processor.decode(kept) if kept else ""
 
     def pieces(self, ids: Sequence[int] | np.ndarray) -> list[str]:
-        """Spell each token as a reader sees it; the end of a sentence is ⏎."""
+        """Spell each token as a reader sees it; the end of a sentence is ⏎.
+
+        A byte that is a character by itself is that character; others are spelt like <0xC3>.
+        """
         spelt = []
         for token in np.asarray(ids, dtype=np.int64).tolist():
             known = 0 <= token < self.size
             piece = self._processor.id_to_piece(token if known else UNKNOWN)
-            spelt.append("⏎" if token == END else piece.replace("▁", " "))
+            byte = int(piece[3:5], 16) if known and self._processor.is_byte(token) else 0
+            text = chr(byte) if 32 < byte < 127 else piece.replace("▁", " ")
+            spelt.append("⏎" if token == END else text)
         return spelt
 
     @property

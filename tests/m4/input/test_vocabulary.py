@@ -47,6 +47,14 @@ def test_ids_past_the_last_piece_read_as_unknown(both):
     assert unknown and both.target.decode([both.target.size + 7]) == unknown
 
 
+def test_pieces_spell_the_text_and_bytes_of_characters(both):
+    for vocabulary in both:
+        (ids,) = vocabulary.encode(["~ é"])
+        spelt = vocabulary.pieces(ids)
+        assert spelt[-1] == "⏎" and "~" in spelt and vocabulary.decode(ids) == "~ é"
+        assert [piece for piece in spelt if piece.startswith("<0x")] == ["<0xC3>", "<0xA9>"]
+
+
 def test_without_byte_fallback_a_strange_character_is_unknown():
     vocabulary = Vocabulary.train(["aa bb", "ab ba", "a b"], 6, byte_fallback=False)
     assert 2 in vocabulary.encode(["a漢"])[0] and vocabulary.size == 6

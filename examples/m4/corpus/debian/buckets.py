@@ -16,13 +16,12 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from examples.m4.corpus.debian.records import Group, parse_group
 from examples.m4.corpus.messages import OTHER_SCRIPT, has_usual_length
 
 BUCKETS = 64
 _WORD = re.compile(r"[^a-z]+")
 _STEPS = 20  # of the logarithm of a ratio of lengths, in a histogram
-
-Group = tuple[str, list[tuple[str, str]]]  # an English text with (language, translation) pairs
 
 
 def normalize(english: str) -> str:
@@ -102,9 +101,7 @@ def _median(counts: Counter[int]) -> int:
 def read_bucket(path: pathlib.Path) -> Iterator[Group]:
     """Iterate over the groups of a bucket's file."""
     with open(path, encoding="utf-8", newline="\n") as file:
-        for line in file:
-            english, *cells = line.rstrip("\n").split("\t")
-            yield english, list(zip(cells[::2], cells[1::2], strict=True))
+        yield from map(parse_group, file)
 
 
 def merge_bucket(path: pathlib.Path, habits: dict[str, Habits]) -> None:

@@ -11,7 +11,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from examples.m4.corpus.debian.buckets import (
-    Group,
     Habits,
     fill_buckets,
     merge_bucket,
@@ -21,7 +20,7 @@ from examples.m4.corpus.debian.buckets import (
 )
 from examples.m4.corpus.debian.heldout import HeldOut, hold_out_by_rule, is_held_out
 from examples.m4.corpus.debian.manuals import align_pages, read_blocks
-from examples.m4.corpus.debian.records import read_pages, read_translations
+from examples.m4.corpus.debian.records import Group, read_pages, read_translations
 from examples.m4.corpus.debian.thinning import thin_to
 from examples.m4.corpus.parts import SPLITS
 

@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from examples.m4.corpus.debian.buckets import Group, hash_key, normalize
+from examples.m4.corpus.debian.buckets import hash_key, normalize
+from examples.m4.corpus.debian.records import Group
 from examples.m4.corpus.holdout import Pairs
 from examples.m4.corpus.languages import language_code
 from examples.m4.corpus.lines import read_pairs

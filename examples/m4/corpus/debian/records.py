@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+Group = tuple[str, list[tuple[str, str]]]  # an English text with (language, translation) pairs
 Translations = Mapping[str, Mapping[str, set[str]]]  # of each English text by language
 
 
@@ -50,11 +51,15 @@ def read_pages(path: pathlib.Path) -> Iterator[tuple[str, str, str]]:
             yield language, page, text
 
 
-def read_translations(path: pathlib.Path) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+def read_translations(path: pathlib.Path) -> Iterator[Group]:
     """Iterate over the English texts of a record, each with (language, translation) pairs."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         for _ in range(json.loads(file.readline())["pages"]):
             file.readline()
-        for line in file:
-            english, *cells = line.rstrip("\n").split("\t")
-            yield english, list(zip(cells[::2], cells[1::2], strict=True))
+        yield from map(parse_group, file)
+
+
+def parse_group(line: str) -> Group:
+    """Parse a line: an English text, then languages and translations by turns."""
+    english, *cells = line.rstrip("\n").split("\t")
+    return english, list(zip(cells[::2], cells[1::2], strict=True))

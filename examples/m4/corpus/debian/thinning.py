@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 
-from examples.m4.corpus.debian.buckets import Group
+from examples.m4.corpus.debian.records import Group
 
 _SCALE = 1 << 53
 
