@@ -1,8 +1,9 @@
 """The translation service under load: 1,000 requests of 16 clients, of mixed lengths, some wrong.
 
-python -m benchmarks.m4_service --run RUN --json OUT; the run is one that was trained. The service
-runs in a process of its own, without TensorFlow. Every request must be answered: what is right with
-translations, what is wrong with a status of 4xx.
+python -m benchmarks.m4_service --run RUN --json OUT; the run is one that was trained and exported
+(python -m examples.m4 export --run RUN). The service runs in a process of its own, without
+TensorFlow. Every request must be answered: what is right with translations, what is wrong with a
+status of 4xx.
 """
 
 from __future__ import annotations

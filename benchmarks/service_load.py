@@ -56,7 +56,7 @@ def serving(folder: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
                 threading.Thread(target=process.stdout.read, daemon=True).start()
                 yield found[1], process
                 return
-        raise NamedMeshError("the service did not start", *said, fix="train the run first")
+        raise NamedMeshError("the service did not start", *said, fix="train the run, and export it")
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
