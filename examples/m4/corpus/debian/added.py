@@ -28,7 +28,9 @@ def add_corpus(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     found: dict[str, dict[str, set[str]]] = {}
     for name, pairs in read_corpus(root).train.items():
         language = language_code(langcodes.standardize_tag(name, macro=True), any=True)
-        for source, english in pairs if language else ():
+        if language is None:
+            continue
+        for source, english in pairs:
             for theirs, ours in clean_paragraphs(source, english):
                 found.setdefault(ours, {}).setdefault(language, set()).add(theirs)
     digest = hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
