@@ -103,7 +103,7 @@ class Run:
                 f"cannot create the run {self.folder}: {error.strerror}", fix="name another folder"
             ) from None
         if Run(data).started:
-            settings = self._copy_data(settings, Run(data))
+            settings = self._copy_data(settings, Run(data), say)
         else:
             settings = self._prepare_data(settings, data, say)
         self._check_lengths(settings, say)
@@ -149,7 +149,7 @@ class Run:
                     "and are left out"
                 )
 
-    def _copy_data(self, settings: Settings, other: Run) -> Settings:
+    def _copy_data(self, settings: Settings, other: Run, say: Say) -> Settings:
         """Copy the data of another run: the same vocabularies and tokens, to compare models."""
         before = other.settings
         if settings.languages not in ("", before.languages):
@@ -163,6 +163,9 @@ class Run:
         sizes = {name: getattr(before.model, name) for name in VOCABULARIES}
         names = "languages", "pairs", "vocabulary_sentences", "subword_alpha"
         same = {name: getattr(before, name) for name in names}
+        for name, value in same.items():
+            if value != getattr(settings, name):
+                say(f"{name} is {value!r}, as it was when the data was made")
         return settings.but(**sizes, **same)
 
     def _prepare_data(self, settings: Settings, data: str, say: Say) -> Settings:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -126,7 +127,26 @@ class Settings:
             raise NamedMeshError(
                 f"alpha={self.alpha}", fix="give a number from 0 (no length normalization) to 10"
             )
+        self._check_groups()
         self._check_layouts()
+
+    def _check_groups(self) -> None:
+        """Raise if the tokens of a batch do not make whole groups on a side that has experts."""
+        model, size = self.model, self.model.group_tokens
+        if not model.experts or size is None:
+            return
+        tokens = {}
+        if model.expert_sides in ("both", "encoder"):
+            tokens["source"] = self.rows * self.source_length
+            tokens["translation"] = self.translation_rows * self.translation_length
+        if model.expert_sides in ("both", "decoder"):
+            tokens["target"] = self.rows * self.target_length
+        if any(count % size for count in tokens.values()):
+            raise NamedMeshError(
+                f"group_tokens={size} does not divide the tokens of every batch",
+                *(f"{name}: {count} tokens" for name, count in tokens.items()),
+                fix=f"choose a divisor of {math.gcd(*tokens.values())}",
+            )
 
     def _check_layouts(self) -> None:
         """Raise for axes that the mesh does not have, and for dimensions that no model has.

@@ -186,6 +186,18 @@ def test_a_missing_artifact_without_tensorflow_is_an_error(started):
     assert "fix: make it with `export`" in done.stderr and "Traceback" not in done.stderr
 
 
+def test_groups_that_no_batch_can_make_are_refused_with_a_divisor_of_all():
+    tiny = preset("tiny")  # 8 rows of 64 and 48 tokens; 8 translations of 16
+    with pytest.raises(
+        NamedMeshError, match=r"source: 512 tokens\n(.*\n)*.*choose a divisor of 128"
+    ):
+        tiny.but(group_tokens=512)
+    assert tiny.but(group_tokens=128).model.group_tokens == 128
+    with pytest.raises(NamedMeshError, match="choose a divisor of 384"):
+        tiny.but(group_tokens=512, expert_sides="decoder")
+    assert tiny.but(group_tokens=512, experts=0).model.experts == 0
+
+
 def test_help_has_the_default_of_every_hyperparameter_in_every_preset():
     for owner in (Settings, Config):
         for field in dataclasses.fields(owner):

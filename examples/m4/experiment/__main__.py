@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import signal
 import sys
 from typing import Any
 
@@ -97,6 +98,7 @@ def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Do the commands that are given, or all; mistakes are reported without a traceback."""
     logging.set_verbosity(logging.WARNING)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C
     say = lambda text: print(text, flush=True)
     try:
         for command in arguments[1:]:
@@ -118,6 +120,8 @@ def main(arguments: list[str]) -> None:
             sys.exit(f"error: {len(failed)} models failed: {', '.join(failed)}")
     except NamedMeshError as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("stopped; the same command goes on from there")
 
 
 if __name__ == "__main__":

@@ -38,12 +38,15 @@ class Experiment:
         shared = {"": str(self.shared.folder)}
         if any(not cell.language for cell in cells) and not self.shared.started:
             self.shared.start(settings, data, say)
+        for cell in cells:  # a language that the corpus does not have is noticed early
+            run = self.run_of(cell)
+            source = shared.get(cell.language, data)
+            run.start(cell.settings, "" if run.started else source, say)
+            shared.setdefault(cell.language, str(run.folder))
         for cell in cells:
             run = self.run_of(cell)
-            say(f"{cell.name}: data and programs")
-            source = shared.get(cell.language, data)
-            started = run.start(cell.settings, "" if run.started else source, say)
-            shared.setdefault(cell.language, str(run.folder))
+            say(f"{cell.name}: programs")
+            started = run.fit_settings(cell.settings)
             for program in ("train", "evaluate", "translate"):
                 run.artifact(program, started, say)
 
@@ -80,7 +83,13 @@ class Experiment:
         folder = self.run_of(cell).folder
         with open(folder / "log.txt", "a") as log:
             arguments = [sys.executable, "-m", "examples.m4", command, f"--run={folder}", *options]
-            return subprocess.run(arguments, stdout=log, stderr=subprocess.STDOUT).returncode == 0
+            with subprocess.Popen(arguments, stdout=log, stderr=subprocess.STDOUT) as process:
+                try:
+                    return process.wait() == 0
+                except KeyboardInterrupt:
+                    process.terminate()  # it saves a checkpoint
+                    process.wait()
+                    raise
 
     def evaluation_of(self, cell: Cell) -> dict[str, Any]:
         """The scores of a cell."""

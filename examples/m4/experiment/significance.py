@@ -58,7 +58,8 @@ def _compare_part(
         before, after = found[label]
         assert isinstance(before, Result) and isinstance(after, Result)
         assert after.p_value is not None
-        same = systems[0][1] == systems[1][1]  # which sacrebleu takes for a certain difference
+        # sacrebleu takes equal systems, and zeros in all samples, for a certain difference.
+        same = systems[0][1] == systems[1][1] or before.score == after.score
         results.append(
             {
                 "languages": part,

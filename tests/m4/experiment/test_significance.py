@@ -41,3 +41,13 @@ def test_other_sentences_are_not_compared():
     other["languages"][2]["samples"][0]["source"] = "another"
     with pytest.raises(ValueError, match="l2: the models translated other sentences"):
         compare(evaluation(4), other, samples=10)
+
+
+def test_zeros_do_not_differ():
+    one, other = evaluation(1), evaluation(1)
+    for row in other["languages"]:
+        for sample in row["samples"]:
+            sample["translation"] = "never"
+    found = compare(one, other, samples=50)
+    assert all(row["system"] == row["baseline"] == 0 for row in found if row["score"] == "BLEU")
+    assert all(row["p"] == 1 for row in found if row["score"] == "BLEU")

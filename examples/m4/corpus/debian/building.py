@@ -19,12 +19,13 @@ from examples.m4.corpus.debian.added import add_corpus
 from examples.m4.corpus.debian.apt import Apt
 from examples.m4.corpus.debian.descriptions import read_descriptions
 from examples.m4.corpus.debian.extraction import RULES, extract_packages
-from examples.m4.corpus.debian.gathering import Counts, gather, write_corpus_files
+from examples.m4.corpus.debian.gathering import FEWEST, Counts, gather, write_corpus_files
 from examples.m4.corpus.debian.heldout import hold_out_as_in
 from examples.m4.corpus.debian.records import read_facts, write_record
 from examples.m4.corpus.debian.selection import select_named, select_packages
 from examples.m4.corpus.folders import MARK, fresh_directory
 from examples.m4.corpus.packages import default_cache
+from examples.m4.corpus.parts import find_parts
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 SOURCES = "sources.tsv"
@@ -86,6 +87,8 @@ def build_debian_corpus(
     folder = pathlib.Path(cache) if cache is not None else default_cache() / "debian"
     reserved = _read_reserved(wanted)
     held = hold_out_as_in(wanted.held_out, reserved) if wanted.held_out is not None else None
+    for other in wanted.add:
+        find_parts(pathlib.Path(other), None, None)  # raises for what is not a corpus
     with fresh_directory(root) as out:
         apt = Apt(folder / "apt", sources)
         if update or not apt.updated:
@@ -162,7 +165,11 @@ def _read_reserved(wanted: Wanted) -> frozenset[str]:
 
 
 def _check_languages(wanted: Wanted, counts: Counts) -> None:
-    """Raise for a language that was asked for and has no pairs."""
+    """Raise for a language that was asked for and has no pairs, and if there is none."""
+    if not counts:
+        raise NamedMeshError(
+            f"no language has {FEWEST} train pairs", fix="read more packages, or all"
+        )
     for language in wanted.languages:
         if language not in counts:
             raise NamedMeshError(
