@@ -38,11 +38,11 @@ MODEL_HELP = {
     "normalize": "normalize the gates of the chosen experts before or after tokens are dropped",
     "balance": "even out the load of experts by the paper's loss, or by a bias on the choices",
     "jitter": "noise on the input of the router during training, as a share",
-    "group_tokens": "tokens that are routed together, of one row or several; divides those of every batch; by "
-    "default one row's",
+    "group_tokens": "tokens that are routed together, of one row or several; divides those of each "
+    "batch; by default one row's",
     "capacity_factor": "places of an expert, as a multiple of an even share of its tokens",
     "evaluation_capacity_factor": "--capacity_factor in evaluation; by default as in training",
-    "decoding_capacity_factor": "--capacity_factor while decoding; by default no token is dropped then",
+    "decoding_capacity_factor": "--capacity_factor while decoding; by default no token is dropped",
     "dispatch": "send tokens to experts by index (gather) or by one-hot products (einsum)",
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
     "unroll": "how many turns of the loop over layers are written out, at most: faster on a GPU",
@@ -50,10 +50,10 @@ MODEL_HELP = {
     "expert_dropout": "share of activations that training drops in the experts' hidden layers",
     "expert_masking": "share of choices whose expert's output training leaves out",
     "word_dropout": "share of source tokens and target inputs that training leaves out",
-    "target_word_dropout": "share of the decoder's input words to drop; by default as --word_dropout",
+    "target_word_dropout": "share of target inputs that are left out; by default --word_dropout",
     "smoothing": "label smoothing",
-    "r_drop": "weight of R-drop: how far apart two passes with their own dropout are, e.g. 1; 0 for one "
-    "pass",
+    "r_drop": "weight of R-drop: how far apart two passes with own dropout are, e.g. 1; 0 for "
+    "one pass",
     "aux_weight": "weight of the loss that evens out the load of the experts",
     "z_weight": "weight of the loss on large logits of the router",
     "dtype": "dtype of activations; weights are float32",
