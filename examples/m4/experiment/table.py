@@ -20,7 +20,10 @@ COLUMNS = (
 
 
 def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
-    """Make the row of a cell that was trained and evaluated; thirds are of chrF."""
+    """Make the row of a cell that was trained and evaluated.
+
+    Thirds are of chrF; a bilingual model has none.
+    """
     run = experiment.run_of(cell)
     settings = run.settings
     artifact = Artifact.load(run.artifact("train", settings, lambda text: None))
@@ -44,7 +47,7 @@ def make_row(experiment: Experiment, cell: Cell) -> dict[str, Any]:
         "bleu": round(averages["all"]["bleu"], 2),
         "chrf": round(averages["all"]["chrf"], 2),
         **{third: round(averages[third]["chrf"], 2) for third in ("low", "mid", "high")
-           if third in averages},
+           if third in averages and not cell.language},
     }  # fmt: skip
 
 

@@ -9,9 +9,9 @@ import numpy as np
 from examples.m4.input.sampling import permutation, random_bits, shares, walk
 from namedmesh.dims.errors import NamedMeshError, check_size
 
-_LARGEST = 1 << 20  # weight of an example
+_SMALLEST, _LARGEST = 1 << 3, 1 << 22  # weights of an example
 _GOLDEN = 0x9E3779B97F4A7C15  # of 64 bits: steps that fall evenly, however many there are
-_FITS = 30  # rounds in which the weights of languages are fitted
+_FITS = 40  # rounds in which the weights of languages are fitted
 
 
 class SentenceSampler:
@@ -99,8 +99,10 @@ class SentenceSampler:
 def fit_weights(owners: np.ndarray, sentences: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Fit a weight for each language, so that languages are drawn as often as wanted.
 
-    Every sentence draws one of its examples in proportion to their weights. Languages in few
-    sentences may be drawn less often than wanted.
+    Every sentence draws one of its examples in proportion to their weights. A language in few
+    sentences may be drawn less often than wanted, even if it is drawn whenever it can be, and one
+    that many sentences have alone more often. This is Sinkhorn's algorithm with bounds: with wide
+    ones the differences from the shares wanted have the least sum that any choice can have.
 
     Args:
         owners: The number of each example's language.
@@ -108,16 +110,13 @@ def fit_weights(owners: np.ndarray, sentences: np.ndarray, wanted: np.ndarray) -
         wanted: The share that each language is to have.
 
     Returns:
-        The weight of each language, from 1 to 2**20.
+        The weight of each language, from 2**3 to 2**22.
     """
-    weights = wanted / np.maximum(np.bincount(owners), 1)
     count = sentences[-1] + 1
-    # Once a language is drawn nearly whenever it can be, more weight only takes from others.
-    enough = np.minimum(wanted, 0.98 * np.bincount(owners) / count)
+    weights = np.full(len(wanted), (_SMALLEST * _LARGEST) ** 0.5)
     for _ in range(_FITS):
         each = weights[owners]
         sums = np.bincount(sentences, each)
         drawn = np.bincount(owners, each / sums[sentences], len(wanted)) / count
-        weights *= np.clip(enough / np.maximum(drawn, 1e-12), 0.2, 5.0)
-        weights /= weights.max()
-    return np.maximum(np.round(weights * _LARGEST), 1).astype(np.int64)
+        weights = np.clip(weights * np.clip(wanted / drawn, 0.2, 5.0), _SMALLEST, _LARGEST)
+    return np.round(weights).astype(np.int64)

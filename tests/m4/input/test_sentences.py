@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import scipy.optimize
 
 from examples.m4.input.sampling import shares
 from examples.m4.input.sentences import SentenceSampler, fit_weights
@@ -74,6 +75,40 @@ def test_weights_are_fitted_by_a_literal_count():
         for i in here:
             drawn[owners[i]] += weights[owners[i]] / total / 3
     np.testing.assert_allclose(drawn, [0.5, 0.5], atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0, 1e9])
+def test_shares_are_as_near_to_those_wanted_as_any_choice_can_be(temperature):
+    """Poor languages that share their few sentences, and rich ones with sentences of their own.
+
+    The independent answer is a linear program over every way to choose: the chance of each example,
+    in all one for a sentence, with the least sum of differences from the shares.
+    """
+    counts = [240, 200, 120, 60, 14, 12, 10, 6, 3]
+    random = np.random.default_rng(1)
+    popular = np.concatenate([random.permutation(40), np.arange(40, 300)])
+    chosen = [np.sort(popular[:count]) for count in counts]
+    chosen[0] = np.arange(60, 300)  # alone in most of them
+    owners = np.repeat(np.arange(len(counts)), counts)
+    _, sentences = np.unique(np.concatenate(chosen), return_inverse=True)
+    order = np.argsort(sentences, kind="stable")
+    owners, sentences = owners[order], sentences[order]
+    wanted = np.array([*shares({str(n): c for n, c in enumerate(counts)}, temperature).values()])
+
+    size, number, total = len(owners), len(counts), sentences[-1] + 1
+    of_sentence = np.zeros((total, size + number))
+    of_sentence[sentences, np.arange(size)] = 1
+    share = np.zeros((number, size))
+    share[owners, np.arange(size)] = 1 / total
+    away = np.block([[share, -np.eye(number)], [-share, -np.eye(number)]])
+    best = scipy.optimize.linprog(
+        np.repeat([0.0, 1.0], [size, number]), A_ub=away, b_ub=np.concatenate([wanted, -wanted]),
+        A_eq=of_sentence, b_eq=np.ones(total),
+    )  # fmt: skip
+
+    each = fit_weights(owners, sentences, wanted)[owners]
+    drawn = np.bincount(owners, each / np.bincount(sentences, each)[sentences]) / total
+    assert np.abs(drawn - wanted).sum() <= best.fun + 0.02
 
 
 def test_only_some_examples_are_drawn():
