@@ -221,8 +221,10 @@ class Transformer(Backbone):
         if key is None or not self.config.r_drop:
             total, metrics, _ = self._pass(batch, key)
             return total, metrics
+        # Stored: hashed again in every kernel that draws bits, LLVM takes minutes for some of them.
+        keys = [nm.compute_once(nm.random.fold_in(key, number)) for number in (1001, 1002)]
         (total, metrics, scores), (other_total, _, other_scores) = (
-            self._pass(batch, nm.random.fold_in(key, number)) for number in (1001, 1002)
+            self._pass(batch, one) for one in keys
         )
         apart = symmetric_divergence(scores, other_scores, self.W)
         apart = weighted_mean(apart, _real_tokens(batch))
