@@ -32,9 +32,9 @@ EXPERTS = {"preset": "tiny", "source_length": 48, "target_length": 32, "dev_ever
 # The same with everything that makes a mixture learn well.
 RECIPE = {
     **EXPERTS, "expert_sides": "encoder", "second": "all", "group_tokens": 64, "balance": "bias",
-    "evaluation_capacity_factor": 3, "z_weight": 0.001, "average": 0.9, "cooldown": 0.5, "r_drop": 1.0,
-    "dropout": 0.1, "word_dropout": 0.1, "target_word_dropout": 0.2, "expert_dropout": 0.1,
-    "expert_masking": 0.1, "repeat": "english", "subword_alpha": 0.3,
+    "evaluation_capacity_factor": 3, "z_weight": 0.001, "average": 0.9, "cooldown": 0.5,
+    "r_drop": 1.0, "dropout": 0.1, "word_dropout": 0.1, "target_word_dropout": 0.2,
+    "expert_dropout": 0.1, "expert_masking": 0.1, "repeat": "english", "subword_alpha": 0.3,
 }  # fmt: skip
 MIXTURES = {"experts": EXPERTS, "recipe": RECIPE}
 
