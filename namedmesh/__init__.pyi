@@ -58,6 +58,8 @@ from namedmesh.ops.constants import range as range
 from namedmesh.ops.constants import zeros as zeros
 from namedmesh.ops.control import cond as cond
 from namedmesh.ops.control import while_loop as while_loop
+from namedmesh.ops.conv import conv as conv
+from namedmesh.ops.conv import conv_transpose as conv_transpose
 from namedmesh.ops.custom import call_tf as call_tf
 from namedmesh.ops.custom import custom_vjp as custom_vjp
 from namedmesh.ops.dynamic import dynamic_slice as dynamic_slice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.source import Source
 
 # How often each byte of a buffer passes through a device's link, by the usual algorithms: a ring
@@ -54,6 +55,7 @@ class Collective:
         producer: The name that the plan has for the op that makes the tensor.
         times_outside: How often it would run outside the loop in which its tensor never changes; 0
             where that is not so.
+        hop: Who sends to whom, where an op sends to its neighbours by a CollectivePermute.
 
     Example:
         >>> sum = Collective("AllReduce", ("data",), 8, "float32", 32, 3, "loss", "sum.4",
@@ -77,6 +79,7 @@ class Collective:
     scope: str = ""
     producer: str = ""
     times_outside: int = 0
+    hop: Hop | None = None
 
     @property
     def total_bytes(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.hop import Hop
 
 
 class Context:
@@ -54,6 +55,18 @@ class Context:
     def offset(self, dim: Dimension) -> Any | None:
         """Returns where this device's piece of a dimension starts; None when it has all of it."""
         return None
+
+    def ways(self, dim: Dimension) -> int:
+        """Returns into how many pieces a dimension is split where this op runs."""
+        return 1
+
+    def position(self, dim: Dimension) -> Any:
+        """Returns the number of this device's piece of a dimension."""
+        return 0
+
+    def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
+        """Sends a value to another device along a dimension's axes; who gets nothing has zeros."""
+        raise NotImplementedError
 
     def place(self, value: Any, tensor: Any) -> Any:
         """Annotates a value with the place of one of an op's results."""

@@ -13,6 +13,7 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source, caller
 from namedmesh.ir.context import Context as Context
+from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import require_recorder
@@ -68,6 +69,7 @@ class Op:
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
     manual: ClassVar[bool] = False  # lowered on each device's piece, where XLA would communicate
+    on_pieces: ClassVar[bool] = False  # the same, and zeros that pad a piece change nothing
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
@@ -264,6 +266,19 @@ class Op:
     def placement(self) -> Placement:
         """Says what the op asks of the places of its operands."""
         return Placement()
+
+    def exchanges(self, pieces: Pieces) -> Sequence[Exchange] | None:
+        """Says what the op sends between devices by itself, when dimensions are split so.
+
+        Only dimensions that its placement calls `exchanged` are asked for.
+
+        Args:
+            pieces: Into how many pieces each dimension is split.
+
+        Returns:
+            Its collectives; None if a dimension should rather be gathered before.
+        """
+        return ()
 
     def drop_results(self, needed: set[Tensor]) -> Op:
         """Returns this op without the results that are not needed, if it can leave them out.

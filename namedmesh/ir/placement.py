@@ -20,6 +20,8 @@ class Placement:
         renames: Operand dimension to the result dimension that takes its place.
         divisible: Dimensions that may be split only where the devices divide their size evenly,
             each with another size that must divide too (of the dimension that takes its place).
+        exchanged: Dimensions that may be split because the op itself sends between devices what it
+            needs of other pieces; `Op.exchanges` says what.
 
     Example:
         >>> from namedmesh import Placement
@@ -31,6 +33,7 @@ class Placement:
     reduced: frozenset[str]
     renames: Mapping[str, str]
     divisible: Mapping[str, int]
+    exchanged: frozenset[str]
 
     def __init__(
         self,
@@ -38,8 +41,10 @@ class Placement:
         reduced: Iterable[str] = (),
         renames: Mapping[str, str] | None = None,
         divisible: Mapping[str, int] | None = None,
+        exchanged: Iterable[str] = (),
     ):
-        for field_name, names in (("whole", whole), ("reduced", reduced)):
+        named = (("whole", whole), ("reduced", reduced), ("exchanged", exchanged))
+        for field_name, names in named:
             if isinstance(names, str):
                 raise NamedMeshError(
                     f"{field_name} of a placement is a list of names, not the text {names!r}",

@@ -74,7 +74,8 @@ class _Rows:
     def try_op(self, op: Op) -> None:
         """Notes what an op is for one turn, if it treats every row by itself."""
         asked = op.placement()
-        touched = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
+        touched = asked.whole | asked.reduced | asked.exchanged
+        touched |= {*asked.renames, *asked.renames.values()}
         rowwise = (op.elementwise or op.sums) and op.rule in ("generic", "cotangent")
         if not rowwise or op.manual or op.bodies or not op.inputs or self.dim.name in touched:
             return

@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.exchange import Pieces
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -102,6 +103,8 @@ class Agreement:
         """Returns whether an op can run split that way: some need sizes that divide evenly."""
         size = self.op.inputs[i].shape.size_of(name)
         ways = self.planner.mesh.size(axes)
+        if name in self.asked.exchanged:
+            return self.op.exchanges(Pieces({name: ways})) is not None
         if name in self.asked.divisible:
             return size % ways == 0 and self.asked.divisible[name] % ways == 0
         return not self.op.manual or size % ways == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.ir.context import Context
@@ -16,6 +18,7 @@ from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
+from namedmesh.runtime.collective_calls import PERMUTE
 
 
 class OpLowering(Context):
@@ -85,6 +88,7 @@ class OpLowering(Context):
         inside = Local(self, axes, op if kernel else None)
         pieces = []
         for value, tensor, place in zip(values, op.inputs, places, strict=True):
+            value = self._pad_pieces(value, tensor.shape, place)
             piece = self.annotator.to_local(value, position_axes(tensor.shape, place))
             leading = list(range(len(place.partial)))
             pieces.append(tf.squeeze(piece, leading) if leading else piece)
@@ -135,10 +139,28 @@ class OpLowering(Context):
         numbers = tf.range(self.mesh.size(axes))
         return tf.squeeze(self.annotator.to_local(numbers, [axes]), [0])
 
+    def _pad_pieces(self, value: Any, shape: Shape, place: Sharding) -> Any:
+        """Pads dimensions with zeros so that all pieces are as long as the first."""
+        if place.divides(shape, self.mesh):
+            return value
+        whole = value.shape.as_list()
+        longer = zip(self._padded_sizes(shape, place), whole, strict=True)
+        value = tf.pad(value, [[0, size - now] for size, now in longer])
+        return self.annotator.annotate(value, position_axes(shape, place))
+
+    def _padded_sizes(self, shape: Shape, place: Sharding) -> list[int]:
+        """Returns the sizes of a value, with those rounded up that pieces do not divide."""
+        parts = [self.mesh.axes[axis] for axis in place.partial]
+        ways = [self.mesh.size(place.axes(dim.name)) for dim in shape]
+        return [*parts, *(-(-dim.size // n) * n for dim, n in zip(shape, ways, strict=True))]
+
     def _join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
         """Makes the value of which every device has its piece, parts of a sum side by side."""
-        sizes = [*(self.mesh.axes[axis] for axis in place.partial), *shape.sizes]
-        return self.annotator.from_local(piece, position_axes(shape, place), sizes)
+        sizes = self._padded_sizes(shape, place)
+        value = self.annotator.from_local(piece, position_axes(shape, place), sizes)
+        if place.divides(shape, self.mesh):
+            return value
+        return value[tuple(slice(size) for size in (*sizes[: len(place.partial)], *shape.sizes))]
 
 
 def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:
@@ -176,13 +198,27 @@ class Local(Eager):
         return op is self._kernel
 
     def size(self, dim: Dimension) -> int:
-        return dim.size // self.mesh.size(self.axes.get(dim.name, ()))
+        return -(-dim.size // self.ways(dim))
 
-    def offset(self, dim: Dimension) -> Any | None:
+    def ways(self, dim: Dimension) -> int:
+        return self.mesh.size(self.axes.get(dim.name, ()))
+
+    def position(self, dim: Dimension) -> Any:
         on = self.axes.get(dim.name, ())
         if not on:
-            return None
+            return 0
         if on not in self._positions:
             with self._graph.as_default():  # also if it is asked for in the body of a loop
                 self._positions[on] = self._around.find_position(on)
-        return self._positions[on] * self.size(dim)
+        return self._positions[on]
+
+    def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
+        hop = dataclasses.replace(hop, axes=self.axes[dim.name])
+        spec = tf.TensorSpec(value.shape, value.dtype)
+        results: Any = self.xla.custom_call_v2(PERMUTE, [value], [spec], str(hop))
+        return results[0]
+
+    def offset(self, dim: Dimension) -> Any | None:
+        if not self.axes.get(dim.name, ()):
+            return None
+        return self.position(dim) * self.size(dim)

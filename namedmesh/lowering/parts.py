@@ -87,6 +87,6 @@ def find_sums(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Splits the axes an op reduces over: those it leaves parts on, and those XLA reduces over."""
     groups = [claims[name] for name in sorted(asked.reduced) if name in claims]
-    if groups and (op.manual or (op.sums and divides(planner, op, claims))):
+    if groups and (op.manual or op.on_pieces or (op.sums and divides(planner, op, claims))):
         return tuple(axis for axes in groups for axis in axes), []
     return (), groups

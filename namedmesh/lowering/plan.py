@@ -261,6 +261,7 @@ class Plan:
                     "phase": phase,
                     "axes": list(one.axes),
                     "source": str(one.source),
+                    "hop": str(one.hop or ""),
                 }
                 for phase in phases
                 for one in self.of_phase(phase)

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from namedmesh.dims.collective import Collective
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.op import Op, every_op
@@ -328,6 +329,7 @@ class Planner:
         times: int,
         label: str | None = None,
         dtype: str | None = None,
+        hop: Hop | None = None,
     ) -> None:
         """Records one collective."""
         dtype = dtype or tensor.dtype
@@ -350,6 +352,7 @@ class Planner:
                 op.scope.rstrip("/"),
                 self.plan.names[producer] if producer else "",
                 self.invariant.get(tensor, 0),
+                hop,
             )
         )
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 
 from namedmesh.dims.errors import name_all, suggest_names
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
+from namedmesh.ir.exchange import Pieces
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -34,7 +36,8 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
     carriers = find_carriers(planner, op) if passing else set()
     parts, reduced = find_sums(planner, op, asked, claims | renamed)
     parts = (*passing, *parts)
-    if parts:
+    exchanged = asked.exchanged & {*claims}
+    if parts or exchanged or (op.on_pieces and claims):
         planner.plan.local.add(op)
     for i, tensor in enumerate(op.inputs):
         if tensor in planner.open:
@@ -54,15 +57,32 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         others = [axes for axes in reduced if not kept & {*axes}]
         held = claims | renamed
         settle_result(planner, op, tensor, held, asked.whole | made, places, own, others, times)
+    if exchanged:
+        record_exchanges(planner, op, claims | renamed, times)
     for tensor in op.inputs:
         if tensor in planner.open:
             planner.open.remove(tensor)
             planner.plan.shardings[tensor] = planner.plan.shardings[op.output]
 
 
+def record_exchanges(
+    planner: Planner, op: Op, held: Mapping[str, tuple[str, ...]], times: int
+) -> None:
+    """Records what an op sends between devices by itself."""
+    pieces = Pieces({name: planner.mesh.size(axes) for name, axes in held.items()})
+    for one in op.exchanges(pieces) or ():
+        axes = held[one.dim]
+        hop = one.hop and dataclasses.replace(one.hop, axes=axes)
+        planner.record_collective(
+            op, op.inputs[one.operand], one.kind, axes, one.elements, times, None, one.dtype, hop
+        )
+
+
 def check_placement(op: Op, asked: Placement) -> None:
     """Raises where an op's placement names a dimension that no operand and no result has."""
-    named = asked.whole | asked.reduced | {*asked.renames, *asked.renames.values()}
+    named = (
+        asked.whole | asked.reduced | asked.exchanged | {*asked.renames, *asked.renames.values()}
+    )
     known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
     unknown = sorted(map(str, (named | {*asked.divisible}) - known))
     if unknown:

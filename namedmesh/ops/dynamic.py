@@ -10,9 +10,9 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.along import Window
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.shape import transpose
-from namedmesh.ops.windows import Window
 
 
 class DynamicSlice(Window):

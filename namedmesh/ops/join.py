@@ -8,12 +8,14 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
+from namedmesh.ops.neighbours import Stretch, find_exchanges, read_rows
 from namedmesh.ops.shape import transpose
 from namedmesh.ops.windows import slice
 
@@ -36,7 +38,21 @@ class Concat(Op):
         order = self.output.shape.names
         pairs = zip(values, self.inputs, strict=True)
         arranged = [context.arrange(value, x.shape, order) for value, x in pairs]
-        return context.tf.concat(arranged, order.index(self.dim.name))
+        at = order.index(self.dim.name)
+        if context.ways(self.dim) == 1:
+            return context.tf.concat(arranged, at)
+        stretches = [stretch for _, stretch in self._reads(context.size(self.dim))]
+        sources = list(zip(arranged, stretches, strict=True))
+        return read_rows(context, sources, at, self.dim, 0)
+
+    def _reads(self, size: int) -> list[tuple[Dimension, Stretch]]:
+        """Returns the rows that each device reads of every operand, for a piece of some size."""
+        reads, start = [], 0
+        for x in self.inputs:
+            dim = x.shape.dims[x.shape.position(self.dim.name)]
+            reads.append((dim, Stretch(size, -start, size, dim.size)))
+            start += dim.size
+        return reads
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         start = 0
@@ -48,7 +64,13 @@ class Concat(Op):
         return cotangents
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name])
+        return Placement(exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        reads = self._reads(pieces.size(self.dim))
+        if min(dim.size for dim, _ in reads) < pieces.ways(self.dim):
+            return None
+        return find_exchanges(self.inputs, pieces, [(i, *read) for i, read in enumerate(reads)])
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:

@@ -137,7 +137,8 @@ def _record_region(
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
     for op in every_op(body.ops):
         asked = op.placement()
-        mixed = (asked.whole | (asked.reduced - sums) | set(asked.renames)) & names
+        mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
+        mixed = mixing & names
         if op.rule == "move":
             raise op.error(
                 "nothing moves inside a manual region",

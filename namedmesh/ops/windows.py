@@ -2,66 +2,49 @@
 
 from __future__ import annotations
 
-import builtins
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.literal import check_number
-from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_has_dims, check_int
-from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.along import SplitWindow
+from namedmesh.ops.neighbours import Stretch
 
 
-class Window(Op):
-    """An op that needs one dimension whole and keeps the others."""
-
-    rearranges = True
-    dim: Dimension  # of the operand
-
-    @property
-    def at(self) -> int:
-        """Where the dimension stands in the operand."""
-        return self.inputs[0].shape.position(self.dim.name)
-
-    def result_dim(self) -> Dimension:
-        """Returns the dimension as the result has it."""
-        return self.dim
-
-    def index(self, start: Any, stop: Any, stride: int = 1) -> tuple[builtins.slice, ...]:
-        """Returns the index of a part of the operand along the dimension."""
-        return (*[builtins.slice(None)] * self.at, builtins.slice(start, stop, stride))
-
-    def results(self) -> list[tuple[Shape, str]]:
-        x = self.inputs[0]
-        return [(x.shape.replace(self.dim.name, self.result_dim()), x.dtype)]
-
-    def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name])
-
-
-class Slice(Window):
+class Slice(SplitWindow):
     """Elements in a row, or every so many."""
 
     start: int
     size: int
     stride: int
 
+    @property
+    def stop(self) -> int:
+        """The row after the last that is taken."""
+        return self.start + (self.size - 1) * self.stride + 1
+
     def result_dim(self) -> Dimension:
         return self.dim.resized(self.size)
 
-    def lower(self, context: Context, x: Any) -> Any:
-        stop = self.start + (self.size - 1) * self.stride + 1
-        return x[self.index(self.start, stop, self.stride)]
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        length = (size - 1) * self.stride + 1
+        return [Stretch(size * self.stride, self.start, length, self.stop)]
+
+    def whole(self, context: Context, x: Any) -> Any:
+        return x[self.index(self.start, self.stop, self.stride)]
+
+    def local(self, context: Context, x: Any) -> Any:
+        return x[self.index(None, None, self.stride)] if self.stride > 1 else x
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         after = self.dim.size - self.start - (self.size - 1) * self.stride - 1
         return [Pad((dy,), self.result_dim(), self.start, after, self.stride - 1, 0.0).output]
 
 
-class Pad(Window):
+class Pad(SplitWindow):
     """A value put before, after, and (interior) between the elements."""
 
     low: int
@@ -74,45 +57,112 @@ class Pad(Window):
             self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior
         )
 
-    def lower(self, context: Context, x: Any) -> Any:
+    @property
+    def fill(self) -> float:
+        return self.value
+
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        apart = self.interior + 1
+        length = size if apart == 1 else (size - 1) // apart + 2
+        return [Stretch(size, -self.low, length, self.dim.size, apart)]
+
+    def whole(self, context: Context, x: Any) -> Any:
         tf = context.tf
-        shape = self.inputs[0].shape
         value = context.scalar(self.value, x.dtype)
         if self.interior:
-            # tf.pad cannot pad between elements: pad each in a dimension of its own, and merge.
-            paddings = _paddings(len(shape) + 1, self.at + 1, 0, self.interior)
-            spread = tf.pad(tf.expand_dims(x, self.at + 1), paddings, constant_values=value)
-            sizes = context.sizes(shape)
-            sizes[self.at] *= self.interior + 1
-            x = tf.reshape(spread, sizes)
-            x = x[self.index(0, sizes[self.at] - self.interior)]
-        return tf.pad(x, _paddings(len(shape), self.at, self.low, self.high), constant_values=value)
+            x = self._spread(context, x)
+            x = x[self.index(0, x.shape[self.at] - self.interior)]
+        paddings = _paddings(len(x.shape), self.at, self.low, self.high)
+        return tf.pad(x, paddings, constant_values=value)
+
+    def local(self, context: Context, x: Any) -> Any:
+        if not self.interior:
+            return x
+        apart, size = self.interior + 1, context.size(self.result_dim())
+        begin = context.position(self.dim) * size - self.low  # in the result, before padding
+        begin = begin - begin // apart * apart  # in what was read, spread
+        x = self._spread(context, x)
+        starts = [begin if i == self.at else 0 for i in range(len(x.shape))]
+        sizes = [size if i == self.at else one for i, one in enumerate(x.shape)]
+        return context.tf.slice(x, starts, sizes)
+
+    def _spread(self, context: Context, x: Any) -> Any:
+        """Puts the value between elements, and after the last."""
+        # tf.pad cannot pad between elements: pad each in a dimension of its own, and merge.
+        paddings = _paddings(len(x.shape) + 1, self.at + 1, 0, self.interior)
+        value = context.scalar(self.value, x.dtype)
+        apart = context.tf.pad(
+            context.tf.expand_dims(x, self.at + 1), paddings, constant_values=value
+        )
+        sizes = [
+            size * (self.interior + 1) if i == self.at else size for i, size in enumerate(x.shape)
+        ]
+        return context.tf.reshape(apart, sizes)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Slice((dy,), self.result_dim(), self.low, self.dim.size, self.interior + 1).output]
 
 
-class Reverse(Window):
+class Reverse(SplitWindow):
     """The elements from last to first."""
 
-    def lower(self, context: Context, x: Any) -> Any:
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        return [Stretch(-piece, self.dim.size - piece, piece, self.dim.size)]
+
+    def whole(self, context: Context, x: Any) -> Any:
         if len(self.inputs[0].shape) > 8:  # TensorFlow reverses no more dimensions
-            backwards = context.tf.range(self.dim.size - 1, -1, -1)
+            backwards = context.tf.range(x.shape[self.at] - 1, -1, -1)
             return context.tf.gather(x, backwards, axis=self.at)
         return context.tf.reverse(x, [self.at])
+
+    def local(self, context: Context, x: Any) -> Any:
+        return self.whole(context, x)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [reverse(dy, self.dim)]
 
 
-class Roll(Window):
+class Shift(SplitWindow):
+    """The elements moved on, towards higher indices; a value fills the places they leave."""
+
+    by: int
+    value: float
+
+    @property
+    def fill(self) -> float:
+        return self.value
+
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        return [Stretch(piece, -self.by, piece, self.dim.size)]
+
+    def whole(self, context: Context, x: Any) -> Any:
+        size, by = self.dim.size, self.by
+        staying = x[self.index(max(-by, 0), size - max(by, 0))]
+        paddings = _paddings(len(x.shape), self.at, max(by, 0), max(-by, 0))
+        value = context.scalar(self.value, x.dtype)
+        return context.tf.pad(staying, paddings, constant_values=value)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [Shift((dy,), self.dim, -self.by, 0).output]
+
+
+class Roll(SplitWindow):
     """The elements moved on; those that leave at the end enter at the start."""
 
     by: int
 
-    def lower(self, context: Context, x: Any) -> Any:
+    def whole(self, context: Context, x: Any) -> Any:
         staying = self.dim.size - self.by
         return context.tf.concat([x[self.index(staying, None)], x[self.index(0, staying)]], self.at)
+
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        total = self.dim.size
+        if total != ways * piece:  # the last piece is shorter, or empty
+            return [
+                Stretch(piece, -self.by, piece, total),
+                Stretch(piece, total - self.by, piece, total),
+            ]
+        return [Stretch(piece, -self.by, piece, total, cyclic=True)]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [roll(dy, self.dim, -self.by)]
@@ -280,7 +330,4 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
         raise NamedMeshError(
             f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size"
         )
-    if by == 0:
-        return x
-    staying = slice(x, dim, max(-by, 0), dim.size - abs(by))
-    return pad(staying, dim.resized(dim.size - abs(by)), max(by, 0), max(-by, 0), value)
+    return Shift((x,), dim, by, value).output if by else x

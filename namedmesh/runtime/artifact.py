@@ -19,7 +19,7 @@ from namedmesh.runtime.manifest import PRECISIONS as PRECISIONS
 from namedmesh.runtime.manifest import Manifest, read_manifest, write_manifest
 
 FORMAT = "namedmesh-artifact"
-VERSION = 5
+VERSION = 6
 _MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
 
 

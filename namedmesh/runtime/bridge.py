@@ -20,6 +20,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.runtime.collective_calls import write_collectives
 from namedmesh.runtime.kernels.choice import settle_kernels
 from namedmesh.runtime.shardy import use_shardy_annotations
 
@@ -43,6 +44,7 @@ def _inline(
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
         settle_kernels(parsed, context.module_context.platforms)
+        write_collectives(parsed, mesh)
         if config.use_shardy_partitioner.value:
             use_shardy_annotations(parsed, mesh)
         signature = ir.SymbolTable(parsed.operation)["main"].type

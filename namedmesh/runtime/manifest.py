@@ -11,6 +11,8 @@ from typing import Any
 
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.inputs import InputGroups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
@@ -274,6 +276,7 @@ def _write_collective(collective: Collective) -> dict[str, Any]:
         **vars(collective),
         "axes": list(collective.axes),
         "source": str(collective.source),
+        "hop": str(collective.hop or ""),
     }
 
 
@@ -296,9 +299,24 @@ def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective
             scope=one.member("scope").text(),
             producer=one.member("producer").text(),
             times_outside=one.member("times_outside").number(),
+            hop=_read_hop(one.member("hop"), mesh),
         )
         for one in cursor.items()
     )
+
+
+def _read_hop(cursor: JsonCursor, mesh: Mesh | None) -> Hop | None:
+    """Who sends to whom, along axes that the mesh must have."""
+    text = cursor.text()
+    try:
+        hop = Hop.read(text) if text else None
+    except NamedMeshError:
+        cursor.wrong("a hop, such as '1-3 from -1 along space'")
+        return None
+    if hop and mesh and any(axis not in mesh.axes for axis in hop.axes):
+        cursor.wrong(f"along axes of {mesh}")
+        return None
+    return hop
 
 
 def _read_group_size(cursor: JsonCursor, mesh: Mesh | None) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from namedmesh.dims.collective import Collective
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
 from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
@@ -34,6 +35,7 @@ class Facts(NamedTuple):
     bytes: int
     times: int
     open_ended: bool
+    hop: Hop | None
 
 
 @dataclass
@@ -102,7 +104,15 @@ class _Matcher:
         self.result = Matching()
         self.names: dict[str, tuple[str, ...]] = {}  # by metadata, which repeats
         self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
-        self.permuted = {plan.axes: None for plan in planned if plan.kind == "CollectivePermute"}
+        self.permuted: dict[tuple[str, ...], None] = {}  # axes that are put in another order
+        self.hops: dict[Pairs | None, list[tuple[tuple[str, ...], Hop]]] = {}
+        for plan in {plan for plan in planned if plan.kind == "CollectivePermute"}:
+            if plan.hop is None:
+                self.permuted[plan.axes] = None
+            else:
+                pairs = frozenset(pair for pair in plan.hop.pairs(mesh) if pair[0] != pair[1])
+                if (plan.axes, plan.hop) not in self.hops.setdefault(pairs, []):
+                    self.hops[pairs].append((plan.axes, plan.hop))
         self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
         self.times_per_turn = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
@@ -113,13 +123,14 @@ class _Matcher:
     def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
         """What a planned collective must be to agree with a compiled one."""
         facts = (one.dtype, one.elements, one.bytes)
-        for axes in self.possible_axes(one):
-            yield Facts(one.kind, axes, *facts, one.times, one.open_ended)
+        ways = [(axes, None) for axes in self.possible_axes(one)]
+        for axes, hop in [*ways, *self.hops.get(one.pairs, ())]:
+            yield Facts(one.kind, axes, *facts, one.times, one.open_ended, hop)
             if not one.open_ended:
                 # The compiler may know how often a loop runs whose length the plan does not know.
                 for times in self.times_per_turn:
                     if one.times % times == 0:
-                        yield Facts(one.kind, axes, *facts, times, True)
+                        yield Facts(one.kind, axes, *facts, times, True, hop)
 
     def possible_axes(self, one: CompiledCollective) -> list[tuple[str, ...]]:
         """The axes that a plan may have for a compiled collective.
@@ -295,6 +306,7 @@ def _facts(plan: Collective) -> Facts:
         plan.bytes,
         plan.times,
         plan.open_ended,
+        plan.hop,
     )
 
 

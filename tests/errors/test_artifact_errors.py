@@ -113,7 +113,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has artifact version 99; this namedmesh reads 5
+'future.nmesh' has artifact version 99; this namedmesh reads 6
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)

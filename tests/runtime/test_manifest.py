@@ -7,6 +7,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Shape
+from namedmesh.dims.hop import Hop
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 from namedmesh.runtime import TensorSpec, VariableSpec
@@ -30,6 +31,7 @@ SUM = Collective(
     Source("model.py", 7),
     devices=2,
     open_ended=True,
+    hop=Hop(-1, 1, 1, axes=("data",)),
 )
 MANIFEST = Manifest(
     name="step",
@@ -149,10 +151,15 @@ def spec(**changes) -> dict:
         ({"collectives": [{}]}, [f"collectives[0].{name} is missing" for name in (
             "kind", "axes", "elements", "dtype", "bytes", "times",
             "tensor", "op", "phase", "source", "devices", "open_ended", "scope", "producer",
-            "times_outside",
+            "times_outside", "hop",
         )]),
+        ({"collectives": [write_manifest(MANIFEST)["collectives"][0] | {"hop": "1 from 2"}]}, [
+            'collectives[0].hop is "1 from 2", expected a hop, such as '
+            "'1-3 from -1 along space'",
+        ]),
         ({"collectives": [{
             **vars(SUM), "axes": ["data"], "source": "a.py:1", "devices": 4, "open_ended": 1,
+            "hop": "",
         }]}, [
             "collectives[0].devices is 4, expected 2, the devices along data",
             "collectives[0].open_ended is 1, expected true or false",

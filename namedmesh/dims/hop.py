@@ -1,0 +1,95 @@
+"""Hop: who sends to whom when every device of some axes sends to one other."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.mesh import Mesh
+
+_TEXT = re.compile(r"(\d+)-(\d+) from (-?\d+)( mirrored)?( cyclic)? along (\w+(?:\+\w+)*)")
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One permutation of devices, by their position along the axes of a dimension.
+
+    The device at position p, from `first` to `last`, gets what the one at p + by has. A `mirrored`
+    hop comes from by - p instead, and a `cyclic` one goes round at the ends.
+
+    Attributes:
+        by: How far away the sender is.
+        first: The first position that gets something.
+        last: The last one.
+        mirrored: Whether positions are counted from the other end.
+        cyclic: Whether the last position has the first as its neighbour.
+        axes: The mesh axes that number the positions, in order.
+
+    Example:
+        >>> hop = Hop(-1, 1, 3, axes=("space",))
+        >>> hop.pairs(Mesh(space=4))
+        [(0, 1), (1, 2), (2, 3)]
+        >>> str(hop), Hop.read(str(hop)) == hop
+        ('1-3 from -1 along space', True)
+        >>> Hop(3, 0, 3, mirrored=True, axes=("space",)).pairs(Mesh(space=4))
+        [(3, 0), (2, 1), (1, 2), (0, 3)]
+    """
+
+    by: int
+    first: int
+    last: int
+    mirrored: bool = False
+    cyclic: bool = False
+    axes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        words = " mirrored" * self.mirrored + " cyclic" * self.cyclic
+        return f"{self.first}-{self.last} from {self.by}{words} along {'+'.join(self.axes)}"
+
+    @classmethod
+    def read(cls, text: str) -> Hop:
+        """Reads what `str` makes of a hop.
+
+        Args:
+            text: The text.
+
+        Returns:
+            The hop.
+
+        Raises:
+            NamedMeshError: The text is not that of a hop.
+        """
+        found = _TEXT.fullmatch(text)
+        if not found:
+            raise NamedMeshError(
+                f"{text!r} is not a hop", fix="write e.g. '1-3 from -1 along space'"
+            )
+        first, last, by, mirrored, cyclic, axes = found.groups()
+        named = tuple(axes.split("+"))
+        return cls(int(by), int(first), int(last), bool(mirrored), bool(cyclic), named)
+
+    def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
+        """Lists sender and receiver of everything that is sent.
+
+        Args:
+            mesh: The devices.
+
+        Returns:
+            Two device numbers for each receiver.
+        """
+        names = list(mesh.axes)
+        others = [names.index(name) for name in names if name not in self.axes]
+        order = [*others, *(names.index(name) for name in self.axes)]
+        ways = mesh.size(self.axes)
+        grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))
+        rows = grid.transpose(order).reshape(-1, ways)
+        receivers = np.arange(self.first, min(self.last, ways - 1) + 1)
+        senders = self.by + (-receivers if self.mirrored else receivers)
+        if self.cyclic:
+            senders %= ways
+        there = (senders >= 0) & (senders < ways)
+        sent = rows[:, senders[there]].ravel().tolist(), rows[:, receivers[there]].ravel().tolist()
+        return list(zip(*sent, strict=True))

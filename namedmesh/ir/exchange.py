@@ -1,0 +1,62 @@
+"""What an op sends between devices by itself: the pieces it works on, and its exchanges."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.hop import Hop
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """One collective that an op makes on the pieces of a split dimension.
+
+    Attributes:
+        kind: Such as `CollectivePermute`.
+        dim: The dimension along whose axes devices communicate.
+        elements: What one device sends or receives, whichever is more.
+        dtype: The dtype of the elements.
+        operand: The number of the operand that is sent.
+        hop: Who sends to whom, in a CollectivePermute.
+    """
+
+    kind: str
+    dim: str
+    elements: int
+    dtype: str
+    operand: int = 0
+    hop: Hop | None = None
+
+
+class Pieces:
+    """Into how many pieces each dimension of an op is split.
+
+    Args:
+        ways: The number of pieces of each dimension that is split.
+
+    Example:
+        >>> pieces = Pieces({"rows": 4})
+        >>> rows, columns = Dimension("rows", 10), Dimension("columns", 8)
+        >>> pieces.size(rows), pieces.size(columns), pieces.count([rows, columns])
+        (3, 8, 24)
+    """
+
+    def __init__(self, ways: Mapping[str, int]):
+        self._ways = dict(ways)
+
+    def ways(self, dim: Dimension) -> int:
+        """Returns into how many pieces a dimension is split."""
+        return self._ways.get(dim.name, 1)
+
+    def size(self, dim: Dimension) -> int:
+        """Returns the size of a piece; the last ones may be shorter, and are padded."""
+        return -(-dim.size // self.ways(dim))
+
+    def count(self, dims: Iterable[Dimension]) -> int:
+        """Counts the elements of a piece that has some dimensions."""
+        total = 1
+        for dim in dims:
+            total *= self.size(dim)
+        return total

@@ -1,0 +1,217 @@
+"""Reading a stretch of a split dimension: each device gets from others the rows that it lacks.
+
+GShard's halo exchange, with halos that may differ from device to device: what a device reads is
+known while planning, so one rule says what is sent, in the plan and in the lowering.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.hop import Hop
+from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The rows that each device reads: from floor((step * position + start) / divisor) on.
+
+    Attributes:
+        step: How much later the rows of the next device begin.
+        start: Where the first device's begin.
+        length: How many rows each device reads; those that do not exist hold a fill value.
+        stop: The rows from this one on are not read.
+        divisor: What the positions are divided by.
+        cyclic: Whether the first row comes after the last; pieces must be of equal size.
+    """
+
+    step: int
+    start: int
+    length: int
+    stop: int
+    divisor: int = 1
+    cyclic: bool = False
+
+    def first(self, position: Any) -> Any:
+        """Returns the first row that a device reads."""
+        at = position * self.step + self.start
+        return at // self.divisor if self.divisor > 1 else at
+
+
+@dataclass(frozen=True)
+class Slab:
+    """Rows of one piece, from low to high, that a hop brings, or that are a device's own."""
+
+    hop: Hop
+    low: int
+    high: int
+    own: bool
+
+    @property
+    def rows(self) -> int:
+        """How many rows it has."""
+        return self.high - self.low
+
+
+def find_slabs(stretch: Stretch, ways: int, piece: int) -> list[Slab]:
+    """Finds what devices send so that each has the rows that it reads.
+
+    Args:
+        stretch: The rows that each device reads.
+        ways: How many devices there are.
+        piece: The rows that each has; the last ones may be padding.
+
+    Returns:
+        The rows of other pieces, one hop each, nearest pieces in order.
+    """
+    mirrored = stretch.step < 0
+    found: dict[int, tuple[int, int, int, int]] = {}
+    for p in range(ways):
+        low, high = stretch.first(p), stretch.first(p) + stretch.length
+        if not stretch.cyclic:
+            low, high = max(low, 0), min(high, stretch.stop)
+        for q in range(low // piece, -(-high // piece) if high > low else 0):
+            by = q + p if mirrored else q - p
+            rows = max(low - q * piece, 0), min(high - q * piece, piece)
+            first, _, least, most = found.get(by, (p, p, *rows))
+            found[by] = first, p, min(least, rows[0]), max(most, rows[1])
+    slabs = []
+    for by, (first, last, low, high) in sorted(found.items()):
+        own = not mirrored and (by % ways if stretch.cyclic else by) == 0
+        slabs.append(Slab(Hop(by, first, last, mirrored, stretch.cyclic), low, high, own))
+    return slabs
+
+
+def find_exchanges(
+    inputs: Sequence[Tensor], pieces: Pieces, reads: Iterable[tuple[int, Dimension, Stretch]]
+) -> list[Exchange] | None:
+    """Finds what an op sends that reads stretches of its operands.
+
+    Args:
+        inputs: The operands.
+        pieces: Into how many pieces dimensions are split.
+        reads: The number of an operand, its dimension, and the rows that are read of it.
+
+    Returns:
+        A CollectivePermute for each hop; None if gathering the operands takes no more.
+    """
+    exchanges, sent, gathered = [], 0, {}
+    for operand, dim, stretch in reads:
+        x, ways = inputs[operand], pieces.ways(dim)
+        others = pieces.count(other for other in x.shape if other.name != dim.name)
+        gathered[operand] = dim.size * others * (ways - 1) / ways
+        for slab in find_slabs(stretch, ways, pieces.size(dim)):
+            if not slab.own:
+                count = slab.rows * others
+                sent += count
+                exchanges.append(
+                    Exchange("CollectivePermute", dim.name, count, x.dtype, operand, slab.hop)
+                )
+    return exchanges if sent < sum(gathered.values()) else None
+
+
+def read_rows(
+    context: Context, sources: Sequence[tuple[Any, Stretch]], at: int, dim: Dimension, fill: float
+) -> Any:
+    """Makes the rows that each device reads, of its own pieces and of what others send.
+
+    Args:
+        context: Where this is lowered.
+        sources: A device's piece of each tensor, with the rows to read of it, in all as many each
+            time; rows of padding hold zero, and a row is of the first source that has it.
+        at: The position of the split dimension.
+        dim: The dimension.
+        fill: What rows hold that no source has.
+
+    Returns:
+        The rows.
+    """
+    total: Any = None
+    for x, stretch in reversed(sources):
+        value, exists = _read_one(context, x, dim, stretch, _Rows(context.tf, x, at))
+        if total is None and fill:
+            total = context.scalar(fill, value.dtype)
+        total = value if total is None else context.tf.where(exists(), value, total)
+    return total
+
+
+def _read_one(
+    context: Context, x: Any, dim: Dimension, stretch: Stretch, rows: _Rows
+) -> tuple[Any, Callable[[], Any]]:
+    """Reads one stretch; returns its rows, and a function that says which of them exist."""
+    ways, piece, length = context.ways(dim), rows.sizes[rows.at], stretch.length
+    parts: list[tuple[Slab, Any]] = []
+    for slab in find_slabs(stretch, ways, piece):
+        value = rows.cut(x, slab.low, slab.rows)
+        parts.append((slab, value if slab.own else context.permute(value, dim, slab.hop)))
+    position = context.position(dim)
+    begins = [{_begin(slab, stretch, piece, p) for p in range(ways)} for slab, _ in parts]
+    if all(len(one) == 1 for one in begins):
+        total = rows.join(
+            [(*one, value) for one, (_, value) in zip(begins, parts, strict=True)], length
+        )
+    else:
+        total = rows.zeros(length)
+        for slab, value in parts:
+            total = rows.put(value, _begin(slab, stretch, piece, position), slab.rows, total)
+
+    def exists() -> Any:
+        numbers = stretch.first(position) + context.tf.range(length)  # over all devices
+        return rows.along((numbers >= 0) & (numbers < stretch.stop))
+
+    return total, exists
+
+
+def _begin(slab: Slab, stretch: Stretch, piece: int, position: Any) -> Any:
+    """Returns where a slab begins among the rows that a device reads."""
+    owner = slab.hop.by + (-position if slab.hop.mirrored else position)
+    return owner * piece + slab.low - stretch.first(position)
+
+
+class _Rows:
+    """Rows along one dimension of values like another."""
+
+    def __init__(self, tf: Any, like: Any, at: int):
+        self.tf, self.dtype, self.at = tf, like.dtype, at
+        self.sizes = [int(size) for size in like.shape]
+
+    def along(self, value: Any) -> Any:
+        """Shapes one value for each row so that it broadcasts."""
+        return self.tf.reshape(value, [-1 if i == self.at else 1 for i in range(len(self.sizes))])
+
+    def zeros(self, count: int) -> Any:
+        """Makes rows of zeros."""
+        sizes = [count if i == self.at else size for i, size in enumerate(self.sizes)]
+        return self.tf.zeros(sizes, self.dtype)
+
+    def cut(self, value: Any, low: Any, size: int) -> Any:
+        """Cuts out rows, the first of which a device may know only when it runs."""
+        if value.shape[self.at] == size:
+            return value
+        begin = [low if i == self.at else 0 for i in range(len(self.sizes))]
+        sizes = [size if i == self.at else one for i, one in enumerate(self.sizes)]
+        return self.tf.slice(value, begin, sizes)
+
+    def join(self, parts: list[tuple[int, Any]], length: int) -> Any:
+        """Joins parts that each begin at a row, with zeros between them."""
+        joined, end = [], 0
+        for begin, value in sorted(parts, key=lambda part: part[0]):
+            joined += [self.zeros(begin - end)] if begin > end else []
+            joined.append(value)
+            end = begin + int(value.shape[self.at])
+        joined += [self.zeros(length - end)] if length > end else []
+        return joined[0] if len(joined) == 1 else self.tf.concat(joined, self.at)
+
+    def put(self, value: Any, begin: Any, size: int, total: Any) -> Any:
+        """Puts rows into others from a row on that a device knows when it runs."""
+        tf, length = self.tf, int(total.shape[self.at])
+        around = [[length, length] if i == self.at else [0, 0] for i in range(len(self.sizes))]
+        low = tf.clip_by_value(length - begin, 0, length + size)
+        moved = self.cut(tf.pad(value, around), low, length)
+        index = tf.range(length)
+        return tf.where(self.along((index >= begin) & (index < begin + size)), moved, total)

@@ -1,0 +1,115 @@
+"""How a window slides along one dimension: sizes, padding, and the rows that a piece needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.ir.context import Context
+from namedmesh.ops.neighbours import Stretch
+
+
+@dataclass(frozen=True)
+class Sliding:
+    """A window that slides along a dimension.
+
+    At its position o, element k of the window meets place o * stride + k * dilation - low; row i of
+    the operand lies at place i * base, and all other places hold zero.
+
+    Attributes:
+        size: The rows of the operand.
+        window: The elements of the window.
+        stride: The distance between two positions.
+        dilation: The distance between two elements of the window.
+        base: The distance between two rows of the operand.
+        low: The places before the first row.
+        high: The places after the last.
+
+    Example:
+        >>> sliding = Sliding(size=8, window=3, stride=2).padded("same")
+        >>> sliding.count, sliding.low, sliding.high
+        (4, 0, 1)
+        >>> sliding.transposed().count
+        8
+    """
+
+    size: int
+    window: int
+    stride: int = 1
+    dilation: int = 1
+    base: int = 1
+    low: int = 0
+    high: int = 0
+
+    @property
+    def extent(self) -> int:
+        """The places from the first element of the window to the last."""
+        return (self.window - 1) * self.dilation + 1
+
+    @property
+    def places(self) -> int:
+        """The places from the first row to the last."""
+        return (self.size - 1) * self.base + 1
+
+    @property
+    def count(self) -> int:
+        """The positions of the window."""
+        return (self.places + self.low + self.high - self.extent) // self.stride + 1
+
+    def padded(self, padding: str | tuple[int, int]) -> Sliding:
+        """Returns the same window with places before and after the rows.
+
+        Args:
+            padding: `"same"`, as many positions as places, divided by the stride; `"valid"`, none;
+                or the places before and after.
+
+        Returns:
+            The window.
+        """
+        low, high = (0, 0) if isinstance(padding, str) else padding
+        if padding == "same":
+            positions = -(-self.places // self.stride)
+            missing = max((positions - 1) * self.stride + self.extent - self.places, 0)
+            low, high = missing // 2, missing - missing // 2
+        options = self.stride, self.dilation, self.base
+        return Sliding(self.size, self.window, *options, low, high)
+
+    def transposed(self) -> Sliding:
+        """Returns the window that takes cotangents of the positions back to the rows, reversed."""
+        spread = (self.count - 1) * self.stride + 1
+        low = self.extent - 1 - self.low
+        high = (self.size - 1) * self.base + self.extent - spread - low
+        return Sliding(self.count, self.window, self.base, self.dilation, self.stride, low, high)
+
+    def reach(self, count: int) -> int:
+        """Returns the places that some positions in a row meet."""
+        return (count - 1) * self.stride + self.extent
+
+    def stretch(self, count: int) -> Stretch:
+        """Returns the rows that each device reads for its positions.
+
+        Args:
+            count: The positions of each.
+
+        Returns:
+            The rows.
+        """
+        reach = self.reach(count)
+        length = reach if self.base == 1 else (reach - 1) // self.base + 2
+        return Stretch(count * self.stride, -self.low, length, self.size, self.base)
+
+    def spread(self, context: Context, x: Any, at: int, position: Any, count: int) -> Any:
+        """Spreads the rows that a device read over the places that its positions meet."""
+        if self.base == 1:
+            return x
+        tf, rank = context.tf, len(x.shape)
+        apart = tf.pad(
+            tf.expand_dims(x, at + 1),
+            [[0, self.base - 1] if i == at + 1 else [0, 0] for i in range(rank + 1)],
+        )
+        sizes = [size * self.base if i == at else size for i, size in enumerate(x.shape)]
+        first = position * (count * self.stride) - self.low  # the first place
+        begin = first - first // self.base * self.base
+        begins = [begin if i == at else 0 for i in range(rank)]
+        wanted = [self.reach(count) if i == at else size for i, size in enumerate(x.shape)]
+        return tf.slice(tf.reshape(apart, sizes), begins, wanted)
