@@ -76,8 +76,8 @@ class Concat(Op):
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
     """Puts tensors one after the other along a dimension.
 
-    The dimension must be whole: where it is split, it is gathered first. The other dimensions may
-    come in any order.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours,
+    or all of them if that takes no more. The other dimensions may come in any order.
 
     Args:
         tensors: The tensors, equal in dtype and in all dimensions but one.
@@ -160,7 +160,7 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
     """Cuts a tensor into pieces along a dimension.
 
-    The dimension must be whole: where it is split, it is gathered first. (`nm.split` is about
+    Where the dimension is split, pieces are sent to where they are wanted. (`nm.split` is about
     placement: it splits a dimension over devices.)
 
     Args:

@@ -176,7 +176,7 @@ def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
     """Takes elements in a row along a dimension, or every so many.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
@@ -214,7 +214,7 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
     """Makes a tensor longer along a dimension, filled with a value.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
@@ -251,7 +251,7 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
     """Reverses the order of the elements along a dimension.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
@@ -276,7 +276,7 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
 def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
     """Moves the elements along a dimension; those that leave at one end enter at the other.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
@@ -303,7 +303,7 @@ def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     """Moves the elements along a dimension; a value fills the places they leave.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.

@@ -6,6 +6,8 @@ who sends to whom in one line.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
@@ -33,11 +35,11 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
     ]
     for channel, op in enumerate(calls, 1):
         hop = Hop.read(ir.StringAttr(op.attributes["backend_config"]).value)
-        pairs = np.array(hop.pairs(mesh), np.int64).reshape(-1, 2)
+        pairs: Any = np.array(hop.pairs(mesh), np.int64).reshape(-1, 2)
         with module.context, op.location, ir.InsertionPoint(op):
             permute = stablehlo.CollectivePermuteOp(
                 op.operands[0],
-                ir.DenseIntElementsAttr.get(pairs),
+                ir.DenseElementsAttr.get(pairs),
                 channel_handle=stablehlo.ChannelHandle.get(channel, _BETWEEN_DEVICES),
             )
         if "mhlo.sharding" in op.attributes:

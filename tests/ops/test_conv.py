@@ -1,5 +1,7 @@
 """Convolutions against jax, under layouts that split batch, space and channels."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -27,8 +29,8 @@ CASES = {
 }
 
 
-def dims(rows, columns, window):
-    text = f"batch=2 rows={rows} columns={columns} kr={window[0]} kc={window[1]} chan=4 out=8"
+def dims(sizes, window):
+    text = f"batch=2 rows={sizes[0]} columns={sizes[1]} kr={window[0]} kc={window[1]} chan=4 out=8"
     return nm.dims(text)
 
 
@@ -67,7 +69,7 @@ def assert_near(found, wanted):
 @pytest.mark.parametrize("case", CASES)
 def test_equal_to_jax_with_two_derivatives(case, layout):
     sizes, window, stride, dilation, base, padding = CASES[case]
-    B, R, C, KR, KC, CI, CO = dims(*sizes, window)
+    B, R, C, KR, KC, CI, CO = dims(sizes, window)
     x, w = uniform(1, 2, *sizes, 4), uniform(2, *window, 4, 8)
     by_dim = lambda pair: dict(zip((R, C), pair, strict=True))
     convolve = lambda x, w: nm.conv(
@@ -80,8 +82,8 @@ def test_equal_to_jax_with_two_derivatives(case, layout):
         dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest",
     )  # fmt: skip
     places, mesh = LAYOUTS[layout]
-    specs = {"x": nm.spec([B, R, C, CI]), "w": nm.spec([KR, KC, CI, CO])}
-    step = nm.compile(everything(convolve), **specs, mesh=mesh, layout=places, strict=True)
+    specs = nm.spec([B, R, C, CI]), nm.spec([KR, KC, CI, CO])
+    step = nm.compile(everything(convolve), *specs, mesh=mesh, layout=places, strict=True)
     assert_near(step(step.init(0), x=x, w=w)[1], by_jax(reference, x, w))
 
 
@@ -92,8 +94,8 @@ def test_groups_and_depthwise(layout):
     places, mesh = LAYOUTS[layout]
     x, w = uniform(1, 2, 8, 8, 2, 3), uniform(2, 3, 3, 2, 3, 5)
     convolve = lambda x, w: nm.conv(x, w, {R: KR, C: KC}, keep=G)
-    specs = {"x": nm.spec([B, R, C, G, CI]), "w": nm.spec([KR, KC, G, CI, CO])}
-    step = nm.compile(everything(convolve), **specs, mesh=mesh, layout=places, strict=True)
+    specs = nm.spec([B, R, C, G, CI]), nm.spec([KR, KC, G, CI, CO])
+    step = nm.compile(everything(convolve), *specs, mesh=mesh, layout=places, strict=True)
 
     def reference(x, w):
         parts = [
@@ -134,9 +136,9 @@ def test_one_and_three_dimensions(rank, split):
     reference = lambda x, w: jax.lax.conv_general_dilated(
         x[None], w, [2] * rank, "SAME", dimension_numbers=numbers, precision="highest"
     )[0]
-    specs = {"x": nm.spec([*spatial, CI]), "w": nm.spec([*windows, CI, CO])}
+    specs = nm.spec([*spatial, CI]), nm.spec([*windows, CI, CO])
     mesh, layout = (nm.Mesh(a=2), "s0:a") if split else (nm.Mesh(a=1), "")
-    step = nm.compile(everything(convolve), **specs, mesh=mesh, layout=layout, strict=True)
+    step = nm.compile(everything(convolve), *specs, mesh=mesh, layout=layout, strict=True)
     assert_near(step(step.init(0), x=x, w=w)[1], by_jax(reference, x, w))
 
 
@@ -144,12 +146,12 @@ def test_one_and_three_dimensions(rank, split):
 @pytest.mark.parametrize("padding", ["same", "valid", (1, 0)])
 @pytest.mark.parametrize("stride", [1, 2, 3])
 def test_transposed_is_the_derivative_of_a_convolution(stride, padding, layout):
-    B, R, C, KR, KC, CI, CO = dims(8, 4, (3, 2))
+    B, R, C, KR, KC, CI, CO = dims((8, 4), (3, 2))
     x, w = uniform(1, 2, 8, 4, 4), uniform(2, 3, 2, 4, 8)
     places, mesh = LAYOUTS[layout]
     convolve = lambda x, w: nm.conv_transpose(x, w, {R: KR, C: KC}, stride=stride, padding=padding)
-    specs = {"x": nm.spec([B, R, C, CI]), "w": nm.spec([KR, KC, CI, CO])}
-    step = nm.compile(everything(convolve), **specs, mesh=mesh, layout=places, strict=True)
+    specs = nm.spec([B, R, C, CI]), nm.spec([KR, KC, CI, CO])
+    step = nm.compile(everything(convolve), *specs, mesh=mesh, layout=places, strict=True)
     found = step(step.init(0), x=x, w=w)[1]
     pads = padding.upper() if isinstance(padding, str) else [padding, padding]
 
@@ -167,7 +169,7 @@ def test_transposed_is_the_derivative_of_a_convolution(stride, padding, layout):
 
 def test_a_split_row_sends_one_row_each_way():
     """3 x 3, stride 1: one row up and one down, of everything else that a device has."""
-    B, R, C, KR, KC, CI, CO = dims(16, 12, (3, 3))
+    B, R, C, KR, KC, CI, CO = dims((16, 12), (3, 3))
     convolve = lambda x, w: nm.conv(x, w, {R: KR, C: KC})
     program = nm.trace(convolve, nm.spec([B, R, C, CI]), nm.spec([KR, KC, CI, CO]))
     plan = nm.plan(program, nm.Mesh(a=4), "rows:a")
@@ -180,7 +182,7 @@ def test_a_split_row_sends_one_row_each_way():
 
 
 def test_columns_send_the_corners_too():
-    B, R, C, KR, KC, CI, CO = dims(16, 12, (3, 3))
+    B, R, C, KR, KC, CI, CO = dims((16, 12), (3, 3))
     convolve = lambda x, w: nm.conv(x, w, {R: KR, C: KC})
     program = nm.trace(convolve, nm.spec([B, R, C, CI]), nm.spec([KR, KC, CI, CO]))
     plan = nm.plan(program, nm.Mesh(a=4, b=2), "rows:a, columns:b")
@@ -190,24 +192,26 @@ def test_columns_send_the_corners_too():
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_narrow_dtypes(dtype):
-    B, R, C, KR, KC, CI, CO = dims(8, 8, (3, 3))
+    B, R, C, KR, KC, CI, CO = dims((8, 8), (3, 3))
     x, w = uniform(1, 2, 8, 8, 4), uniform(2, 3, 3, 4, 8)
     convolve = lambda x, w: nm.cast(
         nm.conv(nm.cast(x, dtype), nm.cast(w, dtype), {R: KR, C: KC}), "float32"
     )
-    specs = {"x": nm.spec([B, R, C, CI]), "w": nm.spec([KR, KC, CI, CO])}
-    step = nm.compile(convolve, **specs, mesh=nm.Mesh(a=4), layout="rows:a", strict=True)
+    specs = nm.spec([B, R, C, CI]), nm.spec([KR, KC, CI, CO])
+    step = nm.compile(convolve, *specs, mesh=nm.Mesh(a=4), layout="rows:a", strict=True)
+    arrays = jax.numpy.asarray(x), jax.numpy.asarray(w)
     want = jax.lax.conv_general_dilated(
-        x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest"
+        *arrays, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"), precision="highest"
     )
     assert_same({"y": step(step.init(0), x=x, w=w)[1]}, {"y": want}, rtol=0.05, atol=0.3)
 
 
 B, R, K, CI, CO = nm.dims("batch=2 rows=4 window=3 chan=2 out=3")
+THREE: Any = (1, 2, 3)
 MISTAKES = {
     "does not say which window slides where": lambda x, w: nm.conv(x, w, {}),
     "padding 'sam' is unknown": lambda x, w: nm.conv(x, w, {R: K}, padding="sam"),
-    "is not a pair": lambda x, w: nm.conv(x, w, {R: K}, padding=(1, 2, 3)),
+    "is not a pair": lambda x, w: nm.conv(x, w, {R: K}, padding=THREE),
     "stride 0 of rows is less than 1": lambda x, w: nm.conv(x, w, {R: K}, stride=0),
     "along which no window slides": lambda x, w: nm.conv(x, w, {R: K}, stride={B: 2}),
     "window=3 does not fit into rows=4": lambda x, w: nm.conv(
