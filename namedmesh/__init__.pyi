@@ -112,6 +112,8 @@ from namedmesh.ops.order import argsort as argsort
 from namedmesh.ops.order import cumsum as cumsum
 from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
+from namedmesh.ops.pool import pool as pool
+from namedmesh.ops.pool import windows as windows
 from namedmesh.ops.reduce import all as all
 from namedmesh.ops.reduce import any as any
 from namedmesh.ops.reduce import max as max

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import (
     as_tuple,
     check_dtype_kind,
     check_has_dims,
-    check_int,
     check_one_dtype,
     check_tensors,
 )
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.convolution import Conv, Slide, slide_back
-from namedmesh.ops.sliding import Sliding
-
-PADDINGS = ("same", "valid")
-Padding = str | tuple[int, int]
+from namedmesh.ops.convolution import Conv, slide_back
+from namedmesh.ops.slide_options import Number, Padding, SlideOptions
+from namedmesh.ops.sliding import Slide, Sliding
 
 
 def conv(
@@ -29,9 +25,9 @@ def conv(
     w: Tensor,
     over: Mapping[Dimension, Dimension],
     *,
-    stride: int | Mapping[Dimension, int] = 1,
-    dilation: int | Mapping[Dimension, int] = 1,
-    base_dilation: int | Mapping[Dimension, int] = 1,
+    stride: Number = 1,
+    dilation: Number = 1,
+    base_dilation: Number = 1,
     padding: Padding | Mapping[Dimension, Padding] = "same",
     keep: Dimension | Sequence[Dimension] = (),
 ) -> Tensor:
@@ -69,7 +65,7 @@ def conv(
         >>> nm.evaluate(add, x=([R, C], [[1.0], [2.0], [3.0], [4.0]]), w=([K, C, D], ones))[:, 0]
         array([3., 6., 9., 7.], dtype=float32)
     """
-    options = _Options("conv", x, w, over, keep)
+    options = _Operands("conv", x, w, over, keep)
     slides = []
     for dim, window in options.pairs:
         numbers = (
@@ -90,8 +86,8 @@ def conv_transpose(
     w: Tensor,
     over: Mapping[Dimension, Dimension],
     *,
-    stride: int | Mapping[Dimension, int] = 1,
-    dilation: int | Mapping[Dimension, int] = 1,
+    stride: Number = 1,
+    dilation: Number = 1,
     padding: Padding | Mapping[Dimension, Padding] = "same",
     keep: Dimension | Sequence[Dimension] = (),
 ) -> Tensor:
@@ -124,7 +120,7 @@ def conv_transpose(
         >>> nm.evaluate(double, x=([R, C], x), w=([K, C, D], w))[:, 0]
         array([1., 1., 2., 2.], dtype=float32)
     """
-    options = _Options("conv_transpose", x, w, over, keep)
+    options = _Operands("conv_transpose", x, w, over, keep)
     slides = []
     for dim, window in options.pairs:
         apart = options.number("stride", stride, dim)
@@ -146,7 +142,7 @@ def conv_transpose(
     return slide_back(x, w, options.shape(sizes), slides, options.kept)
 
 
-class _Options:
+class _Operands(SlideOptions):
     """The operands and options of a convolution, checked."""
 
     def __init__(
@@ -157,17 +153,17 @@ class _Options:
         over: Mapping[Dimension, Dimension],
         keep: Dimension | Sequence[Dimension],
     ):
-        self.what = what
         self.x, self.w = check_tensors(what, [x, w], f"nm.{what}(x, w, {{H: K}})")
-        self.details = str(x), str(w)
-        check_dtype_kind(what, "float", x, w)
-        check_one_dtype(what, x, w)
         if not isinstance(over, Mapping) or not over:
             raise NamedMeshError(
                 f"{what}: over={format_value(over)} does not say which window slides where",
-                *self.details,
+                str(x),
+                str(w),
                 fix=f"write e.g. nm.{what}(x, w, {{H: KH, W: KW}})",
             )
+        super().__init__(what, (x, w), over)
+        check_dtype_kind(what, "float", x, w)
+        check_one_dtype(what, x, w)
         check_has_dims(what, x, *over)
         check_has_dims(what, w, *over.values())
         self.pairs = list(over.items())
@@ -197,62 +193,6 @@ class _Options:
                     *self.details,
                     fix="give both tensors the same dimension",
                 )
-
-    def number(self, name: str, value: Any, dim: Dimension) -> int:
-        """Returns an option of a dimension, a whole number of at least one."""
-        number = check_int(self.what, name, self._of(name, value, dim, 1), self.x, self.w)
-        if number < 1:
-            raise NamedMeshError(
-                f"{self.what}: {name} {number} of {dim.name} is less than 1",
-                *self.details,
-                fix=f"give {name}=1 or more",
-            )
-        return number
-
-    def padding(self, value: Any, dim: Dimension) -> Padding:
-        """Returns the padding of a dimension."""
-        one = self._of("padding", value, dim, "same")
-        if isinstance(one, str):
-            if one in PADDINGS:
-                return one
-            raise NamedMeshError(
-                f"{self.what}: padding {one!r} is unknown",
-                *self.details,
-                fix=did_you_mean(one, PADDINGS),
-            )
-        if not isinstance(one, (tuple, list)) or len(one) != 2:
-            raise NamedMeshError(
-                f"{self.what}: padding {format_value(one)} of {dim.name} is not a pair",
-                *self.details,
-                fix="give (before, after), 'same' or 'valid'",
-            )
-        low, high = (check_int(self.what, "padding", end, self.x, self.w) for end in one)
-        return low, high
-
-    def _of(self, name: str, value: Any, dim: Dimension, default: Any) -> Any:
-        """Returns what an option says of a dimension."""
-        if not isinstance(value, Mapping):
-            return value
-        unknown = [key for key in value if key not in dict(self.pairs)]
-        if unknown:
-            raise NamedMeshError(
-                f"{self.what}: {name} names {format_value(unknown[0])}, "
-                "along which no window slides",
-                *self.details,
-                fix=f"name {' or '.join(one.name for one, _ in self.pairs)}",
-            )
-        return value.get(dim, default)
-
-    def check_fits(self, sliding: Sliding, dim: Dimension, window: Dimension) -> None:
-        """Raises unless the window has a position."""
-        if sliding.places + sliding.low + sliding.high < sliding.extent:
-            raise NamedMeshError(
-                f"{self.what}: {window} does not fit into {dim}",
-                *self.details,
-                f"it spans {sliding.extent} of "
-                f"{sliding.places + sliding.low + sliding.high} places, padding included",
-                fix="use a smaller window, less dilation, or padding='same'",
-            )
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
         """Returns the dimensions of the result."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
@@ -13,17 +12,9 @@ from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.neighbours import find_exchanges, read_rows
-from namedmesh.ops.sliding import Sliding
+from namedmesh.ops.neighbours import read_rows
+from namedmesh.ops.sliding import Slide, Sliding, find_sliding_exchanges
 from namedmesh.ops.windows import reverse
-
-
-class Slide(NamedTuple):
-    """A dimension, the window's dimension that slides along it, and how."""
-
-    dim: str
-    window: str
-    sliding: Sliding
 
 
 class Sliders(Op):
@@ -58,26 +49,7 @@ class Sliders(Op):
         return tuple(slide.dim for slide in self.slides)
 
     def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        x = self.inputs[0]
-        found: list[Exchange] = []
-        longer: dict[str, int] = {}  # of dimensions read before: how many rows a device has then
-        for slide in self.slides:
-            dim = x.shape.dims[x.shape.position(slide.dim)]
-            ways, count = pieces.ways(dim), slide.sliding.count
-            if ways == 1:
-                continue
-            stretch = slide.sliding.stretch(-(-count // ways))
-            more = find_exchanges([x], pieces, [(0, dim, stretch)])
-            if count < ways or more is None:
-                return None
-            rows = {name: (pieces.size(_named(x, name)), size) for name, size in longer.items()}
-            for one in more:
-                elements = one.elements
-                for before, after in rows.values():
-                    elements = elements // before * after
-                found.append(dataclasses.replace(one, elements=elements))
-            longer[slide.dim] = stretch.length
-        return found
+        return find_sliding_exchanges(self.inputs[0], self.slides, pieces)
 
     def read(
         self, context: Context, x: Any, order: Sequence[str]
@@ -205,8 +177,7 @@ def slide_back(
     """
     for slide in slides:
         w = reverse(w, _named(w, slide.window))
-    back = tuple(slide._replace(sliding=slide.sliding.transposed()) for slide in slides)
-    return Conv((dy, w), shape, back, kept).output
+    return Conv((dy, w), shape, tuple(slide.back() for slide in slides), kept).output
 
 
 def _convolve(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from namedmesh.ir.context import Context
-from namedmesh.ops.neighbours import Stretch
+from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.neighbours import Stretch, find_exchanges
 
 
 @dataclass(frozen=True)
@@ -113,3 +117,48 @@ class Sliding:
         begins = [begin if i == at else 0 for i in range(rank)]
         wanted = [self.reach(count) if i == at else size for i, size in enumerate(x.shape)]
         return tf.slice(tf.reshape(apart, sizes), begins, wanted)
+
+
+class Slide(NamedTuple):
+    """A dimension, the window's dimension that slides along it, and how."""
+
+    dim: str
+    window: str
+    sliding: Sliding
+
+    def back(self) -> Slide:
+        """Returns how the same window slides from positions back to rows."""
+        return self._replace(sliding=self.sliding.transposed())
+
+
+def find_sliding_exchanges(
+    x: Tensor, slides: Sequence[Slide], pieces: Pieces
+) -> list[Exchange] | None:
+    """Finds what is sent so that each device has the rows that its windows meet.
+
+    Args:
+        x: The tensor along whose dimensions windows slide.
+        slides: How they slide, in the order in which rows are read.
+        pieces: Into how many pieces dimensions are split.
+
+    Returns:
+        The exchanges; None if a dimension should rather be gathered.
+    """
+    found: list[Exchange] = []
+    longer: list[tuple[int, int]] = []  # of dimensions read before: a piece, and what was read
+    for slide in slides:
+        dim = x.shape.dims[x.shape.position(slide.dim)]
+        ways, count = pieces.ways(dim), slide.sliding.count
+        if ways == 1:
+            continue
+        stretch = slide.sliding.stretch(-(-count // ways))
+        more = find_exchanges([x], pieces, [(0, dim, stretch)])
+        if count < ways or more is None:
+            return None
+        for one in more:
+            elements = one.elements
+            for before, after in longer:  # rows of neighbours are sent on: corners
+                elements = elements // before * after
+            found.append(dataclasses.replace(one, elements=elements))
+        longer.append((pieces.size(dim), stretch.length))
+    return found
