@@ -17,6 +17,7 @@ from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
 KINDS = {
     "float": FLOATS,
     "number": (*FLOATS, *INTEGERS),
+    "integer": INTEGERS,
     "bool": ("bool",),
     "any": (*FLOATS, *INTEGERS, "bool"),
 }
@@ -156,11 +157,12 @@ def _labels(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def check_dtype_kind(what: str, kind: str, *tensors: Tensor, source: Source | None = None) -> None:
-    """Raises unless every tensor is of a kind of dtype: float, number, bool or any."""
+    """Raises unless every tensor is of a kind of dtype: float, number, integer, bool or any."""
     for x in tensors:
         if x.dtype not in KINDS[kind]:
             others = (other.dtype for other in tensors if other.dtype in KINDS[kind])
-            fix = f"use nm.cast({x.label}, '{next(others, 'float32')}')"
+            usual = "int32" if kind == "integer" else "float32"
+            fix = f"use nm.cast({x.label}, '{next(others, usual)}')"
             if kind == "bool":
                 fix = f"compare first, e.g. {x.label} > 0"
             raise NamedMeshError(

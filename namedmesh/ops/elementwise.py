@@ -34,7 +34,7 @@ class Function:
 
     compute: Callable[[Any], Callable[..., Any]]
     vjp: Rule | None = None
-    takes: str = "number"  # number, float, bool or any
+    takes: str = "number"  # number, float, integer, bool or any
     gives: str | None = None  # the operands' dtype unless said
     long: bool = False
     linear: str = ""  # see Op.linear
@@ -197,7 +197,7 @@ def elementwise(
     Args:
         compute: From the TensorFlow module to the function of aligned values.
         vjp: From the cotangent, the result and the operands to the operands' cotangents.
-        takes: The kind of dtype it takes: number, float, bool or any.
+        takes: The kind of dtype it takes: number, float, integer, bool or any.
         gives: The dtype it gives, where that is not the operands'.
         long: Whether it becomes many XLA ops.
         linear: In which operands it is linear (see `Op.linear`).

@@ -114,6 +114,50 @@ def log(x: Operand) -> Tensor:
     ...
 
 
+@elementwise(lambda tf: tf.math.log1p, lambda dy, y, x: [dy / (x + 1.0)], takes="float", long=True)
+def log1p(x: Operand) -> Tensor:
+    """Takes the logarithm of one plus every element, exact near zero too.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.log1p(x), x=([M], [0.0, 1e-08]))
+        array([0.e+00, 1.e-08], dtype=float32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.math.expm1, lambda dy, y, x: [dy * (y + 1.0)], takes="float", long=True)
+def expm1(x: Operand) -> Tensor:
+    """Takes the exponential of every element, less one, exact near zero too.
+
+    Args:
+        x: A floating point tensor, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Raises:
+        NamedMeshError: `x` is not floating point.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.expm1(x), x=([M], [0.0, 1e-08]))
+        array([0.e+00, 1.e-08], dtype=float32)
+    """
+    ...
+
+
 @elementwise(lambda tf: tf.sqrt, lambda dy, y, x: [dy * 0.5 / y], takes="float")
 def sqrt(x: Operand) -> Tensor:
     """Takes the square root of every element. Its gradient at zero is infinite.
@@ -279,71 +323,5 @@ def erfinv(x: Operand) -> Tensor:
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.erfinv(x), x=([M], [0.0, 1.0]))
         array([ 0., inf], dtype=float32)
-    """
-    ...
-
-
-@elementwise(lambda tf: tf.floor, takes="float")
-def floor(x: Operand) -> Tensor:
-    """Rounds every element down. No gradient flows through it.
-
-    Args:
-        x: A floating point tensor, or a number.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.floor(x), x=([M], [-1.5, 1.5]))
-        array([-2.,  1.], dtype=float32)
-    """
-    ...
-
-
-@elementwise(lambda tf: tf.round, takes="float", long=True)
-def round(x: Operand) -> Tensor:
-    """Rounds to the nearest whole number, halves to the even one. No gradient flows through it.
-
-    Args:
-        x: A floating point tensor, or a number.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.round(x), x=([M], [0.5, 1.5, 1.75]))
-        array([0., 2., 2.], dtype=float32)
-    """
-    ...
-
-
-@elementwise(lambda tf: tf.math.is_finite, takes="float", gives="bool")
-def is_finite(x: Operand) -> Tensor:
-    """Returns which elements are neither infinite nor nan.
-
-    Args:
-        x: A floating point tensor, or a number.
-
-    Returns:
-        A bool tensor of the shape of `x`. It carries no gradient.
-
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.is_finite(x), x=([M], [1.0, float("nan")]))
-        array([ True, False])
     """
     ...

@@ -13,9 +13,9 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.arithmetic import maximum, minimum
 from namedmesh.ops.constants import range as number
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.mathematics import floor
 from namedmesh.ops.places import Windows, WindowSum
 from namedmesh.ops.reduce import max as largest
+from namedmesh.ops.rounding import floor
 from namedmesh.ops.slide_options import Number, Padding, SlideOptions
 from namedmesh.ops.sliding import Slide, Sliding
 

@@ -11,8 +11,9 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import stop_gradient
 from namedmesh.ops.logic import where
-from namedmesh.ops.mathematics import exp, is_finite, log
+from namedmesh.ops.mathematics import exp, log
 from namedmesh.ops.reduce import check_float_over, find_peak
+from namedmesh.ops.rounding import is_finite
 
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:

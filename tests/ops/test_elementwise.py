@@ -73,7 +73,10 @@ CASES = {
         lambda x: nm.leaky_relu(x, 0.5), lambda x: np.where(x > 0, x, 0.5 * x)
     ),
     "elu": Case(nm.elu, lambda x: np.where(x > 0, x, np.exp(x) - 1)),
+    "log1p": Case(nm.log1p, np.log1p, "p"),
+    "expm1": Case(nm.expm1, np.expm1),
     "floor": Case(nm.floor, np.floor),
+    "ceil": Case(nm.ceil, np.ceil),
     "round": Case(nm.round, np.round),
     "clip": Case(lambda x: nm.clip(x, -0.9, 1.1), lambda x: np.clip(x, -0.9, 1.1)),
     "clip_low": Case(lambda x: nm.clip(x, low=0.25), lambda x: np.maximum(x, 0.25)),
@@ -102,6 +105,12 @@ CASES = {
     "int_remainder": Case(lambda i: (i - 3) % 2, lambda i: (i - 3) % 2, "i", ()),
     "int_absolute": Case(lambda i: abs(i - 3), lambda i: abs(i - 3), "i", ()),
     "int_maximum": Case(lambda i: nm.clip(i, 1, 3), lambda i: np.clip(i, 1, 3), "i", ()),
+    "bitwise_and": Case(lambda i: nm.bitwise_and(i, 6), lambda i: i & 6, "i", ()),
+    "bitwise_or": Case(lambda i: nm.bitwise_or(i, 9), lambda i: i | 9, "i", ()),
+    "bitwise_xor": Case(lambda i: nm.bitwise_xor(i, -3), lambda i: i ^ -3, "i", ()),
+    "bitwise_not": Case(nm.bitwise_not, lambda i: ~i, "i", ()),
+    "shift_left": Case(lambda i: nm.shift_left(i, 2), lambda i: i << 2, "i", ()),
+    "shift_right": Case(lambda i: nm.shift_right(i - 3, 1), lambda i: (i - 3) >> 1, "i", ()),
     "int_where": Case(lambda i: nm.where(i > 2, i, -1), lambda i: np.where(i > 2, i, -1), "i", ()),
 }
 
