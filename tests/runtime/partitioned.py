@@ -75,6 +75,27 @@ def looked_up_in_a_loop() -> nm.Program:
     return nm.trace(step, tokens=nm.spec([B], "int32"))
 
 
+def neighbours() -> nm.Program:
+    """What devices send to their neighbours, by convolutions in a loop too, and its derivative."""
+    N, R, C, K, J, D = nm.dims("batch=4 rows=19 columns=8 window=3 side=2 deep=4")
+
+    def step(x):
+        w = nm.param("w", [L, K, J, D, nm.Dimension("deeper", 4)])
+
+        def body(h, row):
+            made = nm.conv(h, row, {R: K, C: J})
+            return nm.tanh(nm.rename(made, nm.Dimension("deeper", 4), D)) + nm.roll(h, R, 2), None
+
+        h, _ = nm.scan(body, x, w, over=L)
+        h = nm.pool(nm.shift(h, C, -1), {R: 3}, "mean", stride=2, padding="same")
+        loss = nm.mean(h * h)
+        for name, grad in nm.grad(loss).items():
+            nm.assign(nm.parameters()[name], nm.parameters()[name] - grad)
+        return loss, nm.reverse(h, R.resized(10))
+
+    return nm.trace(step, x=nm.spec([N, R, C, D]))
+
+
 def branches() -> nm.Program:
     def step(x):
         h = nm.cond(nm.sum(x) > 0, lambda: nm.sin(x), lambda: nm.square(x))
@@ -169,6 +190,10 @@ CASES = {
     "moved": Partitioned(moved, nm.Mesh(a=2, b=4), "batch:a+b, model:b"),
     "moved in another order": Partitioned(
         moved, nm.Mesh(p=2, q=2, r=2), "batch:p+q+r, model:r+q"
+    ),
+    "neighbours": Partitioned(neighbours, nm.Mesh(a=2, b=4), "rows:b+a"),
+    "neighbours on two axes": Partitioned(
+        neighbours, nm.Mesh(a=2, b=2, c=2), "batch:c, rows:a, columns:b"
     ),
     "random numbers": Partitioned(random_numbers, nm.Mesh(a=2, b=4), "batch:b+a"),
     "transformer": Partitioned(transformer, nm.Mesh(all=8), "group:all, expert:all"),

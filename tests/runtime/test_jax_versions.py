@@ -25,6 +25,7 @@ NAMES = (
     "uneven",
     "branches",
     "moved in another order",
+    "neighbours",
 )
 RUN = """
 import sys
