@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +12,27 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 
 _TEXT = re.compile(r"(\d+)-(\d+) from (-?\d+)( mirrored)?( cyclic)? along (\w+(?:\+\w+)*)")
+
+
+def list_groups(axes: Sequence[str], mesh: Mesh) -> np.ndarray:
+    """Lists the devices that differ along some axes alone.
+
+    Args:
+        axes: The axes, in the order that numbers positions along them.
+        mesh: The devices.
+
+    Returns:
+        A row of device numbers for each group, by position.
+
+    Example:
+        >>> list_groups(["b"], Mesh(a=2, b=2)).tolist()
+        [[0, 1], [2, 3]]
+    """
+    names = list(mesh.axes)
+    others = [names.index(name) for name in names if name not in axes]
+    order = [*others, *(names.index(name) for name in axes)]
+    grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))
+    return grid.transpose(order).reshape(-1, mesh.size(axes))
 
 
 @dataclass(frozen=True)
@@ -80,12 +102,7 @@ class Hop:
         Returns:
             Two device numbers for each receiver.
         """
-        names = list(mesh.axes)
-        others = [names.index(name) for name in names if name not in self.axes]
-        order = [*others, *(names.index(name) for name in self.axes)]
-        ways = mesh.size(self.axes)
-        grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))
-        rows = grid.transpose(order).reshape(-1, ways)
+        rows, ways = list_groups(self.axes, mesh), mesh.size(self.axes)
         receivers = np.arange(self.first, min(self.last, ways - 1) + 1)
         senders = self.by + (-receivers if self.mirrored else receivers)
         if self.cyclic:

@@ -68,6 +68,10 @@ class Context:
         """Sends a value to another device along a dimension's axes; who gets nothing has zeros."""
         raise NotImplementedError
 
+    def gather(self, value: Any, dim: Dimension) -> Any:
+        """Puts the values of all pieces of a dimension side by side, in a new first dimension."""
+        raise NotImplementedError
+
     def place(self, value: Any, tensor: Any) -> Any:
         """Annotates a value with the place of one of an op's results."""
         return value

@@ -18,7 +18,7 @@ from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
-from namedmesh.runtime.collective_calls import PERMUTE
+from namedmesh.runtime.collective_calls import GATHER, PERMUTE
 
 
 class OpLowering(Context):
@@ -216,6 +216,12 @@ class Local(Eager):
         hop = dataclasses.replace(hop, axes=self.axes[dim.name])
         spec = tf.TensorSpec(value.shape, value.dtype)
         results: Any = self.xla.custom_call_v2(PERMUTE, [value], [spec], str(hop))
+        return results[0]
+
+    def gather(self, value: Any, dim: Dimension) -> Any:
+        spec = tf.TensorSpec([self.ways(dim), *value.shape], value.dtype)
+        axes = "+".join(self.axes[dim.name])
+        results: Any = self.xla.custom_call_v2(GATHER, [value[None]], [spec], axes)
         return results[0]
 
     def offset(self, dim: Dimension) -> Any | None:

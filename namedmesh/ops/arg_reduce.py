@@ -6,6 +6,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -31,22 +32,56 @@ class ArgReduce(Op):
         return [(self.inputs[0].shape.without(self.over.name), "int32")]
 
     def lower(self, context: Context, x: Any) -> Any:
-        tf = context.tf
+        at = self.inputs[0].shape.position(self.over.name)
+        if context.ways(self.over) == 1:
+            return self._find(context.tf, x, at)
+        return self._find_over_pieces(context, x, at)
+
+    def _find(self, tf: Any, x: Any, at: int) -> Any:
+        """Finds the index of the first extreme element."""
         compute = tf.argmax if self.function == "argmax" else tf.argmin
-        return compute(x, self.inputs[0].shape.position(self.over.name), output_type=tf.int32)
+        return compute(x, at, output_type=tf.int32)
+
+    def _find_over_pieces(self, context: Context, x: Any, at: int) -> Any:
+        """Finds that of every piece, and gathers those, each with its index."""
+        tf, size = context.tf, context.size(self.over)
+        wide = tf.as_dtype(_wide(self.inputs[0].dtype))
+        keys, start = tf.cast(x, wide), context.position(self.over) * size
+        largest = self.function == "argmax"
+        numbers = tf.reshape(start + tf.range(size), [size, *[1] * (len(x.shape) - at - 1)])
+        keys = tf.where(numbers < self.over.size, keys, wide.min if largest else wide.max)
+        index = self._find(tf, keys, at)
+        extreme = (tf.reduce_max if largest else tf.reduce_min)(keys, at)
+        found = context.gather(tf.stack([extreme, tf.cast(index + start, wide)]), self.over)
+        winner = self._find(tf, found[:, 0], 0)
+        ways = tf.reshape(tf.range(context.ways(self.over)), [-1, *[1] * len(winner.shape)])
+        chosen = tf.where(ways == winner[None], found[:, 1], tf.zeros([], wide))
+        return tf.cast(tf.reduce_sum(chosen, 0), tf.int32)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.over.name])
+        return Placement(exchanged=[self.over.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        ways, x = pieces.ways(self.over), self.inputs[0]
+        if 4 * ways > self.over.size:
+            return None
+        others = pieces.count(self.output.shape)
+        return [Exchange("AllGather", self.over.name, 2 * ways * others, _wide(x.dtype))]
+
+
+def _wide(dtype: str) -> str:
+    """Returns the dtype in which an element and its index are sent together."""
+    return "int64" if dtype in ("int64", "uint32") else "int32"
 
 
 def argmax(x: Tensor, over: Dimension) -> Tensor:
     """Finds the index of the largest element along a dimension, the first of those that tie.
 
-    Where there is a nan, the first one is found. The dimension must be whole: where it is split, it
-    is gathered first. The result carries no gradient.
+    Where there is a nan, the first one is found. Where the dimension is split, every device looks
+    through its piece, and what they find is gathered. The result carries no gradient.
 
     Args:
         x: A tensor of numbers.
@@ -72,8 +107,8 @@ def argmax(x: Tensor, over: Dimension) -> Tensor:
 def argmin(x: Tensor, over: Dimension) -> Tensor:
     """Finds the index of the smallest element along a dimension, the first of those that tie.
 
-    Where there is a nan, the first one is found. The dimension must be whole: where it is split, it
-    is gathered first. The result carries no gradient.
+    Where there is a nan, the first one is found. Where the dimension is split, every device looks
+    through its piece, and what they find is gathered. The result carries no gradient.
 
     Args:
         x: A tensor of numbers.

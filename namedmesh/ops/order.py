@@ -7,13 +7,14 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.index import ScatterAdd, gather
-from namedmesh.ops.order_keys import order_keys, unsign_zero_and_nan
+from namedmesh.ops.order_keys import from_order_keys, order_keys, unsign_zero_and_nan
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 
@@ -32,11 +33,23 @@ class Cumsum(Op):
         # XLA adds up no small or unsigned integers; int32 holds their sums, modulo their width.
         small = x.dtype in (tf.int8, tf.uint8, tf.uint32)
         terms = tf.cast(x, tf.int32) if small else x
-        if not context.compiled or self.dim.size <= 32:
+        size = context.size(self.dim)
+        if not context.compiled or size <= 32:
             total = tf.cumsum(terms, at, exclusive=self.exclusive, reverse=self.reverse)
         else:
-            total = _doubling_cumsum(tf, terms, at, self.dim.size, self.exclusive, self.reverse)
+            total = _doubling_cumsum(tf, terms, at, size, self.exclusive, self.reverse)
+        if context.ways(self.dim) > 1:
+            total = total + self._sum_before(context, terms, at)
         return tf.cast(total, x.dtype)
+
+    def _sum_before(self, context: Context, terms: Any, at: int) -> Any:
+        """Adds up all pieces before a device's own."""
+        tf, ways = context.tf, context.ways(self.dim)
+        sums = context.gather(tf.reduce_sum(terms, at, keepdims=True), self.dim)
+        numbers, own = tf.range(ways), context.position(self.dim)
+        before = numbers > own if self.reverse else numbers < own
+        chosen = tf.reshape(before, [ways, *[1] * len(terms.shape)])
+        return tf.reduce_sum(tf.where(chosen, sums, tf.zeros([], sums.dtype)), 0)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
@@ -45,7 +58,15 @@ class Cumsum(Op):
         return self.inputs[0].shape.elements
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name])
+        return Placement(exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        ways, x = pieces.ways(self.dim), self.inputs[0]
+        if 2 * ways > self.dim.size:
+            return None
+        others = pieces.count(dim for dim in x.shape if dim.name != self.dim.name)
+        dtype = "int32" if x.dtype in ("int8", "uint8", "uint32") else x.dtype
+        return [Exchange("AllGather", self.dim.name, ways * others, dtype)]
 
 
 def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool) -> Any:
@@ -86,20 +107,55 @@ class TopK(Op):
         last = [i for i in range(rank) if i != at] + [at]
         back = [*range(at), rank - 1, *range(at, rank - 1)]
         rows = tf.transpose(x, last)
-        if context.compiled and x.dtype.is_floating:
+        if context.ways(self.dim) == 1:
+            values, indices = self._choose(context, rows)
+        else:
+            values, indices = self._choose_of_pieces(context, rows)
+        return tf.transpose(values, back), tf.transpose(indices, back)
+
+    def _choose(self, context: Context, rows: Any) -> tuple[Any, Any]:
+        """Chooses along the last dimension."""
+        tf = context.tf
+        if context.compiled and rows.dtype.is_floating:
             # XLA has a fast way for floating point numbers, in which nan and zeros have signs.
             values, indices = tf.math.top_k(unsign_zero_and_nan(tf, rows), self.k.size)
+            return values, indices
+        _, indices = tf.math.top_k(_sort_keys(tf, rows), self.k.size)
+        return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
+
+    def _choose_of_pieces(self, context: Context, rows: Any) -> tuple[Any, Any]:
+        """Chooses of every piece, and then of what was chosen, gathered with its indices."""
+        tf, size, rank = context.tf, context.size(self.dim), len(rows.shape)
+        keys, start = _sort_keys(tf, rows), context.position(self.dim) * size
+        there = start + tf.range(size) < self.dim.size
+        keys, indices = tf.math.top_k(tf.where(there, keys, keys.dtype.min), self.k.size)
+        found = tf.stack([keys, tf.cast(indices + start, keys.dtype)])
+        found = context.gather(found, self.dim)  # pieces, keys and indices, rows, chosen
+        found = tf.transpose(found, [1, *range(2, rank + 1), 0, rank + 1])
+        keys, indices = tf.unstack(tf.reshape(found, [2, *rows.shape[:-1], -1]))
+        keys, chosen = tf.math.top_k(keys, self.k.size)
+        if rows.dtype.is_floating:
+            values = from_order_keys(tf, keys, rows.dtype)
         else:
-            _, indices = tf.math.top_k(_sort_keys(tf, rows), self.k.size)
-            values = tf.gather(rows, indices, batch_dims=rank - 1)
-        return tf.transpose(values, back), tf.transpose(indices, back)
+            values = tf.cast(keys, rows.dtype)
+        return values, tf.cast(tf.gather(indices, chosen, batch_dims=rank - 1), tf.int32)
 
     def vjp(self, dvalues: Tensor, dindices: Tensor) -> list[Tensor | None]:
         (x,) = self.inputs
         return [_scatter_back(dvalues, self.outputs[1], self.k, self.dim, x)]
 
     def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name, self.k.name])
+        if self.k.name == self.dim.name:
+            return Placement(whole=[self.dim.name])
+        return Placement(whole=[self.k.name], exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        ways, x = pieces.ways(self.dim), self.inputs[0]
+        if 4 * ways * self.k.size > self.dim.size:
+            return None
+        others = pieces.count(dim for dim in x.shape if dim.name != self.dim.name)
+        dtype = "int64" if x.dtype in ("float64", "int64", "uint32") else "int32"
+        return [Exchange("AllGather", self.dim.name, 2 * ways * self.k.size * others, dtype)]
 
 
 def _scatter_back(
@@ -146,7 +202,8 @@ def _sort_keys(tf: Any, x: Any) -> Any:
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Takes running sums along a dimension.
 
-    The dimension must be whole: where it is split, it is gathered first.
+    Where the dimension is split, every device adds the sums of the pieces before its own, which are
+    gathered.
 
     Args:
         x: A tensor of numbers.
@@ -176,9 +233,10 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """Finds the largest elements along a dimension, and their indices.
 
-    The dimension must be whole: where it is split, it is gathered first. Of elements that tie, the
-    first comes first; nan counts as the largest number. The gradient of the values goes to the
-    elements that were chosen; the indices carry none.
+    Where the dimension is split, every device chooses of its piece, and what they choose is
+    gathered.
+    Of elements that tie, the first comes first; nan counts as the largest number. The gradient of
+    the values goes to the elements that were chosen; the indices carry none.
 
     Args:
         x: A tensor of numbers.

@@ -12,11 +12,11 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import stablehlo
 
-from namedmesh.dims.hop import Hop
+from namedmesh.dims.hop import Hop, list_groups
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.regions import blocks, call_target
 
-PERMUTE = "namedmesh_permute"
+PERMUTE, GATHER = "namedmesh_permute", "namedmesh_gather"
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 
 
@@ -27,22 +27,42 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
         module: The module, which is changed in place.
         mesh: The mesh it was lowered for.
     """
+    writers = {PERMUTE: _write_permute, GATHER: _write_gather}
     calls = [
         view.operation
         for block in blocks(module.operation)
         for view in block.operations
-        if call_target(view.operation) == PERMUTE
+        if call_target(view.operation) in writers
     ]
-    for channel, op in enumerate(calls, 1):
-        hop = Hop.read(ir.StringAttr(op.attributes["backend_config"]).value)
-        pairs: Any = np.array(hop.pairs(mesh), np.int64).reshape(-1, 2)
+    for number, op in enumerate(calls, 1):
+        config = ir.StringAttr(op.attributes["backend_config"]).value
         with module.context, op.location, ir.InsertionPoint(op):
-            permute = stablehlo.CollectivePermuteOp(
-                op.operands[0],
-                ir.DenseElementsAttr.get(pairs),
-                channel_handle=stablehlo.ChannelHandle.get(channel, _BETWEEN_DEVICES),
-            )
+            channel = stablehlo.ChannelHandle.get(number, _BETWEEN_DEVICES)
+            made = writers[call_target(op)](op, config, channel, mesh)
         if "mhlo.sharding" in op.attributes:
-            permute.operation.attributes["mhlo.sharding"] = op.attributes["mhlo.sharding"]
-        op.result.replace_all_uses_with(permute.result)
+            made.attributes["mhlo.sharding"] = op.attributes["mhlo.sharding"]
+        op.result.replace_all_uses_with(made.result)
         op.erase()
+
+
+def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Writes a permutation of devices, which the call describes as a hop."""
+    pairs: Any = np.array(Hop.read(config).pairs(mesh), np.int64).reshape(-1, 2)
+    made = stablehlo.CollectivePermuteOp(
+        op.operands[0], ir.DenseElementsAttr.get(pairs), channel_handle=channel
+    )
+    return made.operation
+
+
+def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Writes what puts values side by side along the first dimension, for which axes are named."""
+    groups: Any = np.ascontiguousarray(list_groups(config.split("+"), mesh), np.int64)
+    made = stablehlo.AllGatherOp(
+        [op.result.type],
+        [op.operands[0]],
+        0,
+        ir.DenseElementsAttr.get(groups),
+        channel_handle=channel,
+        use_global_device_ids=True,
+    )
+    return made.operation

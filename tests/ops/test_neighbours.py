@@ -133,3 +133,80 @@ def test_neighbours_inside_a_loop():
     for _ in range(3):
         want = (want + np.roll(want, 1, 0)) * 0.5
     assert_same({"y": step(step.init(0), x=x)[1]}, {"y": want})
+
+
+BEST = nm.Dimension("best", 2)
+SEARCHES = {
+    "cumsum": (lambda x, S: nm.cumsum(x, S), lambda x: np.cumsum(x, 0)),
+    "cumsum_exclusive": (
+        lambda x, S: nm.cumsum(x, S, exclusive=True),
+        lambda x: np.cumsum(x, 0) - x,
+    ),
+    "cumsum_reverse": (
+        lambda x, S: nm.cumsum(x, S, reverse=True),
+        lambda x: np.cumsum(x[::-1], 0)[::-1],
+    ),
+    "argmax": (nm.argmax, lambda x: np.argmax(x, 0)),
+    "argmin": (nm.argmin, lambda x: np.argmin(x, 0)),
+    "top_k": (
+        lambda x, S: nm.top_k(x, S, BEST)[0],
+        lambda x: np.take_along_axis(x, np.argsort(-x, 0, kind="stable")[:2], 0),
+    ),
+    "top_k_indices": (
+        lambda x, S: nm.top_k(x, S, BEST)[1],
+        lambda x: np.argsort(-x, 0, kind="stable")[:2],
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "int8"])
+@pytest.mark.parametrize("size", [64, 61, 33])
+@pytest.mark.parametrize("name", SEARCHES)
+def test_searches_equal_numpy(name, size, dtype):
+    """Few different numbers, so that there are ties between pieces."""
+    function, reference = SEARCHES[name]
+    S = nm.Dimension("seq", size)
+    x = np.random.default_rng(size).integers(-5, 5, (size, 4)).astype(dtype)
+    step = nm.compile(
+        lambda x: function(x, S), nm.spec([S, B], dtype), mesh=MESH, layout="seq:a", strict=True
+    )
+    found = np.asarray(step(step.init(0), x=x)[1])
+    np.testing.assert_array_equal(found, reference(x).astype(found.dtype))
+    sent = step.plan.collectives[0]
+    assert sent.kind == "AllGather"
+    assert sent.elements <= 2 * 4 * 2 * B.size  # of all four pieces, at most two with their indices
+
+
+def test_nan_and_signed_zeros_over_pieces():
+    S = nm.Dimension("seq", 64)
+    x = np.zeros((64, 4), np.float32)
+    x[10, 0], x[50, 0], x[40, 1], x[3, 2] = np.nan, np.nan, -0.0, -np.inf
+
+    def search(x):
+        values, indices = nm.top_k(x, S, BEST)
+        return {
+            "values": values,
+            "indices": indices,
+            "max": nm.argmax(x, S),
+            "min": nm.argmin(x, S),
+        }
+
+    step = nm.compile(search, nm.spec([S, B]), mesh=MESH, layout="seq:a", strict=True)
+    whole = nm.evaluate(search, x=([S, B], x))
+    assert_same(step(step.init(0), x=x)[1], whole)
+    assert whole["indices"][:, 0].tolist() == [10, 50] and whole["max"][0] == 10
+
+
+def test_the_gradient_of_a_running_sum_and_of_the_largest():
+    S = nm.Dimension("seq", 64)
+
+    def slopes(x):
+        total = nm.sum(nm.cumsum(x, S) * nm.cumsum(x, S)) + nm.sum(nm.top_k(x, S, BEST)[0])
+        return nm.grad(total, x)
+
+    x = uniform(9, 64, 4)
+    step = nm.compile(slopes, nm.spec([S, B]), mesh=MESH, layout="seq:a", strict=True)
+    want = 2 * np.cumsum(np.cumsum(x, 0)[::-1], 0)[::-1]
+    for column, rows in enumerate(np.argsort(-x, 0)[:2].T):
+        want[rows, column] += 1
+    assert_same({"dx": step(step.init(0), x=x)[1]}, {"dx": want}, rtol=1e-4, atol=1e-4)
