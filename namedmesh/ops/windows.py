@@ -12,6 +12,7 @@ from namedmesh.ir.operands import check_has_dims, check_int
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.along import SplitWindow
 from namedmesh.ops.neighbours import Stretch
+from namedmesh.ops.traced_roll import TracedRoll, roll_stretches
 
 
 class Slice(SplitWindow):
@@ -156,13 +157,7 @@ class Roll(SplitWindow):
         return context.tf.concat([x[self.index(staying, None)], x[self.index(0, staying)]], self.at)
 
     def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
-        total = self.dim.size
-        if total != ways * piece:  # the last piece is shorter, or empty
-            return [
-                Stretch(piece, -self.by, piece, total),
-                Stretch(piece, total - self.by, piece, total),
-            ]
-        return [Stretch(piece, -self.by, piece, total, cyclic=True)]
+        return roll_stretches(self.dim, ways, piece, self.by)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [roll(dy, self.dim, -self.by)]
@@ -273,7 +268,7 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
     return Reverse((x,), dim).output if dim.size > 1 else x
 
 
-def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
+def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
     """Moves the elements along a dimension; those that leave at one end enter at the other.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
@@ -281,13 +276,15 @@ def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
     Args:
         x: The tensor.
         dim: The dimension.
-        by: How far to move, towards higher indices; back where negative.
+        by: How far to move, towards higher indices; back where negative. A number known while
+            tracing, or an int32 scalar.
 
     Returns:
         A tensor of the shape and dtype of `x`.
 
     Raises:
-        NamedMeshError: `x` does not have the dimension, or `by` is not a whole number.
+        NamedMeshError: `x` does not have the dimension, or `by` is neither a whole number nor
+            an int32 scalar.
 
     Example:
         >>> import namedmesh as nm
@@ -296,6 +293,15 @@ def roll(x: Tensor, dim: Dimension, by: int) -> Tensor:
         array([3, 1, 2], dtype=int32)
     """
     check_has_dims("roll", x, dim)
+    if isinstance(by, Tensor):
+        if len(by.shape) or by.dtype != "int32":
+            raise NamedMeshError(
+                "roll: by is not an int32 scalar",
+                str(x),
+                str(by),
+                fix="use nm.cast(by, 'int32'), or reduce it to one number",
+            )
+        return TracedRoll((x, by), dim).output
     by = check_int("roll", "by", by, x) % dim.size
     return Roll((x,), dim, by).output if by else x
 

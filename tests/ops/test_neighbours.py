@@ -210,3 +210,25 @@ def test_the_gradient_of_a_running_sum_and_of_the_largest():
     for column, rows in enumerate(np.argsort(-x, 0)[:2].T):
         want[rows, column] += 1
     assert_same({"dx": step(step.init(0), x=x)[1]}, {"dx": want}, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("size", [32, 29])
+def test_a_roll_that_is_known_only_when_it_runs(size):
+    S = nm.Dimension("seq", size)
+
+    def rolled(x, by):
+        y = nm.roll(x, S, by)
+        return {"y": y, "dx": nm.grad(nm.sum(y * y * nm.range(S, "float32")), x)}
+
+    specs = nm.spec([S, B]), nm.spec([], "int32")
+    step = nm.compile(rolled, *specs, mesh=MESH, layout="seq:a", strict=True)
+    # Rolled in five steps; where the last piece is shorter, gathering takes less.
+    exchanged = [one for one in step.plan.of_phase("forward") if one.hop]
+    assert len(exchanged) == (5 if size == 32 else 0)
+    x, weights = uniform(6, size, 4), np.arange(size)[:, None]
+    for by in (0, 1, 7, size - 1, size + 3, -2):
+        found = step(step.init(0), x, np.int32(by))[1]
+        want = {"y": np.roll(x, by, 0), "dx": 2 * x * np.roll(weights, -by, 0)}
+        assert_same(found, want)
+    with pytest.raises(nm.NamedMeshError, match="by is not an int32 scalar"):
+        nm.trace(lambda x: nm.roll(x, S, nm.sum(x)), nm.spec([S, B]))

@@ -1,0 +1,82 @@
+"""A roll by a number that is known only when the step runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.placement import Placement
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.along import Window
+from namedmesh.ops.arithmetic import negative
+from namedmesh.ops.neighbours import Stretch, find_exchanges, read_rows
+
+
+class TracedRoll(Window):
+    """The elements moved on by as many places as a tensor says; at the end they enter at the start.
+
+    Where the dimension is split, it is rolled by 1, 2, 4 ... places, each taken or left by a binary
+    digit of the number: rows that are known while planning are exchanged.
+    """
+
+    @property
+    def kind(self) -> str:
+        return "roll"
+
+    @property
+    def distances(self) -> list[int]:
+        """Powers of two below the size."""
+        return [1 << digit for digit in range((self.dim.size - 1).bit_length())]
+
+    def lower(self, context: Context, x: Any, by: Any) -> Any:
+        tf = context.tf
+        by = tf.math.floormod(by, self.dim.size)
+        if context.ways(self.dim) == 1:
+            return tf.roll(x, by, self.at)
+        ways, piece = context.ways(self.dim), context.size(self.dim)
+        for distance in self.distances:
+            sources = [(x, one) for one in roll_stretches(self.dim, ways, piece, distance)]
+            moved = read_rows(context, sources, self.at, self.dim, 0)
+            x = tf.where(tf.bitwise.bitwise_and(by, distance) > 0, moved, x)
+        return x
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [TracedRoll((dy, negative(self.inputs[1])), self.dim).output, None]
+
+    def placement(self) -> Placement:
+        return Placement(exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        ways, piece = pieces.ways(self.dim), pieces.size(self.dim)
+        found: list[Exchange] = []
+        for distance in self.distances:
+            stretches = roll_stretches(self.dim, ways, piece, distance)
+            more = find_exchanges(self.inputs, pieces, [(0, self.dim, one) for one in stretches])
+            if more is None:
+                return None
+            found += more
+        others = pieces.count(dim for dim in self.inputs[0].shape if dim.name != self.dim.name)
+        gathered = self.dim.size * others * (ways - 1) / ways
+        return found if sum(one.elements for one in found) < gathered else None
+
+
+def roll_stretches(dim: Dimension, ways: int, piece: int, by: int) -> list[Stretch]:
+    """Returns the rows that each device reads when a dimension rolls.
+
+    Args:
+        dim: The dimension.
+        ways: Into how many pieces it is split.
+        piece: The rows of a piece.
+        by: How far it rolls, from 0 to its size.
+
+    Returns:
+        One stretch round the end, or two where the last piece is shorter, or empty.
+    """
+    if dim.size == ways * piece:
+        return [Stretch(piece, -by, piece, dim.size, cyclic=True)]
+    return [
+        Stretch(piece, -by, piece, dim.size),
+        Stretch(piece, dim.size - by, piece, dim.size),
+    ]
