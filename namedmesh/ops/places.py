@@ -147,7 +147,8 @@ class FoldWindows(Places):
         total: Any = None
         for number, tap in enumerate(self.taps(dy, counts)):
             # The window is reversed on the way back.
-            left, index = number, [slice(None)] * len(shape)
+            left = number
+            index: list[Any] = [slice(None)] * len(shape)
             for at, size in reversed(list(zip(places, sizes, strict=True))):
                 left, one = divmod(left, size)
                 index[at] = size - 1 - one

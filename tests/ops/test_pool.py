@@ -23,12 +23,13 @@ CASES = {
 }
 
 
-def ends(size, window, stride, dilation, padding):
+def ends(size, window, stride, dilation, padding) -> tuple[int, int]:
     """Zeros before and after, by TensorFlow's rule."""
     if padding == "valid":
         return 0, 0
     if padding != "same":
-        return padding
+        low, high = padding
+        return low, high
     reach = (-(-size // stride) - 1) * stride + (window - 1) * dilation + 1
     missing = max(reach - size, 0)
     return missing // 2, missing - missing // 2
