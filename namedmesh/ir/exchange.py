@@ -54,6 +54,10 @@ class Pieces:
         """Returns the size of a piece; the last ones may be shorter, and are padded."""
         return -(-dim.size // self.ways(dim))
 
+    def count_rest(self, dims: Iterable[Dimension], dim: Dimension) -> int:
+        """Counts the elements of a piece for each row along one of its dimensions."""
+        return self.count(other for other in dims if other.name != dim.name)
+
     def count(self, dims: Iterable[Dimension]) -> int:
         """Counts the elements of a piece that has some dimensions."""
         total = 1

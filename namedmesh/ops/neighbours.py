@@ -103,7 +103,7 @@ def find_exchanges(
     exchanges, sent, gathered = [], 0, {}
     for operand, dim, stretch in reads:
         x, ways = inputs[operand], pieces.ways(dim)
-        others = pieces.count(other for other in x.shape if other.name != dim.name)
+        others = pieces.count_rest(x.shape, dim)
         gathered[operand] = dim.size * others * (ways - 1) / ways
         for slab in find_slabs(stretch, ways, pieces.size(dim)):
             if not slab.own:

@@ -64,7 +64,7 @@ class Cumsum(Op):
         ways, x = pieces.ways(self.dim), self.inputs[0]
         if 2 * ways > self.dim.size:
             return None
-        others = pieces.count(dim for dim in x.shape if dim.name != self.dim.name)
+        others = pieces.count_rest(x.shape, self.dim)
         dtype = "int32" if x.dtype in ("int8", "uint8", "uint32") else x.dtype
         return [Exchange("AllGather", self.dim.name, ways * others, dtype)]
 
@@ -153,7 +153,7 @@ class TopK(Op):
         ways, x = pieces.ways(self.dim), self.inputs[0]
         if 4 * ways * self.k.size > self.dim.size:
             return None
-        others = pieces.count(dim for dim in x.shape if dim.name != self.dim.name)
+        others = pieces.count_rest(x.shape, self.dim)
         dtype = "int64" if x.dtype in ("float64", "int64", "uint32") else "int32"
         return [Exchange("AllGather", self.dim.name, 2 * ways * self.k.size * others, dtype)]
 

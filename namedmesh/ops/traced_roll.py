@@ -57,7 +57,7 @@ class TracedRoll(Window):
             if more is None:
                 return None
             found += more
-        others = pieces.count(dim for dim in self.inputs[0].shape if dim.name != self.dim.name)
+        others = pieces.count_rest(self.inputs[0].shape, self.dim)
         gathered = self.dim.size * others * (ways - 1) / ways
         return found if sum(one.elements for one in found) < gathered else None
 
