@@ -24,6 +24,7 @@ from examples.m4.input.tokens import Segmentation, Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.settings import Settings
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.artifact import VERSION
 
 Pairs = dict[str, list[tuple[str, str]]]
 Say = Callable[[str], None]
@@ -253,6 +254,7 @@ class Run:
         if settings.cooldown:
             values["steps"] = settings.steps
         values["model"] = dataclasses.asdict(settings.model)
+        values["artifact_version"] = VERSION
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
         path = self.folder / "artifacts" / f"{name}-{digest}.nmesh"
         if not path.exists():
