@@ -58,6 +58,7 @@ from namedmesh.ops.bitwise import shift_left as shift_left
 from namedmesh.ops.bitwise import shift_right as shift_right
 from namedmesh.ops.broadcast import broadcast as broadcast
 from namedmesh.ops.broadcast import sum as sum
+from namedmesh.ops.constants import constant as constant
 from namedmesh.ops.constants import full as full
 from namedmesh.ops.constants import ones as ones
 from namedmesh.ops.constants import range as range
@@ -77,6 +78,7 @@ from namedmesh.ops.elementwise import stop_gradient as stop_gradient
 from namedmesh.ops.index import gather as gather
 from namedmesh.ops.index import one_hot as one_hot
 from namedmesh.ops.index import scatter_add as scatter_add
+from namedmesh.ops.indexing import take as take
 from namedmesh.ops.initializers import Initializer as Initializer
 from namedmesh.ops.initializers import constant_init as constant_init
 from namedmesh.ops.initializers import fan_in_init as fan_in_init

@@ -129,13 +129,18 @@ class Tensor:
             fix="use nm.scan, or nm.chunk for a list of pieces",
         )
 
-    def __getitem__(self, index: Any) -> NoReturn:
-        raise NamedMeshError(
-            f"{self.label} cannot be indexed by position",
-            str(self),
-            fix="use nm.slice(x, dim, start, size), nm.gather(x, indices, dim) "
-            "or nm.chunk(x, dim, parts)",
-        )
+    def __getitem__(self, index: Any) -> Tensor:
+        return OPERATORS["getitem"](self, index)
+
+    @property
+    def at(self) -> Any:
+        """A place to change: `x.at[H, 3].set(y)` is `x` with `y` there, and so `add`, `max`, `min`.
+
+        Indices are as in `x[H, 3]` and `x[{H: i, W: j}]`; `y` broadcasts to what they would read.
+        Of several values for one element `set` takes the last. Indices of a tensor that lie outside
+        change nothing.
+        """
+        return OPERATORS["at"](self)
 
     def __len__(self) -> int:
         raise NamedMeshError(

@@ -1,18 +1,24 @@
-"""Values known while tracing: ranges, and tensors filled with one number."""
+"""Values known while tracing: ranges, arrays, and tensors filled with one number."""
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.format import describe_type
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import check_number, fill
+from namedmesh.ir.literal import check_number, fill, numpy_dtype
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, make_shape
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import BYTES, DTYPES, INTEGERS, Tensor
+
+LARGEST_CONSTANT = 2**24  # bytes: a program carries its constants wherever it goes
 
 
 class Range(Op):
@@ -30,6 +36,39 @@ class Range(Op):
         numbers = tf.range(context.size(self.dim))  # 16 bits would count no further than 256
         offset = context.offset(self.dim)
         return tf.cast(numbers if offset is None else numbers + offset, context.dtype(self.dtype))
+
+
+class ConstantArray(Op):
+    """Numbers that were an array while tracing."""
+
+    constant = True
+    shape: Shape
+    dtype: str
+    contents: bytes
+
+    @property
+    def kind(self) -> str:
+        return "constant"
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(self.shape, self.dtype)]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        tf = context.tf
+        array = np.frombuffer(self.contents, numpy_dtype(self.dtype)).reshape(self.shape.sizes)
+        value = tf.constant(array)
+        for at, dim in enumerate(self.shape):
+            start = context.offset(dim)
+            if start is None:
+                continue
+            size, ways = context.size(dim), context.ways(dim)
+            paddings = [[0, 0] for _ in self.shape]
+            paddings[at] = [0, size * ways - dim.size]
+            begin = [start if i == at else 0 for i in builtins.range(len(self.shape))]
+            sizes = value.shape.as_list()
+            sizes[at] = size
+            value = tf.slice(tf.pad(value, paddings), tf.stack(begin), sizes)
+        return value
 
 
 def _fill_dims(
@@ -63,6 +102,81 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
         array([8., 9.], dtype=float32)
     """
     return _fill_dims("full", dims, value, dtype)
+
+
+def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = None) -> Tensor:
+    """Makes a tensor of an array that is known while tracing.
+
+    The numbers become a part of the program. Like a number, the tensor lies wherever its readers
+    do: a split dimension takes no communication.
+
+    Args:
+        value: A NumPy array, a number, or a list of numbers.
+        dims: The dimensions, in the order of the array's.
+        dtype: The dtype of the tensor; by default that of the array, float32 for Python's numbers
+            with a point and int32 for whole ones.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        NamedMeshError: The array does not have the sizes of the dimensions, its numbers are of no
+            known dtype, or it is larger than 16 MiB: give that to the step as an input.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 3)
+        >>> nm.evaluate(lambda x: x * nm.constant([1, 10, 100], [M]), x=([M], [1, 2, 3]))
+        array([  1,  20, 300], dtype=int32)
+    """
+    shape = make_shape("constant", dims)
+    array = _as_array(value, dtype)
+    if array.shape != shape.sizes:
+        raise NamedMeshError(
+            f"constant: an array of sizes {list(array.shape)} does not have the dimensions {shape}",
+            fix="give one dimension of the array's size for each of its axes",
+        )
+    name = array.dtype.name
+    if shape.elements * BYTES.get(name, 1) > LARGEST_CONSTANT:
+        raise NamedMeshError(
+            f"constant: {shape} of {name} is more than {LARGEST_CONSTANT // 2**20} MiB",
+            fix="give it to the step as an input, or keep it as nm.state",
+        )
+    return ConstantArray((), shape, name, array.tobytes()).output
+
+
+def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
+    """Returns numbers as an array of a dtype that programs know."""
+    if isinstance(value, Tensor):
+        raise NamedMeshError(
+            f"constant: {value.label} is a tensor already", str(value), fix="use it as it is"
+        )
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise NamedMeshError(f"constant: {error}", fix="give rows of equal lengths") from None
+    if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):
+        narrow = {"float64": "float32", "int64": "int32"}.get(array.dtype.name)
+        if narrow and dtype is None:
+            low, high = (array.min(), array.max()) if array.size else (0, 0)
+            fits = narrow != "int32" or -(2**31) <= low <= high < 2**31
+            array = array.astype(narrow) if fits else array
+    if array.dtype.name not in DTYPES and not (dtype and array.dtype.kind in "biuf"):
+        raise NamedMeshError(
+            f"constant: {describe_type(value)} of {array.dtype} holds no numbers of a known dtype",
+            f"dtypes: {', '.join(DTYPES)}",
+            fix="convert it with numpy first",
+        )
+    if dtype is None:
+        return array
+    wanted = numpy_dtype(check_dtype(dtype))
+    converted = array.astype(wanted)
+    if wanted.name in INTEGERS and not np.array_equal(converted, array):
+        raise NamedMeshError(
+            f"constant: not every number of the array is one of {dtype}",
+            fix="give whole numbers that fit, or another dtype",
+        )
+    return converted
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:

@@ -102,20 +102,20 @@ class Gather(Op):
         return Placement(reduced=[self.dim.name])
 
 
-class ScatterAdd(Op):
-    """Zeros with updates added at some indices along a dimension."""
+class Scatter(Op):
+    """Updates combined at some indices along a dimension of a tensor that they fill."""
 
     manual = True
+    function = "add"
     dim: Dimension
     shape: Shape
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[1].dtype)]
 
-    @property
-    def summed_in(self) -> str:
-        dtype = self.output.dtype
-        return "float32" if self.output.floating and self.output.itemsize < 4 else dtype
+    def start(self, dtype: Any) -> Any:
+        """Returns the number that changes nothing."""
+        return 0
 
     def lower(self, context: Context, indices: Any, updates: Any) -> Any:
         tf = context.tf
@@ -138,25 +138,39 @@ class ScatterAdd(Op):
         sizes = context.sizes(shape)
         if not context.compiled:
             sizes[len(batch)] += 1  # a row for indices outside, which XLA drops by itself
-        target = tf.zeros(sizes, updates.dtype)
+        target = tf.fill(sizes, tf.cast(self.start(updates.dtype), updates.dtype))
         places = tf.stack([*grid, indices], -1)
         if not len(index_shape):  # TensorFlow wants a list of indices
             places, updates = places[None], updates[None]
-        target = tf.tensor_scatter_nd_add(target, places, updates)
+        target = getattr(tf, f"tensor_scatter_nd_{self.function}")(target, places, updates)
         target = tf.cast(target, context.dtype(self.output.dtype))
         if not context.compiled:
             target = target[(*[slice(None)] * len(batch), slice(0, size))]
         return context.arrange(target, shape, self.shape.names)
 
+    def flops(self) -> int:
+        return self.inputs[1].shape.elements if self.inputs[1].floating else 0
+
+    @property
+    def merged(self) -> set[str]:
+        """The dimensions of the indices that the result does not have."""
+        return set(self.inputs[0].shape.names) - set(self.shape.names)
+
+
+class ScatterAdd(Scatter):
+    """Zeros with updates added at some indices along a dimension."""
+
+    @property
+    def summed_in(self) -> str:
+        dtype = self.output.dtype
+        return "float32" if self.output.floating and self.output.itemsize < 4 else dtype
+
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         indices, updates = self.inputs
         return [None, transpose(Gather((dy, indices), self.dim).output, updates.shape)]
 
-    def flops(self) -> int:
-        return self.inputs[1].shape.elements
-
     def placement(self) -> Placement:
-        return Placement(reduced=set(self.inputs[0].shape.names) - set(self.shape.names))
+        return Placement(reduced=self.merged)
 
 
 def _widen(tf: Any, indices: Any) -> Any:
