@@ -85,7 +85,10 @@ from namedmesh.ops.initializers import fan_in_init as fan_in_init
 from namedmesh.ops.initializers import normal_init as normal_init
 from namedmesh.ops.join import chunk as chunk
 from namedmesh.ops.join import concat as concat
+from namedmesh.ops.join import repeat as repeat
 from namedmesh.ops.join import stack as stack
+from namedmesh.ops.join import tile as tile
+from namedmesh.ops.join import unstack as unstack
 from namedmesh.ops.logic import equal as equal
 from namedmesh.ops.logic import greater as greater
 from namedmesh.ops.logic import greater_equal as greater_equal

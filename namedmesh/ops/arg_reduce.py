@@ -11,7 +11,7 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.reduce import order_by_keys
+from namedmesh.ops.reduce import leave_out_extreme, order_by_keys
 
 
 class ArgReduce(Op):
@@ -77,7 +77,7 @@ def _wide(dtype: str) -> str:
     return "int64" if dtype in ("int64", "uint32") else "int32"
 
 
-def argmax(x: Tensor, over: Dimension) -> Tensor:
+def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
     """Finds the index of the largest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
@@ -86,6 +86,7 @@ def argmax(x: Tensor, over: Dimension) -> Tensor:
     Args:
         x: A tensor of numbers.
         over: The dimension.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         An int32 tensor without the dimension.
@@ -101,10 +102,11 @@ def argmax(x: Tensor, over: Dimension) -> Tensor:
     """
     check_has_dims("argmax", x, over)
     check_dtype_kind("argmax", "number", x)
+    x = leave_out_extreme("argmax", x, where)
     return ArgReduce((order_by_keys(x, nan_first=False),), "argmax", over).output
 
 
-def argmin(x: Tensor, over: Dimension) -> Tensor:
+def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
     """Finds the index of the smallest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
@@ -113,6 +115,7 @@ def argmin(x: Tensor, over: Dimension) -> Tensor:
     Args:
         x: A tensor of numbers.
         over: The dimension.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         An int32 tensor without the dimension.
@@ -128,4 +131,5 @@ def argmin(x: Tensor, over: Dimension) -> Tensor:
     """
     check_has_dims("argmin", x, over)
     check_dtype_kind("argmin", "number", x)
+    x = leave_out_extreme("argmin", x, where)
     return ArgReduce((order_by_keys(x, nan_first=True),), "argmin", over).output

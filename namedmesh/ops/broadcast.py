@@ -18,7 +18,7 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import OPERATORS, Tensor
 from namedmesh.ops.shape import transpose
 
 
@@ -142,7 +142,20 @@ def check_over(
     return dims
 
 
-def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | bool) -> Tensor:
+    """Puts a number that changes nothing in place of the elements that do not count."""
+    if where is None:
+        return x
+    check_dtype_kind(f"{what}: where", "bool", check_tensor(f"{what}: where", where))
+    return OPERATORS["where"](where, check_tensor(what, x), other)
+
+
+def sum(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Adds up the elements over some dimensions.
 
     Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
@@ -150,6 +163,7 @@ def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -163,6 +177,7 @@ def sum(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.sum(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([ 6, 15], dtype=int32)
     """
+    x = leave_out("sum", x, where, 0)
     dims = check_over("sum", x, over)
     return Sum((x,), dims).output if dims else x
 

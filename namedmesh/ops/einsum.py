@@ -10,8 +10,11 @@ import opt_einsum
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
 from namedmesh.ir.context import Context
+from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
+    as_tuple,
+    check_dimension,
     check_dtype_kind,
     check_one_dtype,
     check_same_sizes,
@@ -19,8 +22,9 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import BYTES, FLOATS, Tensor
 from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.elementwise import cast
 from namedmesh.ops.shape import transpose
 
 
@@ -30,13 +34,14 @@ class Einsum(Op):
     sums = True
     kept_by_dots = True
     shape: Shape
+    dtype: str  # in which products are added up
 
     @property
     def linear(self) -> str:
         return "each"
 
     def results(self) -> list[tuple[Shape, str]]:
-        return [(self.shape, self.inputs[0].dtype)]
+        return [(self.shape, self.dtype)]
 
     def lower(self, context: Context, a: Any, b: Any) -> Any:
         left, right = (tensor.shape for tensor in self.inputs)
@@ -44,6 +49,7 @@ class Einsum(Op):
             letters = {name: chr(97 + i) for i, name in enumerate({*left.names, *right.names})}
             terms = (left.names, right.names, self.shape.names)
             first, second, result = ("".join(letters[name] for name in names) for names in terms)
+            a, b = (context.tf.cast(value, context.dtype(self.dtype)) for value in (a, b))
             return context.tf.einsum(f"{first},{second}->{result}", a, b)
         own = [name for name in self.shape.names if (name in left.names) != (name in right.names)]
         if own and own[-1] in left.names and own[0] in right.names:
@@ -61,13 +67,22 @@ class Einsum(Op):
         )
         level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
         precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
-        product = context.xla.dot_general(a, b, numbers, precision_config=precision)
+        product = context.xla.dot_general(
+            a,
+            b,
+            numbers,
+            precision_config=precision,
+            preferred_element_type=None
+            if self.dtype == self.inputs[0].dtype
+            else context.dtype(self.dtype),
+        )
         shared = {*batch, *contracted}
         order = [*batch, *(name for name in (*left.names, *right.names) if name not in shared)]
         return context.arrange(product, self.shape.select(order), self.shape.names)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         a, b = self.inputs
+        dy = cast(dy, a.dtype)  # back to what operands have, as their own gradients are
         return [_contract_pair(dy, b, a.shape), _contract_pair(dy, a, b.shape)]
 
     def flops(self) -> int:
@@ -79,8 +94,16 @@ class Einsum(Op):
         return Placement(reduced=names - {*self.shape.names})
 
 
-def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
+def einsum(
+    operands: Sequence[Tensor],
+    dims: Sequence[Dimension] | None = None,
+    *,
+    over: Dimension | Sequence[Dimension] | None = None,
+    preferred: str | None = None,
+) -> Tensor:
     """Multiplies tensors by name and sums over every dimension that is not in the result.
+
+    The result is given by its own dimensions, or by those to sum `over`.
 
     Three and more operands are contracted in pairs, in the cheapest order. Where a dimension that
     is summed over is split, every device sums its own piece, and an AllReduce adds the partial
@@ -89,9 +112,13 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
     Args:
         operands: The tensors, all of one dtype of numbers.
         dims: The dimensions of the result, in order.
+        over: In place of `dims`: the dimensions to sum over, one or several. The result has the
+            others, in the order in which the operands bring them.
+        preferred: The dtype in which products are added up and returned, at least as wide as the
+            operands': float32 of bfloat16, int32 of int8. The operands' own by default.
 
     Returns:
-        A tensor with exactly these dimensions and the operands' dtype.
+        A tensor with exactly these dimensions, of the operands' or the preferred dtype.
 
     Raises:
         NamedMeshError: A dimension of the result is in none of the operands, one name has two
@@ -107,6 +134,7 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
                [7, 4]], dtype=int32)
     """
     tensors = check_tensors("einsum", operands, "nm.einsum([x, w], [B, H])")
+    dims = _result_dims(tensors, dims, over)
     shape = make_shape("einsum", dims, *tensors)
     check_same_sizes("einsum", *tensors, result=shape)
     known = {dim.name for tensor in tensors for dim in tensor.shape}
@@ -121,16 +149,59 @@ def einsum(operands: Sequence[Tensor], dims: Sequence[Dimension]) -> Tensor:
         )
     check_dtype_kind("einsum", "number", *tensors)
     check_one_dtype("einsum", *tensors)
+    dtype = _check_preferred(tensors[0], preferred)
     for left, right in _find_path(tensors, shape):
         a, b = tensors[left], tensors[right]
         rest = [tensor for i, tensor in enumerate(tensors) if i not in (left, right)]
         product = shape if not rest else _product_shape(a, b, rest, shape)
-        pair = _contract_pair(a, b, product)
+        pair = _contract_pair(a, b, product, dtype)
         if rest and pair.name is None and pair is not a and pair is not b:
             pair.describe(name=f"{a.label}*{b.label}")
         tensors = [*rest, pair]
     (result,) = tensors
-    return _reorder(_sum_others(result, {*shape.names}), shape)
+    return _reorder(_sum_others(cast(result, dtype), {*shape.names}), shape)
+
+
+def _result_dims(
+    tensors: Sequence[Tensor],
+    dims: Sequence[Dimension] | None,
+    over: Dimension | Sequence[Dimension] | None,
+) -> Sequence[Dimension]:
+    """Returns the dimensions of the result, given by themselves or by what is summed over."""
+    if (dims is None) == (over is None):
+        raise NamedMeshError(
+            "einsum: the result is given by its dimensions, or by those to sum over",
+            *map(str, tensors),
+            fix="write nm.einsum([x, w], [B, H]) or nm.einsum([x, w], over=M)",
+        )
+    if dims is not None:
+        return dims
+    summed = as_tuple(over)
+    every = {dim.name: dim for tensor in tensors for dim in tensor.shape}
+    unknown = [dim for dim in summed if check_dimension("einsum", dim).name not in every]
+    if unknown:
+        names = [dim.name for dim in unknown]
+        raise NamedMeshError(
+            f"einsum: over={name_all('dimension', names)} is in none of the operands",
+            *map(str, tensors),
+            fix=suggest_names(names, every),
+        )
+    check_same_sizes("einsum", *tensors, result=Shape(summed))
+    return [dim for dim in every.values() if dim not in summed]
+
+
+def _check_preferred(x: Tensor, preferred: str | None) -> str:
+    """Returns the dtype in which products are added up, which must hold the operands' own."""
+    if preferred is None:
+        return x.dtype
+    floating = check_dtype(preferred) in FLOATS
+    if floating != x.floating or BYTES.get(preferred, 1) < x.itemsize or preferred == "bool":
+        raise NamedMeshError(
+            f"einsum: preferred={preferred!r} does not hold the products of {x.dtype}",
+            str(x),
+            fix="give a wider dtype of the same kind, or leave it out",
+        )
+    return preferred
 
 
 def _product_shape(a: Tensor, b: Tensor, rest: list[Tensor], shape: Shape) -> Shape:
@@ -177,18 +248,24 @@ def _reorder(x: Tensor, shape: Shape) -> Tensor:
     return x if x.shape == shape else transpose(x, shape)
 
 
-def _contract_pair(a: Tensor, b: Tensor, shape: Shape) -> Tensor:
-    """Contracts two operands to a shape.
+def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None) -> Tensor:
+    """Contracts two operands to a shape, in the dtype of one of them by default.
 
     Dimensions that only one operand has are summed before, those that neither has are broadcast
     after.
     """
+    dtype = dtype or a.dtype
+    shared = {*a.shape.names} & {*b.shape.names}
+    summed = {*a.shape.names} ^ {*b.shape.names}
+    # XLA adds products of narrow floats up in a wide dtype; all else is made wide before.
+    if not (a.floating and shared and a.dtype == b.dtype and summed <= {*shape.names}):
+        a, b = cast(a, dtype), cast(b, dtype)
     a = _sum_others(a, {*shape.names, *b.shape.names})
     b = _sum_others(b, {*shape.names, *a.shape.names})
     present = Shape(dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names})
-    if not {*a.shape.names} & {*b.shape.names} or not a.floating:
+    if not shared or not a.floating:
         # Without a shared dimension there is nothing to contract; a contraction takes floats.
         product = _reorder(_sum_others(a * b, {*present.names}), present)
     else:
-        product = Einsum((a, b), present).output
+        product = Einsum((a, b), present, dtype).output
     return product if present == shape else broadcast(product, shape)

@@ -15,8 +15,9 @@ from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, ch
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
+from namedmesh.ops.broadcast import sum as sum_over
 from namedmesh.ops.neighbours import Stretch, find_exchanges, read_rows
-from namedmesh.ops.shape import transpose
+from namedmesh.ops.shape import name_apart, reshape, transpose
 from namedmesh.ops.windows import slice
 
 
@@ -155,6 +156,88 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
         )
     one = Dimension(dim.name, 1)
     return concat([broadcast(x, [one, *x.shape]) for x in tensors], dim)
+
+
+def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
+    """Takes a tensor apart along a dimension: what `nm.stack` put together.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+
+    Returns:
+        One tensor without the dimension for each of its elements, in order.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M, C = nm.dims("model=2 copy=2")
+        >>> nm.evaluate(lambda x: nm.unstack(x, C)[1], x=([C, M], [[1, 2], [3, 4]]))
+        array([3, 4], dtype=int32)
+    """
+    check_has_dims("unstack", x, dim)
+    return [sum_over(one, dim.resized(1)) for one in chunk(x, dim, dim.size)]
+
+
+def repeat(x: Tensor, dim: Dimension, times: int) -> Tensor:
+    """Repeats each element along a dimension, one after the other, as `numpy.repeat` does.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        times: How often each element comes.
+
+    Returns:
+        A tensor in which the dimension is so many times as large.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or `times` is less than 1.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 2)
+        >>> nm.evaluate(lambda x: nm.repeat(x, S, 2), x=([S], [1, 2]))
+        array([1, 1, 2, 2], dtype=int32)
+    """
+    return _multiply("repeat", x, dim, times, inner=True)
+
+
+def tile(x: Tensor, dim: Dimension, times: int) -> Tensor:
+    """Repeats all elements along a dimension, one round after the other, as `numpy.tile` does.
+
+    Args:
+        x: The tensor.
+        dim: The dimension.
+        times: How many rounds there are.
+
+    Returns:
+        A tensor in which the dimension is so many times as large.
+
+    Raises:
+        NamedMeshError: `x` does not have the dimension, or `times` is less than 1.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 2)
+        >>> nm.evaluate(lambda x: nm.tile(x, S, 2), x=([S], [1, 2]))
+        array([1, 2, 1, 2], dtype=int32)
+    """
+    return _multiply("tile", x, dim, times, inner=False)
+
+
+def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> Tensor:
+    """Repeats elements along a dimension: broadcasts along a new one beside it, and merges both."""
+    check_has_dims(what, x, dim)
+    if check_int(what, "times", times, x) < 1:
+        raise NamedMeshError(f"{what}: {times} times is nothing", str(x), fix="give at least 1")
+    if times == 1:
+        return x
+    copies = name_apart(Dimension(dim.name, times), "copy", x)
+    pair = [dim, copies] if inner else [copies, dim]
+    order = [one for own in x.shape for one in (pair if own == dim else [own])]
+    return reshape(broadcast(x, order), pair, dim.resized(dim.size * times))
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:

@@ -10,11 +10,15 @@ from namedmesh.ir.operands import check_int
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.mathematics import sqrt, square
-from namedmesh.ops.reduce import check_float_over, mean
+from namedmesh.ops.reduce import check_float_over, count_where, mean
 
 
 def var(
-    x: Tensor, over: Dimension | Sequence[Dimension] | None = None, *, correction: int = 0
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    correction: int = 0,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Takes the variance over some dimensions: the mean of squared distances from the mean.
 
@@ -25,6 +29,7 @@ def var(
         over: One dimension or several; all of them by default.
         correction: What is taken off the number of elements before dividing by it: 1 for the
             unbiased variance of a sample.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -39,11 +44,15 @@ def var(
         >>> nm.evaluate(lambda x: nm.var(x), x=([M], [1.0, 2.0, 3.0, 4.0]))
         array(1.25, dtype=float32)
     """
-    return _spread("var", x, over, correction)
+    return _spread("var", x, over, correction, where)
 
 
 def std(
-    x: Tensor, over: Dimension | Sequence[Dimension] | None = None, *, correction: int = 0
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    correction: int = 0,
+    where: Tensor | None = None,
 ) -> Tensor:
     """Takes the standard deviation over some dimensions: the square root of `nm.var`.
 
@@ -53,6 +62,7 @@ def std(
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
         correction: As for `nm.var`.
+        where: As for `nm.var`.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -66,11 +76,15 @@ def std(
         >>> nm.evaluate(lambda x: nm.std(x), x=([M], [1.0, 5.0]))
         array(2., dtype=float32)
     """
-    return sqrt(_spread("std", x, over, correction))
+    return sqrt(_spread("std", x, over, correction, where))
 
 
 def _spread(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None, correction: int
+    what: str,
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None,
+    correction: int,
+    where: Tensor | None,
 ) -> Tensor:
     """Takes the variance, in the name of a function."""
     dims = check_float_over(what, x, over)
@@ -81,4 +95,7 @@ def _spread(
             str(x),
             fix="give a smaller correction, or more elements",
         )
-    return sum(square(x - mean(x, dims)), dims) * (1.0 / count)
+    squares = sum(square(x - mean(x, dims, where=where)), dims, where=where)
+    if where is None:
+        return squares * (1.0 / count)
+    return squares / (count_where(x, dims, where) - float(correction))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op
-from namedmesh.ir.operands import check_dtype_kind
+from namedmesh.ir.operands import check_dtype_kind, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.broadcast import check_over, sum
+from namedmesh.ops.broadcast import check_over, leave_out, sum
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.logic import equal, where
+from namedmesh.ops.logic import equal
+from namedmesh.ops.logic import where as choose
 from namedmesh.ops.order_keys import from_order_keys, order_keys
 
 
@@ -113,9 +117,9 @@ def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
     """Multiplies by the product of all other elements, which is right also where some are zero."""
     zero = equal(x, 0.0)
     zeros = sum(cast(zero, x.dtype), over=over)
-    others = prod(where(zero, 1.0, x), over=over)
-    alone = where(equal(zeros, 1.0), others, 0.0)
-    share = where(zero, alone, where(equal(zeros, 0.0), others, 0.0) / where(zero, 1.0, x))
+    others = prod(choose(zero, 1.0, x), over=over)
+    alone = choose(equal(zeros, 1.0), others, 0.0)
+    share = choose(zero, alone, choose(equal(zeros, 0.0), others, 0.0) / choose(zero, 1.0, x))
     return dy * share
 
 
@@ -149,6 +153,26 @@ def _find_extremum(
     return Extremum((OrderKeys((extremum,), x.dtype, nan_first).output, x), function, dims).output
 
 
+def leave_out_extreme(function: str, x: Tensor, where: Tensor | None) -> Tensor:
+    """Puts the number that never wins in place of the elements that do not count."""
+    if where is None:
+        return x
+    largest = function in ("max", "argmax")
+    if check_tensor(function, x).floating:
+        return leave_out(function, x, where, -math.inf if largest else math.inf)
+    check_dtype_kind(function, "number", x)
+    return leave_out(
+        function, x, where, int(getattr(np.iinfo(x.dtype), "min" if largest else "max"))
+    )
+
+
+def count_where(x: Tensor, over: Sequence[Dimension], where: Tensor) -> Tensor:
+    """Counts the elements of some dimensions that count, in the dtype of a tensor."""
+    times = math.prod(dim.size for dim in over if dim not in where.shape)
+    own = [dim for dim in over if dim in where.shape]
+    return cast(sum(cast(where, "float32"), own) * float(times), x.dtype)
+
+
 def order_by_keys(x: Tensor, nan_first: bool) -> Tensor:
     """Converts floating point numbers to whole ones of the same order; returns others as is."""
     if not x.floating:
@@ -161,7 +185,12 @@ def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
     return Reduce((x,), "max", tuple(over)).output if over else x
 
 
-def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def mean(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Takes the mean over some dimensions.
 
     Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
@@ -169,6 +198,7 @@ def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tens
     Args:
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -182,11 +212,19 @@ def mean(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tens
         >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1.0, 2, 3], [4, 5, 6]]))
         array([2., 5.], dtype=float32)
     """
-    count = Shape(check_float_over("mean", x, over)).elements
-    return sum(x, over) * (1.0 / count)
+    dims = check_float_over("mean", x, over)
+    total = sum(x, dims, where=where)
+    if where is None:
+        return total * (1.0 / Shape(dims).elements)
+    return total / count_where(x, dims, where)
 
 
-def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def max(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Takes the maximum over some dimensions.
 
     Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
@@ -196,6 +234,7 @@ def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -209,10 +248,15 @@ def max(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.max(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([3, 6], dtype=int32)
     """
-    return _find_extremum("max", x, over)
+    return _find_extremum("max", leave_out_extreme("max", x, where), over)
 
 
-def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def min(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Takes the minimum over some dimensions.
 
     Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
@@ -222,6 +266,7 @@ def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -235,10 +280,15 @@ def min(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.min(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([1, 4], dtype=int32)
     """
-    return _find_extremum("min", x, over)
+    return _find_extremum("min", leave_out_extreme("min", x, where), over)
 
 
-def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def prod(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Takes the product over some dimensions.
 
     Over a split dimension this is an AllReduce. The gradient is right also where elements are zero.
@@ -246,6 +296,7 @@ def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tens
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A tensor without those dimensions, of the same dtype.
@@ -259,10 +310,15 @@ def prod(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tens
         >>> nm.evaluate(lambda x: nm.prod(x, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([  6, 120], dtype=int32)
     """
-    return _reduce("prod", x, over)
+    return _reduce("prod", leave_out("prod", x, where, 1), over)
 
 
-def any(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def any(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Returns whether any element is true, over some dimensions.
 
     Over a split dimension this is an AllReduce.
@@ -270,6 +326,7 @@ def any(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
     Args:
         x: A bool tensor.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A bool tensor without those dimensions.
@@ -283,10 +340,15 @@ def any(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.any(x > 3, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([False,  True])
     """
-    return _reduce("any", x, over)
+    return _reduce("any", leave_out("any", x, where, False), over)
 
 
-def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+def all(
+    x: Tensor,
+    over: Dimension | Sequence[Dimension] | None = None,
+    *,
+    where: Tensor | None = None,
+) -> Tensor:
     """Returns whether all elements are true, over some dimensions.
 
     Over a split dimension this is an AllReduce.
@@ -294,6 +356,7 @@ def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
     Args:
         x: A bool tensor.
         over: One dimension or several; all of them by default.
+        where: A bool tensor, by name: where it is False, an element does not count.
 
     Returns:
         A bool tensor without those dimensions.
@@ -307,4 +370,4 @@ def all(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tenso
         >>> nm.evaluate(lambda x: nm.all(x > 1, over=M), x=([B, M], [[1, 2, 3], [4, 5, 6]]))
         array([False,  True])
     """
-    return _reduce("all", x, over)
+    return _reduce("all", leave_out("all", x, where, True), over)

@@ -20,7 +20,7 @@ from namedmesh.ops.constants import constant
 from namedmesh.ops.constants import range as count
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.index import Scatter, gather, scatter_add
-from namedmesh.ops.indexing import Series, Selector, merge_indices, parse_index
+from namedmesh.ops.indexing import Selector, Series, merge_indices, parse_index
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.windows import Pad, reverse

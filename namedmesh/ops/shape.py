@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -135,16 +135,18 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     return x if shape == x.shape else Transpose((x,), shape).output
 
 
-def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
-    """Gives a dimension another name.
+def rename(
+    x: Tensor, old: Dimension | Mapping[Dimension, Dimension], new: Dimension | None = None
+) -> Tensor:
+    """Gives a dimension another name, or several theirs at once: `nm.rename(x, {S: T, T: S})`.
 
     The new dimension takes the mesh axes that the old one held, where the layout maps it to them;
     where it does not, the old dimension is gathered first.
 
     Args:
         x: The tensor.
-        old: The dimension.
-        new: The dimension of the same size that takes its place.
+        old: The dimension, or every dimension to rename with the one that takes its place.
+        new: The dimension of the same size that takes its place, where `old` is one.
 
     Returns:
         The tensor with the new dimension in the place of the old one.
@@ -159,6 +161,8 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
         >>> nm.trace(lambda x: nm.rename(x, S, K), x=nm.spec([S])).outputs[0].shape
         [key=4]
     """
+    if isinstance(old, Mapping):
+        return _rename_all(x, old)
     check_has_dims("rename", x, old)
     if check_dimension("rename", new, x).size != old.size:
         raise NamedMeshError(
@@ -171,6 +175,25 @@ def rename(x: Tensor, old: Dimension, new: Dimension) -> Tensor:
             fix="choose a name the tensor does not have",
         )
     return x if new == old else Rename((x,), old, new).output
+
+
+def _rename_all(x: Tensor, names: Mapping[Dimension, Dimension]) -> Tensor:
+    """Gives several dimensions other names at once, which may be each other's."""
+    check_has_dims("rename", x, *names)
+    for new in names.values():
+        check_dimension("rename", new, x)
+    make_shape("rename", [names.get(dim, dim) for dim in x.shape], x)
+    pending = {old: new for old, new in names.items() if old != new}
+    while pending:
+        free = [old for old, new in pending.items() if x.shape.named(new.name) is None]
+        old = free[0] if free else next(iter(pending))
+        new = pending.pop(old)
+        if not free:  # they take each other's names: one steps aside
+            aside = name_apart(old, "renamed", x)
+            pending[aside] = new
+            new = aside
+        x = rename(x, old, new)
+    return x
 
 
 def reshape(

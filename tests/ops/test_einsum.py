@@ -1,3 +1,4 @@
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -148,3 +149,50 @@ def test_an_operand_may_be_called_result():
     np.testing.assert_array_equal(
         program.evaluate({}, x=np.array([1.0, 2.0], np.float32))[1], [20.0, 20.0]
     )
+
+
+def test_over_names_what_is_summed():
+    x, w = uniform(0, 4, 6), uniform(1, 6, 8)
+    B, M, H = nm.dims("batch=4 model=6 hidden=8")
+    found = nm.evaluate(lambda x, w: nm.einsum([x, w], over=M), x=([B, M], x), w=([M, H], w))
+    np.testing.assert_allclose(found, x @ w, rtol=1e-5, atol=1e-5)
+    with pytest.raises(nm.NamedMeshError, match="in none of the operands"):
+        nm.evaluate(lambda x: nm.einsum([x], over=H), x=([B, M], x))
+    with pytest.raises(nm.NamedMeshError, match="or by those to sum over"):
+        nm.evaluate(lambda x: nm.einsum([x], [B], over=M), x=([B, M], x))
+
+
+@pytest.mark.parametrize("layout", ["", "model:b, batch:a", "hidden:a"])
+def test_preferred_adds_narrow_products_up_in_a_wide_dtype(layout):
+    """The products of bfloat16 are exact in float32, and so nearly are their sums."""
+    B, M, H = nm.dims("batch=4 model=512 hidden=8")
+    x, w = (uniform(i, *sizes) for i, sizes in enumerate([(4, 512), (512, 8)]))
+
+    def multiply(x, w):
+        narrow = [nm.cast(x, "bfloat16"), nm.cast(w, "bfloat16")]
+        y = nm.einsum(narrow, [B, H], preferred="float32")
+        return {"y": y, "three": nm.einsum([*narrow, narrow[1]], [B, H], preferred="float32"),
+                "dx": nm.grad(nm.sum(y), x)}  # fmt: skip
+
+    program = nm.trace(multiply, x=nm.spec([B, M]), w=nm.spec([M, H]))
+    step = nm.compile(program, mesh=nm.Mesh(a=2, b=4), layout=layout, strict=True)
+    found = step(step.init(0), x=x, w=w)[1]
+    wide = [array.astype(ml_dtypes.bfloat16).astype(np.float64) for array in (x, w)]
+    np.testing.assert_allclose(found["y"], wide[0] @ wide[1], rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(found["three"], wide[0] @ wide[1] ** 2, rtol=2e-2, atol=0.2)
+    assert np.asarray(found["dx"]).dtype == np.float32
+    np.testing.assert_allclose(
+        found["dx"], np.broadcast_to(wide[1].sum(1), (4, 512)), rtol=1e-2, atol=0.05
+    )
+
+
+def test_preferred_of_whole_numbers():
+    B, M, H = nm.dims("batch=4 model=64 hidden=8")
+    x, w = (
+        np.random.default_rng(i).integers(-128, 128, s) for i, s in enumerate([(4, 64), (64, 8)])
+    )
+    given = {"x": ([B, M], x.astype("int8")), "w": ([M, H], w.astype("int8"))}
+    found = nm.evaluate(lambda x, w: nm.einsum([x, w], [B, H], preferred="int32"), **given)
+    assert np.array_equal(found, x @ w)
+    with pytest.raises(nm.NamedMeshError, match="does not hold the products"):
+        nm.evaluate(lambda x, w: nm.einsum([x, w], [B, H], preferred="float32"), **given)

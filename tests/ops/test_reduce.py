@@ -50,6 +50,48 @@ CASES = {
     "argmin": Case(lambda x: nm.argmin(x, B), lambda x: x.argmin(0).astype(np.int32), wrt=()),
     "argmax_ties": Case(lambda i: nm.argmax(i, M), lambda i: i.argmax(2).astype(np.int32), "i", ()),
     "argmin_ties": Case(lambda i: nm.argmin(i, M), lambda i: i.argmin(2).astype(np.int32), "i", ()),
+    "sum_where": Case(
+        lambda x, i: nm.sum(x, M, where=i > 0), lambda x, i: (x * (i > 0)).sum(2), "xi", "x"
+    ),
+    "mean_where": Case(
+        lambda x: nm.mean(x, [B, M], where=nm.range(M) < 4),
+        lambda x: x[:, :, :4].mean((0, 2)),
+    ),
+    "var_where": Case(
+        lambda x: nm.var(x, [S, M], where=nm.range(M) < 4, correction=1),
+        lambda x: x[:, :, :4].var((1, 2), ddof=1),
+    ),
+    "std_where": Case(lambda x: nm.std(x, M, where=nm.range(M) > 6), lambda x: x[:, :, 7:].std(2)),
+    "max_where": Case(
+        lambda x, i: nm.max(x, [S, M], where=i > 0),
+        lambda x, i: np.where(i > 0, x, -np.inf).max((1, 2)),
+        "xi",
+        "x",
+    ),
+    "prod_where": Case(
+        lambda p, i: nm.prod(p, M, where=i > 0),
+        lambda p, i: np.where(i > 0, p, 1).prod(2),
+        "pi",
+        "p",
+    ),
+    "int_min_where": Case(
+        lambda i: nm.min(i, M, where=nm.range(M) < 3), lambda i: i[:, :, :3].min(2), "i", ()
+    ),
+    "argmax_where": Case(
+        lambda x: nm.argmax(x, M, where=nm.range(M) > 4),
+        lambda x: (5 + x[:, :, 5:].argmax(2)).astype(np.int32),
+        wrt=(),
+    ),
+    "all_where": Case(
+        lambda x: nm.all(x > 0, M, where=x > -0.5),
+        lambda x: np.all((x > 0) | (x <= -0.5), 2),
+        wrt=(),
+    ),
+    "any_where": Case(
+        lambda x: nm.any(x > 1, M, where=x < 1.5),
+        lambda x: np.any((x > 1) & (x < 1.5), 2),
+        wrt=(),
+    ),
     "int_sum": Case(lambda i: nm.sum(i, over=M), lambda i: i.sum(2), "i", ()),
     "int_max": Case(lambda i: nm.max(i, over=B), lambda i: i.max(0), "i", ()),
 }

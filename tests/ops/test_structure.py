@@ -143,3 +143,34 @@ def test_rename_between_two_names_of_one_axis_is_free():
 def test_misuse_is_explained(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=SPECS["x"])
+
+
+def test_repeat_tile_unstack_and_renames():
+    B, S, T = nm.dims("batch=2 seq=3 other=3")
+    x = np.arange(18).reshape(2, 3, 3)
+
+    def shapes(x):
+        return {
+            "repeat": nm.repeat(x, S, 2),
+            "tile": nm.tile(x, S, 3),
+            "swap": nm.rename(x, {S: T, T: S}),
+            "cycle": nm.rename(x, {S: T, T: nm.Dimension("last", 3)}),
+            **{f"unstack {i}": one for i, one in enumerate(nm.unstack(x, T))},
+        }
+
+    program = nm.trace(shapes, x=nm.spec([B, S, T], "int32"))
+    assert [str(one.shape) for one in program.outputs[2:4]] == [
+        "[batch=2, other=3, seq=3]",
+        "[batch=2, other=3, last=3]",
+    ]
+    _, found = program.evaluate({}, x=x.astype("int32"))
+    expected = {
+        "repeat": x.repeat(2, 1),
+        "tile": np.tile(x, (1, 3, 1)),
+        "swap": x,
+        "cycle": x,
+        **{f"unstack {i}": x[:, :, i] for i in range(3)},
+    }
+    assert_same(found, expected)
+    step = nm.compile(program, mesh=nm.Mesh(a=2, b=3), layout="batch:a, seq:b", strict=True)
+    assert_same(step({}, x=x.astype("int32"))[1], expected)
