@@ -82,7 +82,12 @@ from namedmesh.ops.indexing import take as take
 from namedmesh.ops.initializers import Initializer as Initializer
 from namedmesh.ops.initializers import constant_init as constant_init
 from namedmesh.ops.initializers import fan_in_init as fan_in_init
+from namedmesh.ops.initializers import glorot_init as glorot_init
+from namedmesh.ops.initializers import he_init as he_init
 from namedmesh.ops.initializers import normal_init as normal_init
+from namedmesh.ops.initializers import orthogonal_init as orthogonal_init
+from namedmesh.ops.initializers import truncated_normal_init as truncated_normal_init
+from namedmesh.ops.initializers import uniform_init as uniform_init
 from namedmesh.ops.join import chunk as chunk
 from namedmesh.ops.join import concat as concat
 from namedmesh.ops.join import repeat as repeat

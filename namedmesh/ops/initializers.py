@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.literal import check_number
-from namedmesh.ir.operands import check_dimension
+from namedmesh.ir.operands import as_tuple, check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops import random
+from namedmesh.ops.broadcast import sum
 from namedmesh.ops.constants import full
+from namedmesh.ops.einsum import einsum
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.mathematics import rsqrt, square
+from namedmesh.ops.scan import scan
+from namedmesh.ops.shape import name_apart, rename
 
 Initializer = Callable[[Tensor, Shape, str], Tensor]
 """Makes a variable's first value from a random key, its shape and its dtype.
@@ -62,6 +68,153 @@ def normal_init(stddev: float) -> Initializer:
         True
     """
     return lambda key, shape, dtype: random.normal(key, shape, stddev=stddev, dtype=dtype)
+
+
+def uniform_init(limit: float) -> Initializer:
+    """Makes an initializer that draws numbers evenly spread from -`limit` to `limit`.
+
+    Args:
+        limit: The bound, greater than 0.
+
+    Returns:
+        An initializer: a function of a random key, a shape and a dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.uniform_init(0.5)))
+        >>> bool(-0.5 <= w.min() < -0.49 and 0.49 < w.max() < 0.5)
+        True
+    """
+    return lambda key, shape, dtype: random.uniform(key, shape, -limit, limit, dtype)
+
+
+def truncated_normal_init(stddev: float) -> Initializer:
+    """Makes an initializer that draws normally distributed numbers, none far from zero.
+
+    Numbers beyond 2.27 standard deviations do not come; those that do have this one.
+
+    Args:
+        stddev: Their standard deviation.
+
+    Returns:
+        An initializer: a function of a random key, a shape and a dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.truncated_normal_init(1.0)))
+        >>> bool(0.9 < w.std() < 1.1 and abs(w).max() < 2.28)
+        True
+    """
+    wide = stddev / 0.87962566103423978  # cut at two of its own, a normal distribution has less
+    return lambda key, shape, dtype: random.truncated_normal(key, shape, stddev=wide, dtype=dtype)
+
+
+def glorot_init(
+    fan_in: Dimension | Sequence[Dimension],
+    fan_out: Dimension | Sequence[Dimension],
+    uniform: bool = True,
+) -> Initializer:
+    """Makes Glorot's initializer, which keeps variances forward and backward nearly alike.
+
+    The variance is 2 / (fan_in + fan_out), each the product of its dimensions' sizes.
+
+    Args:
+        fan_in: The dimensions that the product with the weight sums over, one or several.
+        fan_out: The dimensions that it makes.
+        uniform: Whether numbers are evenly spread, or normally distributed.
+
+    Returns:
+        An initializer: a function of a random key, a shape and a dtype.
+
+    Raises:
+        NamedMeshError: An argument is not a Dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M, H = nm.dims("model=100 hidden=60")
+        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.glorot_init(M, H)))
+        >>> bool(0.105 < w.std() < 0.118)
+        True
+    """
+    variance = 2.0 / (_count("glorot_init", fan_in) + _count("glorot_init", fan_out))
+    return uniform_init(math.sqrt(3.0 * variance)) if uniform else normal_init(math.sqrt(variance))
+
+
+def he_init(*fan_in: Dimension) -> Initializer:
+    """Makes He's initializer, for weights before a ReLU: `nm.fan_in_init` with a scale of 2.
+
+    Args:
+        *fan_in: The dimensions that the product with the weight sums over.
+
+    Returns:
+        An initializer: a function of a random key, a shape and a dtype.
+
+    Raises:
+        NamedMeshError: An argument is not a Dimension.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M, H = nm.dims("model=100 hidden=50")
+        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.he_init(M)))
+        >>> bool(0.13 < w.std() < 0.15)
+        True
+    """
+    return fan_in_init(*fan_in, scale=2.0)
+
+
+def orthogonal_init(rows: Dimension | Sequence[Dimension], scale: float = 1.0) -> Initializer:
+    """Makes an initializer of matrices whose rows or columns are orthogonal, all as likely.
+
+    The weight is a matrix of the dimensions in `rows` by all its others. The shorter side's
+    vectors are orthogonal and of length `scale`. They are found by Newton and Schulz's iteration
+    from normally distributed numbers, in float32.
+
+    Args:
+        rows: The dimensions that are one side of the matrix, one or several.
+        scale: The length of the vectors.
+
+    Returns:
+        An initializer: a function of a random key, a shape and a dtype.
+
+    Raises:
+        NamedMeshError: An argument is not a Dimension, or the variable lacks it.
+
+    Example:
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> M, H = nm.dims("model=8 hidden=4")
+        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.orthogonal_init(M)))
+        >>> bool(np.allclose(w.T @ w, np.eye(4), atol=1e-5))
+        True
+    """
+    sides = [check_dimension("orthogonal_init", dim) for dim in as_tuple(rows)]
+    factor = check_number("orthogonal_init: scale", scale, "float32")
+
+    def initialize(key: Tensor, shape: Shape, dtype: str) -> Tensor:
+        drawn = random.normal(key, shape)
+        check_has_dims("orthogonal_init", drawn, *sides)
+        others = [dim for dim in shape if dim not in sides]
+        short = sides if Shape(sides).elements <= Shape(others).elements else others
+        twins = [name_apart(dim, "twin", drawn) for dim in short]
+        gram_shape = [*short, *twins]
+
+        def improve(matrix: Tensor, _: None) -> tuple[Tensor, None]:
+            twin = rename(matrix, dict(zip(short, twins, strict=True)))
+            gram = einsum([matrix, twin], gram_shape)
+            return 1.5 * matrix - 0.5 * einsum([gram, twin], shape), None
+
+        start = drawn * rsqrt(sum(square(drawn)))
+        matrix, _ = scan(improve, start, over=Dimension("iteration", 48))
+        return cast(matrix * factor, dtype)
+
+    return initialize
+
+
+def _count(what: str, dims: Dimension | Sequence[Dimension]) -> int:
+    """Multiplies the sizes of one dimension or several."""
+    return math.prod(check_dimension(what, dim).size for dim in as_tuple(dims))
 
 
 def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:

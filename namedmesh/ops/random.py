@@ -3,164 +3,32 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, check_text
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor, check_number, fill, numpy_dtype
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_tensor
-from namedmesh.ir.tensor import FLOATS, Operand, Tensor
+from namedmesh.ir.literal import check_number, numpy_dtype
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
+from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
 from namedmesh.ops.arg_reduce import argmax
-from namedmesh.ops.arithmetic import minimum
-from namedmesh.ops.constants import zeros
+from namedmesh.ops.arithmetic import maximum, minimum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.mathematics import erfinv, log
-from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
+from namedmesh.ops.order import argsort
+from namedmesh.ops.random_bits import draw_bits
+from namedmesh.ops.random_keys import bits as bits
+from namedmesh.ops.random_keys import fold_in as fold_in
+from namedmesh.ops.random_keys import fold_in_name as fold_in_name
+from namedmesh.ops.random_keys import key as key
+from namedmesh.ops.random_keys import key_from_seed as key_from_seed
 
 _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
-
-
-def key(seed: int) -> Tensor:
-    """Makes a random key from a seed known while tracing.
-
-    The seed is part of the program, so that every step draws the same numbers; take the seed as an
-    input and use `nm.random.key_from_seed` to draw anew each step.
-
-    Args:
-        seed: A whole number.
-
-    Returns:
-        A key: a uint32 tensor of two words.
-
-    Raises:
-        NamedMeshError: The seed is not a whole number that int32 holds.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> nm.trace(lambda: nm.random.key(0)).outputs[0].shape
-        [key_word=2]
-    """
-    return key_from_seed(fill(Shape(), check_number("random.key", seed, "int32"), "int32"))
-
-
-def key_from_seed(seed: Tensor) -> Tensor:
-    """Makes a random key from a seed that is given when the step runs.
-
-    Args:
-        seed: An int32 scalar, such as an input that counts the steps.
-
-    Returns:
-        A key: a uint32 tensor of two words.
-
-    Raises:
-        NamedMeshError: The seed is not an int32 scalar.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B = nm.Dimension("batch", 2)
-        >>> def draw(seed):
-        ...     return nm.random.uniform(nm.random.key_from_seed(seed), [B])
-        >>> first, second = nm.evaluate(draw, seed=([], 1)), nm.evaluate(draw, seed=([], 2))
-        >>> bool((first == second).any())
-        False
-    """
-    if len(check_tensor("random.key_from_seed", seed).shape) or seed.dtype != "int32":
-        raise NamedMeshError(
-            "random.key: the seed is not an int32 scalar",
-            str(seed),
-            fix="declare it as nm.spec([], 'int32')",
-        )
-    return FoldIn((zeros([KEY], "uint32"), seed)).output
-
-
-def fold_in(key: Tensor, number: Operand) -> Tensor:
-    """Makes a new key from a key and a whole number: that of a step, a layer, a head.
-
-    Keys folded with different numbers draw independent numbers.
-
-    Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
-        number: A whole number, or an int32 scalar.
-
-    Returns:
-        A key: a uint32 tensor of two words.
-
-    Raises:
-        NamedMeshError: `key` is not a random key, or the number is not an int32 scalar.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B = nm.Dimension("batch", 1)
-        >>> def draw():
-        ...     key = nm.random.key(0)
-        ...     first = nm.random.bits(nm.random.fold_in(key, 1), [B])
-        ...     return nm.equal(first, nm.random.bits(nm.random.fold_in(key, 2), [B]))
-        >>> nm.evaluate(draw)
-        array([False])
-    """
-    check_key("random.fold_in", key)
-    number = as_tensor("random.fold_in", number)
-    if len(number.shape) or number.dtype not in ("int32", "uint32"):
-        raise NamedMeshError(
-            "random.fold_in: the number is not an int32 scalar",
-            str(number),
-            fix="use nm.cast(number, 'int32')",
-        )
-    return FoldIn((key, number)).output
-
-
-def fold_in_name(key: Tensor, name: str) -> Tensor:
-    """Makes a new key from a key and a name.
-
-    Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
-        name: Any string.
-
-    Returns:
-        A key: a uint32 tensor of two words.
-
-    Raises:
-        NamedMeshError: `key` is not a random key.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> nm.trace(lambda: nm.random.fold_in_name(nm.random.key(0), "dropout")).outputs[0].dtype
-        'uint32'
-    """
-    text = check_text(name, "random.fold_in_name: a name", "dropout")
-    return fold_in(key, zlib.crc32(text.encode()) & 0x7FFFFFFF)
-
-
-def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Draws 32 random bits for each element.
-
-    Every element is drawn from the key and its own index along the named dimensions, so that every
-    layout draws the same bits, without communication.
-
-    Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
-        dims: The dimensions of the result, in order.
-
-    Returns:
-        A uint32 tensor. It carries no gradient.
-
-    Raises:
-        NamedMeshError: `key` is not a random key.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B = nm.Dimension("batch", 2)
-        >>> nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [B]))
-        array([399334838, 631368804], dtype=uint32)
-    """
-    return draw_bits("random.bits", key, dims)
 
 
 def _check_float_dtype(what: str, dtype: str) -> str:
@@ -284,6 +152,123 @@ def normal(
     least = -1.0 + 2.0**-24  # erfinv is infinite at -1
     centred = _draw_unit(what, key, dims) * (1.0 - least) + least
     return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, dtype)
+
+
+def truncated_normal(
+    key: Tensor,
+    dims: Sequence[Dimension],
+    low: float = -2.0,
+    high: float = 2.0,
+    mean: float = 0.0,
+    stddev: float = 1.0,
+    dtype: str = "float32",
+) -> Tensor:
+    """Draws normally distributed numbers of which none lies outside two bounds.
+
+    Every layout draws the same numbers, without communication.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        low: The bound below, in standard deviations from the mean.
+        high: The bound above, likewise.
+        mean: The mean of the distribution before it is cut.
+        stddev: Its standard deviation; with the default bounds that of the result is 0.88 of it.
+        dtype: The floating point dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, the dtype is not floating point, or `low` is not
+            below `high`.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.truncated_normal(nm.random.key(0), [N]))
+        >>> bool(-2.0 <= x.min() < -1.8 and 1.8 < x.max() <= 2.0)
+        True
+    """
+    what = "random.truncated_normal"
+    _check_float_dtype(what, dtype)
+    least, bound = _check_bounds(what, low, high, "float32")
+    for name, number in (("mean", mean), ("stddev", stddev)):
+        if not isinstance(number, Tensor):
+            check_number(f"{what}: {name}", number, "float32")
+    below, above = (math.erf(end / math.sqrt(2.0)) for end in (least, bound))
+    share = _open_unit(draw_bits(what, key, dims)) * (above - below) + below
+    inside = minimum(maximum(erfinv(share) * math.sqrt(2.0), least), bound)
+    return cast(inside * stddev + mean, dtype)
+
+
+def randint(
+    key: Tensor, dims: Sequence[Dimension], low: int, high: int, dtype: str = "int32"
+) -> Tensor:
+    """Draws whole numbers from `low` (included) to `high` (not included), all as likely.
+
+    Every layout draws the same numbers, without communication. Probabilities differ by at most one
+    part in 2**32 / (high - low).
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dims: The dimensions of the result, in order.
+        low: The smallest number.
+        high: The bound above, at most 2**31 above `low`.
+        dtype: The integer dtype of the result.
+
+    Returns:
+        A tensor with these dimensions.
+
+    Raises:
+        NamedMeshError: `key` is not a random key, `low` is not below `high`, or the dtype does not
+            hold both.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 1000)
+        >>> x = nm.evaluate(lambda: nm.random.randint(nm.random.key(0), [N], 1, 7))
+        >>> int(x.min()), int(x.max())
+        (1, 6)
+    """
+    what = "random.randint"
+    if check_dtype(dtype) not in INTEGERS:
+        raise NamedMeshError(f"{what}: {dtype} has no whole numbers", fix="use dtype='int32'")
+    least, bound = check_int(what, "low", low), check_int(what, "high", high)
+    if not 0 < bound - least <= 2**31:
+        raise NamedMeshError(
+            f"{what}: low={least} and high={bound} are no range",
+            fix="give a smaller low than high, at most 2**31 apart",
+        )
+    for number in (least, bound - 1):
+        check_number(what, number, dtype)
+    words = cast(draw_bits(what, key, dims), "int64")
+    return cast(words * (bound - least) // 2**32 + least, dtype)
+
+
+def permutation(key: Tensor, dim: Dimension) -> Tensor:
+    """Draws an order of a dimension's elements: `x[dim, order]` shuffles `x`.
+
+    Every layout draws the same order. The dimension must be whole: where it is split, random bits
+    are gathered.
+
+    Args:
+        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        dim: The dimension.
+
+    Returns:
+        An int32 tensor of this dimension alone: every index once.
+
+    Raises:
+        NamedMeshError: `key` is not a random key.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> N = nm.Dimension("sample", 5)
+        >>> sorted(nm.evaluate(lambda: nm.random.permutation(nm.random.key(0), N)).tolist())
+        [0, 1, 2, 3, 4]
+    """
+    return argsort(draw_bits("random.permutation", key, [dim]), dim)
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:

@@ -173,4 +173,4 @@ def test_repeat_tile_unstack_and_renames():
     }
     assert_same(found, expected)
     step = nm.compile(program, mesh=nm.Mesh(a=2, b=3), layout="batch:a, seq:b", strict=True)
-    assert_same(step({}, x=x.astype("int32"))[1], expected)
+    assert_same(step(step.init(0), x=x.astype("int32"))[1], expected)
