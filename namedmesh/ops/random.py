@@ -242,8 +242,18 @@ def randint(
         )
     for number in (least, bound - 1):
         check_number(what, number, dtype)
-    words = cast(draw_bits(what, key, dims), "int64")
-    return cast(words * (bound - least) // 2**32 + least, dtype)
+    offset = _multiply_high(draw_bits(what, key, dims), bound - least)
+    wide = dtype if dtype in ("int64", "uint32") else "int32"
+    return cast(cast(offset, wide) + least, dtype)
+
+
+def _multiply_high(words: Tensor, number: int) -> Tensor:
+    """Multiplies words of 32 bits with a number and returns the higher 32 bits of the products."""
+    high, low = words // 2**16, words % 2**16
+    upper, lower = divmod(number, 2**16)
+    outer, inner = high * lower, low * upper
+    carry = (outer % 2**16 + inner % 2**16 + low * lower // 2**16) // 2**16
+    return high * upper + outer // 2**16 + inner // 2**16 + carry
 
 
 def permutation(key: Tensor, dim: Dimension) -> Tensor:
