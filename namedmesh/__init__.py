@@ -33,7 +33,15 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'namedmesh' has no attribute {name!r}{advice}")
     if module.startswith("namedmesh.ir."):
         # The catalogue enters what tensors' + and ** call; ir itself does not know the ops.
-        for part in ("arithmetic", "logic", "mathematics", "indexing", "replace"):
+        for part in (
+            "arithmetic",
+            "bitwise",
+            "logic",
+            "mathematics",
+            "indexing",
+            "replace",
+            "methods",
+        ):
             importlib.import_module(f"namedmesh.ops.{part}")
     if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
         value = importlib.import_module(f"{module}.{name}")

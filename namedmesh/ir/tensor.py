@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
-from namedmesh.dims.dimension import Shape
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.source import Source
 from namedmesh.ir.format import format_value
@@ -23,15 +23,18 @@ BYTES = {
     "float16": 2,
 }
 
-# Elementwise functions by name, entered by the catalogue of ops: what + and its kin call.
+# Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.
 OPERATORS: dict[str, Callable[..., Tensor]] = {}
+
+Over = Dimension | Sequence[Dimension] | None
 
 
 class Tensor:
     """A value that a named op binds: its dimensions by name, its dtype, and the line that made it.
 
-    Tensors support Python's arithmetic and comparison operators, broadcasting by name; everything
-    else is a function of `nm`. A tensor has no value while tracing.
+    Tensors support Python's arithmetic and comparison operators, broadcasting by name; indices by
+    name, `x[H, 3]` and `x.at[H, 3].set(y)`; and the methods below. Everything is also a function
+    of `nm`. A tensor has no value while tracing.
 
     Args:
         shape: The named dimensions, in order.
@@ -132,6 +135,78 @@ class Tensor:
     def __getitem__(self, index: Any) -> Tensor:
         return OPERATORS["getitem"](self, index)
 
+    def sum(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.sum` of this tensor."""
+        return _apply("sum", self, over, where=where)
+
+    def mean(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.mean` of this tensor."""
+        return _apply("mean", self, over, where=where)
+
+    def max(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.max` of this tensor."""
+        return _apply("max", self, over, where=where)
+
+    def min(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.min` of this tensor."""
+        return _apply("min", self, over, where=where)
+
+    def prod(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.prod` of this tensor."""
+        return _apply("prod", self, over, where=where)
+
+    def any(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.any` of this tensor."""
+        return _apply("any", self, over, where=where)
+
+    def all(self, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+        """`nm.all` of this tensor."""
+        return _apply("all", self, over, where=where)
+
+    def var(self, over: Over = None, *, correction: int = 0, where: Tensor | None = None) -> Tensor:
+        """`nm.var` of this tensor."""
+        return _apply("var", self, over, correction=correction, where=where)
+
+    def std(self, over: Over = None, *, correction: int = 0, where: Tensor | None = None) -> Tensor:
+        """`nm.std` of this tensor."""
+        return _apply("std", self, over, correction=correction, where=where)
+
+    def argmax(self, over: Dimension, *, where: Tensor | None = None) -> Tensor:
+        """`nm.argmax` of this tensor."""
+        return _apply("argmax", self, over, where=where)
+
+    def argmin(self, over: Dimension, *, where: Tensor | None = None) -> Tensor:
+        """`nm.argmin` of this tensor."""
+        return _apply("argmin", self, over, where=where)
+
+    def cumsum(self, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
+        """`nm.cumsum` of this tensor."""
+        return _apply("cumsum", self, dim, exclusive, reverse)
+
+    def cast(self, dtype: str) -> Tensor:
+        """`nm.cast` of this tensor."""
+        return _apply("cast", self, dtype)
+
+    def rename(
+        self, old: Dimension | Mapping[Dimension, Dimension], new: Dimension | None = None
+    ) -> Tensor:
+        """`nm.rename` of this tensor."""
+        return _apply("rename", self, old, new)
+
+    def reshape(
+        self, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
+    ) -> Tensor:
+        """`nm.reshape` of this tensor."""
+        return _apply("reshape", self, old, new)
+
+    def transpose(self, dims: Sequence[Dimension]) -> Tensor:
+        """`nm.transpose` of this tensor."""
+        return _apply("transpose", self, dims)
+
+    def broadcast(self, dims: Sequence[Dimension]) -> Tensor:
+        """`nm.broadcast` of this tensor."""
+        return _apply("broadcast", self, dims)
+
     @property
     def at(self) -> Any:
         """A place to change: `x.at[H, 3].set(y)` is `x` with `y` there, and so `add`, `max`, `min`.
@@ -159,7 +234,9 @@ class Tensor:
     __array__ = __float__ = __int__ = __index__ = __complex__ = _value
 
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Tensor:
-        name = ufunc.__name__.replace("bitwise_", "logical_")
+        name = ufunc.__name__
+        if name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
+            name = self._by_dtype(name.removeprefix("bitwise_"))
         if name in ("equal", "not_equal"):
             raise self._compared(name, operands[0] if operands[1] is self else operands[1])
         if name in _BY_SIGN and method == "__call__" and not options:
@@ -173,6 +250,10 @@ class Tensor:
             if name in OPERATORS and method == "__call__"
             else "use the functions of nm, e.g. nm.sum",
         )
+
+    def _by_dtype(self, name: str) -> str:
+        """Returns the function that a sign of logic stands for: of bits, or of true and false."""
+        return f"bitwise_{name}" if self.dtype in INTEGERS else f"logical_{name}"
 
     def _product(self) -> NamedMeshError:
         return NamedMeshError(
@@ -250,22 +331,22 @@ class Tensor:
         return _apply("power", other, self)
 
     def __and__(self, other: Operand) -> Tensor:
-        return _apply("logical_and", self, other)
+        return _apply(self._by_dtype("and"), self, other)
 
     def __rand__(self, other: Operand) -> Tensor:
-        return _apply("logical_and", other, self)
+        return _apply(self._by_dtype("and"), other, self)
 
     def __or__(self, other: Operand) -> Tensor:
-        return _apply("logical_or", self, other)
+        return _apply(self._by_dtype("or"), self, other)
 
     def __ror__(self, other: Operand) -> Tensor:
-        return _apply("logical_or", other, self)
+        return _apply(self._by_dtype("or"), other, self)
 
     def __xor__(self, other: Operand) -> Tensor:
-        return _apply("logical_xor", self, other)
+        return _apply(self._by_dtype("xor"), self, other)
 
     def __rxor__(self, other: Operand) -> Tensor:
-        return _apply("logical_xor", other, self)
+        return _apply(self._by_dtype("xor"), other, self)
 
     def __lt__(self, other: Operand) -> Tensor:
         return _apply("less", self, other)
@@ -286,17 +367,17 @@ class Tensor:
         return _apply("absolute", self)
 
     def __invert__(self) -> Tensor:
-        return _apply("logical_not", self)
+        return _apply(self._by_dtype("not"), self)
 
 
 _BY_SIGN = {
     "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and",
-    "logical_or", "logical_xor", "less", "less_equal", "greater", "greater_equal",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "less", "less_equal", "greater", "greater_equal",
 }  # fmt: skip
 
 
-def _apply(function: str, *operands: Operand) -> Tensor:
-    return OPERATORS[function](*operands)
+def _apply(function: str, *operands: Any, **options: Any) -> Tensor:
+    return OPERATORS[function](*operands, **options)
 
 
 Operand = Tensor | float | int | bool

@@ -86,7 +86,8 @@ def uniform_init(limit: float) -> Initializer:
         >>> bool(-0.5 <= w.min() < -0.49 and 0.49 < w.max() < 0.5)
         True
     """
-    return lambda key, shape, dtype: random.uniform(key, shape, -limit, limit, dtype)
+    bound = check_number("uniform_init: limit", limit, "float32")
+    return lambda key, shape, dtype: random.uniform(key, shape, -bound, bound, dtype)
 
 
 def truncated_normal_init(stddev: float) -> Initializer:
@@ -107,7 +108,8 @@ def truncated_normal_init(stddev: float) -> Initializer:
         >>> bool(0.9 < w.std() < 1.1 and abs(w).max() < 2.28)
         True
     """
-    wide = stddev / 0.87962566103423978  # cut at two of its own, a normal distribution has less
+    number = check_number("truncated_normal_init: stddev", stddev, "float32")
+    wide = number / 0.87962566103423978  # cut at two of its own, a normal distribution has less
     return lambda key, shape, dtype: random.truncated_normal(key, shape, stddev=wide, dtype=dtype)
 
 

@@ -72,10 +72,10 @@ def numpys_sum_of_a_tensor(x):
 
 
 @wrong("""
-x cannot be indexed by position
+x cannot be indexed by position: dimensions have names
   x: float32[batch=4, seq=6, model=8]
   at LINE: return x[0]
-  fix: use nm.slice(x, dim, start, size), nm.gather(x, indices, dim) or nm.chunk(x, dim, parts)
+  fix: write x[H, 3], x[H, 1:5], x[H, indices] or x[{H: i, W: j}]
 """)
 def item_of_a_tensor(x):
     return x[0]

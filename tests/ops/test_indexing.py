@@ -197,3 +197,64 @@ def test_other_dtypes(dtype):
 def test_errors(wrong, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(wrong, x=nm.spec([B, H, W]))
+
+
+def test_methods_are_the_functions():
+    """What a method makes, its function makes of the same arguments."""
+    x = nm.spec([B, H, W])
+    pairs = {
+        "sum": lambda x: x.sum(H),
+        "mean": lambda x: x.mean([H, W], where=x > 0),
+        "max": lambda x: x.max(),
+        "min": lambda x: x.min(B),
+        "prod": lambda x: x.prod(W),
+        "var": lambda x: x.var(W, correction=1),
+        "std": lambda x: x.std(W),
+        "argmax": lambda x: x.argmax(H),
+        "argmin": lambda x: x.argmin(H),
+        "cumsum": lambda x: x.cumsum(H, reverse=True),
+        "cast": lambda x: x.cast("int32"),
+        "rename": lambda x: x.rename(H, nm.Dimension("tall", 8)),
+        "reshape": lambda x: x.reshape([H, W], nm.Dimension("pixel", 48)),
+        "transpose": lambda x: x.transpose([W, H, B]),
+        "broadcast": lambda x: x.broadcast([K, B, H, W]),
+        "any": lambda x: (x > 1).any(H),
+        "all": lambda x: (x > -1).all([B, W]),
+    }
+    array = ARRAYS["x"]
+    found = nm.evaluate(
+        lambda x: {name: make(x) for name, make in pairs.items()}, x=(x.shape, array)
+    )
+    expected = {
+        "sum": array.sum(1),
+        "mean": (array * (array > 0)).sum((1, 2)) / (array > 0).sum((1, 2)),
+        "max": array.max(),
+        "min": array.min(0),
+        "prod": array.prod(2),
+        "var": array.var(2, ddof=1),
+        "std": array.std(2),
+        "argmax": array.argmax(1),
+        "argmin": array.argmin(1),
+        "cumsum": array[:, ::-1].cumsum(1)[:, ::-1],
+        "cast": array.astype("int32"),
+        "rename": array,
+        "reshape": array.reshape(4, 48),
+        "transpose": array.transpose(2, 1, 0),
+        "broadcast": np.broadcast_to(array, (3, 4, 8, 6)),
+        "any": (array > 1).any(1),
+        "all": (array > -1).all((0, 2)),
+    }
+    assert_same(found, expected)
+
+
+def test_signs_of_logic_are_those_of_bits_for_whole_numbers():
+    array = np.arange(-4, 4, dtype="int32")
+    signs = {
+        "and": lambda x: x & 6,
+        "or": lambda x: 3 | x,
+        "xor": lambda x: x ^ 5,
+        "not": lambda x: ~x,
+        "numpy": lambda x: np.int32(6) & x,
+    }
+    found = nm.evaluate(lambda x: {name: make(x) for name, make in signs.items()}, x=([H], array))
+    assert_same(found, {name: make(array) for name, make in signs.items()})
