@@ -131,6 +131,7 @@ from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
 from namedmesh.ops.pool import pool as pool
 from namedmesh.ops.pool import windows as windows
+from namedmesh.ops.recompute import checkpoint as checkpoint
 from namedmesh.ops.reduce import all as all
 from namedmesh.ops.reduce import any as any
 from namedmesh.ops.reduce import max as max
@@ -149,6 +150,8 @@ from namedmesh.ops.softmax import log_softmax as log_softmax
 from namedmesh.ops.softmax import logsumexp as logsumexp
 from namedmesh.ops.softmax import softmax as softmax
 from namedmesh.ops.softmax_attention import attention as attention
+from namedmesh.ops.transforms import jvp as jvp
+from namedmesh.ops.transforms import value_and_grad as value_and_grad
 from namedmesh.ops.variables import assign as assign
 from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters

@@ -24,7 +24,7 @@ BYTES = {
 }
 
 # Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.
-OPERATORS: dict[str, Callable[..., Tensor]] = {}
+OPERATORS: dict[str, Callable[..., Any]] = {}
 
 Over = Dimension | Sequence[Dimension] | None
 
@@ -372,7 +372,8 @@ class Tensor:
 
 _BY_SIGN = {
     "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "power", "logical_and",
-    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "less", "less_equal", "greater", "greater_equal",
+    "logical_or", "logical_xor", "bitwise_and", "bitwise_or", "bitwise_xor", "less",
+    "less_equal", "greater", "greater_equal",
 }  # fmt: skip
 
 

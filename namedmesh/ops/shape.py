@@ -164,7 +164,8 @@ def rename(
     if isinstance(old, Mapping):
         return _rename_all(x, old)
     check_has_dims("rename", x, old)
-    if check_dimension("rename", new, x).size != old.size:
+    new = check_dimension("rename", new, x)
+    if new.size != old.size:
         raise NamedMeshError(
             f"rename: {old} cannot become {new}", str(x), fix="give the new dimension the same size"
         )

@@ -1,0 +1,103 @@
+"""Computing again in the backward pass what a function computes, in place of storing it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.context import Context
+from namedmesh.ir.differentiate import body_vjp
+from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.operands import check_callable
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.trace import current
+from namedmesh.ops.elementwise import compute_once
+
+POLICIES = ("full", "dots")
+
+
+class Recompute(Op):
+    """Results passed on as they are, whose derivative computes them again first."""
+
+    elementwise = True
+    rule = "pass_through"
+    count: int  # results first, then what the ops read, then what is kept of them
+    ops: tuple[Op, ...]
+    read: tuple[Tensor, ...]
+    made: tuple[Tensor, ...]
+    kept: tuple[Tensor, ...]
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        return [context.tf.identity(value) for value in values[: self.count]]
+
+    def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
+        first, last = self.count, self.count + len(self.read)
+        # Behind a barrier: XLA would find that all of it was computed before, and store that.
+        values = [compute_once(x) for x in self.inputs[first:last]]
+        wanted = [i for i, x in enumerate(values) if x.floating]
+        body = Body(self.ops, self.read, (), (), self.made)
+        saved = dict(zip(self.kept, self.inputs[last:], strict=True))
+        found = dict(zip(wanted, body_vjp(body, values, cotangents, wanted, saved), strict=True))
+        return [*[None] * first, *(found.get(i) for i in range(last - first)),
+                *[None] * len(self.kept)]  # fmt: skip
+
+
+def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[..., Any]:
+    """Makes a function whose backward pass computes it again, in place of storing what it made.
+
+    It trades time for memory: of the function only its arguments, and the parameters that it
+    reads, are kept for the backward pass. Layers in a loop have the same by `remat` of `nm.scan`,
+    which saves memory on CPUs too; outside of loops XLA for CPUs merges what is computed twice.
+
+    Args:
+        function: Takes tensors, nested as you like, and returns some.
+        policy: "full" computes everything again; "dots" keeps the results of einsums and reshards,
+            so that no product and no communication is made twice.
+
+    Returns:
+        A function of the same arguments that returns the same results.
+
+    Raises:
+        NamedMeshError: The policy is not one of these.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def slope(x):
+        ...     return nm.grad(nm.sum(nm.checkpoint(nm.exp)(x)), x)
+        >>> nm.evaluate(slope, x=([M], [0.0, 0.0]))
+        array([1., 1.], dtype=float32)
+    """
+    check_callable("checkpoint", function)
+    if policy not in POLICIES:
+        raise NamedMeshError(
+            f"checkpoint: policy={policy!r} is not a choice",
+            fix=did_you_mean(str(policy), POLICIES),
+        )
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        trace = current("checkpoint")
+        start = len(trace.ops)
+        structure = function(*arguments, **named)
+        results = tuple(as_tensor("checkpoint", leaf) for leaf in flatten(structure))
+        ops = tuple(op for op in trace.ops[start:] if not op.given)
+        inside = {tensor for op in ops for tensor in op.outputs}
+        everything = [x for op in ops for x in op.inputs] + list(results)
+        read = tuple(dict.fromkeys(x for x in everything if x not in inside))
+        kept = tuple(x for op in ops if policy == "dots" and op.kept_by_dots for x in op.outputs)
+        inputs = (*results, *read, *kept)
+        outputs = Recompute(inputs, len(results), ops, read, results, kept).outputs
+        return unflatten(structure, iter(outputs))
+
+    return call

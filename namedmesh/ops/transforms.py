@@ -1,0 +1,138 @@
+"""Functions of functions: a value with its gradient, and derivatives along a direction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.differentiate import grad, zeros_like
+from namedmesh.ir.format import format_value
+from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.operands import check_callable
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.elementwise import stop_gradient
+
+
+def value_and_grad(
+    function: Callable[..., Any], wrt: int | Sequence[int] | None = None, has_aux: bool = False
+) -> Callable[..., tuple[Any, Any]]:
+    """Makes a function that returns what a function returns, and its gradients.
+
+    Args:
+        function: Returns a floating point scalar.
+        wrt: The number of the argument to differentiate with respect to, or several; by default
+            every parameter made so far, as a dict by name.
+        has_aux: Whether the function returns (scalar, anything else).
+
+    Returns:
+        A function of the same arguments that returns (what the function returned, gradients),
+        gradients nested as the argument is.
+
+    Raises:
+        NamedMeshError: There is no such argument, or what `nm.grad` raises.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> square = nm.value_and_grad(lambda x: nm.sum(x * x), wrt=0)
+        >>> nm.evaluate(lambda x: square(x), x=([M], [1.0, 3.0]))
+        (array(10., dtype=float32), array([2., 6.], dtype=float32))
+    """
+    check_callable("value_and_grad", function)
+
+    def call(*arguments: Any, **named: Any) -> tuple[Any, Any]:
+        targets = _choose("value_and_grad", arguments, wrt)
+        value = function(*arguments, **named)
+        if has_aux and not (isinstance(value, tuple) and len(value) == 2):
+            raise NamedMeshError(
+                f"value_and_grad: the function returned {format_value(value)}",
+                fix="return (scalar, anything else), or leave has_aux out",
+            )
+        return value, grad(value[0] if has_aux else value, targets)
+
+    return call
+
+
+def _choose(what: str, arguments: Sequence[Any], wrt: int | Sequence[int] | None) -> Any:
+    """Returns the arguments to differentiate with respect to, or None for every parameter."""
+    if wrt is None:
+        return None
+    numbers = [wrt] if isinstance(wrt, int) else list(wrt)
+    for number in numbers:
+        if not isinstance(number, int) or not -len(arguments) <= number < len(arguments):
+            raise NamedMeshError(
+                f"{what}: wrt={format_value(number)} is none of {len(arguments)} arguments",
+                fix="give the arguments by position, and wrt as their numbers from 0",
+            )
+    return arguments[wrt] if isinstance(wrt, int) else tuple(arguments[i] for i in numbers)
+
+
+def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
+    """Takes a function's results, and how they change along a direction.
+
+    It is found with the derivative of the derivative, which is linear in the cotangent.
+
+    Args:
+        function: Takes tensors and returns some, nested as you like.
+        primals: Its arguments: a tuple or list, one entry for each.
+        tangents: The direction: floating point tensors, nested as the arguments are.
+
+    Returns:
+        The results, and their changes, nested as the results are.
+
+    Raises:
+        NamedMeshError: Tangents and arguments differ in structure, shape or dtype.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> M = nm.Dimension("model", 2)
+        >>> def change(x, v):
+        ...     return nm.jvp(lambda x: x * x, (x,), (v,))[1]
+        >>> nm.evaluate(change, x=([M], [1.0, 3.0]), v=([M], [1.0, 10.0]))
+        array([ 2., 60.], dtype=float32)
+    """
+    check_callable("jvp", function)
+    if not isinstance(primals, (tuple, list)) or not isinstance(tangents, (tuple, list)):
+        raise NamedMeshError(
+            "jvp: arguments and tangents are not tuples", fix="write nm.jvp(f, (x,), (v,))"
+        )
+    inputs = [as_tensor("jvp", leaf) for leaf in flatten(list(primals))]
+    direction = [as_tensor("jvp", leaf) for leaf in flatten(list(tangents))]
+    _check_direction(inputs, direction)
+    # Tensors of its own: what the function reads besides its arguments does not change.
+    moved = [x + zeros_like(x) for x in inputs]
+    structure = function(*unflatten(list(primals), iter(moved)))
+    results = [as_tensor("jvp", leaf) for leaf in flatten(structure)]
+    changes = [_change(result, moved, direction) for result in results]
+    return structure, unflatten(structure, iter(changes))
+
+
+def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:
+    """Takes the change of one result along a direction."""
+    if not result.floating:
+        return zeros_like(result)
+    cotangent = stop_gradient(zeros_like(result)) + zeros_like(result)
+    back = grad(result, list(inputs), cotangent=cotangent)
+    total = None
+    for one, tangent in zip(back, direction, strict=True):
+        change = grad(one, cotangent, cotangent=tangent)
+        total = change if total is None else total + change
+    assert total is not None
+    return total
+
+
+def _check_direction(inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> None:
+    """Raises unless there is a tangent like every argument."""
+    unlike = [
+        f"{x} and {v.dtype}{v.shape}"
+        for x, v in zip(inputs, direction, strict=False)
+        if x.shape != v.shape or x.dtype != v.dtype or not x.floating
+    ]
+    if not inputs or len(inputs) != len(direction) or unlike:
+        raise NamedMeshError(
+            f"jvp: {len(direction)} tangents do not fit {len(inputs)} arguments",
+            *unlike,
+            fix="give a floating point tensor of the same dims and dtype for each",
+        )
