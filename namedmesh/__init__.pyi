@@ -50,6 +50,7 @@ from namedmesh.ops.arithmetic import negative as negative
 from namedmesh.ops.arithmetic import remainder as remainder
 from namedmesh.ops.arithmetic import sign as sign
 from namedmesh.ops.arithmetic import subtract as subtract
+from namedmesh.ops.associative import associative_scan as associative_scan
 from namedmesh.ops.bitwise import bitwise_and as bitwise_and
 from namedmesh.ops.bitwise import bitwise_not as bitwise_not
 from namedmesh.ops.bitwise import bitwise_or as bitwise_or
@@ -67,6 +68,8 @@ from namedmesh.ops.control import cond as cond
 from namedmesh.ops.control import while_loop as while_loop
 from namedmesh.ops.conv import conv as conv
 from namedmesh.ops.conv import conv_transpose as conv_transpose
+from namedmesh.ops.cumulative import cumprod as cumprod
+from namedmesh.ops.cumulative import cumsum as cumsum
 from namedmesh.ops.custom import call_tf as call_tf
 from namedmesh.ops.custom import custom_vjp as custom_vjp
 from namedmesh.ops.dynamic import dynamic_slice as dynamic_slice
@@ -126,7 +129,6 @@ from namedmesh.ops.move import reshard as reshard
 from namedmesh.ops.move import shard as shard
 from namedmesh.ops.move import split as split
 from namedmesh.ops.order import argsort as argsort
-from namedmesh.ops.order import cumsum as cumsum
 from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
 from namedmesh.ops.pool import pool as pool

@@ -1,4 +1,4 @@
-"""Ops that order the elements along a dimension: cumulative sums, sorting, the largest few."""
+"""Ops that order the elements along a dimension: sorting, the largest few."""
 
 from __future__ import annotations
 
@@ -16,77 +16,6 @@ from namedmesh.ops.constants import zeros
 from namedmesh.ops.index import ScatterAdd, gather
 from namedmesh.ops.order_keys import from_order_keys, order_keys, unsign_zero_and_nan
 from namedmesh.ops.shape import name_apart, rename, transpose
-
-
-class Cumsum(Op):
-    """Running sums along a dimension."""
-
-    dim: Dimension
-    exclusive: bool
-    reverse: bool
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, self.inputs[0].dtype)]
-
-    def lower(self, context: Context, x: Any) -> Any:
-        tf, at = context.tf, self.inputs[0].shape.position(self.dim.name)
-        # XLA adds up no small or unsigned integers; int32 holds their sums, modulo their width.
-        small = x.dtype in (tf.int8, tf.uint8, tf.uint32)
-        terms = tf.cast(x, tf.int32) if small else x
-        size = context.size(self.dim)
-        if not context.compiled or size <= 32:
-            total = tf.cumsum(terms, at, exclusive=self.exclusive, reverse=self.reverse)
-        else:
-            total = _doubling_cumsum(tf, terms, at, size, self.exclusive, self.reverse)
-        if context.ways(self.dim) > 1:
-            total = total + self._sum_before(context, terms, at)
-        return tf.cast(total, x.dtype)
-
-    def _sum_before(self, context: Context, terms: Any, at: int) -> Any:
-        """Adds up all pieces before a device's own."""
-        tf, ways = context.tf, context.ways(self.dim)
-        sums = context.gather(tf.reduce_sum(terms, at, keepdims=True), self.dim)
-        numbers, own = tf.range(ways), context.position(self.dim)
-        before = numbers > own if self.reverse else numbers < own
-        chosen = tf.reshape(before, [ways, *[1] * len(terms.shape)])
-        return tf.reduce_sum(tf.where(chosen, sums, tf.zeros([], sums.dtype)), 0)
-
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [cumsum(dy, self.dim, self.exclusive, not self.reverse)]
-
-    def flops(self) -> int:
-        return self.inputs[0].shape.elements
-
-    def placement(self) -> Placement:
-        return Placement(exchanged=[self.dim.name])
-
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, x = pieces.ways(self.dim), self.inputs[0]
-        if 2 * ways > self.dim.size:
-            return None
-        others = pieces.count_rest(x.shape, self.dim)
-        dtype = "int32" if x.dtype in ("int8", "uint8", "uint32") else x.dtype
-        return [Exchange("AllGather", self.dim.name, ways * others, dtype)]
-
-
-def _doubling_cumsum(tf: Any, x: Any, at: int, size: int, exclusive: bool, reverse: bool) -> Any:
-    """Takes running sums in log2(size) shifted additions.
-
-    XLA's own cumulative sum takes size additions per element on some backends.
-    """
-
-    def shift(value: Any, by: int) -> Any:
-        staying = slice(by, None) if reverse else slice(0, size - by)
-        paddings = [[0, 0] for _ in range(value.shape.rank)]
-        paddings[at] = [0, by] if reverse else [by, 0]
-        return tf.pad(value[(*[slice(None)] * at, staying)], paddings)
-
-    total = shift(x, 1) if exclusive else x
-    step = 1
-    while step < size:
-        total = total + shift(total, step)
-        step *= 2
-    return total
 
 
 class TopK(Op):
@@ -197,37 +126,6 @@ def _sort_keys(tf: Any, x: Any) -> Any:
     """Converts values to int32 or int64 of the same order, which every backend sorts alike."""
     keys = order_keys(tf, x)
     return tf.cast(keys, tf.int64 if keys.dtype in (tf.int64, tf.uint32) else tf.int32)
-
-
-def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Takes running sums along a dimension.
-
-    Where the dimension is split, every device adds the sums of the pieces before its own, which are
-    gathered.
-
-    Args:
-        x: A tensor of numbers.
-        dim: The dimension.
-        exclusive: Whether to leave the element itself out of its sum.
-        reverse: Whether to sum from the end.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or is bool.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> S = nm.Dimension("seq", 3)
-        >>> nm.evaluate(lambda x: nm.cumsum(x, S), x=([S], [1, 2, 3]))
-        array([1, 3, 6], dtype=int32)
-    """
-    check_has_dims("cumsum", x, dim)
-    check_dtype_kind("cumsum", "number", x)
-    if dim.size == 1:
-        return zeros(x.shape, x.dtype) if exclusive else x
-    return Cumsum((x,), dim, exclusive, reverse).output
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
