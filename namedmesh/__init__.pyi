@@ -59,6 +59,7 @@ from namedmesh.ops.bitwise import shift_left as shift_left
 from namedmesh.ops.bitwise import shift_right as shift_right
 from namedmesh.ops.broadcast import broadcast as broadcast
 from namedmesh.ops.broadcast import sum as sum
+from namedmesh.ops.compress import compress as compress
 from namedmesh.ops.constants import constant as constant
 from namedmesh.ops.constants import full as full
 from namedmesh.ops.constants import ones as ones

@@ -9,7 +9,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, check_identifier
 from namedmesh.ir.format import format_value
-from namedmesh.ir.interface import InputSpec, Specs
+from namedmesh.ir.interface import InputSpec, Specs, is_example, spec_of
 from namedmesh.ir.operands import as_tuple
 
 
@@ -58,7 +58,7 @@ def flatten_specs(
                 raise NamedMeshError(
                     f"two inputs are named {inner}", fix="give each input its own name"
                 )
-            flat[inner] = item
+            flat[inner] = spec_of(item, inner) if is_example(item) else item
     _check_specs(name, flat)
     return flat, groups
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
@@ -35,9 +38,9 @@ class InputSpec:
     whole: frozenset[str]
 
 
-Specs = (
-    InputSpec | Mapping[str, InputSpec]
-)  # an argument of the function: one input, or a dict of them
+Example = tuple[Sequence[Dimension], Any]  # dimensions, and an array that has them
+Spec = InputSpec | Example
+Specs = Spec | Mapping[str, Spec]  # an argument of the function: one input, or a dict of them
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,3 +105,27 @@ def spec(
     """
     shape = Shape(dims)
     return InputSpec(shape, check_dtype(dtype), check_whole(shape, whole, "input"))
+
+
+def is_example(value: Any) -> bool:
+    """Returns whether a value is a pair of dimensions and an array."""
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and isinstance(value[0], (list, tuple, Shape))
+        and all(isinstance(dim, Dimension) for dim in value[0])
+    )
+
+
+def spec_of(example: Example, name: str) -> InputSpec:
+    """Describes the input that an array is an example of: float64 and int64 as half as wide."""
+    dims, value = example
+    array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
+    dtype = np.dtype(array.dtype).name
+    found = spec(dims, {"float64": "float32", "int64": "int32"}.get(dtype, dtype))
+    if tuple(array.shape) != found.shape.sizes:
+        raise NamedMeshError(
+            f"input {name}: an array of sizes {list(array.shape)} is no example of {found.shape}",
+            fix="give one dimension of the array's size for each of its axes",
+        )
+    return found

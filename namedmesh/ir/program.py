@@ -20,7 +20,7 @@ from namedmesh.ir.binding import bind_specs, flatten_specs
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.hoist import hoist_invariants
-from namedmesh.ir.interface import InputSpec, Specs, Variable, spec
+from namedmesh.ir.interface import InputSpec, Specs, Variable, spec, spec_of
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
@@ -194,6 +194,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
             dicts as it likes. It may make parameters, differentiate and assign.
         *specs: An `nm.spec`, or a dict of them, for each positional argument. A dict's entries
             become inputs of the program under their own names: `step(state, tokens=..., mask=...)`.
+            In place of a spec, an example: dimensions and an array, `([B, M], array)`.
         **named: The same, by the argument's name.
 
     Returns:
@@ -315,12 +316,8 @@ def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimens
                 f"evaluate: {name} is {format_value(pair)}, expected dimensions and values",
                 fix=f"write {name}=([B, M], array)",
             )
-    narrow = {"float64": "float32", "int64": "int32"}
     arrays = {name: np.asarray(values) for name, (_, values) in arguments.items()}
-    specs = {
-        name: spec(dims, narrow.get(arrays[name].dtype.name, arrays[name].dtype.name))
-        for name, (dims, _) in arguments.items()
-    }
+    specs = {name: spec_of((dims, arrays[name]), name) for name, (dims, _) in arguments.items()}
     inputs = {name: array.astype(specs[name].dtype) for name, array in arrays.items()}
     program = trace(function, **specs)
     _, results = program.evaluate(program.initial_state(), **inputs)

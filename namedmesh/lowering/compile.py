@@ -78,7 +78,8 @@ def compile(
 
     Args:
         function: A function of named tensors, or a program that was traced already.
-        *specs: An `nm.spec` for each positional argument of the function.
+        *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument of the
+            function.
         mesh: The devices, along named axes.
         layout: Which dimensions lie on which mesh axes.
         params: The same for parameters, their gradients and slots at rest, where it differs.

@@ -63,6 +63,11 @@ def whole(*arrays):
     return (array.astype(int) for array in arrays)
 
 
+def front(values, size):
+    """The first few, and zeros."""
+    return np.concatenate([values, np.zeros(size)])[:size]
+
+
 SOME = nm.dims("height=2")[0]
 CASES = {
     "one": Case(lambda x: x[H, 3], lambda x: x[:, 3]),
@@ -137,6 +142,16 @@ CASES = {
     "min": Case(
         lambda x, i, v: x.at[H, i].min(v), one_by_one(np.minimum), ("x", "i", "v"), ("x", "v")
     ),
+    "compress": Case(
+        lambda x: nm.compress(x, x > 0.3, H, K),
+        lambda x: np.stack(
+            [[front(column[column > 0.3], 3) for column in image.T] for image in x]
+        ).transpose(0, 2, 1),
+    ),
+    "compress rows": Case(
+        lambda x: nm.compress(x, nm.range(H) % 3 < 1, H, H.resized(4)),
+        lambda x: np.concatenate([x[:, ::3], 0 * x[:, :1]], 1),
+    ),
     "constant": Case(
         lambda x: x * nm.constant(ARRAYS["x"][0], [H, W]), lambda x: x * ARRAYS["x"][0]
     ),
@@ -192,6 +207,9 @@ def test_other_dtypes(dtype):
         (lambda x: nm.constant(["a"] * 8, [H]), "no numbers"),
         (lambda x: nm.constant([1.5] * 8, [H], "int32"), "not every number"),
         (lambda x: nm.constant(x), "a tensor already"),
+        (lambda x: nm.compress(x, x, H, K), "bool"),
+        (lambda x: nm.compress(x, x > 0, H, W), "has width already"),
+        (lambda x: nm.compress(x, nm.ones([H, K], "bool"), H, K), "no dimension chosen"),
     ],
 )
 def test_errors(wrong, message):
