@@ -141,6 +141,7 @@ from namedmesh.ops.reduce import max as max
 from namedmesh.ops.reduce import mean as mean
 from namedmesh.ops.reduce import min as min
 from namedmesh.ops.reduce import prod as prod
+from namedmesh.ops.ring_attention import ring_attention as ring_attention
 from namedmesh.ops.rounding import ceil as ceil
 from namedmesh.ops.rounding import floor as floor
 from namedmesh.ops.rounding import is_finite as is_finite
@@ -155,6 +156,7 @@ from namedmesh.ops.softmax import softmax as softmax
 from namedmesh.ops.softmax_attention import attention as attention
 from namedmesh.ops.transforms import jvp as jvp
 from namedmesh.ops.transforms import value_and_grad as value_and_grad
+from namedmesh.ops.ulysses import ulysses_attention as ulysses_attention
 from namedmesh.ops.variables import assign as assign
 from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters

@@ -1,0 +1,255 @@
+"""Attention over sequences that no device holds whole: keys and values go round a ring."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.literal import check_number
+from namedmesh.ir.operands import (
+    check_dimension,
+    check_dtype_kind,
+    check_has_dims,
+    check_one_dtype,
+    check_tensor,
+)
+from namedmesh.ir.tensor import Operand, Tensor
+from namedmesh.ops.arithmetic import maximum
+from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.constants import full, zeros
+from namedmesh.ops.constants import range as count
+from namedmesh.ops.custom import custom_vjp
+from namedmesh.ops.einsum import einsum
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.logic import equal, where
+from namedmesh.ops.mathematics import exp, log
+from namedmesh.ops.reduce import max
+from namedmesh.ops.scan import scan
+from namedmesh.ops.shape import name_apart, reshape, transpose
+from namedmesh.ops.windows import roll
+
+
+def ring_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    over: Dimension,
+    key: Dimension,
+    *,
+    query: Dimension,
+    ring: Dimension,
+    causal: bool = False,
+    segments: tuple[Tensor, Tensor] | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attends as `nm.attention` does, with keys and values that stay split.
+
+    The positions of queries and of keys are cut into blocks along `ring`. Every device has one
+    block of each, or a few; in each turn it attends to the keys it has, and sends them on to its
+    neighbour. So a device holds one block of keys and of values besides its own queries, however
+    long the sequence is, and each pass takes a CollectivePermute of either for all turns but one.
+    The backward pass goes round once more, with the gradients of keys and values. Map `ring`,
+    `query` and `over` to one mesh axis: `seq:context, memory:context, block:context`.
+
+    Args:
+        q: Queries, with `query`, `key` and any others, such as batch and heads.
+        k: Keys, with `over`, `key` and dimensions of the queries but `query`.
+        v: Values, of the dimensions and dtype of the keys.
+        over: The dimension of the keys' positions.
+        key: The dimension of a query, a key and a value.
+        query: The dimension of the queries' positions.
+        ring: The dimension of blocks, whose size divides those of `query` and `over`.
+        causal: Whether a query attends to no key of a later position.
+        segments: Whole numbers for queries and for keys, in rows of packed examples: a query
+            attends to keys of its own number alone.
+        scale: What the products are multiplied by; one over the root of the size of `key` by
+            default.
+
+    Returns:
+        A tensor of the dimensions and dtype of the queries. A query that may attend to nothing gets
+        zeros.
+
+    Raises:
+        NamedMeshError: A tensor lacks a dimension, or `ring` is in one or does not divide the
+            positions.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, T, K, R = nm.dims("seq=8 memory=8 key=4 block=4")
+        >>> def attend(q, k, v):
+        ...     return nm.ring_attention(q, k, v, T, K, query=S, ring=R, causal=True)
+        >>> program = nm.trace(attend, nm.spec([S, K]), nm.spec([T, K]), nm.spec([T, K]))
+        >>> plan = nm.plan(program, nm.Mesh(ctx=4), "seq:ctx, memory:ctx, block:ctx")
+        >>> [(one.kind, one.times) for one in plan.collectives]
+        [('CollectivePermute', 3), ('CollectivePermute', 3)]
+    """
+    _check(q, k, v, over, key, query, ring, segments)
+    if scale is None:
+        scale = 1.0 / math.sqrt(key.size)
+    factor = float(check_number("ring_attention: scale", scale, "float32"))
+    inner, outer = (name_apart(dim.resized(dim.size // ring.size), "in_block", q, k)
+                    for dim in (query, over))  # fmt: skip
+    blocks = [
+        reshape(q, query, [ring, inner]),
+        *(reshape(x, over, [ring, outer]) for x in (k, v)),
+    ]
+    if segments is not None:
+        blocks.append(reshape(segments[0], query, [ring, inner]))
+        blocks.append(reshape(segments[1], over, [ring, outer]))
+    turns = _Ring(ring, inner, outer, key, causal, factor)
+    result = custom_vjp(turns.forward, turns.backward)(*blocks)
+    return transpose(reshape(result, [ring, inner], query), q.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Ring:
+    """The two passes, of queries `[ring, query, ...]` and keys `[ring, over, ...]`."""
+
+    ring: Dimension
+    query: Dimension
+    over: Dimension
+    key: Dimension
+    causal: bool
+    scale: float
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, *segments: Tensor) -> tuple[Tensor, Any]:
+        """Goes round once; the running maximum keeps every exponential from overflowing."""
+        rows = [dim for dim in q.shape if dim != self.key]
+        state = (
+            full(rows, -math.inf),
+            zeros(rows),
+            zeros(q.shape),
+        )
+
+        def attend(state: Any, moving: Any, turn: Operand) -> Any:
+            peak, total, mean = state
+            k, v, *theirs = moving
+            scores = self._score(q, k, [*segments[:1], *theirs], turn)
+            higher = maximum(peak, max(scores, self.over))
+            safe = where(equal(higher, -math.inf), 0.0, higher)
+            weights = exp(scores - safe)
+            keep = exp(peak - safe)
+            part = einsum([cast(weights, v.dtype), v], q.shape, preferred="float32")
+            return higher, total * keep + sum(weights, self.over), mean * keep + part
+
+        peak, total, mean = self._go_round(attend, state, (k, v, *segments[1:]), ())[0]
+        found = total > 0.0
+        divisor = where(found, total, 1.0)
+        result = cast(where(found, mean / divisor, 0.0), q.dtype)
+        logsum = where(found, peak + log(divisor), 0.0)
+        return result, (q, k, v, result, logsum, *segments)
+
+    def backward(self, saved: Any, dy: Tensor) -> list[Tensor | None]:
+        """Goes round again; the gradients of keys and values travel with them, and come home."""
+        q, k, v, result, logsum, *segments = saved
+        wide = cast(dy, "float32")
+        delta = sum(wide * cast(result, "float32"), self.key)
+        start = (zeros(q.shape), zeros(k.shape), zeros(v.shape))
+
+        def attend(state: Any, moving: Any, turn: Operand) -> Any:
+            dq, dk, dv = state
+            k, v, *theirs = moving
+            scores = self._score(q, k, [*segments[:1], *theirs], turn)
+            weights = exp(scores - logsum)
+            dweights = einsum([dy, v], scores.shape, preferred="float32")
+            dscores = cast(weights * (dweights - delta) * self.scale, q.dtype)
+            return (
+                dq + einsum([dscores, k], q.shape, preferred="float32"),
+                dk + einsum([dscores, q], k.shape, preferred="float32"),
+                dv + einsum([cast(weights, dy.dtype), dy], v.shape, preferred="float32"),
+            )
+
+        (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), (1, 2))
+        if self.ring.size > 1:
+            dk, dv = (roll(x, self.ring, 1) for x in (dk, dv))
+        cotangents = [cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True)]
+        return [*cotangents, *(None for _ in segments)]
+
+    def _go_round(
+        self,
+        attend: Callable[[Any, Any, Operand], Any],
+        state: Any,
+        moving: Any,
+        travelling: tuple[int, ...],
+    ) -> Any:
+        """Attends to a device's own block, and in each further turn to its neighbour's.
+
+        Entries of the state that are `travelling` move on with the keys.
+        """
+        state = attend(state, moving, 0)
+        if self.ring.size == 1:
+            return state, moving
+
+        def turn(carry: Any, number: Tensor) -> tuple[Any, None]:
+            state, moving = carry
+            moving = tuple(roll(x, self.ring, 1) for x in moving)
+            state = tuple(
+                roll(x, self.ring, 1) if i in travelling else x for i, x in enumerate(state)
+            )
+            return (attend(state, moving, number + 1), moving), None
+
+        turns = Dimension("turn", self.ring.size - 1)
+        return scan(turn, (state, moving), count(turns), over=turns)[0]
+
+    def _score(self, q: Tensor, k: Tensor, segments: list[Tensor], turn: Operand) -> Tensor:
+        """Multiplies queries with the keys of a turn; -inf where a query may not attend."""
+        rows = [dim for dim in q.shape if dim != self.key]
+        scores = einsum([q, k], [*rows, self.over], preferred="float32") * self.scale
+        if self.causal:
+            here = count(self.ring)
+            there = (here - turn + self.ring.size) % self.ring.size
+            later = self._place(there, self.over) > self._place(here, self.query)
+            scores = where(later, -math.inf, scores)
+        if segments:
+            scores = where(equal(segments[0], segments[1]), scores, -math.inf)
+        return scores
+
+    def _place(self, block: Tensor, dim: Dimension) -> Tensor:
+        """Numbers the positions of a block."""
+        return broadcast(block * dim.size, [self.ring]) + count(dim)
+
+
+def _check(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    over: Dimension,
+    key: Dimension,
+    query: Dimension,
+    ring: Dimension,
+    segments: tuple[Tensor, Tensor] | None,
+) -> None:
+    """Raises unless tensors and dimensions fit each other."""
+    what = "ring_attention"
+    check_has_dims(what, q, query, key)
+    check_has_dims(what, k, over, key)
+    check_has_dims(what, v, over, key)
+    check_dtype_kind(what, "float", q, k, v)
+    check_one_dtype(what, q, k, v)
+    check_dimension(what, ring, q, k)
+    others = [dim for dim in k.shape if dim not in (over, key)]
+    if query in k.shape or {*k.shape} != {*v.shape} or any(dim not in q.shape for dim in others):
+        raise NamedMeshError(
+            f"{what}: keys and values do not fit the queries",
+            *map(str, (q, k, v)),
+            fix=f"give both {over.name}, {key.name} and dimensions of the queries but {query.name}",
+        )
+    if any(ring.name in x.shape.names for x in (q, k, v)):
+        raise NamedMeshError(
+            f"{what}: {ring} is a dimension of the tensors already",
+            *map(str, (q, k, v)),
+            fix="give a dimension of another name, of as many blocks as its mesh axis has devices",
+        )
+    for dim in (query, over):
+        if dim.size % ring.size:
+            raise NamedMeshError(
+                f"{what}: {ring} does not divide {dim}",
+                *map(str, (q, k, v)),
+                fix="choose a number of blocks that divides the positions",
+            )
+    for x, dim in zip(segments or (), (query, over), strict=False):
+        check_has_dims(what, check_tensor(what, x), dim)
