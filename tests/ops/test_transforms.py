@@ -127,7 +127,7 @@ def test_value_and_grad():
     "wrong, message",
     [
         (lambda x: nm.checkpoint(layer, "some"), "policy='some'"),
-        (lambda x: nm.checkpoint(3), "function"),
+        (lambda x: nm.checkpoint(3), "function"),  # pyright: ignore[reportArgumentType]
         (lambda x: nm.value_and_grad(nm.sum, 2)(x), "none of 1 arguments"),
         (lambda x: nm.value_and_grad(nm.sum, 0, has_aux=True)(x), "has_aux"),
         (lambda x: nm.jvp(nm.exp, (x,), ()), "0 tangents do not fit 1 arguments"),
