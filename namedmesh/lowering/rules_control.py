@@ -7,6 +7,7 @@ from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.carries import place_of_carry
 from namedmesh.lowering.parts import is_accumulated
 from namedmesh.lowering.planner import Planner
 from namedmesh.lowering.rules import settle_free
@@ -298,20 +299,6 @@ def _is_read_by_slices(planner: Planner, tensor: Tensor) -> bool:
             for reader in readers
         )
     )
-
-
-def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
-    """Where a loop's carry lies: where it starts, or, for a constant, where the layout says."""
-    tensor = op.inputs[i]
-    sharding = planner.place_in_use(op, i, False)
-    if tensor in planner.plan.free and tensor.primal is not None:
-        return planner.plan.shardings[tensor]
-    if planner.plan.producers[tensor].constant or tensor in planner.plan.free:
-        full, _ = planner.give_due_axes(
-            tensor, sharding.mapping, sharding.whole, planner.plan.layout
-        )
-        return Sharding.of(full, sharding.whole)
-    return sharding
 
 
 def settle_outcome(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
@@ -94,8 +94,8 @@ def ring_attention(
     inner, outer = (name_apart(dim.resized(dim.size // ring.size), "in_block", q, k)
                     for dim in (query, over))  # fmt: skip
     blocks = [
-        reshape(q, query, [ring, inner]),
-        *(reshape(x, over, [ring, outer]) for x in (k, v)),
+        reshape(q, query, [ring, inner]).describe(name=q.label),
+        *(reshape(x, over, [ring, outer]).describe(name=x.label) for x in (k, v)),
     ]
     if segments is not None:
         blocks.append(reshape(segments[0], query, [ring, inner]))
@@ -148,7 +148,7 @@ class _Ring:
         q, k, v, result, logsum, *segments = saved
         wide = cast(dy, "float32")
         delta = sum(wide * cast(result, "float32"), self.key)
-        start = (zeros(q.shape), zeros(k.shape), zeros(v.shape))
+        start = tuple(zeros(x.shape) for x in (q, k, v))
 
         def attend(state: Any, moving: Any, turn: Operand) -> Any:
             dq, dk, dv = state
@@ -157,15 +157,17 @@ class _Ring:
             weights = exp(scores - logsum)
             dweights = einsum([dy, v], scores.shape, preferred="float32")
             dscores = cast(weights * (dweights - delta) * self.scale, q.dtype)
-            return (
+            sums = (
                 dq + einsum([dscores, k], q.shape, preferred="float32"),
                 dk + einsum([dscores, q], k.shape, preferred="float32"),
                 dv + einsum([cast(weights, dy.dtype), dy], v.shape, preferred="float32"),
             )
+            return _name_gradients(sums, (q, k, v))
 
         (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), (1, 2))
         if self.ring.size > 1:
-            dk, dv = (roll(x, self.ring, 1) for x in (dk, dv))
+            home = [roll(x, self.ring, 1) for x in _name_gradients((dk, dv), (k, v))]
+            dk, dv = home
         cotangents = [cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True)]
         return [*cotangents, *(None for _ in segments)]
 
@@ -211,6 +213,14 @@ class _Ring:
     def _place(self, block: Tensor, dim: Dimension) -> Tensor:
         """Numbers the positions of a block."""
         return broadcast(block * dim.size, [self.ring]) + count(dim)
+
+
+def _name_gradients(gradients: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Has plans call gradients after what they are the gradients of."""
+    for one, x in zip(gradients, tensors, strict=True):
+        if one.name is None:
+            one.describe(name=f"d_{x.label}")
+    return tuple(gradients)
 
 
 def _check(

@@ -50,7 +50,8 @@ def value_and_grad(
                 f"value_and_grad: the function returned {format_value(value)}",
                 fix="return (scalar, anything else), or leave has_aux out",
             )
-        return value, grad(value[0] if has_aux else value, targets)
+        loss: Any = value[0] if has_aux else value
+        return value, grad(loss, targets)
 
     return call
 

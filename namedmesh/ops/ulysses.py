@@ -5,7 +5,7 @@ from __future__ import annotations
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.operands import check_has_dims
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.move import reshard
+from namedmesh.ops.move import replicate, reshard
 from namedmesh.ops.softmax_attention import attention
 
 
@@ -66,6 +66,9 @@ def ulysses_attention(
     for x in (k, v):
         check_has_dims("ulysses_attention", x, over, heads, key)
     moved = [reshard(x, heads) for x in (q, k, v)]
+    if mask is not None:  # of all positions, as queries and keys are then
+        positions = [dim for dim in mask.shape if dim in (query, over)]
+        mask = replicate(mask, *positions) if positions else mask
     result = attention(
         *moved, over, key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key, block=block
     )
