@@ -12,6 +12,7 @@ from namedmesh.layers.attention import project_keys_and_values as project_keys_a
 from namedmesh.layers.attention import project_queries as project_queries
 from namedmesh.layers.attention import segment_mask as segment_mask
 from namedmesh.layers.attention import self_attention as self_attention
+from namedmesh.layers.attention import window_mask as window_mask
 from namedmesh.layers.backbone import Backbone as Backbone
 from namedmesh.layers.batch import Batch as Batch
 from namedmesh.layers.batch import batch_of as batch_of
@@ -44,10 +45,14 @@ from namedmesh.layers.learning_rate import linear_warmup as linear_warmup
 from namedmesh.layers.linear import dense as dense
 from namedmesh.layers.linear import feed_forward as feed_forward
 from namedmesh.layers.linear import get_activation as get_activation
+from namedmesh.layers.loss import binary_cross_entropy as binary_cross_entropy
 from namedmesh.layers.loss import cross_entropy as cross_entropy
+from namedmesh.layers.loss import soft_cross_entropy as soft_cross_entropy
 from namedmesh.layers.loss import symmetric_divergence as symmetric_divergence
 from namedmesh.layers.loss import weighted_mean as weighted_mean
 from namedmesh.layers.mixture import moe as moe
+from namedmesh.layers.norm import batch_norm as batch_norm
+from namedmesh.layers.norm import group_norm as group_norm
 from namedmesh.layers.norm import layer_norm as layer_norm
 from namedmesh.layers.norm import rms_norm as rms_norm
 from namedmesh.layers.optimizer_base import Optimizer as Optimizer
@@ -55,9 +60,11 @@ from namedmesh.layers.optimizer_base import ParameterUpdate as ParameterUpdate
 from namedmesh.layers.optimizer_base import UpdateRule as UpdateRule
 from namedmesh.layers.optimizers import Adam as Adam
 from namedmesh.layers.optimizers import Sgd as Sgd
+from namedmesh.layers.positions import alibi as alibi
 from namedmesh.layers.positions import distance_bucket as distance_bucket
 from namedmesh.layers.positions import learned_positions as learned_positions
 from namedmesh.layers.positions import relative_bias as relative_bias
+from namedmesh.layers.positions import rotary as rotary
 from namedmesh.layers.positions import sinusoids as sinusoids
 from namedmesh.layers.regularization import derive_key as derive_key
 from namedmesh.layers.regularization import dropout as dropout
@@ -96,10 +103,13 @@ __all__ = [
     "TokenDecoder",
     "Transformer",
     "UpdateRule",
+    "alibi",
     "as_schedule",
     "attend",
+    "batch_norm",
     "batch_of",
     "beam_search",
+    "binary_cross_entropy",
     "causal_mask",
     "clip_by_global_norm",
     "config",
@@ -118,6 +128,7 @@ __all__ = [
     "get_activation",
     "global_norm",
     "greedy",
+    "group_norm",
     "inverse_square_root",
     "jitter",
     "layer_norm",
@@ -131,12 +142,15 @@ __all__ = [
     "project_queries",
     "relative_bias",
     "rms_norm",
+    "rotary",
     "sample",
     "segment_mask",
     "self_attention",
     "sinusoids",
+    "soft_cross_entropy",
     "symmetric_divergence",
     "top_k_gating",
     "vocabulary_logits",
     "weighted_mean",
+    "window_mask",
 ]

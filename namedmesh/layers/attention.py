@@ -22,6 +22,8 @@ class Heads:
         model: The dimension of the layer's input and output.
         heads: One element for each head.
         key: The dimension of a head's queries, keys and values.
+        group: Queries that share a head's keys and values, where there are several
+            (grouped-query attention; with one head, multi-query attention).
 
     Example:
         >>> Heads(*nm.dims("model=8 heads=2 key=4")).heads
@@ -31,6 +33,12 @@ class Heads:
     model: nm.Dimension
     heads: nm.Dimension
     key: nm.Dimension
+    group: nm.Dimension | None = None
+
+    @property
+    def queries(self) -> list[nm.Dimension]:
+        """The dimensions of a position's queries: heads, those that share one, and key."""
+        return [self.heads, *([self.group] if self.group else []), self.key]
 
     def memory(self, seq: nm.Dimension) -> nm.Dimension:
         """Return the dimension of keys and values, since a tensor has each name only once.
@@ -136,7 +144,7 @@ def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
         heads: The dimensions of attention.
 
     Returns:
-        A tensor with the other dimensions of x, then heads and key.
+        A tensor with the other dimensions of x, then heads, the group if there is one, and key.
 
     Example:
         >>> S, M, N, K = nm.dims("seq=6 model=8 heads=2 key=4")
@@ -144,7 +152,7 @@ def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
         >>> nm.trace(project, x=nm.spec([S, M])).outputs[0].shape
         [seq=6, heads=2, key=4]
     """
-    return dense(x, [heads.model], [heads.heads, heads.key], name="wq")
+    return dense(x, [heads.model], heads.queries, name="wq")
 
 
 @explain_mistakes
@@ -209,7 +217,7 @@ def attend(
         [seq=6, model=8]
     """
     if isinstance(memory, nm.Dimension) and bias is None:
-        order = [*_batch(q, seq, heads), seq, heads.heads, heads.key]
+        order = [*_batch(q, seq, heads), seq, *heads.queries]
         context = nm.attention(
             nm.transpose(q, order),
             k,
@@ -222,12 +230,12 @@ def attend(
         )
     else:
         context = _attend_to_all(q, k, v, seq, memory, heads, mask, bias, rate, dropout_key)
-    return dense(context, [heads.heads, heads.key], [heads.model], name="wo")
+    return dense(context, heads.queries, [heads.model], name="wo")
 
 
 def _batch(q: nm.Tensor, seq: nm.Dimension, heads: Heads) -> list[nm.Dimension]:
     """Finds the dimensions of queries that are neither positions nor heads."""
-    return [dim for dim in q.shape if dim not in (seq, heads.heads, heads.key)]
+    return [dim for dim in q.shape if dim not in (seq, *heads.queries)]
 
 
 def _attend_to_all(
@@ -246,7 +254,7 @@ def _attend_to_all(
     batch = _batch(q, seq, heads)
     memory = [memory] if isinstance(memory, nm.Dimension) else [*memory]
     scores = nm.einsum(
-        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, heads.heads, seq, *memory]
+        [q * (1.0 / math.sqrt(heads.key.size)), k], [*batch, *heads.queries[:-1], seq, *memory]
     )
     scores = nm.cast(scores, "float32")
     if bias is not None:
@@ -254,7 +262,7 @@ def _attend_to_all(
     if mask is not None:
         scores = nm.where(mask, scores, -1e9)
     weights = dropout(nm.cast(nm.softmax(scores, over=memory), q.dtype), rate, dropout_key)
-    return nm.einsum([weights, v], [*batch, seq, heads.heads, heads.key])
+    return nm.einsum([weights, v], [*batch, seq, *heads.queries])
 
 
 @explain_mistakes
@@ -295,3 +303,32 @@ def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
         [[True, False], [True, True]]
     """
     return nm.range(memory) <= nm.range(seq)
+
+
+@explain_mistakes
+def window_mask(seq: nm.Dimension, memory: nm.Dimension, window: int) -> nm.Tensor:
+    """Allow attention to a position itself and to a few before it.
+
+    Args:
+        seq: The dimension of the queries' positions.
+        memory: The dimension of the keys' positions.
+        window: How many positions a query attends to, itself included.
+
+    Returns:
+        A bool tensor over both.
+
+    Raises:
+        NamedMeshError: If the window is smaller than 1.
+
+    Example:
+        >>> S, T = nm.dims("seq=3 memory=3")
+        >>> mask = nm.trace(lambda: nm.transpose(window_mask(S, T, 2), [S, T]))
+        >>> mask.evaluate({})[1].numpy().tolist()
+        [[True, False, False], [True, True, False], [False, True, True]]
+    """
+    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+        raise nm.NamedMeshError(
+            f"window_mask: {window!r} positions are no window", fix="pass a whole number from 1"
+        )
+    distance = nm.range(seq) - nm.range(memory)
+    return (distance >= 0) & (distance < window)

@@ -1,4 +1,4 @@
-"""Losses over a vocabulary."""
+"""Losses over a vocabulary, and of yes or no."""
 
 from __future__ import annotations
 
@@ -56,6 +56,52 @@ def cross_entropy(
         loss = normaliser - picked * (confidence - other) - everything * other
         loss = loss + (confidence * math.log(confidence) + smoothing * math.log(other))
     return loss, nm.square(normaliser) * z_loss
+
+
+@explain_mistakes
+def soft_cross_entropy(
+    logits: nm.Tensor, probabilities: nm.Tensor, vocab: nm.Dimension
+) -> nm.Tensor:
+    """Compute the cross-entropy of targets that are distributions, in float32.
+
+    Args:
+        logits: Scores, with the vocabulary's dimension.
+        probabilities: What each token should have, of the dimensions of logits: a teacher's
+            predictions, or mixed labels. They are taken as they are, and carry a gradient.
+        vocab: The vocabulary's dimension.
+
+    Returns:
+        The loss of each target.
+
+    Example:
+        >>> B, V = nm.dims("batch=4 vocab=10")
+        >>> loss = lambda x, p: soft_cross_entropy(x, p, V)
+        >>> nm.trace(loss, x=nm.spec([B, V]), p=nm.spec([B, V])).outputs[0].shape
+        [batch=4]
+    """
+    scores = nm.log_softmax(nm.cast(logits, "float32"), over=vocab)
+    return -nm.sum(nm.cast(probabilities, "float32") * scores, over=vocab)
+
+
+@explain_mistakes
+def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
+    """Compute the cross-entropy of yes or no, for each element by itself, in float32.
+
+    Args:
+        logits: Scores: the sigmoid of one is the probability of yes.
+        targets: 1 for yes and 0 for no, or anything between; bool, or a number.
+
+    Returns:
+        The loss of each element.
+
+    Example:
+        >>> B = nm.Dimension("batch", 2)
+        >>> loss = lambda x, y: binary_cross_entropy(x, y)
+        >>> nm.evaluate(loss, x=([B], [0.0, 100.0]), y=([B], [1, 1]))
+        array([0.6931472, 0.       ], dtype=float32)
+    """
+    x, y = nm.cast(logits, "float32"), nm.cast(targets, "float32")
+    return nm.maximum(x, 0.0) - x * y + nm.log1p(nm.exp(-nm.absolute(x)))
 
 
 @explain_mistakes

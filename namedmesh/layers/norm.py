@@ -1,6 +1,8 @@
-"""Normalisation over the model dimension, computed in float32."""
+"""Normalisation over the model dimension, over groups of channels and over a batch, in float32."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.explain import explain_mistakes
@@ -9,13 +11,17 @@ from namedmesh.layers.naming import claim_name
 
 @explain_mistakes
 def layer_norm(
-    x: nm.Tensor, over: nm.Dimension, *, name: str | None = None, epsilon: float = 1e-6
+    x: nm.Tensor,
+    over: nm.Dimension | Sequence[nm.Dimension],
+    *,
+    name: str | None = None,
+    epsilon: float = 1e-6,
 ) -> nm.Tensor:
     """Normalise to zero mean and unit variance, then apply a learned scale and bias.
 
     Args:
         x: The input.
-        over: The dimension to normalise over.
+        over: The dimension to normalise over, or several, which the scale has.
         name: The prefix of the parameters `<name>_scale` and `<name>_bias`. By default `norm`,
             which one layer of a scope may have.
         epsilon: Added to the variance.
@@ -29,23 +35,24 @@ def layer_norm(
         ['norm_scale', 'norm_bias']
     """
     wide = nm.cast(x, "float32")
-    centred = wide - nm.mean(wide, over=over)
-    unit = centred * nm.rsqrt(nm.mean(nm.square(centred), over=over) + epsilon)
+    unit = _standardize(wide, _listed(over), epsilon)
     name = claim_name("layer_norm", "norm", named=True) if name is None else name
-    scale = nm.param(f"{name}_scale", [over], nm.constant_init(1.0))
-    bias = nm.param(f"{name}_bias", [over], nm.constant_init(0.0))
-    return nm.cast(unit * scale + bias, x.dtype)
+    return _scale_and_shift(unit, _listed(over), name, x.dtype)
 
 
 @explain_mistakes
 def rms_norm(
-    x: nm.Tensor, over: nm.Dimension, *, name: str | None = None, epsilon: float = 1e-6
+    x: nm.Tensor,
+    over: nm.Dimension | Sequence[nm.Dimension],
+    *,
+    name: str | None = None,
+    epsilon: float = 1e-6,
 ) -> nm.Tensor:
     """Normalise to unit mean square, then apply a learned scale.
 
     Args:
         x: The input.
-        over: The dimension to normalise over.
+        over: The dimension to normalise over, or several, which the scale has.
         name: The prefix of the parameter `<name>_scale`. By default `norm`, which one layer of a
             scope may have.
         epsilon: Added to the mean square.
@@ -61,4 +68,123 @@ def rms_norm(
     wide = nm.cast(x, "float32")
     unit = wide * nm.rsqrt(nm.mean(nm.square(wide), over=over) + epsilon)
     name = claim_name("rms_norm", "norm", named=True) if name is None else name
-    return nm.cast(unit * nm.param(f"{name}_scale", [over], nm.constant_init(1.0)), x.dtype)
+    return nm.cast(unit * nm.param(f"{name}_scale", _listed(over), nm.constant_init(1.0)), x.dtype)
+
+
+@explain_mistakes
+def group_norm(
+    x: nm.Tensor,
+    channels: nm.Dimension,
+    groups: int,
+    *,
+    over: Sequence[nm.Dimension] = (),
+    name: str | None = None,
+    epsilon: float = 1e-6,
+) -> nm.Tensor:
+    """Normalise groups of channels to zero mean and unit variance, then scale and shift.
+
+    Args:
+        x: The input.
+        channels: The dimension that is cut into groups.
+        groups: How many groups there are. With one this is a layer norm over channels and `over`,
+            with as many as channels an instance norm.
+        over: Further dimensions to normalise over: those of space.
+        name: The prefix of the parameters `<name>_scale` and `<name>_bias`, of each channel. By
+            default `norm`, which one layer of a scope may have.
+        epsilon: Added to the variance.
+
+    Returns:
+        A tensor of the shape and dtype of x.
+
+    Raises:
+        NamedMeshError: If the groups do not divide the channels.
+
+    Example:
+        >>> B, R, C = nm.dims("batch=2 rows=4 channels=8")
+        >>> layer = lambda x: group_norm(x, C, 2, over=[R])
+        >>> list(nm.trace(layer, x=nm.spec([B, R, C])).parameters)
+        ['norm_scale', 'norm_bias']
+    """
+    if isinstance(groups, bool) or not isinstance(groups, int) or channels.size % max(groups, 1):
+        raise nm.NamedMeshError(
+            f"group_norm: {groups} groups do not divide {channels}",
+            fix="pass a divisor of the number of channels",
+        )
+    G = nm.Dimension(f"{channels.name}_group", groups)
+    C = nm.Dimension(f"{channels.name}_in_group", channels.size // groups)
+    wide = nm.reshape(nm.cast(x, "float32"), channels, [G, C])
+    unit = nm.transpose(
+        nm.reshape(_standardize(wide, [C, *over], epsilon), [G, C], channels), x.shape
+    )
+    name = claim_name("group_norm", "norm", named=True) if name is None else name
+    return _scale_and_shift(unit, [channels], name, x.dtype)
+
+
+@explain_mistakes
+def batch_norm(
+    x: nm.Tensor,
+    over: Sequence[nm.Dimension],
+    *,
+    training: bool,
+    momentum: float = 0.99,
+    name: str | None = None,
+    epsilon: float = 1e-5,
+) -> nm.Tensor:
+    """Normalise by the mean and variance of a batch, and by running averages of them afterwards.
+
+    The batch is the whole one, whatever the layout: over a split dimension the two sums are added
+    up between devices.
+
+    Args:
+        x: The input.
+        over: The dimensions of the batch and of space; the parameters have the others.
+        training: Whether to use the batch's own moments and move the averages towards them.
+        momentum: The share of the averages that a step keeps.
+        name: The prefix of the parameters `<name>_scale` and `<name>_bias` and of the states
+            `<name>_mean` and `<name>_variance`. By default `norm`, which one layer of a scope may
+            have.
+        epsilon: Added to the variance.
+
+    Returns:
+        A tensor of the shape and dtype of x.
+
+    Example:
+        >>> B, C = nm.dims("batch=4 channels=2")
+        >>> program = nm.trace(lambda x: batch_norm(x, [B], training=True), x=nm.spec([B, C]))
+        >>> list(program.variables)
+        ['norm_mean', 'norm_variance', 'norm_scale', 'norm_bias']
+    """
+    name = claim_name("batch_norm", "norm", named=True) if name is None else name
+    dims = [dim for dim in x.shape if dim not in over]
+    wide = nm.cast(x, "float32")
+    average = nm.state(f"{name}_mean", dims, 0.0)
+    spread = nm.state(f"{name}_variance", dims, 1.0)
+    if training:
+        mean = nm.mean(wide, over=over)
+        variance = nm.mean(nm.square(wide - mean), over=over)
+        for kept, now in ((average, mean), (spread, variance)):
+            nm.assign(kept, kept * momentum + nm.stop_gradient(now) * (1.0 - momentum))
+    else:
+        mean, variance = average, spread
+    unit = (wide - mean) * nm.rsqrt(variance + epsilon)
+    return _scale_and_shift(unit, dims, name, x.dtype)
+
+
+def _listed(over: nm.Dimension | Sequence[nm.Dimension]) -> list[nm.Dimension]:
+    """Return one dimension or several as a list."""
+    return [over] if isinstance(over, nm.Dimension) else [*over]
+
+
+def _standardize(x: nm.Tensor, over: Sequence[nm.Dimension], epsilon: float) -> nm.Tensor:
+    """Normalise to zero mean and unit variance."""
+    centred = x - nm.mean(x, over=over)
+    return centred * nm.rsqrt(nm.mean(nm.square(centred), over=over) + epsilon)
+
+
+def _scale_and_shift(
+    unit: nm.Tensor, dims: Sequence[nm.Dimension], name: str, dtype: str
+) -> nm.Tensor:
+    """Apply a learned scale and bias."""
+    scale = nm.param(f"{name}_scale", dims, nm.constant_init(1.0))
+    bias = nm.param(f"{name}_bias", dims, nm.constant_init(0.0))
+    return nm.cast(unit * scale + bias, dtype)

@@ -1,4 +1,4 @@
-"""What a model knows about positions: sinusoids, learned rows, and biases on attention scores."""
+"""What a model knows about positions: sinusoids, learned rows, rotations, biases on scores."""
 
 from __future__ import annotations
 
@@ -55,6 +55,67 @@ def learned_positions(
     """
     table = nm.param(name, [length, model], nm.normal_init(0.02))
     return nm.gather(table, positions, length)
+
+
+@explain_mistakes
+def rotary(
+    x: nm.Tensor, positions: nm.Tensor, key: nm.Dimension, *, base: float = 10_000.0
+) -> nm.Tensor:
+    """Rotate pairs of elements by an angle that grows with the position (RoPE).
+
+    The product of a rotated query and a rotated key depends on how far apart they are, and not on
+    where. Element i of the first half and of the second are a pair, as in Llama.
+
+    Args:
+        x: Queries or keys, with the key dimension.
+        positions: Integer positions, with dimensions of x.
+        key: The dimension of a query or key, of even size.
+        base: The longest wavelength over 2 pi.
+
+    Returns:
+        A tensor of the shape and dtype of x; angles are computed in float32.
+
+    Raises:
+        NamedMeshError: If the key dimension is odd.
+
+    Example:
+        >>> S, N, K = nm.dims("seq=4 heads=2 key=8")
+        >>> turn = lambda q: rotary(q, nm.range(S), K)
+        >>> nm.trace(turn, q=nm.spec([S, N, K])).outputs[0].shape
+        [seq=4, heads=2, key=8]
+    """
+    if key.size % 2:
+        raise nm.NamedMeshError(f"rotary: {key} has no pairs", str(x), fix="give it an even size")
+    half = key.size // 2
+    channel = nm.cast(nm.range(key), "float32")
+    first = channel < float(half)
+    step = nm.where(first, channel, channel - float(half))
+    angle = nm.cast(positions, "float32") * nm.exp(step * (-math.log(base) / half))
+    wide = nm.cast(x, "float32")
+    other = nm.roll(wide, key, half) * nm.where(first, -1.0, 1.0)
+    return nm.cast(nm.transpose(wide * nm.cos(angle) + other * nm.sin(angle), x.shape), x.dtype)
+
+
+@explain_mistakes
+def alibi(distance: nm.Tensor, heads: nm.Dimension) -> nm.Tensor:
+    """Make a bias on attention scores that falls with the distance, faster for some heads.
+
+    Head i of n loses 2**(-8 (i + 1) / n) for each position between.
+
+    Args:
+        distance: The memory position minus the query's position, int32.
+        heads: The dimension of attention heads.
+
+    Returns:
+        A float32 tensor with the dimensions of distance, then heads.
+
+    Example:
+        >>> S, T, N = nm.dims("seq=4 memory=4 heads=2")
+        >>> nm.trace(lambda: alibi(nm.range(T) - nm.range(S), N)).outputs[0].shape
+        [memory=4, seq=4, heads=2]
+    """
+    slope = nm.exp((nm.range(heads, "float32") + 1.0) * (-8.0 * math.log(2.0) / heads.size))
+    return nm.cast(nm.absolute(distance), "float32") * -slope
 
 
 @explain_mistakes
