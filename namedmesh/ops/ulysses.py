@@ -65,11 +65,11 @@ def ulysses_attention(
     check_has_dims("ulysses_attention", q, query, heads, key)
     for x in (k, v):
         check_has_dims("ulysses_attention", x, over, heads, key)
-    moved = [reshard(x, heads) for x in (q, k, v)]
+    q, k, v = (reshard(x, heads) for x in (q, k, v))
     if mask is not None:  # of all positions, as queries and keys are then
         positions = [dim for dim in mask.shape if dim in (query, over)]
         mask = replicate(mask, *positions) if positions else mask
     result = attention(
-        *moved, over, key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key, block=block
+        q, k, v, over, key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key, block=block
     )
     return reshard(result, query)

@@ -97,7 +97,8 @@ def test_ring_in_bfloat16():
     """Near attention in float32 of the same rounded numbers."""
 
     def attend(q, k, v, mine, theirs):
-        return ring(*(nm.cast(x, "bfloat16") for x in (q, k, v)), mine, theirs, causal=True)
+        q, k, v = (nm.cast(x, "bfloat16") for x in (q, k, v))
+        return ring(q, k, v, mine, theirs, causal=True)
 
     step = nm.compile(nm.trace(attend, **SPECS), mesh=nm.Mesh(a=4, b=2), layout=RING, strict=True)
     found = np.asarray(step(step.init(0), **ARRAYS)[1], "float32")
