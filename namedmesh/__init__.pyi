@@ -132,6 +132,7 @@ from namedmesh.ops.move import split as split
 from namedmesh.ops.order import argsort as argsort
 from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
+from namedmesh.ops.pipeline import pipeline as pipeline
 from namedmesh.ops.pool import pool as pool
 from namedmesh.ops.pool import windows as windows
 from namedmesh.ops.recompute import checkpoint as checkpoint
@@ -162,6 +163,7 @@ from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters
 from namedmesh.ops.variables import scope as scope
 from namedmesh.ops.variables import state as state
+from namedmesh.ops.vmap import vmap as vmap
 from namedmesh.ops.windows import pad as pad
 from namedmesh.ops.windows import reverse as reverse
 from namedmesh.ops.windows import roll as roll

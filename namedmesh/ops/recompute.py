@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,7 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
             fix=did_you_mean(str(policy), POLICIES),
         )
 
+    @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:
         trace = current("checkpoint")
         start = len(trace.ops)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def value_and_grad(
     """
     check_callable("value_and_grad", function)
 
+    @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> tuple[Any, Any]:
         targets = _choose("value_and_grad", arguments, wrt)
         value = function(*arguments, **named)

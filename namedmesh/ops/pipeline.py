@@ -1,0 +1,112 @@
+"""Pipelines: layers on different devices, which work on different microbatches at one time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.nest import flatten, unflatten
+from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
+from namedmesh.ops.constants import range as count
+from namedmesh.ops.constants import zeros
+from namedmesh.ops.indexing import take
+from namedmesh.ops.logic import equal, where
+from namedmesh.ops.scan import scan
+from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.vmap import vmap
+from namedmesh.ops.windows import pad, shift, slice
+
+
+def pipeline(
+    function: Callable[[Any], Any],
+    x: Any,
+    *,
+    stages: Dimension,
+    batches: Dimension,
+    remat: str = "full",
+) -> Any:
+    """Sends microbatches through stages, all of which work at one time (GPipe).
+
+    In each turn every stage works on what the one before it made in the last turn, and the first on
+    the next microbatch. Map `stages` to a mesh axis: each device then has the weights of its own
+    stages alone, and a turn takes one CollectivePermute of a microbatch. The result is that of
+    the stages one after the other, under every layout. For m microbatches and s stages there are
+    m + s - 1 turns, of which a stage is idle in s - 1: a share of (s - 1) / (m + s - 1).
+
+    Args:
+        function: One stage: takes a microbatch and returns another of the same structure,
+            dimensions and dtypes. Variables made in it have a slice for each stage, along `stages`;
+            it may have loops over layers of its own.
+        x: The microbatches: tensors with the dimension `batches`, nested as you like.
+        stages: The dimension of stages.
+        batches: The dimension of microbatches.
+        remat: What is stored for the backward pass, as for `nm.scan`: "full" keeps what enters each
+            stage, and computes the stage again.
+
+    Returns:
+        What the last stage made of each microbatch, nested as `x` is.
+
+    Raises:
+        NamedMeshError: A tensor lacks `batches` or has `stages`, or a stage returns something else
+            than it takes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S, N, B, M = nm.dims("stage=4 micro=8 batch=2 model=6")
+        >>> def stage(x):
+        ...     return nm.tanh(x * nm.param("w", [M]))
+        >>> def model(x):
+        ...     return nm.pipeline(stage, x, stages=S, batches=N)
+        >>> program = nm.trace(model, nm.spec([N, B, M]))
+        >>> program.outputs[0].shape, program.parameters["w"].shape
+        ([micro=8, batch=2, model=6], [stage=4, model=6])
+        >>> plan = nm.plan(program, nm.Mesh(stage=4), "stage:stage")
+        >>> [(one.kind, one.times) for one in plan.collectives]
+        [('CollectivePermute', 11), ('AllReduce', 1)]
+    """
+    check_callable("pipeline", function)
+    check_dimension("pipeline", stages)
+    leaves = [as_tensor("pipeline", leaf) for leaf in flatten(x)]
+    for leaf in leaves:
+        check_has_dims("pipeline", leaf, batches)
+        if leaf.shape.named(stages.name):
+            raise NamedMeshError(
+                f"pipeline: {leaf.label} has the dimension of stages",
+                str(leaf),
+                fix="give microbatches alone; stages take their weights by nm.param",
+            )
+    turns = Dimension(f"{stages.name}_turn", batches.size + stages.size - 1)
+    rows = [
+        rename(pad(leaf, batches, high=stages.size - 1), batches.resized(turns.size), turns)
+        for leaf in leaves
+    ]
+    shapes = [leaf.shape.without(batches.name) for leaf in leaves]
+    idle = [zeros([stages, *shape], leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
+    stage = vmap(function, stages, stack=True)
+
+    def turn(made: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+        first = equal(count(stages), 0)
+        taken = [
+            transpose(where(first, new, shift(old, stages, 1)), old.shape)
+            for new, old in zip(row, made, strict=True)
+        ]
+        results = flatten(stage(unflatten(x, iter(taken))))
+        if [(one.shape, one.dtype) for one in results] != [(one.shape, one.dtype) for one in made]:
+            raise NamedMeshError(
+                "pipeline: a stage does not return what it takes",
+                *(f"takes {one}" for one in taken),
+                *(f"returns {one}" for one in results),
+                fix="return tensors of the same dims, order and dtype as the microbatch",
+            )
+        return results, results
+
+    _, history = scan(turn, idle, rows, over=turns, remat=remat)
+    kept = turns.resized(batches.size)
+    ends = [slice(one, turns, stages.size - 1, batches.size) for one in history]
+    ends = [rename(take(one, stages, -1), kept, batches) for one in ends]
+    return unflatten(
+        x, iter([transpose(one, leaf.shape) for one, leaf in zip(ends, leaves, strict=True)])
+    )
