@@ -133,8 +133,19 @@ def test_a_function_documents_and_types_its_arguments_and_result(name):
 def test_a_method_documents_and_types_its_arguments_and_result(name):
     check_first_sentence(name, METHODS[name])
     check_types(name, METHODS[name])
-    if arguments_of(METHODS[name]):
+    function = FUNCTIONS.get(_called(name))
+    if function and inspect.getdoc(METHODS[name]) == f"`{_called(name)}` of this tensor.":
+        own, other = arguments_of(METHODS[name]), arguments_of(function)[1:]
+        assert [(one.name, one.default, one.kind) for one in own] == [
+            (one.name, one.default, one.kind) for one in other
+        ], f"{name}: arguments other than those of the function"
+    elif arguments_of(METHODS[name]):
         check_sections(name, METHODS[name])
+
+
+def _called(method: str) -> str:
+    """The function that a method of tensors is named after."""
+    return f"nm.{method.removeprefix('nm.Tensor.')}"
 
 
 @pytest.mark.parametrize("name", PROPERTIES)
