@@ -29,6 +29,7 @@ from namedmesh.layers.decoder import Decoder as Decoder
 from namedmesh.layers.dispatch import EinsumDispatch as EinsumDispatch
 from namedmesh.layers.dispatch import GatherDispatch as GatherDispatch
 from namedmesh.layers.dispatch import make_dispatch as make_dispatch
+from namedmesh.layers.filters import convolution as convolution
 from namedmesh.layers.gating import expert_choice_gating as expert_choice_gating
 from namedmesh.layers.gating import top_k_gating as top_k_gating
 from namedmesh.layers.hypotheses import TokenDecoder as TokenDecoder
@@ -114,6 +115,7 @@ __all__ = [
     "clip_by_global_norm",
     "config",
     "constant_rate",
+    "convolution",
     "cosine_decay",
     "cross_attention",
     "cross_entropy",

@@ -14,6 +14,7 @@ from namedmesh.layers import (
     batch_norm,
     binary_cross_entropy,
     causal_mask,
+    convolution,
     group_norm,
     layer_norm,
     rms_norm,
@@ -167,6 +168,39 @@ def test_losses(layout):
     np.testing.assert_allclose(found["soft"], soft, rtol=1e-5)
     np.testing.assert_allclose(found["yes"], yes, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found["dx"], dx, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("layout", ["batch:a", "rows:a", "channels:a, filter:b"])
+def test_convolutions(layout):
+    """Plain, strided and depthwise, against jax, and back with the same weight's shape."""
+    D = nm.Dimension("filter", 4)
+    columns = nm.Dimension("columns", 12)
+    x, w = numbers(0, 4, 6, 12, 8), numbers(1, 3, 3, 8, 4)
+    each = numbers(2, 3, 1, 8)
+    state = {"w": w, "w_bias": numbers(3, 4), "each": each}
+
+    def layers(x):
+        y = convolution(x, {R: 3, columns: 3}, [C], [D], stride={R: 1, columns: 2}, bias=True)
+        wide = convolution(
+            y, {columns.resized(6): 2}, [D], [C], stride=2, transposed=True, name="back"
+        )
+        return {"y": y, "each": convolution(x, {R: 3, columns: 1}, [], [], keep=[C], name="each"),
+                "back": wide}  # fmt: skip
+
+    _, found = run(layers, state, layout, x=([B, R, columns, C], x))
+    numbers_of = ("NHWC", "HWIO", "NHWC")
+
+    def slide(x, w, *options, **named):
+        return jax.lax.conv_general_dilated(jnp.asarray(x), jnp.asarray(w), *options, **named)
+
+    plain = slide(x, w, (1, 2), "SAME", dimension_numbers=numbers_of)
+    np.testing.assert_allclose(found["y"], plain + state["w_bias"], rtol=1e-4, atol=1e-4)
+    depth = slide(
+        x, each.reshape(3, 1, 1, 8), (1, 1), "SAME", dimension_numbers=numbers_of,
+        feature_group_count=8,
+    )  # fmt: skip
+    np.testing.assert_allclose(found["each"], depth, rtol=1e-4, atol=1e-4)
+    assert found["back"].shape == x.shape
 
 
 @pytest.mark.parametrize(
