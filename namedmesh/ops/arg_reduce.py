@@ -11,7 +11,9 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.reduce import leave_out_extreme, order_by_keys
+from namedmesh.ops.elementwise import cast
+from namedmesh.ops.logic import equal
+from namedmesh.ops.reduce import max, min, order_by_keys
 
 
 class ArgReduce(Op):
@@ -77,6 +79,13 @@ def _wide(dtype: str) -> str:
     return "int64" if dtype in ("int64", "uint32") else "int32"
 
 
+def _find_where(function: str, keys: Tensor, over: Dimension, where: Tensor) -> Tensor:
+    """Finds the first of the elements that count and are extreme, also if none is finite."""
+    extreme = max if function == "argmax" else min
+    found = equal(keys, extreme(keys, over, where=where)) & where
+    return ArgReduce((cast(found, "int32"),), "argmax", over).output
+
+
 def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
     """Finds the index of the largest element along a dimension, the first of those that tie.
 
@@ -102,8 +111,10 @@ def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
     """
     check_has_dims("argmax", x, over)
     check_dtype_kind("argmax", "number", x)
-    x = leave_out_extreme("argmax", x, where)
-    return ArgReduce((order_by_keys(x, nan_first=False),), "argmax", over).output
+    keys = order_by_keys(x, nan_first=False)
+    if where is not None:
+        return _find_where("argmax", keys, over, where)
+    return ArgReduce((keys,), "argmax", over).output
 
 
 def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
@@ -131,5 +142,7 @@ def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
     """
     check_has_dims("argmin", x, over)
     check_dtype_kind("argmin", "number", x)
-    x = leave_out_extreme("argmin", x, where)
-    return ArgReduce((order_by_keys(x, nan_first=True),), "argmin", over).output
+    keys = order_by_keys(x, nan_first=True)
+    if where is not None:
+        return _find_where("argmin", keys, over, where)
+    return ArgReduce((keys,), "argmin", over).output

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -56,19 +57,28 @@ class ConstantArray(Op):
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
         array = np.frombuffer(self.contents, numpy_dtype(self.dtype)).reshape(self.shape.sizes)
-        value = tf.constant(array)
-        for at, dim in enumerate(self.shape):
+        if not context.compiled or not len(self.shape):
+            return tf.constant(array)
+        # Read by index, of an array that is a little longer for some dimensions than for others:
+        # XLA merges arrays of equal numbers, and would move one to where another lies.
+        longer = zlib.crc32(",".join(self.shape.names).encode()) % 61
+        index, inside = tf.zeros([], tf.int32), None
+        for dim in self.shape:
+            numbers = tf.range(context.size(dim))
             start = context.offset(dim)
-            if start is None:
-                continue
-            size, ways = context.size(dim), context.ways(dim)
-            paddings = [[0, 0] for _ in self.shape]
-            paddings[at] = [0, size * ways - dim.size]
-            begin = [start if i == at else 0 for i in builtins.range(len(self.shape))]
-            sizes = value.shape.as_list()
-            sizes[at] = size
-            value = tf.slice(tf.pad(value, paddings), tf.stack(begin), sizes)
+            numbers = numbers if start is None else numbers + start
+            fits = numbers < dim.size
+            index = index[..., None] * dim.size + numbers
+            inside = fits if inside is None else inside[..., None] & fits
+        if self._is_padded(context):
+            index = tf.where(inside, index, 0)
+        value = tf.gather(tf.constant(np.pad(array.reshape(-1), (0, longer))), index)
+        if self._is_padded(context):
+            value = tf.where(inside, value, tf.zeros([], value.dtype))
         return value
+
+    def _is_padded(self, context: Context) -> bool:
+        return builtins.any(context.size(dim) * context.ways(dim) > dim.size for dim in self.shape)
 
 
 def _fill_dims(
@@ -159,8 +169,11 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
         narrow = {"float64": "float32", "int64": "int32"}.get(array.dtype.name)
         if narrow and dtype is None:
             low, high = (array.min(), array.max()) if array.size else (0, 0)
-            fits = narrow != "int32" or -(2**31) <= low <= high < 2**31
-            array = array.astype(narrow) if fits else array
+            if narrow == "int32" and not -(2**31) <= low <= high < 2**31:
+                raise NamedMeshError(
+                    "constant: a number does not fit int32", fix="give another dtype"
+                )
+            array = array.astype(narrow)
     if array.dtype.name not in DTYPES and not (dtype and array.dtype.kind in "biuf"):
         raise NamedMeshError(
             f"constant: {describe_type(value)} of {array.dtype} holds no numbers of a known dtype",

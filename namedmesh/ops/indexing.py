@@ -17,7 +17,7 @@ from namedmesh.ir.operands import check_has_dims, check_tensor, is_list
 from namedmesh.ir.tensor import INTEGERS, OPERATORS, Tensor
 from namedmesh.ops.constants import constant
 from namedmesh.ops.index import gather
-from namedmesh.ops.logic import where
+from namedmesh.ops.logic import equal, where
 from namedmesh.ops.shape import reshape, transpose
 from namedmesh.ops.windows import reverse, slice
 
@@ -38,6 +38,12 @@ class Series:
         upward = [self.start + i * abs(self.step) for i in range(self.size)]
         return upward if self.step > 0 else upward[::-1]
 
+    def contains(self, numbers: Tensor) -> Tensor:
+        """Returns whether numbers are among the indices."""
+        step = abs(self.step)
+        inside = (numbers >= self.start) & (numbers <= self.start + (self.size - 1) * step)
+        return inside & equal((numbers - self.start) % step, 0) if step > 1 else inside
+
 
 Selector = int | Series | Tensor
 
@@ -57,7 +63,8 @@ def read_index(x: Tensor, index: Any) -> Tensor:
         return x
     along, indices, merged = merge_indices(x, tensors)
     read = gather(merged, indices, along)
-    own = [dim for dim in read.shape if dim not in merged.shape]
+    others = [dim for dim in merged.shape if dim != along]
+    own = [dim for dim in indices.shape if dim not in others]
     order = [d for dim in merged.shape for d in (own if dim == along else [dim])]
     return transpose(read, [dim for dim in order if dim in read.shape])
 

@@ -87,6 +87,8 @@ def uniform_init(limit: float) -> Initializer:
         True
     """
     bound = check_number("uniform_init: limit", limit, "float32")
+    if not bound > 0:
+        raise NamedMeshError(f"uniform_init: limit={bound} is not above 0", fix="give a bound")
     return lambda key, shape, dtype: random.uniform(key, shape, -bound, bound, dtype)
 
 
@@ -166,15 +168,20 @@ def he_init(*fan_in: Dimension) -> Initializer:
     return fan_in_init(*fan_in, scale=2.0)
 
 
-def orthogonal_init(rows: Dimension | Sequence[Dimension], scale: float = 1.0) -> Initializer:
+def orthogonal_init(
+    rows: Dimension | Sequence[Dimension],
+    columns: Dimension | Sequence[Dimension],
+    scale: float = 1.0,
+) -> Initializer:
     """Makes an initializer of matrices whose rows or columns are orthogonal, all as likely.
 
-    The weight is a matrix of the dimensions in `rows` by all its others. The shorter side's
-    vectors are orthogonal and of length `scale`. They are found by Newton and Schulz's iteration
-    from normally distributed numbers, in float32.
+    The shorter side's vectors are orthogonal and of length `scale`. They are found by Newton and
+    Schulz's iteration from normally distributed numbers, in float32. For every element of further
+    dimensions, as of layers that are stacked, there is a matrix of its own.
 
     Args:
         rows: The dimensions that are one side of the matrix, one or several.
+        columns: Those of the other side.
         scale: The length of the vectors.
 
     Returns:
@@ -187,28 +194,28 @@ def orthogonal_init(rows: Dimension | Sequence[Dimension], scale: float = 1.0) -
         >>> import numpy as np
         >>> import namedmesh as nm
         >>> M, H = nm.dims("model=8 hidden=4")
-        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.orthogonal_init(M)))
+        >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.orthogonal_init(M, H)))
         >>> bool(np.allclose(w.T @ w, np.eye(4), atol=1e-5))
         True
     """
-    sides = [check_dimension("orthogonal_init", dim) for dim in as_tuple(rows)]
-    factor = check_number("orthogonal_init: scale", scale, "float32")
+    what = "orthogonal_init"
+    sides = [[check_dimension(what, dim) for dim in as_tuple(side)] for side in (rows, columns)]
+    factor = check_number(f"{what}: scale", scale, "float32")
+    short = min(sides, key=lambda side: Shape(side).elements)
 
     def initialize(key: Tensor, shape: Shape, dtype: str) -> Tensor:
         drawn = random.normal(key, shape)
-        check_has_dims("orthogonal_init", drawn, *sides)
-        others = [dim for dim in shape if dim not in sides]
-        short = sides if Shape(sides).elements <= Shape(others).elements else others
+        check_has_dims(what, drawn, *sides[0], *sides[1])
+        batch = [dim for dim in shape if dim not in (*sides[0], *sides[1])]
         twins = [name_apart(dim, "twin", drawn) for dim in short]
-        gram_shape = [*short, *twins]
 
         def improve(matrix: Tensor, _: None) -> tuple[Tensor, None]:
             twin = rename(matrix, dict(zip(short, twins, strict=True)))
-            gram = einsum([matrix, twin], gram_shape)
+            gram = einsum([matrix, twin], [*batch, *short, *twins])
             return 1.5 * matrix - 0.5 * einsum([gram, twin], shape), None
 
-        start = drawn * rsqrt(sum(square(drawn)))
-        matrix, _ = scan(improve, start, over=Dimension("iteration", 48))
+        length = sum(square(drawn), [*sides[0], *sides[1]])
+        matrix, _ = scan(improve, drawn * rsqrt(length), over=Dimension("iteration", 48))
         return cast(matrix * factor, dtype)
 
     return initialize

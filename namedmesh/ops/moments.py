@@ -8,6 +8,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.operands import check_int
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.arithmetic import maximum
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.mathematics import sqrt, square
 from namedmesh.ops.reduce import check_float_over, count_where, mean
@@ -98,4 +99,4 @@ def _spread(
     squares = sum(square(x - mean(x, dims, where=where)), dims, where=where)
     if where is None:
         return squares * (1.0 / count)
-    return squares / (count_where(x, dims, where) - float(correction))
+    return squares / maximum(count_where(x, dims, where) - float(correction), 0.0)

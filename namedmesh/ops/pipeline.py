@@ -89,9 +89,10 @@ def pipeline(
 
     def turn(made: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         first = equal(count(stages), 0)
+        moved = [shift(old, stages, 1) if stages.size > 1 else old for old in made]
         taken = [
-            transpose(where(first, new, shift(old, stages, 1)), old.shape)
-            for new, old in zip(row, made, strict=True)
+            transpose(where(first, new, old), old.shape)
+            for new, old in zip(row, moved, strict=True)
         ]
         results = flatten(stage(unflatten(x, iter(taken))))
         if [(one.shape, one.dtype) for one in results] != [(one.shape, one.dtype) for one in made]:

@@ -170,8 +170,9 @@ def truncated_normal(
     Args:
         key: A random key, from `nm.random.key` or `nm.random.fold_in`.
         dims: The dimensions of the result, in order.
-        low: The bound below, in standard deviations from the mean.
-        high: The bound above, likewise.
+        low: The bound below, in standard deviations from the mean; at most 3.
+        high: The bound above, likewise; at least -3. Numbers of float32 do not tell what lies
+            farther out.
         mean: The mean of the distribution before it is cut.
         stddev: Its standard deviation; with the default bounds that of the result is 0.88 of it.
         dtype: The floating point dtype of the result.
@@ -193,6 +194,11 @@ def truncated_normal(
     what = "random.truncated_normal"
     _check_float_dtype(what, dtype)
     least, bound = _check_bounds(what, low, high, "float32")
+    if least > 3.0 or bound < -3.0:
+        raise NamedMeshError(
+            f"{what}: low={least} and high={bound} leave only the end of a tail",
+            fix="give bounds of which one is nearer than 3 standard deviations to the mean",
+        )
     for name, number in (("mean", mean), ("stddev", stddev)):
         if not isinstance(number, Tensor):
             check_number(f"{what}: {name}", number, "float32")

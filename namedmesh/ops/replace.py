@@ -115,9 +115,7 @@ class Place:
         for dim, row in rows.items():
             update = reverse(update, dim.resized(row.size)) if row.step < 0 else update
             update = _pad_to(update, dim, row)
-            inside = np.zeros(dim.size, bool)
-            inside[row.numbers] = True
-            own = constant(inside, [dim])
+            own = row.contains(count(dim))
             mask = own if mask is None else mask & own
         update = transpose(update, self.x.shape)
         return self.x if mask is None else where(mask, _COMBINE[function](self.x, update), self.x)

@@ -162,6 +162,10 @@ def rename(
         [key=4]
     """
     if isinstance(old, Mapping):
+        if new is not None:
+            raise NamedMeshError(
+                "rename: a new dimension is given twice", str(x), fix="write nm.rename(x, {S: T})"
+            )
         return _rename_all(x, old)
     check_has_dims("rename", x, old)
     new = check_dimension("rename", new, x)

@@ -48,8 +48,7 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
             the dimension. Otherwise all share it.
 
     Returns:
-        A function of the same arguments, at least one with the dimension, whose results have the
-        dimension first.
+        A function of the same arguments whose results have the dimension first.
 
     Raises:
         NamedMeshError: The function has a loop whose end is not known, a branch or a call of

@@ -85,6 +85,20 @@ CASES = {
         ("x", "i", "j"),
         ("x",),
     ),
+    "shuffled": Case(
+        lambda x: x[H, nm.constant([7, 0, 2, 1, 4, 3, 6, 5], [H])],
+        lambda x: x[:, [7, 0, 2, 1, 4, 3, 6, 5]],
+    ),
+    "equal constants": Case(
+        lambda x: (
+            x.at[H, 1].set(0.0)
+            + nm.rename(x, H, nm.Dimension("h", 8)).sum(nm.Dimension("h", 8)).at[W, 1].set(0.0)
+        ),
+        lambda x: (
+            changed(setting, slice(None), 1)(x, 0.0)
+            + changed(setting, slice(None), slice(None), 1)(x.sum(1, keepdims=True), 0.0)
+        ),
+    ),
     "outside": Case(
         lambda x, i: x[H, i],
         lambda x, i: np.stack([x[:, int(n)] if 0 <= n < 8 else 0 * x[:, 0] for n in i], 1),
@@ -276,3 +290,17 @@ def test_signs_of_logic_are_those_of_bits_for_whole_numbers():
     }
     found = nm.evaluate(lambda x: {name: make(x) for name, make in signs.items()}, x=([H], array))
     assert_same(found, {name: make(array) for name, make in signs.items()})
+
+
+def test_equal_constants_on_different_axes():
+    """XLA merges constants of equal values; each lies where its own reader does all the same."""
+    N, M = nm.dims("rows=8 columns=8")
+    mask = np.arange(8) % 3 < 1
+    x = numbers(5, 8, 8)
+
+    def both(x):
+        first = nm.where(nm.constant(mask, [N]), x, 0.0)
+        return first + nm.where(nm.constant(mask, [M]), x, 1.0)
+
+    step = assert_sharded_same(both, {"x": nm.spec([N, M])}, {"x": x}, "rows:a, columns:b")
+    assert not step.plan.collectives

@@ -377,9 +377,25 @@ def test_draws_and_initializers_do_not_depend_on_the_layout(layout):
             "randint": nm.random.randint(key, [B, M], 0, 100),
             "truncated": nm.random.truncated_normal(key, [B, M]),
             "order": nm.random.permutation(key, M),
-            "orthogonal": nm.orthogonal_init(B, 2.0)(key, nm.Shape([B, M]), "float32"),
+            "orthogonal": nm.orthogonal_init(B, M, 2.0)(key, nm.Shape([B, M]), "float32"),
         }
 
     step = assert_sharded_same(draw, {}, {}, layout)
     matrix = np.asarray(step(step.init(0))[1]["orthogonal"])
     np.testing.assert_allclose(matrix @ matrix.T, 4 * np.eye(8), atol=1e-4)
+
+
+def test_layers_that_are_stacked_have_orthogonal_matrices_each():
+    E, Q, W = nm.dims("expert=3 rows=8 columns=6")
+
+    def one(x):
+        return x * nm.param("w", [Q, W], init=nm.orthogonal_init(Q, W))
+
+    program = nm.trace(nm.vmap(one, E, stack=True), nm.spec([E]))
+    for matrix in np.asarray(program.initial_state(0)["w"]):
+        np.testing.assert_allclose(matrix.T @ matrix, np.eye(6), atol=1e-5)
+
+
+def test_ends_of_tails_are_refused():
+    with pytest.raises(nm.NamedMeshError, match="the end of a tail"):
+        nm.evaluate(lambda: nm.random.truncated_normal(nm.random.key(0), [M], 5.0, 6.0))

@@ -113,6 +113,20 @@ def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 
 
+def test_where_without_a_number_that_counts():
+    """An element that counts is found though it is as small as can be; nothing has no variance."""
+    row = np.array([5.0, -np.inf, -np.inf, 5.0], "float32")
+    mask = np.array([False, True, True, False])
+    four = nm.Dimension("four", 4)
+    given = {"x": ([four], row), "m": ([four], mask)}
+    assert nm.evaluate(lambda x, m: nm.argmax(x, four, where=m), **given) == 1
+    assert nm.evaluate(lambda x, m: nm.argmin(-x, four, where=m), **given) == 1
+    least = {"x": ([four], np.array([5, -(2**31), 0, 5], "int32")), "m": ([four], mask)}
+    assert nm.evaluate(lambda x, m: nm.argmin(x, four, where=m), **least) == 1
+    ones = ([four], np.ones(4, "float32"))
+    assert np.isnan(nm.evaluate(lambda x: nm.var(x, where=x < 0.0, correction=1), x=ones))
+
+
 def extremes(x):
     """Reductions at ties and zeros."""
     made = {

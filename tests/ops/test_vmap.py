@@ -240,6 +240,15 @@ def test_pipeline_is_the_stages_one_after_the_other(layout):
     same(together, alone)
 
 
+def test_pipeline_of_one_stage():
+    one = nm.Dimension("stage", 1)
+    found = nm.evaluate(
+        lambda x: nm.pipeline(lambda y: 2.0 * y, x, stages=one, batches=N),
+        x=([N, B], np.ones((6, 8))),
+    )
+    np.testing.assert_array_equal(found, np.full((6, 8), 2.0))
+
+
 def test_pipeline_sends_a_microbatch_in_every_turn():
     """9 turns of 6 microbatches and 4 stages; results come from the last stage once."""
     program = nm.trace(lambda x: nm.pipeline(stage, x, stages=P, batches=N), x=SPEC)
