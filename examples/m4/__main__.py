@@ -121,14 +121,19 @@ def describe(translation: Translation, languages: Sequence[Guess]) -> str:
 
 
 def read_lines(path: str) -> list[str]:
-    """Read the lines of a file or of standard input; what is not UTF-8 is replaced."""
+    """Read the lines of a file or of standard input; what is not UTF-8 is replaced, and said."""
     try:
-        with open(path, encoding="utf-8", errors="replace") if path != "-" else sys.stdin as file:
-            return [line.rstrip("\n") for line in file]
+        with open(path, "rb") if path != "-" else sys.stdin.buffer as file:
+            raw = file.read().splitlines()
     except OSError as error:
         raise NamedMeshError(
             f"cannot read {path!r}: {error.strerror}", fix="check --input"
         ) from None
+    lines = [line.decode("utf-8", errors="replace") for line in raw]
+    wrong = sum("\ufffd" in line for line in lines)
+    if wrong:
+        print(f"{wrong} of {len(lines)} lines are not UTF-8 everywhere", file=sys.stderr)
+    return lines
 
 
 def open_output(path: str) -> Any:
