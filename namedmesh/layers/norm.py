@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import namedmesh as nm
+from namedmesh.ir.operands import as_tuple
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.naming import claim_name
 
@@ -35,9 +36,9 @@ def layer_norm(
         ['norm_scale', 'norm_bias']
     """
     wide = nm.cast(x, "float32")
-    unit = _standardize(wide, _listed(over), epsilon)
+    unit = _standardize(wide, as_tuple(over), epsilon)
     name = claim_name("layer_norm", "norm", named=True) if name is None else name
-    return _scale_and_shift(unit, _listed(over), name, x.dtype)
+    return _scale_and_shift(unit, as_tuple(over), name, x.dtype)
 
 
 @explain_mistakes
@@ -68,7 +69,7 @@ def rms_norm(
     wide = nm.cast(x, "float32")
     unit = wide * nm.rsqrt(nm.mean(nm.square(wide), over=over) + epsilon)
     name = claim_name("rms_norm", "norm", named=True) if name is None else name
-    return nm.cast(unit * nm.param(f"{name}_scale", _listed(over), nm.constant_init(1.0)), x.dtype)
+    return nm.cast(unit * nm.param(f"{name}_scale", as_tuple(over), nm.constant_init(1.0)), x.dtype)
 
 
 @explain_mistakes
@@ -168,11 +169,6 @@ def batch_norm(
         mean, variance = average, spread
     unit = (wide - mean) * nm.rsqrt(variance + epsilon)
     return _scale_and_shift(unit, dims, name, x.dtype)
-
-
-def _listed(over: nm.Dimension | Sequence[nm.Dimension]) -> list[nm.Dimension]:
-    """Return one dimension or several as a list."""
-    return [over] if isinstance(over, nm.Dimension) else [*over]
 
 
 def _standardize(x: nm.Tensor, over: Sequence[nm.Dimension], epsilon: float) -> nm.Tensor:

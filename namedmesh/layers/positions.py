@@ -25,12 +25,18 @@ def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32")
         >>> nm.trace(lambda: sinusoids(nm.range(S), M)).outputs[0].shape
         [seq=4, model=8]
     """
-    channel = nm.cast(nm.range(model), "float32")
     half = model.size // 2
-    first = channel < float(half)
-    step = nm.where(first, channel, channel - float(half))
+    first, step = _count_halves(model)
     angle = nm.cast(positions, "float32") * nm.exp(step * (-math.log(10_000.0) / max(half - 1, 1)))
     return nm.cast(nm.where(first, nm.sin(angle), nm.cos(angle)), dtype)
+
+
+def _count_halves(dim: nm.Dimension) -> tuple[nm.Tensor, nm.Tensor]:
+    """Tell which elements are in the first half, and count from 0 in either half, in float32."""
+    channel = nm.cast(nm.range(dim), "float32")
+    half = float(dim.size // 2)
+    first = channel < half
+    return first, nm.where(first, channel, channel - half)
 
 
 @explain_mistakes
@@ -87,9 +93,7 @@ def rotary(
     if key.size % 2:
         raise nm.NamedMeshError(f"rotary: {key} has no pairs", str(x), fix="give it an even size")
     half = key.size // 2
-    channel = nm.cast(nm.range(key), "float32")
-    first = channel < float(half)
-    step = nm.where(first, channel, channel - float(half))
+    first, step = _count_halves(key)
     angle = nm.cast(positions, "float32") * nm.exp(step * (-math.log(base) / half))
     wide = nm.cast(x, "float32")
     other = nm.roll(wide, key, half) * nm.where(first, -1.0, 1.0)

@@ -12,6 +12,7 @@ from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.join import concat
 from namedmesh.ops.shape import transpose
 from namedmesh.ops.windows import Pad, slice
 from namedmesh.ops.windows import reverse as reverse_dim
@@ -105,12 +106,8 @@ def _halve(
         return _interleave(first, odd, dim)
     left = [slice(x, dim.resized(half), 0, rest) for x in odd]
     inner = combine(left, _every_other(xs, dim, 2, rest))
-    even = [
-        Pad((one,), dim.resized(rest), 1, 0, 0, 0).output
-        + Pad((head,), dim.resized(1), 0, rest, 0, 0).output
-        for one, head in zip(map(_as_number, inner), map(_as_number, first), strict=True)
-    ]
-    return [cast(one, x.dtype) for one, x in zip(_interleave(even, odd, dim), xs, strict=True)]
+    even = [concat(pair, dim.name) for pair in zip(first, inner, strict=True)]
+    return _interleave(even, odd, dim)
 
 
 def _as_number(x: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import zlib
 from collections.abc import Sequence
 from typing import Any
@@ -70,15 +69,11 @@ class ConstantArray(Op):
             fits = numbers < dim.size
             index = index[..., None] * dim.size + numbers
             inside = fits if inside is None else inside[..., None] & fits
-        if self._is_padded(context):
-            index = tf.where(inside, index, 0)
-        value = tf.gather(tf.constant(np.pad(array.reshape(-1), (0, longer))), index)
-        if self._is_padded(context):
-            value = tf.where(inside, value, tf.zeros([], value.dtype))
-        return value
-
-    def _is_padded(self, context: Context) -> bool:
-        return builtins.any(context.size(dim) * context.ways(dim) > dim.size for dim in self.shape)
+        flat = tf.constant(np.pad(array.reshape(-1), (0, longer)))
+        if all(context.size(dim) * context.ways(dim) == dim.size for dim in self.shape):
+            return tf.gather(flat, index)
+        value = tf.gather(flat, tf.where(inside, index, 0))
+        return tf.where(inside, value, tf.zeros([], value.dtype))
 
 
 def _fill_dims(

@@ -18,15 +18,16 @@ from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
+from namedmesh.ops.pass_through import PassThrough
 from namedmesh.ops.shape import transpose
 
 
-class CustomVjp(Op):
-    """Results passed on as they are, whose cotangents go to the user's own backward function."""
+class CustomVjp(PassThrough):
+    """Results passed on as they are, whose cotangents go to the user's own backward function.
 
-    elementwise = True
-    rule = "pass_through"
-    count: int  # results first, then the arguments, then the residuals
+    Results come first, then the arguments, then the residuals.
+    """
+
     arguments: int
     residuals: Any
     structure: Any
@@ -34,18 +35,8 @@ class CustomVjp(Op):
     declared: Source
 
     @property
-    def repeatable(self) -> bool:
-        return True
-
-    @property
     def kind(self) -> str:
         return "custom_vjp"
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
-
-    def lower(self, context: Context, *values: Any) -> Any:
-        return [context.tf.identity(value) for value in values[: self.count]]
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         arguments = self.inputs[self.count : self.count + self.arguments]

@@ -186,7 +186,7 @@ def _count_along(tf: Any, indices: Any, at: int) -> Any:
     return tf.broadcast_to(aligned, sizes)
 
 
-def _check_indices(what: str, indices: Tensor) -> Tensor:
+def check_indices(what: str, indices: Tensor) -> Tensor:
     """Returns the indices when they are integers, or raises."""
     if check_tensor(what, indices).dtype not in INTEGERS:
         raise NamedMeshError(
@@ -222,7 +222,7 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
                [1., 0.],
                [0., 0.]], dtype=float32)
     """
-    _check_indices("one_hot", indices)
+    check_indices("one_hot", indices)
     if indices.shape.named(check_dimension("one_hot", dim, indices).name):
         raise NamedMeshError(
             f"one_hot: {dim} is not a new dimension",
@@ -261,7 +261,7 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
         array([30, 10, 10,  0], dtype=int32)
     """
     check_has_dims("gather", table, dim)
-    _check_indices("gather", indices)
+    check_indices("gather", indices)
     check_same_sizes("gather", table, indices, but=dim.name)
     if table.dtype == "bool":  # what devices have of the result is added up, and bools are not
         return cast(gather(cast(table, "int32"), indices, dim), "bool")
@@ -299,7 +299,7 @@ def scatter_add(
         >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=updates, i=indices)
         array([5, 0, 1], dtype=int32)
     """
-    _check_indices("scatter_add", indices)
+    check_indices("scatter_add", indices)
     check_has_dims("scatter_add", updates, *indices.shape)
     batch_dims = as_tuple(batch)
     check_has_dims("scatter_add", indices, *batch_dims)

@@ -14,11 +14,11 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.literal import fill, plain_number
 from namedmesh.ir.operands import check_has_dims, check_tensor, is_list
-from namedmesh.ir.tensor import INTEGERS, OPERATORS, Tensor
+from namedmesh.ir.tensor import OPERATORS, Tensor
 from namedmesh.ops.constants import constant
-from namedmesh.ops.index import gather
+from namedmesh.ops.index import check_indices, gather
 from namedmesh.ops.logic import equal, where
-from namedmesh.ops.shape import reshape, transpose
+from namedmesh.ops.shape import name_apart, reshape, transpose
 from namedmesh.ops.windows import reverse, slice
 
 EXAMPLE = "write x[H, 3], x[H, 1:5], x[H, indices] or x[{H: i, W: j}]"
@@ -129,13 +129,7 @@ def _parse_selector(x: Tensor, dim: Dimension, selector: Any) -> Selector:
                 fix="use nm.where(mask, x, 0), nm.compress(x, mask, dim, into), "
                 "or where=mask of a reduction",
             )
-        if selector.dtype not in INTEGERS:
-            raise NamedMeshError(
-                "index: the indices are not integers",
-                str(selector),
-                fix=f"use nm.cast({selector.label}, 'int32')",
-            )
-        return selector
+        return check_indices("index", selector)
     if is_list(selector) or isinstance(selector, np.ndarray):
         numbers = [_parse_number(x, dim, number) for number in selector]
         return constant(np.array(numbers, "int32"), [dim.resized(len(numbers))])
@@ -185,11 +179,8 @@ def merge_indices(
     dims = list(chosen)
     if len(dims) == 1:
         return dims[0], chosen[dims[0]], x
-    names = {name for one in (x, *chosen.values()) for name in one.shape.names}
-    label = "_".join(dim.name for dim in dims)
-    while label in names:
-        label += "_"
-    merged = Dimension(label, Shape(dims).elements)
+    both = Dimension("_".join(dim.name for dim in dims), Shape(dims).elements)
+    merged = name_apart(both, "merged", x, *chosen.values())
     index, inside = None, None
     for dim, one in chosen.items():
         fits = (one >= 0) & (one < dim.size)

@@ -6,9 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.dimension import Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
@@ -17,30 +15,21 @@ from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
+from namedmesh.ops.pass_through import PassThrough
 
 POLICIES = ("full", "dots")
 
 
-class Recompute(Op):
-    """Results passed on as they are, whose derivative computes them again first."""
+class Recompute(PassThrough):
+    """Results passed on as they are, whose derivative computes them again first.
 
-    elementwise = True
-    rule = "pass_through"
-    count: int  # results first, then what the ops read, then what is kept of them
+    Results come first, then what the ops read, then what is kept of them.
+    """
+
     ops: tuple[Op, ...]
     read: tuple[Tensor, ...]
     made: tuple[Tensor, ...]
     kept: tuple[Tensor, ...]
-
-    @property
-    def repeatable(self) -> bool:
-        return True
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
-
-    def lower(self, context: Context, *values: Any) -> Any:
-        return [context.tf.identity(value) for value in values[: self.count]]
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         first, last = self.count, self.count + len(self.read)

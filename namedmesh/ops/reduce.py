@@ -157,7 +157,7 @@ def leave_out_extreme(function: str, x: Tensor, where: Tensor | None) -> Tensor:
     """Puts the number that never wins in place of the elements that do not count."""
     if where is None:
         return x
-    largest = function in ("max", "argmax")
+    largest = function == "max"
     if check_tensor(function, x).floating:
         return leave_out(function, x, where, -math.inf if largest else math.inf)
     check_dtype_kind(function, "number", x)

@@ -13,7 +13,6 @@ from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.elementwise import stop_gradient
 
 
 def value_and_grad(
@@ -116,7 +115,7 @@ def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor
     """Takes the change of one result along a direction."""
     if not result.floating:
         return zeros_like(result)
-    cotangent = stop_gradient(zeros_like(result)) + zeros_like(result)
+    cotangent = zeros_like(result)
     back = grad(result, list(inputs), cotangent=cotangent)
     total = None
     for one, tangent in zip(back, direction, strict=True):
