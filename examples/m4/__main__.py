@@ -5,7 +5,6 @@ Commands are train, evaluate, translate, serve, saved_model and export.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from absl import app, flags, logging
 
 from examples.m4 import flags as m4_flags
 from examples.m4.settings import Settings, preset
+from examples.m4.streams import open_output, read_lines
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 if TYPE_CHECKING:
@@ -118,34 +118,6 @@ def describe(translation: Translation, languages: Sequence[Guess]) -> str:
     guesses = ", ".join(f"{code} {share:.0%}" for code, share in languages)
     lines = [f"  {score:6.2f}  {text}" for text, score in translation.translations]
     return "\n".join([f"  language: {guesses or 'unknown'}", *lines])
-
-
-def read_lines(path: str) -> list[str]:
-    """Read the lines of a file or of standard input; what is not UTF-8 is replaced, and said."""
-    try:
-        with open(path, "rb") if path != "-" else sys.stdin.buffer as file:
-            raw = file.read().splitlines()
-    except OSError as error:
-        raise NamedMeshError(
-            f"cannot read {path!r}: {error.strerror}", fix="check --input"
-        ) from None
-    lines = [line.decode("utf-8", errors="replace") for line in raw]
-    wrong = sum("\ufffd" in line for line in lines)
-    if wrong:
-        print(f"{wrong} of {len(lines)} lines are not UTF-8 everywhere", file=sys.stderr)
-    return lines
-
-
-def open_output(path: str) -> Any:
-    """Open a file to write to, or standard output."""
-    if path == "-":
-        return contextlib.nullcontext(sys.stdout)
-    try:
-        return open(path, "w", encoding="utf-8")
-    except OSError as error:
-        raise NamedMeshError(
-            f"cannot write {path!r}: {error.strerror}", fix="check --output"
-        ) from None
 
 
 def serve() -> None:

@@ -1,6 +1,6 @@
 """What `translate --input` reads."""
 
-from examples.m4.__main__ import read_lines
+from examples.m4.streams import read_lines
 
 
 def test_lines_that_are_not_utf8_are_counted(tmp_path, capsys):
