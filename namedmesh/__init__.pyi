@@ -27,6 +27,7 @@ from namedmesh.lowering.export import export as export
 from namedmesh.lowering.plan import Plan as Plan
 from namedmesh.lowering.planning import plan as plan
 from namedmesh.lowering.saved_model import write_saved_model as write_saved_model
+from namedmesh.ops import collective as collective
 from namedmesh.ops import random as random
 from namedmesh.ops.activation import elu as elu
 from namedmesh.ops.activation import gelu as gelu

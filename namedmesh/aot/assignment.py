@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from namedmesh.aot.torus import Torus
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import Collective
 
 # Bytes along one axis, or along several together.
 Traffic = Mapping[str, float] | Mapping[tuple[str, ...], float]

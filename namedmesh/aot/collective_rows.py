@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.text import columns, human
 from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.runtime.audit import Audit

@@ -12,6 +12,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 
 _TEXT = re.compile(r"(\d+)-(\d+) from (-?\d+)( mirrored)?( cyclic)? along (\w+(?:\+\w+)*)")
+_LIST = re.compile(r"from (-?\d+(?:,-?\d+)*) along (\w+(?:\+\w+)*)")
 
 
 def list_groups(axes: Sequence[str], mesh: Mesh) -> np.ndarray:
@@ -40,7 +41,8 @@ class Hop:
     """One permutation of devices, by their position along the axes of a dimension.
 
     The device at position p, from `first` to `last`, gets what the one at p + by has. A `mirrored`
-    hop comes from by - p instead, and a `cyclic` one goes round at the ends.
+    hop comes from by - p instead, and a `cyclic` one goes round at the ends. A hop with `sources`
+    lists for every position where what it gets comes from, and -1 where it gets nothing.
 
     Attributes:
         by: How far away the sender is.
@@ -49,6 +51,7 @@ class Hop:
         mirrored: Whether positions are counted from the other end.
         cyclic: Whether the last position has the first as its neighbour.
         axes: The mesh axes that number the positions, in order.
+        sources: The sender of every position, where no rule says who sends to whom.
 
     Example:
         >>> hop = Hop(-1, 1, 3, axes=("space",))
@@ -58,16 +61,21 @@ class Hop:
         ('1-3 from -1 along space', True)
         >>> Hop(3, 0, 3, mirrored=True, axes=("space",)).pairs(Mesh(space=4))
         [(3, 0), (2, 1), (1, 2), (0, 3)]
+        >>> str(Hop(sources=(1, 0, -1), axes=("space",)))
+        'from 1,0,-1 along space'
     """
 
-    by: int
-    first: int
-    last: int
+    by: int = 0
+    first: int = 0
+    last: int = 0
     mirrored: bool = False
     cyclic: bool = False
     axes: tuple[str, ...] = ()
+    sources: tuple[int, ...] = ()
 
     def __str__(self) -> str:
+        if self.sources:
+            return f"from {','.join(map(str, self.sources))} along {'+'.join(self.axes)}"
         words = " mirrored" * self.mirrored + " cyclic" * self.cyclic
         return f"{self.first}-{self.last} from {self.by}{words} along {'+'.join(self.axes)}"
 
@@ -84,6 +92,10 @@ class Hop:
         Raises:
             NamedMeshError: The text is not that of a hop.
         """
+        listed = _LIST.fullmatch(text)
+        if listed:
+            sources = tuple(map(int, listed[1].split(",")))
+            return cls(axes=tuple(listed[2].split("+")), sources=sources)
         found = _TEXT.fullmatch(text)
         if not found:
             raise NamedMeshError(
@@ -103,8 +115,11 @@ class Hop:
             Two device numbers for each receiver.
         """
         rows, ways = list_groups(self.axes, mesh), mesh.size(self.axes)
-        receivers = np.arange(self.first, min(self.last, ways - 1) + 1)
-        senders = self.by + (-receivers if self.mirrored else receivers)
+        if self.sources:
+            receivers, senders = np.arange(ways), np.array(self.sources)
+        else:
+            receivers = np.arange(self.first, min(self.last, ways - 1) + 1)
+            senders = self.by + (-receivers if self.mirrored else receivers)
         if self.cyclic:
             senders %= ways
         there = (senders >= 0) & (senders < ways)

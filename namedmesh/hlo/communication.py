@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from namedmesh.dims.collective import count_wire_bytes
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import count_wire_bytes
 from namedmesh.hlo.array_types import ArrayType, TupleType, UnreadableHlo
 from namedmesh.hlo.element_types import count_bytes
 from namedmesh.hlo.groups import Groups

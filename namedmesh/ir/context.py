@@ -72,6 +72,10 @@ class Context:
         """Puts the values of all pieces of a dimension side by side, in a new first dimension."""
         raise NotImplementedError
 
+    def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
+        """Cuts a value along one position and joins what all pieces of a dimension send it."""
+        raise NotImplementedError
+
     def place(self, value: Any, tensor: Any) -> Any:
         """Annotates a value with the place of one of an op's results."""
         return value

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.version import __version__
 from namedmesh.ir.op import Op, every_op

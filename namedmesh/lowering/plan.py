@@ -9,11 +9,11 @@ from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, check_word
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.paths import check_path, write_file
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.dims.text import name_some
 from namedmesh.ir.format import format_value

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import BYTES, Tensor

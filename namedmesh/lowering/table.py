@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.collective import Collective, format_times
+from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
 

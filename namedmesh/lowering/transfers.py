@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from namedmesh.dims.collective import count_wire_bytes
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import count_wire_bytes
 from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.planner import Planner

@@ -1,8 +1,8 @@
-"""Manual regions: a function that every device runs on its own piece, without any communication."""
+"""Manual regions: a function that every device runs on its own piece."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -10,13 +10,14 @@ from namedmesh.dims.errors import NamedMeshError, join_names, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
-from namedmesh.ir.op import Body, Op, every_op
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import prune_body, shorten_body
 from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
+from namedmesh.ops.between import Between, RegionCutter, mixes_pieces, region_over
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.partial_sums import check_partial_sums
 
@@ -89,10 +90,11 @@ class Manual(Op):
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Runs a function on each device's own piece of some dimensions, without any communication.
+    """Runs a function on each device's own piece of some dimensions.
 
-    Inside, no op may mix the elements of the dimensions in `over` (that is checked), so the result
-    is the same under every layout. All other dimensions are whole inside: they are gathered before.
+    Inside, no op mixes the elements of the dimensions in `over` (that is checked) but the
+    collectives of `nm.collective`, so the result is the same under every layout, and nothing else
+    is communicated. All other dimensions are whole inside: they are gathered before.
     The gradient of a tensor that lacks a dimension of `over` is an AllReduce after the region.
 
     Args:
@@ -121,7 +123,17 @@ def manual(
     for tensor in tensors:
         check_tensor("manual", tensor)
     dims = tuple(check_dimension("manual", dim, *tensors) for dim in as_tuple(over))
-    return _record_region(function, tensors, dims, ())
+    with region_over(frozenset(dim.name for dim in dims)):
+        body, structure = _trace_region(function, tensors, dims, ())
+    if not mixes_pieces(body.ops):
+        return unflatten(structure, iter(_record_body(body, tensors, dims, ())))
+
+    def record_part(part: Callable[..., Any], values: Sequence[Tensor], names: Any) -> Any:
+        return _record_region(part, values, tuple(dim for dim in dims if dim.name in names), ())
+
+    names = frozenset(dim.name for dim in dims)
+    results = RegionCutter(record_part, names, body).record((*tensors, *body.captured))
+    return unflatten(structure, iter(results))
 
 
 def _record_region(
@@ -131,11 +143,36 @@ def _record_region(
     summed: tuple[Dimension, ...],
 ) -> Any:
     """Records a region; its results are sums over the dimensions in summed, and have the others."""
+    body, structure = _trace_region(function, tensors, over, summed)
+    return unflatten(structure, iter(_record_body(body, tensors, over, summed)))
+
+
+def _record_body(
+    body: Body,
+    tensors: Sequence[Tensor],
+    over: tuple[Dimension, ...],
+    summed: tuple[Dimension, ...],
+) -> Sequence[Tensor]:
+    """Records a region that is traced and has no collectives."""
+    names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
+    _check_region_results(body, tensors, names - sums)
+    if summed:
+        check_partial_sums(body, frozenset(sums))
+    return Manual((*tensors, *body.captured), body, over, summed).outputs
+
+
+def _trace_region(
+    function: Callable[..., Any],
+    tensors: Sequence[Tensor],
+    over: tuple[Dimension, ...],
+    summed: tuple[Dimension, ...],
+) -> tuple[Body, Any]:
+    """Traces the function of a region, and checks what its ops mix."""
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
     body, structure = trace_body(function, specs, outer=tensors)
     body = prune_body(body)
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
-    for op in every_op(body.ops):
+    for op in _ops_on_pieces(body.ops):
         asked = op.placement()
         mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
         mixed = mixing & names
@@ -150,13 +187,19 @@ def _record_region(
             raise op.error(
                 f"mixes elements of {name_all('dimension', dims)}, over which the region is split",
                 *map(str, op.inputs),
-                fix=f"leave {join_names(dims)} out of over=, or do this outside the region",
+                fix=f"leave {join_names(dims)} out of over=, do this outside the region, "
+                "or use nm.collective",
             )
-    _check_region_results(body, tensors, names - sums)
-    if summed:
-        check_partial_sums(body, frozenset(sums))
-    results = Manual((*tensors, *body.captured), body, over, summed).outputs
-    return unflatten(structure, iter(results))
+    return body, structure
+
+
+def _ops_on_pieces(ops: Sequence[Op]) -> Iterator[Op]:
+    """Yields every op that works on a device's own piece, those in loops and branches included."""
+    for op in ops:
+        if not isinstance(op, Between):
+            yield op
+            for body in op.bodies:
+                yield from _ops_on_pieces(body.ops)
 
 
 def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]) -> None:

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from namedmesh.dims.collective import Collective, format_times
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import caller
 from namedmesh.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.hlo.module import Module

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.hlo.element_types import count_bytes
 
 SMALL_GATHER_BYTES = 4096

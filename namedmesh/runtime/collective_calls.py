@@ -17,6 +17,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.regions import blocks, call_target
 
 PERMUTE, GATHER = "namedmesh_permute", "namedmesh_gather"
+ALL_TO_ALL = "namedmesh_all_to_all"
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 
 
@@ -27,7 +28,7 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
         module: The module, which is changed in place.
         mesh: The mesh it was lowered for.
     """
-    writers = {PERMUTE: _write_permute, GATHER: _write_gather}
+    writers = {PERMUTE: _write_permute, GATHER: _write_gather, ALL_TO_ALL: _write_all_to_all}
     calls = [
         view.operation
         for block in blocks(module.operation)
@@ -56,13 +57,33 @@ def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> i
 
 def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
     """Writes what puts values side by side along the first dimension, for which axes are named."""
-    groups: Any = np.ascontiguousarray(list_groups(config.split("+"), mesh), np.int64)
     made = stablehlo.AllGatherOp(
         [op.result.type],
         [op.operands[0]],
         0,
-        ir.DenseElementsAttr.get(groups),
+        _write_groups(config, mesh),
         channel_handle=channel,
         use_global_device_ids=True,
     )
     return made.operation
+
+
+def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Writes what cuts values along one dimension and joins them along another."""
+    axes, cut, join = config.split(" ")
+    groups = _write_groups(axes, mesh)
+    made = stablehlo.AllToAllOp(
+        [op.operands[0]],
+        int(cut),
+        int(join),
+        mesh.size(axes.split("+")),
+        groups,
+        channel_handle=channel,
+    )
+    return made.operation
+
+
+def _write_groups(axes: str, mesh: Mesh) -> ir.DenseElementsAttr:
+    """Writes which devices communicate along some axes."""
+    groups: Any = np.ascontiguousarray(list_groups(axes.split("+"), mesh), np.int64)
+    return ir.DenseElementsAttr.get(groups)

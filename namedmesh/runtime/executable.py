@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.inputs import name_inputs
 from namedmesh.dims.paths import check_path, describe_os_error
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit

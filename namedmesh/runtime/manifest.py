@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.inputs import InputGroups
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 from namedmesh.runtime.description import OpRecord, TensorSpec, VariableSpec, dtype_of

@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
 from namedmesh.runtime.backend_rules import (

@@ -10,7 +10,7 @@ import namedmesh as nm
 from namedmesh.aot.assignment import mean_hops, torus_assignment, traffic_of
 from namedmesh.aot.target import Target
 from namedmesh.aot.torus import Torus
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.source import Source
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.collective import count_wire_bytes
+from namedmesh.dims.planned_collective import count_wire_bytes
 from namedmesh.hlo import Instruction, find_collectives, parse_module, parse_type
 from namedmesh.hlo.opcodes import classify
 from tests.hlo.text import module_of

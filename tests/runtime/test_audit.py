@@ -8,7 +8,7 @@ import time
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.source import Source
 from namedmesh.hlo import parse_module
 from namedmesh.runtime import Audit

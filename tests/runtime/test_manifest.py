@@ -5,9 +5,9 @@ import json
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.hop import Hop
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
 from namedmesh.dims.source import Source
 from namedmesh.runtime import TensorSpec, VariableSpec

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.collective import Collective
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.source import Source
 
 B, M = nm.dims("batch=8 model=16")
