@@ -93,6 +93,7 @@ from namedmesh.ops.initializers import normal_init as normal_init
 from namedmesh.ops.initializers import orthogonal_init as orthogonal_init
 from namedmesh.ops.initializers import truncated_normal_init as truncated_normal_init
 from namedmesh.ops.initializers import uniform_init as uniform_init
+from namedmesh.ops.jax_code import call_jax as call_jax
 from namedmesh.ops.join import chunk as chunk
 from namedmesh.ops.join import concat as concat
 from namedmesh.ops.join import repeat as repeat

@@ -150,7 +150,9 @@ def definitions() -> dict[str, set[str]]:
     for module, path in MODULES.items():
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, (ast.ClassDef, ast.FunctionDef)) and not node.name.startswith("_"):
-                places[node.name].add(module)
+                # Of nm.collective the module is the name that users write before it.
+                owner = "collective." if module == "namedmesh.ops.collective" else ""
+                places[owner + node.name].add(module)
     return places
 
 

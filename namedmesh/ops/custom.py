@@ -303,18 +303,38 @@ def call_tf(
     """
     check_callable("call_tf", function)
     operands = tuple(as_tensor("call_tf", tensor) for tensor in tensors)
+    specs = check_specs("call_tf", operands, result)
+    split = check_batch_dims("call_tf", operands, specs, batch)
+    outputs = TfCall(operands, function, specs, split).outputs
+    return outputs[0] if isinstance(result, InputSpec) else outputs
+
+
+def check_specs(
+    what: str, operands: Sequence[Tensor], result: InputSpec | Sequence[InputSpec]
+) -> tuple[InputSpec, ...]:
+    """Returns what a function is said to make, or raises."""
     specs = as_tuple(result)
     if not all(isinstance(one, InputSpec) for one in specs):
         raise NamedMeshError(
-            f"call_tf: result={format_value(result)} is not a spec",
+            f"{what}: result={format_value(result)} is not a spec",
             *map(str, operands),
             fix="describe what the function makes, e.g. result=nm.spec([B, M])",
         )
-    split = tuple(check_dimension("call_tf", dim, *operands) for dim in as_tuple(batch))
+    return specs
+
+
+def check_batch_dims(
+    what: str,
+    operands: Sequence[Tensor],
+    specs: Sequence[InputSpec],
+    batch: Dimension | Sequence[Dimension],
+) -> tuple[Dimension, ...]:
+    """Returns the dimensions that may stay split for a function, or raises."""
+    split = tuple(check_dimension(what, dim, *operands) for dim in as_tuple(batch))
     unknown = [dim.name for dim in split if not any(dim in x.shape for x in operands)]
     if unknown:
         raise NamedMeshError(
-            f"call_tf: no tensor has the batch {name_all('dimension', unknown)}",
+            f"{what}: no tensor has the batch {name_all('dimension', unknown)}",
             *map(str, operands),
             fix=f"leave {join_names(unknown)} out of batch=",
         )
@@ -323,10 +343,9 @@ def call_tf(
         lacking = [one.shape for one in specs if any(dim not in one.shape for dim in split)]
         pronoun = "it" if len(missing) == 1 else "them"
         raise NamedMeshError(
-            f"call_tf: a result lacks the batch {name_all('dimension', missing)}",
+            f"{what}: a result lacks the batch {name_all('dimension', missing)}",
             *(f"result: {shape}" for shape in lacking),
             fix=f"leave {join_names(missing)} out of batch=, "
             f"so that the function sees all of {pronoun}",
         )
-    outputs = TfCall(operands, function, specs, split).outputs
-    return outputs[0] if isinstance(result, InputSpec) else outputs
+    return split

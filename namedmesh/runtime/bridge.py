@@ -21,6 +21,7 @@ from jaxlib.mlir.dialects import func, stablehlo
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.collective_calls import write_collectives
+from namedmesh.runtime.foreign_code import insert_code
 from namedmesh.runtime.kernels.choice import settle_kernels
 from namedmesh.runtime.shardy import use_shardy_annotations
 
@@ -44,6 +45,7 @@ def _inline(
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
         settle_kernels(parsed, context.module_context.platforms)
+        insert_code(parsed, context.module_context.platforms)
         write_collectives(parsed, mesh)
         if config.use_shardy_partitioner.value:
             use_shardy_annotations(parsed, mesh)

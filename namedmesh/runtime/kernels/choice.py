@@ -14,6 +14,7 @@ from jaxlib.mlir import ir
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime.regions import blocks, call_target, close_regions
+from namedmesh.runtime.splicing import Template, main_template, replace_call
 
 PREFIX = "namedmesh."
 PLATFORMS = ("cuda", "gpu")
@@ -37,7 +38,7 @@ def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
         module: The module, which is changed in place.
         platforms: What it is lowered for.
     """
-    made: dict[tuple[str, ...], ir.Module | None] = {}
+    made: dict[tuple[str, ...], Template | None] = {}
     for op in list(_find_calls(module.operation)):
         name = call_target(op).removeprefix(PREFIX)
         options = json.loads(ir.StringAttr(op.attributes["backend_config"]).value)
@@ -47,13 +48,12 @@ def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
         if key not in made:
             made[key] = _make_kernel(name, options, reads, platforms)
         kernel = made[key]
-        results = plain if kernel is None else _insert(kernel, reads, op)
-        for use in list(op.result.uses):  # TensorFlow's calls return tuples
-            element = use.owner.operation
-            number = ir.IntegerAttr(element.attributes["index"]).value
-            element.result.replace_all_uses_with(results[number])
-            element.erase()
-        op.erase()
+        if kernel is None:
+            results = plain
+        else:
+            with ir.InsertionPoint(op):
+                results = kernel.copy(reads, lambda _, at=op.location: at)
+        replace_call(op, results)
     if any(made.values()):
         close_regions(module.operation)
 
@@ -71,7 +71,7 @@ def _make_kernel(
     options: dict[str, Any],
     reads: Sequence[ir.Value],
     platforms: Sequence[str],
-) -> ir.Module | None:
+) -> Template | None:
     """Lowers a kernel for what it reads; None where the platform has none for it."""
     kinds = [ir.RankedTensorType(value.type) for value in reads]
     if any(str(kind.element_type) not in _DTYPES for kind in kinds):
@@ -85,7 +85,7 @@ def _make_kernel(
     lowered = (
         jax.jit(function, keep_unused=True).trace(*types).lower(lowering_platforms=tuple(platforms))
     )
-    return ir.Module.parse(lowered.as_text(debug_info=False))
+    return main_template(ir.Module.parse(lowered.as_text(debug_info=False)))
 
 
 def find_kernel(
@@ -115,21 +115,3 @@ def find_kernel(
     kernels = {"attention": AttentionCall.forward, "attention_backward": AttentionCall.backward}
     call = AttentionCall.of(options, reads) if name in kernels else None
     return None if call is None else functools.partial(kernels[name], call)
-
-
-def _insert(kernel: ir.Module, reads: Sequence[ir.Value], op: ir.Operation) -> list[ir.Value]:
-    """Copies a kernel's ops before the call that it replaces."""
-    (main,) = (view.operation for view in kernel.body.operations)  # kernels call no functions
-    block = main.regions[0].blocks[0]
-    values = dict(zip(block.arguments, reads, strict=True))
-    with ir.InsertionPoint(op), op.location:
-        for view in block.operations:
-            one = view.operation
-            if one.name == "func.return":
-                return [values[value] for value in one.operands]
-            copy = one.clone()
-            for i, value in enumerate(one.operands):
-                copy.operands[i] = values[value]
-            copy.location = op.location
-            values.update(zip(one.results, copy.results, strict=True))
-    raise AssertionError("a function without a return")
