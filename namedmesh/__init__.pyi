@@ -131,8 +131,6 @@ from namedmesh.ops.move import replicate as replicate
 from namedmesh.ops.move import reshard as reshard
 from namedmesh.ops.move import shard as shard
 from namedmesh.ops.move import split as split
-from namedmesh.ops.order import argsort as argsort
-from namedmesh.ops.order import sort as sort
 from namedmesh.ops.order import top_k as top_k
 from namedmesh.ops.pipeline import pipeline as pipeline
 from namedmesh.ops.pool import pool as pool
@@ -157,6 +155,8 @@ from namedmesh.ops.softmax import log_softmax as log_softmax
 from namedmesh.ops.softmax import logsumexp as logsumexp
 from namedmesh.ops.softmax import softmax as softmax
 from namedmesh.ops.softmax_attention import attention as attention
+from namedmesh.ops.sorting import argsort as argsort
+from namedmesh.ops.sorting import sort as sort
 from namedmesh.ops.transforms import jvp as jvp
 from namedmesh.ops.transforms import value_and_grad as value_and_grad
 from namedmesh.ops.ulysses import ulysses_attention as ulysses_attention

@@ -72,6 +72,10 @@ class Context:
         """Puts the values of all pieces of a dimension side by side, in a new first dimension."""
         raise NotImplementedError
 
+    def sum(self, value: Any, dim: Dimension) -> Any:
+        """Adds up the values of all pieces of a dimension; each has the sum."""
+        raise NotImplementedError
+
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
         """Cuts a value along one position and joins what all pieces of a dimension send it."""
         raise NotImplementedError

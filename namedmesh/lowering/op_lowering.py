@@ -18,7 +18,7 @@ from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
-from namedmesh.runtime.collective_calls import ALL_TO_ALL, GATHER, PERMUTE
+from namedmesh.runtime.collective_calls import ALL_TO_ALL, GATHER, PERMUTE, SUM
 
 
 class OpLowering(Context):
@@ -222,6 +222,11 @@ class Local(Eager):
         spec = tf.TensorSpec([self.ways(dim), *value.shape], value.dtype)
         axes = "+".join(self.axes[dim.name])
         results: Any = self.xla.custom_call_v2(GATHER, [value[None]], [spec], axes)
+        return results[0]
+
+    def sum(self, value: Any, dim: Dimension) -> Any:
+        spec = tf.TensorSpec(value.shape, value.dtype)
+        results: Any = self.xla.custom_call_v2(SUM, [value], [spec], "+".join(self.axes[dim.name]))
         return results[0]
 
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:

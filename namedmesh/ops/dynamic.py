@@ -7,44 +7,77 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.context import Context
+from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.along import Window
 from namedmesh.ops.constants import zeros
-from namedmesh.ops.shape import transpose
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class DynamicSlice(Window):
-    """A window whose start is known only when the step runs, moved inside the dimension."""
+    """A window whose start is known only when the step runs, moved inside the dimension.
 
-    size: int
+    Where the dimension is split, every device gives what it has of the window, and all is added up.
+    """
+
+    window: Dimension
 
     def result_dim(self) -> Dimension:
-        return self.dim.resized(self.size)
+        return self.window
 
     def lower(self, context: Context, x: Any, start: Any) -> Any:
         tf = context.tf
-        start = tf.clip_by_value(start, 0, self.dim.size - self.size)
+        size = self.window.size
+        start = tf.clip_by_value(start, 0, self.dim.size - size)
+        if context.ways(self.dim) > 1:
+            rows = start + tf.range(size) - context.offset(self.dim)
+            return context.sum(read_existing(context, x, rows, self.at), self.dim)
         begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
         sizes = context.sizes(self.inputs[0].shape)
-        sizes[self.at] = self.size
+        sizes[self.at] = size
         return tf.slice(x, tf.stack(begin), sizes)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         x, start = self.inputs
-        return [dynamic_update(zeros(x.shape, x.dtype), dy, start, self.dim), None]
+        return [
+            DynamicUpdate((zeros(x.shape, x.dtype), dy, start), self.dim, self.window).output,
+            None,
+        ]
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        if 2 * self.window.size >= self.dim.size:
+            return None  # adding up sends everything twice
+        count = self.window.size * pieces.count_rest(self.inputs[0].shape, self.dim)
+        return [Exchange("AllReduce", self.dim.name, count, self.inputs[0].dtype)]
 
 
 class DynamicUpdate(Window):
-    """A tensor with a window replaced whose start is known only when the step runs."""
+    """A tensor with a window replaced whose start is known only when the step runs.
+
+    Where the dimension is split, every device replaces what it has of the window.
+    """
+
+    window: Dimension
 
     def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
         tf = context.tf
         shape, patch = self.inputs[0].shape, self.inputs[1].shape
-        size = patch.size_of(self.dim.name)
+        size = self.window.size
         start = tf.clip_by_value(start, 0, self.dim.size - size)
-        update = context.arrange(update, patch, shape.names)
+        order = [self.window.name if name == self.dim.name else name for name in shape.names]
+        update = context.arrange(update, patch, order)
+        if context.ways(self.dim) > 1:
+            rows = context.offset(self.dim) + tf.range(context.size(self.dim)) - start
+            inside = tf.reshape(
+                (rows >= 0) & (rows < size), [-1, *[1] * (len(shape) - self.at - 1)]
+            )
+            return tf.where(inside, read_existing(context, update, rows, self.at), x)
         if context.compiled:
             begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
             return context.xla.dynamic_update_slice(x, update, tf.stack(begin))
@@ -54,19 +87,34 @@ class DynamicUpdate(Window):
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         _x, update, start = self.inputs
         blank = zeros(update.shape, update.dtype)
-        size = update.shape.size_of(self.dim.name)
+        window = DynamicSlice((dy, start), self.dim, self.window).output
         return [
-            dynamic_update(dy, blank, start, self.dim),
-            transpose(dynamic_slice(dy, start, self.dim, size), update.shape.dims),
+            DynamicUpdate((dy, blank, start), self.dim, self.window).output,
+            transpose(window, update.shape.dims),
             None,
         ]
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+
+    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+        return []
+
+
+def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
+    """Reads rows of a value, and zeros where it has none."""
+    tf, count = context.tf, x.shape[at]
+    inside = (rows >= 0) & (rows < count)
+    found = tf.gather(x, tf.clip_by_value(rows, 0, count - 1), axis=at)
+    inside = tf.reshape(inside, [-1, *[1] * (len(x.shape) - at - 1)])
+    return tf.where(inside, found, tf.zeros([], x.dtype))
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
     """Takes elements in a row along a dimension, from a start that is known when the step runs.
 
-    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
-    inside, so that all elements lie in the dimension.
+    Where the dimension is split, every device gives what it has of the elements: an AllReduce of
+    those alone. A start outside is moved inside, so that all elements lie in the dimension.
 
     Args:
         x: The tensor.
@@ -97,14 +145,18 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
             fix="ask for at most its size",
         )
     start = _check_start("dynamic_slice", start)
-    return x if size == dim.size else DynamicSlice((x, start), dim, size).output
+    if size == dim.size:
+        return x
+    window = name_apart(dim.resized(size), "window", x)
+    return rename(DynamicSlice((x, start), dim, window).output, window, dim.resized(size))
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
     """Replaces elements in a row along a dimension, from a start that is known when the step runs.
 
-    The dimension must be whole: where it is split, it is gathered first. A start outside is moved
-    inside, so that the whole update lies in the dimension.
+    Where the dimension is split, every device replaces what it has of the elements, for which the
+    update is made whole. A start outside is moved inside, so that the whole update lies in the
+    dimension.
 
     Args:
         x: The tensor.
@@ -146,7 +198,8 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
     start = _check_start("dynamic_update", start)
     if patch.size == dim.size:
         return transpose(update, x.shape)
-    return DynamicUpdate((x, update, start), dim).output
+    window = name_apart(patch, "window", x, update)
+    return DynamicUpdate((x, rename(update, patch, window), start), dim, window).output
 
 
 def _check_start(what: str, start: Tensor | int) -> Tensor:

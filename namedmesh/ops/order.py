@@ -12,9 +12,8 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.constants import zeros
-from namedmesh.ops.index import ScatterAdd, gather
-from namedmesh.ops.order_keys import from_order_keys, order_keys, unsign_zero_and_nan
+from namedmesh.ops.index import ScatterAdd
+from namedmesh.ops.order_keys import from_order_keys, sort_keys, unsign_zero_and_nan
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 
@@ -49,13 +48,13 @@ class TopK(Op):
             # XLA has a fast way for floating point numbers, in which nan and zeros have signs.
             values, indices = tf.math.top_k(unsign_zero_and_nan(tf, rows), self.k.size)
             return values, indices
-        _, indices = tf.math.top_k(_sort_keys(tf, rows), self.k.size)
+        _, indices = tf.math.top_k(sort_keys(tf, rows), self.k.size)
         return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
 
     def _choose_of_pieces(self, context: Context, rows: Any) -> tuple[Any, Any]:
         """Chooses of every piece, and then of what was chosen, gathered with its indices."""
         tf, size, rank = context.tf, context.size(self.dim), len(rows.shape)
-        keys, start = _sort_keys(tf, rows), context.position(self.dim) * size
+        keys, start = sort_keys(tf, rows), context.position(self.dim) * size
         there = start + tf.range(size) < self.dim.size
         keys, indices = tf.math.top_k(tf.where(there, keys, keys.dtype.min), self.k.size)
         found = tf.stack([keys, tf.cast(indices + start, keys.dtype)])
@@ -97,37 +96,6 @@ def _scatter_back(
     return transpose(ScatterAdd((indices, dy), dim, x.shape).output, x.shape)
 
 
-class Argsort(Op):
-    """The order that sorts a dimension; equal elements keep theirs."""
-
-    manual = True
-    dim: Dimension
-    descending: bool
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(self.inputs[0].shape, "int32")]
-
-    def lower(self, context: Context, x: Any) -> Any:
-        tf = context.tf
-        keys = _sort_keys(tf, x)
-        if self.descending:  # TensorFlow's own descending order reverses ties under XLA
-            keys = tf.bitwise.invert(keys)
-        indices = tf.argsort(keys, self.inputs[0].shape.position(self.dim.name), stable=True)
-        return tf.clip_by_value(indices, 0, self.dim.size - 1)
-
-    def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        return [None]
-
-    def placement(self) -> Placement:
-        return Placement(whole=[self.dim.name])
-
-
-def _sort_keys(tf: Any, x: Any) -> Any:
-    """Converts values to int32 or int64 of the same order, which every backend sorts alike."""
-    keys = order_keys(tf, x)
-    return tf.cast(keys, tf.int64 if keys.dtype in (tf.int64, tf.uint32) else tf.int32)
-
-
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """Finds the largest elements along a dimension, and their indices.
 
@@ -167,69 +135,3 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
         )
     values, indices = TopK((x,), dim, k).outputs
     return values, indices
-
-
-def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Finds the indices that sort a dimension; elements that tie keep their order.
-
-    nan counts as the largest number, and -0.0 equals 0.0. The dimension must be whole: where it is
-    split, it is gathered first. The result carries no gradient.
-
-    Args:
-        x: A tensor of numbers.
-        dim: The dimension.
-        descending: Whether the largest comes first.
-
-    Returns:
-        An int32 tensor of the shape of `x`.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or is bool.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> S = nm.Dimension("seq", 3)
-        >>> nm.evaluate(lambda x: nm.argsort(x, S), x=([S], [3, 1, 2]))
-        array([1, 2, 0], dtype=int32)
-    """
-    return _find_order("argsort", x, dim, descending)
-
-
-def _find_order(what: str, x: Tensor, dim: Dimension, descending: bool) -> Tensor:
-    """Finds the indices that sort a dimension; what names the caller in errors."""
-    check_has_dims(what, x, dim)
-    check_dtype_kind(what, "number", x)
-    if dim.size == 1:
-        return zeros(x.shape, "int32")
-    return Argsort((x,), dim, descending).output
-
-
-def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Sorts the elements along a dimension.
-
-    Where the dimension is split, it is gathered to find the order, and an AllReduce joins what
-    each device has of the result. The gradient goes back to where each element came from.
-
-    Args:
-        x: A tensor of numbers.
-        dim: The dimension.
-        descending: Whether the largest comes first.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or is bool.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> S = nm.Dimension("seq", 3)
-        >>> nm.evaluate(lambda x: nm.sort(x, S, descending=True), x=([S], [3, 1, 2]))
-        array([3, 2, 1], dtype=int32)
-    """
-    indices = _find_order("sort", x, dim, descending)
-    if dim.size == 1:
-        return x
-    hidden = name_apart(dim, "sorted", x)
-    ordered = gather(x, rename(indices, dim, hidden), dim)
-    return transpose(rename(ordered, hidden, dim), x.shape)

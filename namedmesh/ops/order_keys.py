@@ -45,3 +45,9 @@ def unsign_zero_and_nan(tf: Any, x: Any) -> Any:
     negative_zero = tf.equal(tf.bitcast(x, whole), whole.min)
     nan = tf.constant(float("nan"), x.dtype)
     return tf.where(tf.math.is_nan(x), nan, tf.where(negative_zero, tf.zeros([], x.dtype), x))
+
+
+def sort_keys(tf: Any, x: Any) -> Any:
+    """Converts values to int32 or int64 of the same order, which every backend sorts alike."""
+    keys = order_keys(tf, x)
+    return tf.cast(keys, tf.int64 if keys.dtype in (tf.int64, tf.uint32) else tf.int32)

@@ -19,9 +19,10 @@ from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.elementwise import Elementwise
 from namedmesh.ops.join import Concat
-from namedmesh.ops.order import Argsort, TopK
+from namedmesh.ops.order import TopK
 from namedmesh.ops.reduce import Extremum, OrderKeys, Reduce
 from namedmesh.ops.scan import Scan
+from namedmesh.ops.sorting import Sort
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
 FULL: Part = frozenset()
@@ -103,7 +104,7 @@ class _Region:
     def combine(self, op: Op, parts: Sequence[Part]) -> Part:
         """Returns what an op that reduces nothing makes of its operands."""
         partial = [part for part in parts if part]
-        if isinstance(op, (ArgReduce, Argsort, Extremum, OrderKeys, Reduce, TopK, While)):
+        if isinstance(op, (ArgReduce, Extremum, OrderKeys, Reduce, Sort, TopK, While)):
             if partial:
                 raise self.error(op, partial[0])
             return FULL

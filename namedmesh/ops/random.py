@@ -20,13 +20,13 @@ from namedmesh.ops.arg_reduce import argmax
 from namedmesh.ops.arithmetic import maximum, minimum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.mathematics import erfinv, log
-from namedmesh.ops.order import argsort
 from namedmesh.ops.random_bits import draw_bits
 from namedmesh.ops.random_keys import bits as bits
 from namedmesh.ops.random_keys import fold_in as fold_in
 from namedmesh.ops.random_keys import fold_in_name as fold_in_name
 from namedmesh.ops.random_keys import key as key
 from namedmesh.ops.random_keys import key_from_seed as key_from_seed
+from namedmesh.ops.sorting import argsort
 
 _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 

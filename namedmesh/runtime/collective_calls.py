@@ -17,7 +17,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.regions import blocks, call_target
 
 PERMUTE, GATHER = "namedmesh_permute", "namedmesh_gather"
-ALL_TO_ALL = "namedmesh_all_to_all"
+ALL_TO_ALL, SUM = "namedmesh_all_to_all", "namedmesh_sum"
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 
 
@@ -28,7 +28,12 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
         module: The module, which is changed in place.
         mesh: The mesh it was lowered for.
     """
-    writers = {PERMUTE: _write_permute, GATHER: _write_gather, ALL_TO_ALL: _write_all_to_all}
+    writers = {
+        PERMUTE: _write_permute,
+        GATHER: _write_gather,
+        ALL_TO_ALL: _write_all_to_all,
+        SUM: _write_sum,
+    }
     calls = [
         view.operation
         for block in blocks(module.operation)
@@ -80,6 +85,22 @@ def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -
         groups,
         channel_handle=channel,
     )
+    return made.operation
+
+
+def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Writes what adds up values along the axes that are named."""
+    made = stablehlo.AllReduceOp(
+        [op.result.type],
+        [op.operands[0]],
+        _write_groups(config, mesh),
+        channel_handle=channel,
+        use_global_device_ids=True,
+    )
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(op.result.type).element_type)
+    block = made.regions[0].blocks.append(scalar, scalar)
+    with ir.InsertionPoint(block):
+        stablehlo.ReturnOp([stablehlo.AddOp(*block.arguments).result])
     return made.operation
 
 
