@@ -43,7 +43,9 @@ MODEL_HELP = {
     "capacity_factor": "places of an expert, as a multiple of an even share of its tokens",
     "evaluation_capacity_factor": "--capacity_factor in evaluation; by default as in training",
     "decoding_capacity_factor": "--capacity_factor while decoding; by default no token is dropped",
-    "dispatch": "send tokens to experts by index (gather) or by one-hot products (einsum)",
+    "dispatch": "send tokens to experts by index (gather), by one-hot products (einsum), or in "
+    "blocks that drop none (blocks)",
+    "shared": "hidden size of a network beside the experts that serves every token; 0 for none",
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
     "unroll": "how many turns of the loop over layers are written out, at most: faster on a GPU",
     "dropout": "share of activations that training drops",

@@ -29,6 +29,7 @@ from namedmesh.layers.decoder import Decoder as Decoder
 from namedmesh.layers.dispatch import EinsumDispatch as EinsumDispatch
 from namedmesh.layers.dispatch import GatherDispatch as GatherDispatch
 from namedmesh.layers.dispatch import make_dispatch as make_dispatch
+from namedmesh.layers.dropless import dropless_moe as dropless_moe
 from namedmesh.layers.filters import convolution as convolution
 from namedmesh.layers.gating import expert_choice_gating as expert_choice_gating
 from namedmesh.layers.gating import top_k_gating as top_k_gating
@@ -122,6 +123,7 @@ __all__ = [
     "dense",
     "derive_key",
     "distance_bucket",
+    "dropless_moe",
     "dropout",
     "embedding",
     "expert_capacity",

@@ -9,6 +9,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.layers.attention import Heads
 from namedmesh.layers.configuration import Config
+from namedmesh.layers.dropless import dropless_moe
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.gating import expert_choice_gating, top_k_gating
 from namedmesh.layers.layer_stack import LayerContext, LayerStack, Side
@@ -285,7 +286,9 @@ class Backbone:
         if key is None:
             factor = config.evaluation_capacity_factor or factor
             second = config.evaluation_second
-        C = stack.capacity or expert_capacity(S, E, factor)
+        drops_none = config.dispatch == "blocks" and stack.router == "top_k"
+        C = nm.Dimension("capacity", S.size) if drops_none else None
+        C = C or stack.capacity or expert_capacity(S, E, factor)
         draw_key = nm.random.key(0) if key is None else key
         bias = None
         if config.balance == "bias" and stack.router == "top_k":
@@ -320,17 +323,19 @@ class Backbone:
         routed = x
         if config.jitter and key is not None:
             routed = jitter(x, nm.random.fold_in(key, 0), config.jitter)
-        y, routing = moe(
-            x,
-            gate,
-            (G, S, E, C, self.M, self.H),
-            form=config.dispatch,
-            activation=config.activation,
-            gated=config.gated,
-            routed=routed,
-            rate=config.expert_dropout,
-            dropout_key=derive_key(key, 22),
-        )
+        options: dict[str, Any] = {
+            "activation": config.activation,
+            "gated": config.gated,
+            "shared": nm.Dimension("shared_hidden", config.shared) if config.shared else None,
+            "routed": routed,
+            "rate": config.expert_dropout,
+            "dropout_key": derive_key(key, 22),
+        }
+        if drops_none:
+            y, routing = dropless_moe(x, gate, (G, S, E, self.M, self.H), **options)
+        else:
+            form = "gather" if config.dispatch == "blocks" else config.dispatch
+            y, routing = moe(x, gate, (G, S, E, C, self.M, self.H), form=form, **options)
         return y if rows == (G, S) else nm.reshape(y, [G, S], [*rows]), routing
 
     def routing_group(self, stack: LayerStack) -> tuple[nm.Dimension, nm.Dimension]:

@@ -25,7 +25,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "evaluation_second": ("random", "all", "none"),
     "balance": ("loss", "bias"),
     "normalize": ("before_capacity", "after_capacity", "none"),
-    "dispatch": ("gather", "einsum"),
+    "dispatch": ("gather", "einsum", "blocks"),
     "remat": ("none", "full", "dots"),
     "dtype": ("float32", "bfloat16"),
 }
@@ -47,6 +47,7 @@ WEIGHT = ValueRange(Real, lambda value: 0 <= value < math.inf, "a non-negative n
 RANGES: dict[str, ValueRange] = {
     "layers": COUNT,
     "experts": ValueRange(Integral, lambda value: value >= 0, "a non-negative integer"),
+    "shared": ValueRange(Integral, lambda value: value >= 0, "a non-negative integer"),
     "model": COUNT,
     "hidden": COUNT,
     "heads": COUNT,
@@ -120,7 +121,9 @@ class Config:
         capacity_factor: The experts' buffers as a multiple of the even share.
         evaluation_capacity_factor: The same in evaluation; None for that of training.
         decoding_capacity_factor: The same while decoding; None drops no token.
-        dispatch: How tokens reach experts: `"gather"` or `"einsum"`.
+        dispatch: How tokens reach experts: by `"gather"` or `"einsum"` into buffers of a capacity,
+            or in `"blocks"`, which drop none (`dropless_moe`).
+        shared: The hidden size of a network beside the experts that serves every token, or 0.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
         unroll: How many turns of the loop over layers are written out one after the other, at most:
             the largest number of them that divides the turns; 1 is a plain loop. All of them are
@@ -174,6 +177,7 @@ class Config:
     evaluation_capacity_factor: float | None = None
     decoding_capacity_factor: float | None = None
     dispatch: str = "gather"
+    shared: int = 0
     remat: str = "full"
     unroll: int = 1
     dropout: float = 0.1
@@ -194,14 +198,14 @@ class Config:
     def dense_hidden(self) -> int:
         """The hidden size of dense layers that compute as much for a token as a mixture's do.
 
-        A layer with experts computes k networks of the hidden size and the layer beside it one,
-        so that two dense layers have one of (1 + k) / 2 times the size each.
+        A layer with experts computes k networks of the hidden size, and one that is shared; the
+        layer beside it computes one. So two dense layers have half of all that each.
 
         Example:
             >>> config("tiny").hidden, config("tiny").dense_hidden
             (64, 96)
         """
-        return self.hidden * (1 + self.k) // 2
+        return (self.hidden * (1 + self.k) + self.shared) // 2
 
     def but(self, **changes: Any) -> Config:
         """Return the configuration with some values changed.

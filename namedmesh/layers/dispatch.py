@@ -111,15 +111,22 @@ class GatherDispatch:
         if isinstance(routing, ExpertRouting):
             return
         E, C, S = routing.experts, routing.capacity, routing.seq
+        self.places = [E, C]
         self.slots = nm.Dimension("slot", E.size * C.size)
         self.groups = [dim for dim in routing.weight.shape if dim.name not in ("choice", S.name)]
         slot = routing.expert * C.size + routing.place
-        # A choice that is not served has a slot beyond the last, which gathers read as zero.
         served = nm.stop_gradient(routing.weight) > 0
-        self.slot = nm.where(served, slot, self.slots.size)  # GSK
+        self._number(nm.where(served, slot, self.slots.size))
+
+    def _number(self, slot: nm.Tensor) -> None:
+        """Take the slot of every choice, GSK, and find the token of every slot.
+
+        A choice that is not served has a slot beyond the last, which gathers read as zero.
+        """
+        self.slot = slot
         # Tokens are numbered from one, so that empty slots become -1, which reads as zero too.
-        numbers = nm.broadcast(nm.range(S) + 1, slot.shape)
-        self.token = nm.scatter_add(numbers, self.slot, self.slots, batch=self.groups) - 1  # G slot
+        numbers = nm.broadcast(nm.range(self.routing.seq) + 1, slot.shape)
+        self.token = nm.scatter_add(numbers, slot, self.slots, batch=self.groups) - 1  # G slot
 
     def to_experts(self, x: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
         """Copy tokens into the experts' buffers.
@@ -153,8 +160,7 @@ class GatherDispatch:
             return [nm.transpose(nm.sum(nm.gather(dy, slot, self.slots), over=K), x.shape)]
 
         taken = nm.custom_vjp(forward, backward)(x)  # G slot M
-        places = [self.routing.experts, self.routing.capacity]
-        return nm.transpose(nm.reshape(taken, self.slots, places), dims)
+        return nm.transpose(nm.reshape(taken, self.slots, self.places), dims)
 
     def to_tokens(self, y: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
         """Add up the experts' outputs for each token, by weight.
@@ -178,10 +184,9 @@ class GatherDispatch:
         if isinstance(self.routing, ExpertRouting):
             return _scatter_to_tokens(self.routing, y, dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
-        places = [self.routing.experts, self.routing.capacity]
         rest = [dim for dim in dims if dim not in self.routing.weight.shape.dims]
-        y = nm.transpose(y, [*self.groups, *places, *rest])
-        y = nm.reshape(y, places, self.slots)  # G slot M
+        y = nm.transpose(y, [*self.groups, *self.places, *rest])
+        y = nm.reshape(y, self.places, self.slots)  # G slot M
 
         def forward(y: nm.Tensor, weight: nm.Tensor) -> tuple[nm.Tensor, tuple[nm.Tensor, ...]]:
             picked = nm.gather(y, self.slot, self.slots)  # GSKM

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import namedmesh as nm
 from namedmesh.layers.dispatch import make_dispatch
 from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.linear import get_activation
+from namedmesh.layers.linear import feed_forward, get_activation
 from namedmesh.layers.naming import claim_name
 from namedmesh.layers.regularization import dropout
 from namedmesh.layers.routing import ExpertRouting, Routing
@@ -22,6 +22,7 @@ def moe(
     form: str = "gather",
     activation: str = "relu",
     gated: bool = False,
+    shared: nm.Dimension | None = None,
     routed: nm.Tensor | None = None,
     rate: float = 0.0,
     dropout_key: nm.Tensor | None = None,
@@ -38,6 +39,7 @@ def moe(
         form: How tokens are dispatched: `"gather"` or `"einsum"`.
         activation: The name of the activation function.
         gated: Whether to multiply the activations by a third layer (GLU and variants).
+        shared: The hidden dimension of a network that serves every token, added to the experts'.
         routed: What the gate sees instead of x, e.g. x with jitter.
         rate: The dropout rate of the experts' hidden layers.
         dropout_key: A random key for that, or None for evaluation.
@@ -83,4 +85,8 @@ def moe(
         h = h * nm.einsum([xe, nm.cast(w_gate, x.dtype)], [E, G, C, H])
     h = dropout(h, rate, dropout_key)
     ye = nm.reshard(nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M]), G)
-    return dispatch.to_tokens(ye, [G, S, M]), routing
+    y = dispatch.to_tokens(ye, [G, S, M])
+    if shared is not None:
+        with nm.scope("shared"):
+            y = y + feed_forward(x, M, shared, activation=activation, gated=gated)
+    return y, routing

@@ -257,6 +257,7 @@ CHANGES = {
     "balance": "bias", "normalize": "none", "jitter": 0.1,
     "group_tokens": 6, "capacity_factor": 1.0,
     "evaluation_capacity_factor": 1.0, "decoding_capacity_factor": 1.0, "dispatch": "einsum",
+    "shared": 12,
     "remat": "full", "unroll": 2, "dropout": 0.2, "expert_dropout": 0.2,
     "expert_masking": 0.2, "word_dropout": 0.2, "target_word_dropout": 0.2,
     "smoothing": 0.0, "r_drop": 0.5, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",

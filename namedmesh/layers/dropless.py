@@ -1,0 +1,212 @@
+"""A mixture of experts that drops no token: rows in blocks, each of one expert."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import namedmesh as nm
+from namedmesh.layers.dispatch import GatherDispatch
+from namedmesh.layers.explain import explain_mistakes
+from namedmesh.layers.linear import feed_forward, get_activation
+from namedmesh.layers.mistakes import is_number
+from namedmesh.layers.naming import claim_name
+from namedmesh.layers.regularization import dropout
+from namedmesh.layers.routing import Routing
+
+
+class BlockDispatch(GatherDispatch):
+    """Tokens sorted by expert into blocks of rows; every block is of one expert.
+
+    An expert has as many blocks as its tokens need, so only its last one has rows to spare. Experts
+    are numbered by shard and within it.
+
+    Args:
+        routing: What a gating function decided, with room for every token.
+        shards: The dimension of shards.
+        rows: The dimension of a block's rows.
+        bound: How many of a group's choices a shard has room for, as a multiple of its even
+            share; None for all that it may be sent.
+
+    Attributes:
+        expert: The expert of every block, within its shard: G, shard, block.
+        blocks: The dimension of a shard's blocks.
+    """
+
+    def __init__(
+        self, routing: Routing, shards: nm.Dimension, rows: nm.Dimension, bound: float | None
+    ):
+        S, E, K = routing.seq, routing.experts, routing.weight.shape.dims[-1]
+        self.routing, self.within = routing, nm.Dimension("expert_of_shard", E.size // shards.size)
+        most = S.size * min(K.size, self.within.size)
+        if bound is not None:
+            most = min(most, -(-int(bound * S.size * K.size) // shards.size))
+        spare = self.within.size * (rows.size - 1)
+        self.blocks = nm.Dimension("block", (most + spare) // rows.size)
+        self.places = [shards, self.blocks, rows]
+        self.slots = nm.Dimension("slot", shards.size * self.blocks.size * rows.size)
+        self.groups = [dim for dim in routing.weight.shape if dim.name not in (K.name, S.name)]
+        served = nm.stop_gradient(routing.weight) > 0  # GSK
+        ends = nm.where(served, routing.place + 1, 0)
+        tokens = nm.max(nm.one_hot(routing.expert, E, "int32") * ends, over=[S, K])  # GE
+        used = nm.reshape((tokens + (rows.size - 1)) // rows.size, E, [shards, self.within])
+        last = nm.cumsum(used, self.within)  # the block after an expert's last one
+        first = nm.gather(nm.reshape(last - used, [shards, self.within], E), routing.expert, E)
+        row = first * rows.size + routing.place
+        size = self.blocks.size * rows.size
+        self.fits = served & (row < size)
+        slot = routing.expert // self.within.size * size + row
+        self._number(nm.where(self.fits, slot, self.slots.size))
+        finished = nm.cast(last <= nm.range(self.blocks), "int32")
+        expert = nm.sum(finished, over=self.within)  # G shard block
+        self.expert = nm.minimum(expert, self.within.size - 1)
+        self.served = served
+
+    def count_left_over(self, routing: Routing) -> Routing:
+        """Count the choices that exceed the bound as without room."""
+        over = [*self.groups, routing.seq]
+        served = nm.sum(nm.cast(self.served, "float32"), over=over)  # K
+        fitting = nm.sum(nm.cast(self.fits, "float32"), over=over)
+        left = 1.0 - fitting / nm.maximum(served, 1.0)
+        reached = 1.0 - routing.left_out - routing.no_room
+        no_room = routing.no_room + reached * nm.cast(left, routing.no_room.dtype)
+        return dataclasses.replace(routing, no_room=no_room)
+
+
+@explain_mistakes
+def dropless_moe(
+    x: nm.Tensor,
+    gate: Callable[[nm.Tensor], Routing],
+    dims: Sequence[nm.Dimension],
+    *,
+    rows: int | None = None,
+    shards: nm.Dimension | None = None,
+    bound: float | None = None,
+    shared: nm.Dimension | None = None,
+    activation: str = "relu",
+    gated: bool = False,
+    routed: nm.Tensor | None = None,
+    rate: float = 0.0,
+    dropout_key: nm.Tensor | None = None,
+) -> tuple[nm.Tensor, Routing]:
+    """Send every token to its experts, however many choose the same one, and combine.
+
+    A group's tokens are sorted by expert into blocks of rows, each of one expert, and a block is
+    multiplied by its expert's weights. A group computes S K + E (rows - 1) rows, where buffers of
+    a capacity compute E C of them and drop what finds no room.
+
+    Experts that a layout splits are gathered where they are used. With `shards` the rows go to them
+    instead, by an AllToAll: a shard then has room for everything that a group may send it, which is
+    as many times the even share as there are shards. `bound` makes that less, and drops what
+    exceeds it.
+
+    The parameters are those of `moe`.
+
+    Args:
+        x: Tokens, GSM.
+        gate: A function from logits (GSE) to a routing that has room for all tokens: `top_k_gating`
+            with a capacity as large as S.
+        dims: The five dimensions G, S, E, M, H.
+        rows: The rows of a block; by default half of an expert's even share.
+        shards: The dimension of shards of experts, which divides E; the layout maps it to the axes
+            of E.
+        bound: How many of a group's choices a shard has room for, as a multiple of its even share.
+        shared: The hidden dimension of a network that serves every token, added to the experts'.
+        activation: The name of the activation function.
+        gated: Whether to multiply the activations by a third layer (GLU and variants).
+        routed: What the gate sees instead of x, e.g. x with jitter.
+        rate: The dropout rate of the experts' hidden layers.
+        dropout_key: A random key for that, or None for evaluation.
+
+    Returns:
+        The combined outputs, GSM, and the routing, which counts what exceeds the bound as without
+        room.
+
+    Raises:
+        NamedMeshError: If there are not five dimensions, the gate's capacity is less than S, the
+            shards do not divide the experts, or an option is out of range.
+
+    Example:
+        >>> from namedmesh.layers import top_k_gating
+        >>> G, S, E, M, H = nm.dims("group=4 seq=8 expert=4 model=6 hidden=12")
+        >>> def layer(x):
+        ...     room = nm.Dimension("capacity", S.size)
+        ...     gate = lambda logits: top_k_gating(logits, S, E, room, second="all")
+        ...     return dropless_moe(x, gate, (G, S, E, M, H))[0]
+        >>> program = nm.trace(layer, nm.spec([G, S, M]))
+        >>> program.outputs[0].shape
+        [group=4, seq=8, model=6]
+        >>> nm.plan(program, nm.Mesh(all=4), "group:all").collectives
+        []
+    """
+    G, S, E, M, H = _check_dims(x, dims, shards, rows, bound)
+    claim_name("dropless_moe", "wg")
+    wg = nm.param("wg", [M, E], nm.fan_in_init(M), whole=[E])
+    wi = nm.param("wi", [E, M, H], nm.fan_in_init(M))
+    wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))
+    # The router is float32 whatever the dtype of x: rounded gates would tie.
+    logits = nm.einsum([nm.cast(x if routed is None else routed, "float32"), wg], [G, S, E])
+    routing = gate(logits)
+    _check_routing(routing, S)
+    D = nm.Dimension("shard", 1) if shards is None else shards
+    K = routing.weight.shape.dims[-1]
+    share = max(1, S.size * K.size // (2 * E.size)) if rows is None else rows
+    R = nm.Dimension("row", share)
+    dispatch = BlockDispatch(routing, D, R, bound)
+    N, L = dispatch.blocks, dispatch.within
+
+    def of_blocks(weight: nm.Tensor) -> nm.Tensor:
+        """Give every block the weights of its expert."""
+        weight = nm.reshape(nm.cast(weight, x.dtype), E, [D, L])
+        if shards is None:
+            weight = nm.replicate(weight, L)
+        return nm.gather(weight, expert, L)
+
+    xe = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
+    expert = nm.reshard(dispatch.expert, D)
+    h = get_activation(activation)(nm.einsum([xe, of_blocks(wi)], [D, G, N, R, H]))
+    if gated:
+        w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
+        h = h * nm.einsum([xe, of_blocks(w_gate)], [D, G, N, R, H])
+    h = dropout(h, rate, dropout_key)
+    ye = nm.reshard(nm.einsum([h, of_blocks(wo)], [D, G, N, R, M]), G)
+    y = dispatch.to_tokens(ye, [G, S, M])
+    if shared is not None:
+        with nm.scope("shared"):
+            y = y + feed_forward(x, M, shared, activation=activation, gated=gated)
+    return y, routing if bound is None else dispatch.count_left_over(routing)
+
+
+def _check_dims(
+    x: nm.Tensor,
+    dims: Sequence[nm.Dimension],
+    shards: nm.Dimension | None,
+    rows: int | None,
+    bound: float | None,
+) -> Sequence[nm.Dimension]:
+    """Return the five dimensions, or raise for them or for an option."""
+    problem, fix = "", ""
+    if len(dims) != 5:
+        problem = f"{len(dims)} dimensions: {', '.join(map(str, dims))}"
+        fix = "pass five: group, sequence, expert, model, hidden"
+    elif shards is not None and dims[2].size % shards.size:
+        problem, fix = f"{shards} does not divide {dims[2]}", "choose a number that divides it"
+    elif rows is not None and (not isinstance(rows, int) or rows < 1):
+        problem, fix = f"rows={rows!r} is not a positive integer", "leave it out, or pass e.g. 64"
+    elif bound is not None and (not is_number(bound) or bound < 1):
+        problem, fix = f"bound={bound!r} is less than the even share", "pass at least 1.0"
+    elif bound is not None and shards is None:
+        problem, fix = "bound= is about shards, and there are none", "pass shards="
+    if problem:
+        raise nm.NamedMeshError(f"dropless_moe: {problem}", str(x), fix=fix)
+    return dims
+
+
+def _check_routing(routing: Routing, seq: nm.Dimension) -> None:
+    """Raise unless a gate has room for all tokens of a group."""
+    if not isinstance(routing, Routing) or routing.capacity.size < seq.size:
+        capacity = getattr(routing, "capacity", None)
+        raise nm.NamedMeshError(
+            f"dropless_moe: the gate may drop tokens: its capacity is {capacity}, of {seq}",
+            fix=f"gate with top_k_gating and nm.Dimension('capacity', {seq.size})",
+        )
