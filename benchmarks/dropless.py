@@ -16,7 +16,7 @@ from absl import app
 import namedmesh as nm
 from benchmarks.moe import Sizes
 from benchmarks.result import publish
-from namedmesh.layers import dropless_moe, expert_capacity, moe, top_k_gating
+from namedmesh.layers import Routing, dropless_moe, expert_capacity, moe, top_k_gating
 from namedmesh.runtime import use_cpu_devices
 
 SIZES = Sizes(group=2, seq=2048, model=128, hidden=512, expert=16)
@@ -33,7 +33,7 @@ def layers(sizes: Sizes) -> dict[str, Layer]:
         f"hidden={sizes.hidden}"
     )
 
-    def gate(C: nm.Dimension) -> Callable[[nm.Tensor], object]:
+    def gate(C: nm.Dimension) -> Callable[[nm.Tensor], Routing]:
         skew = nm.constant(np.linspace(0, SKEW, sizes.expert, dtype=np.float32), [E])
         return lambda logits: top_k_gating(logits + skew, S, E, C, second="all")
 

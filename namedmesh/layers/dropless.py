@@ -12,7 +12,7 @@ from namedmesh.layers.linear import feed_forward, get_activation
 from namedmesh.layers.mistakes import is_number
 from namedmesh.layers.naming import claim_name
 from namedmesh.layers.regularization import dropout
-from namedmesh.layers.routing import Routing
+from namedmesh.layers.routing import ExpertRouting, Routing
 
 
 class BlockDispatch(GatherDispatch):
@@ -76,7 +76,7 @@ class BlockDispatch(GatherDispatch):
 @explain_mistakes
 def dropless_moe(
     x: nm.Tensor,
-    gate: Callable[[nm.Tensor], Routing],
+    gate: Callable[[nm.Tensor], Routing | ExpertRouting],
     dims: Sequence[nm.Dimension],
     *,
     rows: int | None = None,
@@ -146,8 +146,7 @@ def dropless_moe(
     wo = nm.param("wo", [E, H, M], nm.fan_in_init(H))
     # The router is float32 whatever the dtype of x: rounded gates would tie.
     logits = nm.einsum([nm.cast(x if routed is None else routed, "float32"), wg], [G, S, E])
-    routing = gate(logits)
-    _check_routing(routing, S)
+    routing = _check_routing(gate(logits), S)
     D = nm.Dimension("shard", 1) if shards is None else shards
     K = routing.weight.shape.dims[-1]
     share = max(1, S.size * K.size // (2 * E.size)) if rows is None else rows
@@ -202,11 +201,12 @@ def _check_dims(
     return dims
 
 
-def _check_routing(routing: Routing, seq: nm.Dimension) -> None:
-    """Raise unless a gate has room for all tokens of a group."""
+def _check_routing(routing: Routing | ExpertRouting, seq: nm.Dimension) -> Routing:
+    """Return the routing of a gate that has room for all tokens of a group, or raise."""
     if not isinstance(routing, Routing) or routing.capacity.size < seq.size:
         capacity = getattr(routing, "capacity", None)
         raise nm.NamedMeshError(
             f"dropless_moe: the gate may drop tokens: its capacity is {capacity}, of {seq}",
             fix=f"gate with top_k_gating and nm.Dimension('capacity', {seq.size})",
         )
+    return routing
