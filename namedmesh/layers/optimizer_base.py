@@ -260,6 +260,10 @@ class Optimizer:
         nm.assign(step, step + 1)
         return step
 
+    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
+        """Return what is wrong with the options, given the names of all parameters."""
+        return []
+
     def _find_updates(
         self, trace: Trace, grads: Mapping[str, nm.Tensor]
     ) -> dict[str, ParameterUpdate]:
@@ -282,6 +286,7 @@ class Optimizer:
                 problem = f"parameter {name} is {variable.shape}, its gradient {grad.shape}"
                 fix = "pass gradients as nm.grad returns them"
                 mistakes.append((f"{self.name}: {problem}", fix))
+        mistakes += self._find_mistakes(list(parameters))
         raise_mistakes(self.name, mistakes)
         updates = {}
         for name, grad in grads.items():
@@ -307,6 +312,9 @@ def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
         text = "a number in [0, 1)" + " or None" * (name in OPTIONAL)
     elif name == "weight_decay":
         allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"
+    elif name == "undecayed":
+        several = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
+        allowed, text = several, 'a list of patterns, such as ["*scale", "*bias"]'
     elif name == "learning_rate":
         positive = is_number(value) and 0 < value < float("inf")
         allowed, text = callable(value) or positive, "a positive number or a schedule"

@@ -5,10 +5,14 @@ With clip_norm, each gradient that is split adds one number to a sum over device
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
+from namedmesh.dims.errors import did_you_mean
 from namedmesh.layers.explain import explain_mistakes
+from namedmesh.layers.mistakes import Mistake
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 
@@ -79,6 +83,7 @@ class Adam(Optimizer):
         beta2: The decay of the second moment (slot second).
         epsilon: Added to the root of the second moment.
         weight_decay: Decoupled weight decay, multiplied by the learning rate.
+        undecayed: Patterns of the names of parameters that do not decay: `["*scale", "*bias"]`.
 
     Raises:
         NamedMeshError: If any option has a wrong value; all are listed.
@@ -97,6 +102,7 @@ class Adam(Optimizer):
     beta2: float = 0.999
     epsilon: float = 1e-8
     weight_decay: float = 0.0
+    undecayed: Sequence[str] = ()
     name: str = "adam"
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
@@ -128,8 +134,23 @@ class Adam(Optimizer):
             second = update.average("second", nm.square(update.grad), self.beta2)
             second = second / second_correction
             change = first / (nm.sqrt(second) + self.epsilon)
-            if self.weight_decay:
+            if self.weight_decay and not self._exempts(update.prefix.removeprefix(f"{self.name}/")):
                 change = change + update.value * self.weight_decay
             return update.value - change * rate
 
         return update_parameter
+
+    def _exempts(self, parameter: str) -> bool:
+        """Return whether a parameter does not decay."""
+        return any(fnmatch.fnmatchcase(parameter, pattern) for pattern in self.undecayed)
+
+    def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
+        """Return the patterns that match nothing."""
+        return [
+            (
+                f"{self.name}: undecayed={pattern!r} matches no parameter",
+                did_you_mean(pattern.strip("*"), parameters),
+            )
+            for pattern in self.undecayed
+            if not fnmatch.filter(parameters, pattern)
+        ]

@@ -56,6 +56,7 @@ MISTAKES = {
     "Sgd: momentum=1.5": lambda: Sgd(0.1, momentum=1.5),
     "Adam: learning_rate=nan": lambda: Adam(float("nan")),
     "Adam: weight_decay=-1": lambda: Adam(0.1, weight_decay=-1),
+    "Adam: undecayed='*bias' is not": lambda: Adam(0.1, undecayed="*bias"),
     "Adafactor: clipping_threshold=0": lambda: Adafactor(clipping_threshold=0),
     "Transformer: 'tiny' is not a Config": lambda: Transformer(
         untyped("tiny"), group=2, source=4, target=4

@@ -153,6 +153,14 @@ PAIRS = {
         Adam(learning_rate=0.1, weight_decay=0.1),
         lambda: optax.adamw(0.1, weight_decay=0.1),
     ),
+    "adamw with a mask": (
+        Adam(learning_rate=0.1, weight_decay=0.1, undecayed=["v*", "scal?r"]),
+        lambda: optax.adamw(
+            0.1,
+            weight_decay=0.1,
+            mask=lambda tree: {name: name not in ("scalar", "vector") for name in tree},
+        ),
+    ),
     "sgd": (Sgd(learning_rate=0.1), lambda: optax.sgd(0.1)),
     "momentum": (Sgd(learning_rate=0.1, momentum=0.9), lambda: optax.sgd(0.1, momentum=0.9)),
     "nesterov": (
@@ -366,3 +374,12 @@ def test_mistakes_are_named(problem):
         nm.trace(step)
     assert caught.value.problem == problem
     assert caught.value.fix
+
+
+def test_a_pattern_that_matches_no_parameter_is_named():
+    def step(x):
+        loss = nm.sum(nm.param("dense/bias", x.shape) * x)
+        return Adam(0.1, weight_decay=0.1, undecayed=["*bais"]).apply(nm.grad(loss))
+
+    with pytest.raises(nm.NamedMeshError, match=r"'\*bais' matches no parameter"):
+        nm.trace(step, nm.spec(nm.dims("a=4")))
