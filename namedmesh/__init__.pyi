@@ -151,6 +151,7 @@ from namedmesh.ops.scan import scan as scan
 from namedmesh.ops.shape import rename as rename
 from namedmesh.ops.shape import reshape as reshape
 from namedmesh.ops.shape import transpose as transpose
+from namedmesh.ops.show import print as print
 from namedmesh.ops.softmax import log_softmax as log_softmax
 from namedmesh.ops.softmax import logsumexp as logsumexp
 from namedmesh.ops.softmax import softmax as softmax

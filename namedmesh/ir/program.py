@@ -16,6 +16,7 @@ from namedmesh.dims.errors import (
     join_names,
 )
 from namedmesh.dims.inputs import name_inputs
+from namedmesh.dims.printed import unwrap_results, wrap_results
 from namedmesh.ir.binding import bind_specs, flatten_specs
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
@@ -162,7 +163,8 @@ class Program:
         results = Eager().run(self.body, values)
         count = len(self.outputs)
         updated = dict(state) | dict(zip(self.updates, results[count:], strict=True))
-        return updated, unflatten(self.structure, iter(results[:count]))
+        nested = unflatten(self.structure, iter(results[:count]))
+        return updated, unwrap_results(nested)
 
     def initial_state(self, seed: int = 0) -> dict[str, Any]:
         """Runs the initializers in eager TensorFlow, unsharded.
@@ -230,6 +232,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
             bound.arguments[key] = tuple(inputs[inner] for inner in groups[key])
     with recording(root):
         structure = function(*bound.args, **bound.kwargs)
+        structure = wrap_results(structure, root.printed)
         leaves = _flatten_results(name, structure)
         outputs = tuple(root.bring(check_result(leaf, f"a result of {name}")) for leaf in leaves)
     _check_variable_names(name, inputs, root.variables)

@@ -8,6 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.printed import PrintedLine
 from namedmesh.dims.source import Source
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import Variable
@@ -43,6 +44,7 @@ class Trace(Recorder):
         self.updates: dict[str, Tensor] = {}
         self.made_in_loops: set[str] = set()  # updates that may be made turn by turn
         self.assigned: dict[str, Source] = {}  # where each update was written
+        self.printed: list[PrintedLine] = []
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
         self.claimed: dict[str, Source] = parent.claimed if parent else {}  # by layers, in a scope
@@ -171,6 +173,13 @@ def trace_body(
     inner.arguments = dict(zip(inputs, outer, strict=False))
     with recording(inner):
         structure = function(*inputs)
+        if inner.printed:
+            raise NamedMeshError(
+                "nm.print is called in a branch, a manual region, a loop of unknown length or a "
+                "function that is called again elsewhere",
+                *(str(value) for line in inner.printed for value in line.values),
+                fix="return the tensor and print it outside, or loop with nm.scan",
+            )
         leaves = flatten(structure)
         outputs = tuple(inner.bring(check_result(leaf, "a result of the body")) for leaf in leaves)
     inputs += tuple(slice_ for _, slice_ in inner.stacked.values())

@@ -58,7 +58,7 @@ class Step(Executable):
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
         """The results as the traced function nests them, in its own classes of named tuples."""
-        return unflatten(self.program.structure, iter(leaves))
+        return self._print(unflatten(self.program.structure, iter(leaves)))
 
 
 def compile(

@@ -8,6 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError, did_you_mean, name_all
+from namedmesh.dims.printed import PrintedLine
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
@@ -26,6 +27,7 @@ from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
+from namedmesh.ops.show import print_turns, take_printed
 from namedmesh.ops.turns import Row, check_unroll
 
 REMAT = ("none", "full", "dots")
@@ -353,6 +355,7 @@ def scan(
     specs = [(leaf.shape, leaf.dtype, leaf.label) for leaf in first]
     specs += [(row.shape.without(over.name), row.dtype, row.label) for row in rows]
     structures: list[Any] = []
+    lines: list[PrintedLine] = []
 
     def body(*values: Tensor) -> list[Tensor]:
         row = unflatten(xs, iter(values[len(first) :]))
@@ -364,6 +367,7 @@ def scan(
         following, turn = pair
         structures.append(turn)
         ys = [as_tensor("scan", y) for y in flatten(turn)]
+        ys += take_printed(lines)
         _check_without(over, ys, "result", "results")
         expected = unflatten(carry, iter(first))
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
@@ -375,7 +379,10 @@ def scan(
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
     last = unflatten(carry, iter(outputs[: len(first)]))
-    return last, unflatten(structures[0], iter(outputs[len(first) :]))
+    rows = iter(outputs[len(first) :])
+    ys = unflatten(structures[0], rows)
+    print_turns(lines, rows, over)
+    return last, ys
 
 
 def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:

@@ -12,6 +12,7 @@ from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.inputs import name_inputs
 from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.dims.planned_collective import Collective
+from namedmesh.dims.printed import unwrap_results
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.artifact import Artifact, check_artifact
 from namedmesh.runtime.audit import Audit, audit
@@ -272,7 +273,13 @@ class Executable:
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
         """The results as the traced function nests them."""
-        return fill_structure(self.artifact.structure, leaves)
+        return self._print(fill_structure(self.artifact.structure, leaves))
+
+    def _print(self, results: Any) -> Any:
+        """Prints what nm.print was called with, and returns the function's own results."""
+        import jax
+
+        return unwrap_results(results, quiet=jax.process_index() > 0)
 
 
 def _check_seed(seed: object) -> None:

@@ -1,0 +1,91 @@
+"""What a step prints: lines of words and values, kept as results beside those of the function."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+_LINES, _RESULTS = "namedmesh.printed", "namedmesh.results"
+
+
+@dataclass(frozen=True)
+class PrintedLine:
+    """One line that a step prints, or one for each turn of the loops that it is in.
+
+    Attributes:
+        words: Its words; None stands for the next value.
+        values: The values: tensors while a program is traced.
+        turns: The names of the loops' dimensions, the outermost first; the values have them first.
+    """
+
+    words: tuple[str | None, ...]
+    values: tuple[Any, ...]
+    turns: tuple[str, ...] = ()
+
+
+def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
+    """Puts what is printed beside the results of a function, if anything is.
+
+    Args:
+        structure: The results.
+        lines: What is printed.
+
+    Returns:
+        The results, or a dict of both.
+    """
+    if not lines:
+        return structure
+    keys = [json.dumps([i, line.words, line.turns]) for i, line in enumerate(lines)]
+    named = {key: list(line.values) for key, line in zip(keys, lines, strict=True)}
+    return {_LINES: named, _RESULTS: structure}
+
+
+def unwrap_results(results: Any, quiet: bool = False) -> Any:
+    """Prints what is to be printed, and returns the results of the function.
+
+    Args:
+        results: What the step returned.
+        quiet: Whether to print nothing.
+
+    Returns:
+        The results.
+    """
+    if not isinstance(results, Mapping) or {*results} != {_LINES, _RESULTS}:
+        return results
+    for key, values in results[_LINES].items() if not quiet else ():
+        _, words, turns = json.loads(key)
+        for text in format_line(PrintedLine(tuple(words), tuple(values), tuple(turns))):
+            print(text, flush=True)
+    return results[_RESULTS]
+
+
+def format_line(line: PrintedLine) -> list[str]:
+    """Formats a line, once for every turn.
+
+    Args:
+        line: The line, with arrays for values.
+
+    Returns:
+        The texts.
+
+    Example:
+        >>> format_line(PrintedLine(("norm", None), (np.array([1.0, 2.5]),), ("layer",)))
+        ['layer 0: norm 1.0', 'layer 1: norm 2.5']
+    """
+    missing = [one for one in line.values if not getattr(one, "is_fully_addressable", True)]
+    if missing:
+        return [" ".join(word or "(on other hosts)" for word in line.words)]
+    arrays = [np.asarray(value) for value in line.values]
+    sizes = arrays[0].shape[: len(line.turns)] if arrays else ()
+    texts = []
+    for index in np.ndindex(*sizes):
+        values = iter(array[index] for array in arrays)
+        words = [str(next(values)) if word is None else word for word in line.words]
+        turns = zip(line.turns, index, strict=True)
+        prefix = "".join(f"{name} {number}: " for name, number in turns)
+        texts.append(prefix + " ".join(words))
+    return texts
