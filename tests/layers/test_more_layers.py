@@ -203,6 +203,12 @@ def test_convolutions(layout):
     assert found["back"].shape == x.shape
 
 
+def test_groups_lie_where_their_channels_lay():
+    norm = lambda x: group_norm(x, C, 4, over=[R])
+    plan = nm.plan(nm.trace(norm, nm.spec([B, R, C])), nm.Mesh(a=2, b=2), "rows:a, channels:b")
+    assert [(one.kind, one.axes) for one in plan.collectives] == [("AllReduce", ("a",))] * 2
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [
