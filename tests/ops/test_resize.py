@@ -95,7 +95,7 @@ def test_the_nearest_of_any_dtype(dtype):
     )  # fmt: skip
     kept = (x != 0).astype(np.int32) if dtype == "bool" else x
     wanted = [kept[int((o + 0.5) * 10 / 23)] for o in range(23)]
-    assert_same({"y": step(step.init(0), x=x.astype(np.int32))[1]}, {"y": np.int32(wanted)})
+    assert_same({"y": step(step.init(0), x=x.astype(np.int32))[1]}, {"y": np.array(wanted)})
 
 
 def test_narrow_numbers_are_averaged_in_float32():
