@@ -142,6 +142,7 @@ from namedmesh.ops.reduce import max as max
 from namedmesh.ops.reduce import mean as mean
 from namedmesh.ops.reduce import min as min
 from namedmesh.ops.reduce import prod as prod
+from namedmesh.ops.resize import resize as resize
 from namedmesh.ops.ring_attention import ring_attention as ring_attention
 from namedmesh.ops.rounding import ceil as ceil
 from namedmesh.ops.rounding import floor as floor

@@ -101,7 +101,7 @@ def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
         array([0.6931472, 0.       ], dtype=float32)
     """
     x, y = nm.cast(logits, "float32"), nm.cast(targets, "float32")
-    return nm.maximum(x, 0.0) - x * y + nm.log1p(nm.exp(-nm.absolute(x)))
+    return nm.softplus(x) * (1.0 - y) + nm.softplus(-x) * y
 
 
 @explain_mistakes

@@ -111,7 +111,7 @@ def group_norm(
             f"group_norm: {groups} groups do not divide {channels}",
             fix="pass a divisor of the number of channels",
         )
-    G = nm.Dimension(f"{channels.name}_group", groups)
+    G = channels.resized(groups)  # of the same name: groups lie where their channels lay
     C = nm.Dimension(f"{channels.name}_in_group", channels.size // groups)
     wide = nm.reshape(nm.cast(x, "float32"), channels, [G, C])
     unit = nm.transpose(

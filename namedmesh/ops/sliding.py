@@ -96,27 +96,31 @@ class Sliding:
             count: The positions of each.
 
         Returns:
-            The rows.
+            The rows, from the first that lies at or after the first place.
         """
-        reach = self.reach(count)
-        length = reach if self.base == 1 else (reach - 1) // self.base + 2
-        return Stretch(count * self.stride, -self.low, length, self.size, self.base)
+        step = count * self.stride
+        before = self.low % self.base if step % self.base == 0 else 0  # places before that row
+        length = max((self.reach(count) - 1 - before) // self.base + 1, 1)
+        return Stretch(step, self.base - 1 - self.low, length, self.size, self.base)
 
     def spread(self, context: Context, x: Any, at: int, position: Any, count: int) -> Any:
         """Spreads the rows that a device read over the places that its positions meet."""
         if self.base == 1:
             return x
         tf, rank = context.tf, len(x.shape)
+        zeros = self.base - 1
         apart = tf.pad(
             tf.expand_dims(x, at + 1),
-            [[0, self.base - 1] if i == at + 1 else [0, 0] for i in range(rank + 1)],
+            [[0, zeros] if i == at + 1 else [0, 0] for i in range(rank + 1)],
         )
         sizes = [size * self.base if i == at else size for i, size in enumerate(x.shape)]
+        places = tf.pad(
+            tf.reshape(apart, sizes), [[zeros, 0] if i == at else [0, 0] for i in range(rank)]
+        )
         first = position * (count * self.stride) - self.low  # the first place
-        begin = first - first // self.base * self.base
-        begins = [begin if i == at else 0 for i in range(rank)]
+        begins = [(first + zeros) % self.base if i == at else 0 for i in range(rank)]
         wanted = [self.reach(count) if i == at else size for i, size in enumerate(x.shape)]
-        return tf.slice(tf.reshape(apart, sizes), begins, wanted)
+        return tf.slice(places, begins, wanted)
 
 
 class Slide(NamedTuple):

@@ -203,6 +203,23 @@ def test_convolutions(layout):
     assert found["back"].shape == x.shape
 
 
+def test_the_derivative_of_yes_or_no_is_how_far_the_probability_is_off():
+    """At a score of zero too, which relus make."""
+    scores = np.array([0.0, 1e-6, -3.0, 20.0, -90.0, 0.0], np.float32)
+    targets = np.array([0.0, 1.0, 0.25, 1.0, 0.0, 1.0], np.float32)
+    D = nm.Dimension("score", 6)
+    slope = lambda x, y: nm.grad(nm.sum(binary_cross_entropy(x, y)), x)
+    found = nm.evaluate(slope, x=([D], scores), y=([D], targets))
+    wanted = 1 / (1 + np.exp(-scores.astype(np.float64))) - targets
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-9)
+
+
+def test_groups_lie_where_their_channels_lay():
+    norm = lambda x: group_norm(x, C, 4, over=[R])
+    plan = nm.plan(nm.trace(norm, nm.spec([B, R, C])), nm.Mesh(a=2, b=2), "rows:a, channels:b")
+    assert [(one.kind, one.axes) for one in plan.collectives] == [("AllReduce", ("a",))] * 2
+
+
 @pytest.mark.parametrize(
     "wrong, message",
     [

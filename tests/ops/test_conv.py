@@ -226,3 +226,14 @@ MISTAKES = {
 def test_mistakes_are_named(problem):
     with pytest.raises(nm.NamedMeshError, match=problem):
         nm.trace(MISTAKES[problem], nm.spec([B, R, CI]), nm.spec([K, CI, CO]))
+
+
+@pytest.mark.parametrize(
+    ("window", "stride", "rows"), [(2, 2, []), (3, 2, [1]), (4, 2, [1, 1]), (5, 3, [1, 1])]
+)
+def test_a_transposed_convolution_sends_the_rows_that_windows_reach(window, stride, rows):
+    """Element i covers the places from i * stride - low to that plus the window."""
+    S, K, P, Q = nm.dims(f"seq=24 window={window} chan=4 out=8")
+    double = lambda x, w: nm.conv_transpose(x, w, {S: K}, stride=stride)
+    plan = nm.plan(nm.trace(double, nm.spec([S, P]), nm.spec([K, P, Q])), nm.Mesh(a=4), "seq:a")
+    assert [one.elements for one in plan.collectives] == [4 * count for count in rows]

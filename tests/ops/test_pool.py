@@ -141,3 +141,12 @@ MISTAKES = {
 def test_mistakes_are_named(problem):
     with pytest.raises(nm.NamedMeshError, match=problem):
         nm.trace(MISTAKES[problem], nm.spec([S, B]))
+
+
+def test_what_the_way_back_sends():
+    """Halves that do not overlap take their cotangents back to their own rows alone."""
+    S, B = nm.dims("seq=16 batch=4")
+    back = lambda kind: lambda x: nm.grad(nm.sum(nm.square(nm.pool(x, {S: 2}, kind))), x)
+    for kind in ("max", "mean"):
+        plan = nm.plan(nm.trace(back(kind), nm.spec([S, B])), nm.Mesh(a=4), "seq:a")
+        assert plan.collectives == []

@@ -1,0 +1,231 @@
+"""More or fewer elements along a dimension: the nearest one, or a mean of those around."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.errors import NamedMeshError, check_word
+from namedmesh.ir.context import Context
+from namedmesh.ir.format import format_value
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
+from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.along import SplitWindow
+from namedmesh.ops.neighbours import Stretch
+
+METHODS = ("linear", "nearest")
+LARGEST = 2**31
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where the points of a resized dimension lie among its rows.
+
+    Row i has its middle at (2i + 1) * points, point o at (2o + 1) * rows, both numbers divided by
+    their greatest common divisor. Distances are whole, so nothing is rounded.
+
+    Attributes:
+        rows: The rows of the operand.
+        points: Those of the result.
+        method: `"linear"` or `"nearest"`.
+        antialias: Whether a point that stands for several rows is a mean of all of them.
+
+    Example:
+        >>> grid = Grid(rows=4, points=8, method="linear", antialias=True)
+        >>> grid.spacing, grid.reach, grid.taps(back=False), grid.taps(back=True)
+        ((2, 1), (4, 4), 2, 4)
+    """
+
+    rows: int
+    points: int
+    method: str
+    antialias: bool
+
+    @property
+    def spacing(self) -> tuple[int, int]:
+        """Half the distance between two rows, and between two points."""
+        common = math.gcd(self.rows, self.points)
+        return self.points // common, self.rows // common
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """The distances to rows below a point and above it from which on they do not count."""
+        row, point = self.spacing
+        if self.method == "nearest":
+            return row, row + 1
+        reach = 2 * max(row, point) if self.antialias else 2 * row
+        return reach, reach
+
+    def _order(self, back: bool) -> tuple[int, int, int, int]:
+        """The spacing of what is read and of what is made, and how far that reaches."""
+        (row, point), (below, above) = self.spacing, self.reach
+        return (point, row, above, below) if back else (row, point, below, above)
+
+    def first(self, number: Any, back: bool) -> Any:
+        """Returns the first row that a point is made of; back, the first point a row counts in."""
+        read, made, below, _ = self._order(back)
+        return ((2 * number + 1) * made + read - below) // (2 * read)
+
+    def taps(self, back: bool) -> int:
+        """Returns of how many rows a point is made at most."""
+        read, _, below, above = self._order(back)
+        return -(-(below + above - 1) // (2 * read))
+
+    def stretch(self, count: int, back: bool, ways: int) -> Stretch:
+        """Returns the rows that each device reads.
+
+        Args:
+            count: The points that each makes.
+            back: Whether rows are made of points.
+            ways: How many devices there are.
+
+        Returns:
+            The rows.
+        """
+        read, made, below, above = self._order(back)
+        lasts = [
+            ((2 * (p + 1) * count - 1) * made - read + above - 1) // (2 * read) for p in range(ways)
+        ]
+        length = max(lasts[p] - self.first(p * count, back) for p in range(ways)) + 1
+        size = self.points if back else self.rows
+        return Stretch(2 * count * made, made + read - below, length, size, 2 * read)
+
+    def weigh(self, tf: Any, point: Any, row: Any) -> Any:
+        """Returns the float32 weights of rows in points."""
+        share = self._closeness(tf, point, row)
+        if self.method == "nearest":
+            return share
+        point = point[..., None]
+        rows = self.first(point, back=False) + tf.range(self.taps(back=False))
+        return share / tf.maximum(tf.reduce_sum(self._closeness(tf, point, rows), -1), 1.0)
+
+    def _closeness(self, tf: Any, point: Any, row: Any) -> Any:
+        """Returns how much rows count in points, before that is made to add up to one."""
+        (half_row, half_point), (below, above) = self.spacing, self.reach
+        apart = (2 * point + 1) * half_point - (2 * row + 1) * half_row
+        exists = (row >= 0) & (row < self.rows) & (point >= 0) & (point < self.points)
+        if self.method == "nearest":
+            return tf.cast(exists & (apart < below) & (apart > -above), tf.float32)
+        return tf.where(exists, tf.cast(tf.maximum(below - tf.abs(apart), 0), tf.float32), 0.0)
+
+
+class Resize(SplitWindow):
+    """Points made of the rows around them, or back: what rows get of the points they count in.
+
+    A product with a banded matrix, whose bands are made where they are needed.
+    """
+
+    on_pieces = True
+    rearranges = False
+    grid: Grid
+    back: bool
+
+    @property
+    def linear(self) -> str:
+        return "together"
+
+    def result_dim(self) -> Dimension:
+        return self.dim.resized(self.grid.rows if self.back else self.grid.points)
+
+    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+        return [self.grid.stretch(size, self.back, ways)]
+
+    def whole(self, context: Context, x: Any) -> Any:
+        return self._combine(context, x, 0)
+
+    def local(self, context: Context, x: Any) -> Any:
+        size = context.size(self.result_dim())
+        stretch = self.grid.stretch(size, self.back, context.ways(self.dim))
+        return self._combine(context, x, stretch.first(context.position(self.dim)))
+
+    def _combine(self, context: Context, x: Any, start: Any) -> Any:
+        """Makes a device's piece of the result of the rows from a number on."""
+        tf, at, grid = context.tf, self.at, self.grid
+        size = context.size(self.result_dim())
+        made = (context.position(self.dim) * size + tf.range(size))[:, None]
+        read = grid.first(made, self.back) + tf.range(grid.taps(self.back))
+        rows = tf.clip_by_value(read - start, 0, int(x.shape[at]) - 1)
+        if grid.method == "nearest" and not self.back:
+            return tf.gather(x, rows[:, 0], axis=at)
+        wide = tf.float64 if x.dtype == tf.float64 else tf.float32
+        weights = tf.cast(grid.weigh(tf, *((read, made) if self.back else (made, read))), wide)
+        broad = [-1 if i == at else 1 for i in range(len(x.shape))]
+        total: Any = 0.0
+        for tap in range(grid.taps(self.back)):
+            value = tf.cast(tf.gather(x, rows[:, tap], axis=at), wide)
+            total = total + value * tf.reshape(weights[:, tap], broad)
+        return tf.cast(total, x.dtype)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [Resize((dy,), self.result_dim(), self.grid, not self.back).output]
+
+    def flops(self) -> int:
+        if self.grid.method == "nearest" and not self.back:
+            return 0
+        return 2 * self.grid.taps(self.back) * self.output.shape.elements
+
+
+def resize(
+    x: Tensor,
+    to: Mapping[Dimension, int],
+    method: str = "linear",
+    *,
+    antialias: bool = True,
+) -> Tensor:
+    """Gives dimensions more or fewer elements, as `jax.image.resize` does.
+
+    An element of the result lies in the middle of its share of the dimension. A dimension that is
+    split stays so: each device gets from its neighbours the elements that its own reach over the
+    edge.
+
+    Args:
+        x: The tensor; floating, unless the method is `"nearest"`.
+        to: The new size of each dimension that gets one.
+        method: `"linear"`, a mean of the elements around weighted by how near they are (bilinear
+            along two dimensions), or `"nearest"`.
+        antialias: Whether a linear mean reaches further where a dimension shrinks, so that every
+            element counts.
+
+    Returns:
+        A tensor with the dimensions of `x`, some at a new size.
+
+    Raises:
+        NamedMeshError: `x` lacks a dimension, a size is not a positive number, or the method is
+            unknown.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> S = nm.Dimension("seq", 2)
+        >>> nm.evaluate(lambda x: nm.resize(x, {S: 4}), x=([S], [1.0, 3.0]))
+        array([1. , 1.5, 2.5, 3. ], dtype=float32)
+    """
+    check_tensor("resize", x)
+    check_word("method of resizing", method, METHODS)
+    if method != "nearest":
+        check_dtype_kind("resize", "float", x)
+    if not isinstance(to, Mapping) or not to:
+        raise NamedMeshError(
+            f"resize: to={format_value(to)} does not say how large which dimension gets",
+            str(x),
+            fix="write e.g. nm.resize(x, {H: 64, W: 64})",
+        )
+    check_has_dims("resize", x, *to)
+    for dim, size in to.items():
+        size = check_int("resize", f"size of {dim.name}", size, x)
+        if size < 1:
+            raise NamedMeshError(
+                f"resize: {dim} cannot have {size} elements", str(x), fix="give at least 1"
+            )
+        if 4 * dim.size * size // math.gcd(dim.size, size) >= LARGEST:
+            raise NamedMeshError(
+                f"resize: {dim} and {size} have too few divisors in common for 32-bit positions",
+                str(x),
+                fix="choose a size that shares a larger divisor with it",
+            )
+        if size != dim.size:
+            grid = Grid(dim.size, size, method, antialias)
+            x = Resize((x,), dim, grid, False).output
+    return x
