@@ -36,7 +36,7 @@ from benchmarks.operator_cases import (
     trace_permute,
     trace_reduce_scatter,
 )
-from benchmarks.scaling import fit_exponent
+from benchmarks.scaling import fit_exponent, save_plot
 from benchmarks.torus_links import (
     LINK_BYTES_PER_SECOND,
     SQUARES,
@@ -209,33 +209,31 @@ def draw(result: dict[str, Any]) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as pyplot
 
-    figure, sides = pyplot.subplots(1, 2, figsize=(10, 4))
+    figure, sides = pyplot.subplots(1, 2, figsize=(10, 4.2), sharey=True)
     for side, source, label in (
-        (sides[0], "CPU devices", f"time for each partition, {CPU_DEVICES[0]} partitions = 1"),
-        (sides[1], "TPU v3 links", f"estimated time, {TPU_CORES[0]} partitions = 1"),
+        (sides[0], "CPU devices", "time for each partition"),
+        (sides[1], "TPU v3 links", "estimated time"),
     ):
         rows = [row for row in result["rows"] if row["source"] == source]
-        size = max(row["bytes"] for row in rows)
-        for collective in dict.fromkeys(row["collective"] for row in rows):
-            curve = [
-                row for row in rows if row["collective"] == collective and row["bytes"] == size
-            ]
-            side.plot(
-                [row["partitions"] for row in curve],
-                [row["ratio"] for row in curve],
-                "o-",
-                label=collective,
-            )
         counts = sorted({row["partitions"] for row in rows})
-        side.set(xscale="log", yscale="log", xlabel="partitions", ylabel=label)
-        side.set_title(f"{source}, {size / 2**20:g} MiB a partition", fontsize=10)
+        for collective in dict.fromkeys(row["collective"] for row in rows):
+            curves = [row for row in rows if row["collective"] == collective]
+            size = max(row["bytes"] for row in curves)
+            ratios = [row["ratio"] for row in curves if row["bytes"] == size]
+            style = "s--" if collective == "ReduceScatter" else "o-"
+            name = f"{collective} of {size / 2**20:g} MiB"
+            side.plot(counts, ratios, style, markersize=4, label=name)
+        root = [(count / counts[0]) ** 0.5 for count in counts]
+        side.plot(counts, root, "k:", label="square root of partitions")
+        side.set(xscale="log", yscale="log", xlabel="partitions", ylim=(0.3, 100))
+        side.set_ylabel(f"{label}, {counts[0]} partitions = 1")
+        side.set_title(source, fontsize=10)
         side.set_xticks(counts, [f"{count:,}" for count in counts])
+        side.set_yticks([1, 10, 100], ["1", "10", "100"])
         side.minorticks_off()
-    root = [(count / TPU_CORES[0]) ** 0.5 for count in TPU_CORES]
-    sides[1].plot(TPU_CORES, root, "k:", label="square root of partitions")
-    sides[1].legend(fontsize=8)
+        side.legend(fontsize=8, loc="upper left")
     figure.tight_layout()
-    figure.savefig(scaling.RESULTS / "collectives.png", dpi=110)
+    save_plot(figure, "collectives.png")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -18,7 +18,7 @@ import pathlib
 import platform
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import namedmesh as nm
@@ -177,9 +177,9 @@ def fit_exponents(rows: list[dict[str, Any]]) -> dict[str, float | None]:
     return {**found, "link_bytes_of_squares": fit_exponent(links)}
 
 
-def find_rows(partitions: Iterable[int] = PARTITIONS) -> list[dict[str, Any]]:
+def find_rows(partitions: Sequence[int]) -> list[dict[str, Any]]:
     """A row for every operator, number of partitions and source, with fitted exponents."""
-    partitions, compiled, rows = list(partitions), read("compiled.json"), []
+    compiled, rows = read("compiled.json"), []
     for name, case in CASES.items():
         planned = [{"partitions": count, **measure_plan(case, count)} for count in partitions]
         made = [row for row in compiled if row["case"] == name]
@@ -285,7 +285,7 @@ def main(arguments: list[str] | None = None) -> None:
         draw(read("operators.json"))
         return
     if given.command is None:
-        rows = find_rows()
+        rows = find_rows(PARTITIONS)
         print(table(rows))
         if given.json:
             given.json.write_text(json.dumps(rows, indent=1) + "\n")
