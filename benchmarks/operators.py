@@ -27,8 +27,10 @@ from benchmarks.operator_cases import CASES, Case
 from benchmarks.scaling import FIRST, fit_exponent, save_plot
 from benchmarks.torus_links import SQUARES, estimate_link_bytes, slice_of
 from namedmesh.aot.command_line import format_error
+from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.sharding import Sharding
+from namedmesh.hlo.communication import CompiledCollective
 
 PARTITIONS = tuple(2**i for i in range(12))
 COMPILED = (32, 128, 512, 2048)
@@ -47,11 +49,7 @@ def measure_plan(case: Case, partitions: int) -> dict[str, Any]:
         "flops": count_flops(plan, plan.program.ops),
         "bytes_moved": plan.total_wire_bytes(),
         "memory": count_memory(plan),
-        "link_bytes": sum(
-            one.times * estimate_link_bytes(one.kind, one.bytes, partitions)
-            for one in plan.collectives
-        ),
-        "collectives": dict(_count_kinds((one.kind, one.times) for one in plan.collectives)),
+        **count_collectives(plan.collectives, partitions),
     }
 
 
@@ -92,11 +90,16 @@ def count_memory(plan: nm.Plan) -> int:
     )
 
 
-def _count_kinds(pairs: Iterable[tuple[str, int]]) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for kind, times in pairs:
-        counts[kind] += times
-    return counts
+def count_collectives(
+    collectives: Iterable[Collective | CompiledCollective], partitions: int
+) -> dict[str, Any]:
+    """What collectives send over the busiest link, and how many there are of each kind."""
+    kinds: Counter[str] = Counter()
+    sent = 0.0
+    for one in collectives:
+        kinds[one.kind] += one.times
+        sent += one.times * estimate_link_bytes(one.kind, one.bytes, partitions)
+    return {"link_bytes": sent, "collectives": dict(kinds)}
 
 
 def export(name: str, folder: pathlib.Path) -> None:
@@ -123,7 +126,6 @@ def compile_case(name: str, partitions: int, folder: pathlib.Path) -> dict[str, 
     report = compile_for(Artifact.load(path), target, name=name)
     assert report.audit is not None and report.memory is not None, "a small program fits"
     print(report, flush=True)
-    made = report.collectives()
     return {
         "case": name,
         "partitions": partitions,
@@ -131,10 +133,7 @@ def compile_case(name: str, partitions: int, folder: pathlib.Path) -> dict[str, 
         "flops": report.flops_per_core,
         "bytes_moved": report.audit.wire_bytes,
         "memory": report.memory.total - report.memory.code,
-        "link_bytes": sum(
-            estimate_link_bytes(row.kind, row.made_bytes, partitions) for row in made
-        ),
-        "collectives": dict(_count_kinds((row.kind, row.made) for row in made)),
+        **count_collectives(report.audit.compiled, partitions),
         "as_planned": report.audit.exact,
         "problems": report.audit.describe_problems(),
         "rules": dict(report.audit.rules),
