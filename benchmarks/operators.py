@@ -204,15 +204,17 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The exponents of operators as a table for people: as planned, then as compiled."""
     lines = [
         "| operator | split | grows | compute | memory | bytes sent | over the busiest link "
-        "| the same of square slices | paper: compute | paper: communication |",
+        "| the same of square slices, planned | paper: compute | paper: communication |",
         "|---" * 10 + "|",
     ]
     for name, case in CASES.items():
         found = {row["source"]: row["exponent"] for row in rows if row["case"] == name}
-        cells = [case.operator, f"`{case.split}`", case.grows]
-        for cost in (*LABELS, "link_bytes_of_squares"):
+        loop = " in a loop" if name.endswith("_loop") else ""
+        cells = [case.operator + loop, f"`{case.split}`", case.grows]
+        for cost in LABELS:
             fits = [_format_exponent(exponent[cost]) for exponent in found.values()]
             cells.append(" / ".join(fits))
+        cells.append(_format_exponent(found["plan"]["link_bytes_of_squares"]))
         lines.append(f"| {' | '.join([*cells, case.compute, case.communication])} |")
     return "\n".join(lines)
 
