@@ -15,7 +15,7 @@ from namedmesh.aot.torus import Torus
 
 GENERATION = "v3"
 SQUARES = (32, 128, 512)  # cores of slices as wide as long whose links do not close to rings
-LINK_BYTES_PER_SECOND = 656e9 / 8  # published for a link of TPU v3; scales every estimate alike
+LINK_BYTES_PER_SECOND = 656e9 / 8  # assumed of a link; scales every estimate alike
 
 
 def slice_of(partitions: int) -> Target:
