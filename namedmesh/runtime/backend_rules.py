@@ -100,12 +100,13 @@ RULES = (
     BackendRule(
         name="float32 sent as bfloat16",
         backends=("tpu",),
-        condition="an AllToAll or AllGather of float32 that matrix products of default precision "
-        "read, which round their operands to bfloat16",
+        condition="an AllToAll, AllGather or CollectivePermute of float32 that matrix products of "
+        "default precision read, which round their operands to bfloat16",
         bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
         bytes="half as many",
-        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some",
-        alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll")),
+        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some; "
+        "CollectivePermutes of products in a loop (benchmarks/operator_cases.py)",
+        alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
         precisions=("default",),
     ),
     BackendRule(

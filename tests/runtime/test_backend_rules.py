@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from namedmesh.dims.hop import Hop
 from namedmesh.hlo.module import Module
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.audit import audit
@@ -53,6 +54,19 @@ def test_tpu_sends_what_matrix_products_read_as_bfloat16():
     assert audit_of(GATHER, plan, backend="tpu", precision="highest").differences
     assert audit_of(GATHER, plan, backend="cpu").differences
     assert audit_of(HALF, planned(), backend="tpu").differences, "sums keep their precision"
+
+
+def test_tpu_passes_on_operands_of_products_in_bfloat16():
+    ring = "{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}"
+    line = HALF.replace("all-reduce", "collective-permute").replace("to_apply=%add, ", "")
+    line = line.replace("replica_groups=[2,4]<=[8]", f"source_target_pairs={{{ring}}}")
+    hop = Hop(-1, 0, 3, cyclic=True, axes=("model",))
+    plan = planned(kind="CollectivePermute", hop=hop)
+    result = audit_of(line, plan, backend="tpu")
+    assert result.exact and result.rules == {"float32 sent as bfloat16": 1}
+    assert not audit_of(line, plan, backend="tpu", precision="highest").exact
+    other = line.replace("{3,0}", "{3,1}")
+    assert not audit_of(other, plan, backend="tpu").exact, "to another device"
 
 
 def test_tpu_makes_small_gathers_as_sums_of_pieces():
