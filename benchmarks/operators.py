@@ -27,8 +27,8 @@ from benchmarks.operator_cases import CASES, Case
 from benchmarks.scaling import FIRST, fit_exponent, save_plot
 from benchmarks.torus_links import SQUARES, estimate_link_bytes, slice_of
 from namedmesh.aot.command_line import format_error
-from namedmesh.dims.collective import Collective
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
 from namedmesh.hlo.communication import CompiledCollective
 
