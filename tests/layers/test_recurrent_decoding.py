@@ -26,7 +26,7 @@ SPECS = {
 SPLIT = [(1, ""), (2, "batch:all"), (2, "vocab:all"), (2, "hidden:all")]
 
 
-def recurrent(weights, rows, method, end=END):
+def recurrent(weights, rows, method, end: int | None = END):
     """Decode with a recurrent network; its cache is a state for each row, and a shared count."""
 
     def step(tokens, cache):
