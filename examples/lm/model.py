@@ -44,8 +44,7 @@ class LanguageModel:
     def __init__(self, settings: Settings):
         s = self.settings = settings
         self.B, self.S, self.V = nm.dims(f"batch={s.batch} seq={s.length} vocab={BYTES}")
-        hidden = s.hidden // 2 if s.experts else s.hidden
-        self.M, self.H, self.L = nm.dims(f"model={s.model} hidden={hidden} layer={s.layers}")
+        self.M, self.H, self.L = nm.dims(f"model={s.model} hidden={s.hidden} layer={s.layers}")
         self.E = nm.Dimension("expert", max(s.experts, 1))
         self.heads = Heads(self.M, *nm.dims(f"heads={s.heads} key={s.key} group={s.group}"))
 

@@ -23,10 +23,9 @@ class Settings:
     """Every setting of a run.
 
     Attributes:
-        layers, model: The sizes of the model.
-        hidden: The size of a dense network, and of the two experts that a byte goes to, together.
+        layers, model, hidden: The sizes of the model.
         heads, group, key: Heads of keys and values, queries that share one, and their size.
-        experts: The experts of each layer; 0 for a dense model.
+        experts: The experts of each layer, of which a byte goes to two; 0 for a dense model.
         capacity_factor: The room of an expert, as a multiple of its even share.
         tied: Whether one table both embeds bytes and scores them.
         batch, length: The rows of a batch, and the bytes of a row.

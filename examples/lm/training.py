@@ -110,7 +110,7 @@ def train_batches(data: np.ndarray, settings: Settings) -> NumberedBatches:
         random = np.random.default_rng([settings.seed, number])
         return cut(data, random.integers(0, len(data) - settings.length, settings.batch), settings)
 
-    return NumberedBatches(make_batch, hashlib.sha256(data).hexdigest())
+    return NumberedBatches(make_batch, hashlib.sha256(data.tobytes()).hexdigest())
 
 
 def dev_batches(data: np.ndarray, settings: Settings) -> Iterator[Batch]:

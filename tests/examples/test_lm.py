@@ -1,5 +1,6 @@
 """The language model: against numpy, under every layout, step by step, resumed, and sampled."""
 
+import functools
 import math
 import os
 import pathlib
@@ -102,25 +103,39 @@ def test_logits_are_those_of_a_llama_in_numpy(settings):
         np.testing.assert_allclose(ours, literal, rtol=1e-4, atol=1e-4)
 
 
+@functools.cache
+def under(settings: Settings, layout: str, learn: bool) -> dict[str, np.ndarray]:
+    """The losses of a batch under a layout, and the gradients of all weights."""
+    model = LanguageModel(settings.but(layout=layout))
+
+    def step(inputs, targets):
+        losses = model.loss(inputs, targets)
+        return {**losses, **(nm.grad(losses["loss"]) if learn else {})}
+
+    compiled = compile_rows(model, step)
+    results = compiled(compiled.place(state_of(settings)), **rows(settings))[1]
+    return {name: np.asarray(value) for name, value in results.items()}
+
+
+@pytest.mark.parametrize(
+    ("settings", "layout"),
+    [(TINY, "data"), (TINY, "tensor"), (TINY, "context"), (MIXTURE, "expert")],
+    ids=["data", "tensor", "context", "expert"],
+)
+def test_a_layout_gives_the_loss_of_one_device(settings, layout):
+    one, split = (under(settings, name, learn=False) for name in ("one", layout))
+    for name, value in one.items():
+        assert split[name] == pytest.approx(value, rel=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [TINY, MIXTURE], ids=["dense", "mixture"])
-def test_every_layout_gives_the_loss_and_gradients_of_one_device(settings):
-    state, found = state_of(settings), {}
+def test_every_layout_gives_the_gradients_of_one_device(settings):
+    one = under(settings, "one", learn=True)
     for layout in LAYOUTS:
-        model = LanguageModel(settings.but(layout=layout))
-
-        def learn(inputs, targets, model=model):
-            results = model.loss(inputs, targets)
-            return {**results, "gradients": nm.grad(results["loss"])}
-
-        step = compile_rows(model, learn)
-        results = step(step.place(state), **rows(settings))[1]
-        gradients = {name: np.asarray(value) for name, value in results.pop("gradients").items()}
-        found[layout] = {name: float(value) for name, value in results.items()}, gradients
-    for layout, (losses, gradients) in found.items():
-        assert losses == pytest.approx(found["one"][0], rel=1e-5), layout
-        for name, value in gradients.items():
+        for name, value in under(settings, layout, learn=True).items():
             np.testing.assert_allclose(
-                value, found["one"][1][name], rtol=1e-3, atol=1e-5, err_msg=f"{layout} {name}"
+                value, one[name], rtol=1e-3, atol=1e-5, err_msg=f"{layout} {name}"
             )
 
 
@@ -149,17 +164,17 @@ def runs(tmp_path_factory) -> tuple[pathlib.Path, Settings]:
     """A run that was trained at once, and one that was stopped by a signal and continued."""
     folder, settings = tmp_path_factory.mktemp("runs"), MIXTURE.but(layout="expert")
     model = LanguageModel(settings)
-    steps = [compile_rows(model, function) for function in (model.train, model.loss)]
+    step, evaluation = (compile_rows(model, function) for function in (model.train, model.loss))
 
     def stop_once(message: str) -> None:
         if message.startswith("dev:"):
             os.kill(os.getpid(), signal.SIGTERM)
 
     save_settings(folder / "whole", settings)
-    fit(folder / "whole", *steps, settings, TEXT, say=lambda message: None)
+    fit(folder / "whole", step, evaluation, settings, TEXT, say=lambda message: None)
     with pytest.raises(SystemExit):
-        fit(folder / "halves", *steps, settings, TEXT, say=stop_once)
-    fit(folder / "halves", *steps, settings, TEXT, say=lambda message: None)
+        fit(folder / "halves", step, evaluation, settings, TEXT, say=stop_once)
+    fit(folder / "halves", step, evaluation, settings, TEXT, say=lambda message: None)
     return folder, settings
 
 
