@@ -17,8 +17,7 @@ def draw(folder: pathlib.Path, baselines: dict[str, float]) -> pathlib.Path | No
         from matplotlib import pyplot
     except ImportError:
         return None
-    figure, axes = pyplot.subplots(figsize=(7, 4.4))
-    farthest = 0.0
+    figure, axes = pyplot.subplots(figsize=(8, 4.4))
     for path in sorted(folder.glob("*/metrics.jsonl")):
         rows = read_metrics(path)
         curves = [
@@ -31,11 +30,11 @@ def draw(folder: pathlib.Path, baselines: dict[str, float]) -> pathlib.Path | No
         axes.plot(
             *zip(*curves[1], strict=True), "o-", color=line.get_color(), label=path.parent.name
         )
-        farthest = max(farthest, curves[0][-1][0])
-    for number, (name, bits) in enumerate(baselines.items()):
+    beside = axes.get_yaxis_transform()
+    for name, bits in baselines.items():
         axes.axhline(bits, color="gray", linewidth=0.8, linestyle="--")
-        place, side = ((0.0, "left"), (farthest, "right"))[number % 2]  # lines may be close
-        axes.annotate(f"{name}: {bits:.2f}", (place, bits), ha=side, va="bottom", color="gray")
+        label = f"{name}: {bits:.2f}"
+        axes.text(1.01, bits, label, color="gray", fontsize=8, va="center", transform=beside)
     axes.set(xlabel="steps", ylabel="bits per byte (faint: train, dots: dev)", ylim=(1.4, 4))
     axes.legend()
     figure.tight_layout()

@@ -85,7 +85,7 @@ def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
     index = nm.rename(parent, N, new)
 
     def reorder_one(tensor: nm.Tensor) -> nm.Tensor:
-        if N not in tensor.shape:
+        if not isinstance(tensor, nm.Tensor) or N not in tensor.shape:
             return tensor
         missing = [dim for dim in parent.shape if dim not in tensor.shape]
         if missing:
