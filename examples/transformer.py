@@ -6,7 +6,7 @@ The tiny model of the same text learns to copy its input, and beam search decode
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.layers import Adafactor, Decoder, Transformer, batch_of, beam_search, config
+from namedmesh.layers import Adafactor, Beam, Decoder, Transformer, batch_of, config
 
 LAYOUT = "group:all, expert:all"
 
@@ -22,7 +22,8 @@ def train_program(model):
 
 def translate_program(model):
     def translate(source, segments):
-        return beam_search(Decoder(model, source, segments, hypotheses=4, flat=True))
+        decoder = Decoder(model, source, segments, hypotheses=4, flat=True)
+        return decoder.decode(Beam(decoder.N))
 
     spec = nm.spec([model.G, model.S], "int32")
     return nm.trace(translate, source=spec, segments=spec)

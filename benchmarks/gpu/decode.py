@@ -30,14 +30,15 @@ VARIANTS = {
 def export(folder: pathlib.Path) -> None:
     """Write an Artifact for each variant."""
     import namedmesh as nm
-    from namedmesh.layers import Decoder, Transformer, beam_search, config
+    from namedmesh.layers import Beam, Decoder, Transformer, config
 
     folder.mkdir(parents=True, exist_ok=True)
     for name, (flat, dtype) in VARIANTS.items():
         model = Transformer(config("base").but(dropout=0.0, dtype=dtype), ROWS, LENGTH, LENGTH)
 
         def translate(source, segments, model=model, flat=flat):
-            return beam_search(Decoder(model, source, segments, hypotheses=BEAM, flat=flat))
+            decoder = Decoder(model, source, segments, hypotheses=BEAM, flat=flat)
+            return decoder.decode(Beam(decoder.N))
 
         tokens = nm.spec([model.G, model.S], "int32")
         program = nm.trace(translate, source=tokens, segments=tokens)

@@ -11,11 +11,11 @@ from examples.m4.settings import Settings
 from namedmesh.layers import (
     Adafactor,
     Adam,
+    Beam,
     Decoder,
     Optimizer,
     Transformer,
     batch_of,
-    beam_search,
     inverse_square_root,
     linear_cooldown,
     linear_warmup,
@@ -90,7 +90,7 @@ def trace_translate(settings: Settings) -> nm.Program:
     def translate(source: nm.Tensor, source_segments: nm.Tensor) -> dict[str, nm.Tensor]:
         with trained_weights(settings):
             decoder = Decoder(model, source, source_segments, hypotheses=settings.beam, flat=True)
-            return beam_search(decoder, alpha=settings.alpha)
+            return decoder.decode(Beam(decoder.N, alpha=settings.alpha))
 
     return nm.trace(translate, source=spec, source_segments=spec)
 

@@ -16,7 +16,7 @@ from namedmesh.layers.attention import window_mask as window_mask
 from namedmesh.layers.backbone import Backbone as Backbone
 from namedmesh.layers.batch import Batch as Batch
 from namedmesh.layers.batch import batch_of as batch_of
-from namedmesh.layers.beam import beam_search as beam_search
+from namedmesh.layers.beam import Beam as Beam
 from namedmesh.layers.beam import length_penalty as length_penalty
 from namedmesh.layers.cache import Cache as Cache
 from namedmesh.layers.clipping import clip_by_global_norm as clip_by_global_norm
@@ -26,6 +26,7 @@ from namedmesh.layers.configuration import CONFIGS as CONFIGS
 from namedmesh.layers.configuration import Config as Config
 from namedmesh.layers.configuration import config as config
 from namedmesh.layers.decoder import Decoder as Decoder
+from namedmesh.layers.decoding import decode as decode
 from namedmesh.layers.dispatch import EinsumDispatch as EinsumDispatch
 from namedmesh.layers.dispatch import GatherDispatch as GatherDispatch
 from namedmesh.layers.dispatch import make_dispatch as make_dispatch
@@ -33,7 +34,6 @@ from namedmesh.layers.dropless import dropless_moe as dropless_moe
 from namedmesh.layers.filters import convolution as convolution
 from namedmesh.layers.gating import expert_choice_gating as expert_choice_gating
 from namedmesh.layers.gating import top_k_gating as top_k_gating
-from namedmesh.layers.hypotheses import TokenDecoder as TokenDecoder
 from namedmesh.layers.layer_stack import LayerContext as LayerContext
 from namedmesh.layers.layer_stack import LayerStack as LayerStack
 from namedmesh.layers.layer_stack import Side as Side
@@ -74,8 +74,8 @@ from namedmesh.layers.regularization import jitter as jitter
 from namedmesh.layers.routing import ExpertRouting as ExpertRouting
 from namedmesh.layers.routing import Routing as Routing
 from namedmesh.layers.routing import expert_capacity as expert_capacity
-from namedmesh.layers.sampling import greedy as greedy
-from namedmesh.layers.sampling import sample as sample
+from namedmesh.layers.sampling import Greedy as Greedy
+from namedmesh.layers.sampling import Sample as Sample
 from namedmesh.layers.transformer import Transformer as Transformer
 from namedmesh.layers.vocabulary import embedding as embedding
 from namedmesh.layers.vocabulary import vocabulary_logits as vocabulary_logits
@@ -87,12 +87,14 @@ __all__ = [
     "Adam",
     "Backbone",
     "Batch",
+    "Beam",
     "Cache",
     "Config",
     "Decoder",
     "EinsumDispatch",
     "ExpertRouting",
     "GatherDispatch",
+    "Greedy",
     "Heads",
     "LayerContext",
     "LayerStack",
@@ -100,9 +102,9 @@ __all__ = [
     "ParameterUpdate",
     "RateSchedule",
     "Routing",
+    "Sample",
     "Sgd",
     "Side",
-    "TokenDecoder",
     "Transformer",
     "UpdateRule",
     "alibi",
@@ -110,7 +112,6 @@ __all__ = [
     "attend",
     "batch_norm",
     "batch_of",
-    "beam_search",
     "binary_cross_entropy",
     "causal_mask",
     "clip_by_global_norm",
@@ -120,6 +121,7 @@ __all__ = [
     "cosine_decay",
     "cross_attention",
     "cross_entropy",
+    "decode",
     "dense",
     "derive_key",
     "distance_bucket",
@@ -131,7 +133,6 @@ __all__ = [
     "feed_forward",
     "get_activation",
     "global_norm",
-    "greedy",
     "group_norm",
     "inverse_square_root",
     "jitter",
@@ -147,7 +148,6 @@ __all__ = [
     "relative_bias",
     "rms_norm",
     "rotary",
-    "sample",
     "segment_mask",
     "self_attention",
     "sinusoids",

@@ -1,13 +1,13 @@
-"""Beam search over the hypotheses of each sentence."""
+"""Beam search: the hypotheses of each group compete."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import namedmesh as nm
-from namedmesh.layers.beam_past import FlatPast, OrdinaryPast
 from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.hypotheses import IMPOSSIBLE, TokenDecoder, check_tokens
+from namedmesh.layers.hypotheses import IMPOSSIBLE, DecodingTask, reorder
 from namedmesh.layers.mistakes import is_number
 
 
@@ -30,98 +30,114 @@ def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
 
 
 @explain_mistakes
-def beam_search(
-    decoder: TokenDecoder, *, alpha: float = 0.6, end: int = 1, start: int = 0
-) -> dict[str, nm.Tensor]:
-    """Search for the best sequences.
+@dataclass(frozen=True)
+class Beam:
+    """Search for the best sequences of each group of hypotheses; a method of `decode`.
 
-    Keeps the N best unfinished hypotheses of each sentence, and the N best finished ones. Ends when
-    no unfinished one can become better than the finished; at the last step every hypothesis ends.
-    A Decoder with flat=True never moves its cache; results are the same.
+    Keeps the N best unfinished hypotheses of a group, and the N best finished ones. Ends when no
+    unfinished one can become better than the finished; at the last step every hypothesis ends.
+    The hypotheses of a group must start alike, in the first tokens and in the cache. After every
+    step, what the cache has for each hypothesis is reordered, to follow those that were kept.
 
-    Args:
-        decoder: The decoder; its hypotheses are the width of the beam.
+    The `sequences` are sorted, best first; their `scores` are log probabilities divided by the
+    length penalty, -1e9 where there are fewer sequences.
+
+    Attributes:
+        hypotheses: The dimension of the hypotheses of a group; its size is the beam's width.
         alpha: The exponent of GNMT's length penalty, from 0 (none) to 10.
-        end: The token that ends a sequence.
-        start: The token that every sequence follows.
-
-    Returns:
-        `sequences` (GNT, best first, the end token included, zeros after it), their
-        length-normalised log probabilities `scores` (GN; -1e9 where there are fewer sequences),
-        and `steps`, how many were run.
 
     Raises:
-        NamedMeshError: If alpha is out of range, or end or start is not in the vocabulary.
+        NamedMeshError: If alpha is out of range.
 
     Example:
-        >>> from namedmesh.layers import Decoder, Transformer, config
-        >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-        >>> def translate(source, segments):
-        ...     return beam_search(Decoder(model, source, segments, hypotheses=4, flat=True))
-        >>> tokens = nm.spec([model.G, model.S], "int32")
-        >>> nm.trace(translate, tokens, tokens).outputs[0].shape
-        [group=2, hypothesis=4, step=6]
+        >>> from namedmesh.layers import decode
+        >>> B, N, T, V = nm.dims("batch=1 hypothesis=2 step=2 vocab=4")
+        >>> step = lambda tokens, cache: (nm.one_hot(tokens + 1, V), cache)
+        >>> count = lambda first: decode(step, (), first, T, Beam(N, alpha=0.0))["sequences"]
+        >>> nm.evaluate(count, first=([B, N], [[0, 0]])).tolist()
+        [[[1, 2], [1, 0]]]
     """
-    G, N, T, W = decoder.G, decoder.N, decoder.T, decoder.W
-    if not is_number(alpha) or not 0 <= alpha <= 10:
-        raise nm.NamedMeshError(
-            f"beam_search: alpha={alpha!r}",
-            fix="pass a number from 0 (no length normalisation) to 10",
-        )
-    check_tokens("beam_search", W, end=end, start=start)
-    # Of twice as many candidates as hypotheses, at most half end, so the beam stays full.
-    C, K = nm.Dimension("candidate", 2 * N.size), nm.Dimension("pool", 3 * N.size)
-    past = (FlatPast if decoder.flat else OrdinaryPast)(decoder)
-    only_first = nm.where(nm.equal(nm.range(N), 0), 0.0, IMPOSSIBLE)  # N: all start out equal
-    first = {
-        "step": nm.zeros([], "int32"),
-        "tokens": nm.full([G, N], start, "int32"),
-        "alive": nm.broadcast(only_first, [G, N]),
-        "scores": nm.full([G, N], IMPOSSIBLE),
-        "sequences": nm.zeros([G, N, T], "int32"),
-        "past": past.start(),
-    }
 
-    def unfinished(carry: dict[str, Any]) -> nm.Tensor:
-        best_possible = nm.max(carry["alive"], over=N) / length_penalty(float(T.size), alpha)
-        settled = nm.min(carry["scores"], over=N) >= best_possible
-        return (carry["step"] < T.size) & nm.logical_not(nm.all(settled))
+    hypotheses: nm.Dimension
+    alpha: float = 0.6
 
-    def search_step(carry: dict[str, Any]) -> dict[str, Any]:
-        step = carry["step"]
-        mask = past.mask(carry["past"], step)
-        logits, cache = decoder(carry["tokens"], step, carry["past"]["cache"], mask)
-        known = {**carry["past"], "cache": cache}
-        ending = nm.equal(nm.range(W), end)
-        allowed = ending | (step < T.size - 1)
-        log_probabilities = carry["alive"] + nm.log_softmax(logits, over=W)
-        scores = nm.where(allowed, log_probabilities, IMPOSSIBLE)  # GNW
-        best, index = _choose_candidates(scores, N, W, C)  # GC
-        parent, token = nm.floor_divide(index, W.size), nm.remainder(index, W.size)
-        ends = nm.equal(token, end)
+    def __post_init__(self) -> None:
+        if not is_number(self.alpha) or not 0 <= self.alpha <= 10:
+            raise nm.NamedMeshError(
+                f"Beam: alpha={self.alpha!r}",
+                fix="pass a number from 0 (no length normalisation) to 10",
+            )
 
-        possible = ends & (best > IMPOSSIBLE / 2)
-        normalized = best / length_penalty(nm.cast(step + 1, "float32"), alpha)
-        finished = nm.where(possible, normalized, IMPOSSIBLE)
-        here = nm.equal(nm.range(T), step)
-        ended = nm.where(here, token, nm.gather(past.sequences(known), parent, N))  # GCT
-        pool = _join(carry["scores"], finished, K)
-        top, chosen = nm.top_k(pool, K, N)  # GN
-        sequences = nm.gather(_join(carry["sequences"], ended, K), chosen, K)
+    def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
+        """Decode.
 
-        alive, survivors = nm.top_k(nm.where(ends, IMPOSSIBLE, best), C, N)  # GN
-        tokens, parents = nm.gather(token, survivors, C), nm.gather(parent, survivors, C)
-        return {
-            "step": step + 1,
-            "tokens": tokens,
-            "alive": nm.maximum(alive, IMPOSSIBLE),
-            "scores": top,
-            "sequences": nm.transpose(sequences, [G, N, T]),
-            "past": past.follow(known, parents, tokens, step),
+        Args:
+            task: What `decode` was called with.
+
+        Returns:
+            What `decode` returns.
+        """
+        N, T, end = self.hypotheses, task.T, task.end
+        if N not in task.first.shape:
+            raise nm.NamedMeshError(
+                f"Beam: the first tokens have no dimension {N}",
+                str(task.first),
+                fix="give each hypothesis its first token, e.g. by nm.broadcast",
+            )
+        groups = [dim for dim in task.first.shape if dim != N]
+        rows = [*groups, N]
+        # Of twice as many candidates as hypotheses, at most half end, so the beam stays full.
+        C, K = nm.Dimension("candidate", 2 * N.size), nm.Dimension("pool", 3 * N.size)
+        only_first = nm.where(nm.equal(nm.range(N), 0), 0.0, IMPOSSIBLE)  # N: all start out equal
+        first = {
+            "step": nm.zeros([], "int32"),
+            "tokens": nm.transpose(task.first, rows),
+            "alive": nm.broadcast(only_first, rows),
+            "written": nm.zeros([*rows, T], "int32"),
+            "scores": nm.full(rows, IMPOSSIBLE),
+            "sequences": nm.zeros([*rows, T], "int32"),
+            "cache": task.cache,
         }
 
-    last = nm.while_loop(unfinished, search_step, first)
-    return {"sequences": last["sequences"], "scores": last["scores"], "steps": last["step"]}
+        def unfinished(carry: dict[str, Any]) -> nm.Tensor:
+            best_possible = nm.max(carry["alive"], over=N) / length_penalty(T.size, self.alpha)
+            settled = nm.min(carry["scores"], over=N) >= best_possible
+            return (carry["step"] < T.size) & ~nm.all(settled)
+
+        def search_step(carry: dict[str, Any]) -> dict[str, Any]:
+            step = carry["step"]
+            is_last = nm.equal(step, T.size - 1)
+            logits, W, cache = task.score(carry["tokens"], carry["cache"])
+            scores = carry["alive"] + nm.log_softmax(logits, over=W)  # GNW
+            if end is not None:
+                scores = nm.where(nm.equal(nm.range(W), end) | ~is_last, scores, IMPOSSIBLE)
+            best, index = _choose_candidates(scores, N, W, C)  # GC
+            parent, token = nm.floor_divide(index, W.size), nm.remainder(index, W.size)
+            ends = nm.broadcast(is_last, token.shape) if end is None else nm.equal(token, end)
+
+            possible = ends & (best > IMPOSSIBLE / 2)
+            normalized = best / length_penalty(nm.cast(step + 1, "float32"), self.alpha)
+            finished = nm.where(possible, normalized, IMPOSSIBLE)
+            here = nm.equal(nm.range(T), step)
+            ended = nm.where(here, token, nm.gather(carry["written"], parent, N))  # GCT
+            pool = _join(carry["scores"], finished, K)
+            top, chosen = nm.top_k(pool, K, N)  # GN
+            sequences = nm.gather(_join(carry["sequences"], ended, K), chosen, K)
+
+            alive, survivors = nm.top_k(nm.where(ends, IMPOSSIBLE, best), C, N)  # GN
+            tokens, parents = nm.gather(token, survivors, C), nm.gather(parent, survivors, C)
+            return {
+                "step": step + 1,
+                "tokens": tokens,
+                "alive": nm.maximum(alive, IMPOSSIBLE),
+                "written": nm.where(here, tokens, reorder(carry["written"], parents, N)),
+                "scores": top,
+                "sequences": nm.transpose(sequences, [*rows, T]),
+                "cache": reorder(cache, parents, N),
+            }
+
+        last = nm.while_loop(unfinished, search_step, first)
+        return {"sequences": last["sequences"], "scores": last["scores"], "steps": last["step"]}
 
 
 def _choose_candidates(

@@ -5,50 +5,110 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import namedmesh as nm
-from namedmesh.layers.attention import Heads, attend, project_keys_and_values, project_queries
+from namedmesh.layers.attention import Heads, attend
 from namedmesh.layers.explain import explain_mistakes
 
 
 @explain_mistakes
 class Cache:
-    """Keys and values of all layers in two tensors, so that a loop over layers writes in place.
+    """What attention remembers while decoding: keys and values of all layers in two tensors.
 
     XLA updates a tensor that a loop carries in place as long as the body reads it only after its
     last write; `attend` therefore appends first, then reads.
+
+    In the flat form (the paper's appendix A.1) the hypotheses of a beam are one interleaved
+    sequence: keys and values have a slot for each hypothesis under another name, so no search
+    ever moves them, and a mask over hypotheses and slots, which is all that is reordered, tells
+    which of them a hypothesis follows. Results are the same.
 
     Args:
         layers: The dimension of layers.
         steps: The dimension of decoding steps.
         heads: The dimensions of attention.
+        dims: The dimensions of a step's tokens.
+        dtype: The dtype of keys and values.
+        flat: The dimension of hypotheses that share a flat cache, or None.
+
+    Raises:
+        NamedMeshError: If flat is not one of the dimensions.
 
     Example:
-        >>> L, T, M, N, K = nm.dims("layer=2 step=5 model=8 heads=2 key=4")
-        >>> Cache(L, T, Heads(M, N, K)).rows
+        >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+        >>> Cache(L, T, Heads(M, N, K), [B]).rows
         Dimension(name='cache_row', size=10)
     """
 
-    def __init__(self, layers: nm.Dimension, steps: nm.Dimension, heads: Heads):
-        self.steps, self.heads = steps, heads
+    def __init__(
+        self,
+        layers: nm.Dimension,
+        steps: nm.Dimension,
+        heads: Heads,
+        dims: Sequence[nm.Dimension],
+        *,
+        dtype: str = "float32",
+        flat: nm.Dimension | None = None,
+    ):
+        self.steps, self.heads, self.dims, self.dtype, self.flat = steps, heads, dims, dtype, flat
         self.rows = nm.Dimension("cache_row", layers.size * steps.size)
+        if not dims or (flat and flat not in dims):
+            raise nm.NamedMeshError(
+                f"Cache: flat={flat} for tokens of {', '.join(map(str, dims)) or 'no dimension'}",
+                fix="pass the dimensions of a step's tokens, that of hypotheses among them",
+            )
+        self.slot = nm.Dimension(f"{flat.name}_slot", flat.size) if flat else None
 
-    def empty(self, dims: Sequence[nm.Dimension], dtype: str) -> dict[str, nm.Tensor]:
-        """Return a cache of zeros with room for every layer and step.
+    def start(self) -> dict[str, nm.Tensor]:
+        """Return the time before the first step.
+
+        Returns:
+            The number of the last `step`, and the `mask` of what attention sees so far, nothing.
+
+        Example:
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+            >>> cache = Cache(L, T, Heads(M, N, K), [B], flat=B)
+            >>> nm.trace(lambda: cache.start()["mask"]).outputs[0].shape
+            [batch=3, step=5, batch_slot=3]
+        """
+        dims = [*self.dims, self.steps, self.slot] if self.slot else [self.steps]
+        return {"step": nm.constant(-1), "mask": nm.full(dims, False, "bool")}
+
+    def advance(self, time: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
+        """Go on to the next step, whose tokens see themselves and what they follow.
 
         Args:
-            dims: The dimensions of the sequences that are decoded side by side.
-            dtype: The dtype of keys and values.
+            time: The time of the step before.
+
+        Returns:
+            The time of this step.
+
+        Example:
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=3 batch=3 model=8 heads=2 key=4")
+            >>> cache = Cache(L, T, Heads(M, N, K), [B])
+            >>> second = lambda: cache.advance(cache.advance(cache.start()))["mask"]
+            >>> nm.evaluate(second).tolist()
+            [True, True, False]
+        """
+        step = time["step"] + 1
+        own = nm.equal(nm.range(self.steps), step)
+        if self.flat and self.slot:
+            own = own & nm.equal(nm.range(self.flat), nm.range(self.slot))
+        return {"step": step, "mask": time["mask"] | own}
+
+    def empty(self) -> dict[str, nm.Tensor]:
+        """Return keys and values of zeros, with room for every layer and step.
 
         Returns:
             The tensors `keys` and `values`.
 
         Example:
-            >>> B, L, T, M, N, K = nm.dims("batch=3 layer=2 step=5 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K))
-            >>> nm.trace(lambda: cache.empty([B], "float32")["keys"]).outputs[0].shape
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+            >>> cache = Cache(L, T, Heads(M, N, K), [B])
+            >>> nm.trace(lambda: cache.empty()["keys"]).outputs[0].shape
             [cache_row=10, batch=3, heads=2, key=4]
         """
+        dims = [self.slot if self.slot and dim == self.flat else dim for dim in self.dims]
         shape = [self.rows, *dims, self.heads.heads, self.heads.key]
-        return {"keys": nm.zeros(shape, dtype), "values": nm.zeros(shape, dtype)}
+        return {name: nm.zeros(shape, self.dtype) for name in ("keys", "values")}
 
     def write(
         self,
@@ -69,14 +129,13 @@ class Cache:
             The new cache.
 
         Example:
-            >>> L, T, M, N, K = nm.dims("layer=2 step=5 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K))
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+            >>> cache = Cache(L, T, Heads(M, N, K), [B])
             >>> def write(k, layer, step):
-            ...     empty = cache.empty([], "float32")
-            ...     return cache.write(empty, {"keys": k, "values": k}, layer, step)["keys"]
+            ...     return cache.write(cache.empty(), {"keys": k, "values": k}, layer, step)["keys"]
             >>> number = nm.spec([], "int32")
-            >>> nm.trace(write, nm.spec([N, K]), number, number).outputs[0].shape
-            [cache_row=10, heads=2, key=4]
+            >>> nm.trace(write, nm.spec([B, N, K]), number, number).outputs[0].shape
+            [cache_row=10, batch=3, heads=2, key=4]
         """
         row, one = layer * self.steps.size + step, self.rows.resized(1)
         return {
@@ -95,11 +154,11 @@ class Cache:
             The tensors `keys` and `values`, with the dimension of steps.
 
         Example:
-            >>> L, T, M, N, K = nm.dims("layer=2 step=5 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K))
-            >>> read = lambda layer: cache.read(cache.empty([], "float32"), layer)["keys"]
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+            >>> cache = Cache(L, T, Heads(M, N, K), [B])
+            >>> read = lambda layer: cache.read(cache.empty(), layer)["keys"]
             >>> nm.trace(read, nm.spec([], "int32")).outputs[0].shape
-            [step=5, heads=2, key=4]
+            [step=5, batch=3, heads=2, key=4]
         """
 
         def read_rows(tensor: nm.Tensor) -> nm.Tensor:
@@ -111,49 +170,49 @@ class Cache:
 
     def attend(
         self,
-        x: nm.Tensor,
-        seq: nm.Dimension,
+        q: nm.Tensor,
+        k: nm.Tensor,
+        v: nm.Tensor,
         cache: dict[str, nm.Tensor],
         layer: nm.Tensor,
-        step: nm.Tensor,
+        time: dict[str, nm.Tensor],
         *,
-        mask: nm.Tensor | None = None,
         bias: nm.Tensor | None = None,
     ) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
         """Let the tokens of one step attend to the steps so far, their own included.
 
-        Where the cache has a sequence dimension under another name than x, the steps of all
-        sequences are attended to as one flat sequence, and the mask tells which belong together.
-
         Args:
-            x: The tokens of this step, with the sequence and model dimensions.
-            seq: The dimension of the sequences that are decoded side by side.
-            cache: The cache so far.
+            q: The queries of this step's tokens; see `project_queries`.
+            k: Their keys; see `project_keys_and_values`.
+            v: Their values.
+            cache: Keys and values so far.
             layer: The layer's number, int32.
-            step: The step's number, int32.
-            mask: Which steps count, bool.
+            time: The time of this step; see `advance`.
             bias: A tensor to add to the scores.
 
         Returns:
-            The output, and the cache with this step's keys and values.
+            The output, with the model dimension, and the cache with this step's keys and values.
 
         Example:
-            >>> B, L, T, M, N, K = nm.dims("batch=3 layer=2 step=5 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K))
-            >>> def layer(x, layer, step):
-            ...     empty = cache.empty([B], "float32")
-            ...     return cache.attend(x, B, empty, layer, step, mask=nm.range(T) <= step)[0]
-            >>> number = nm.spec([], "int32")
-            >>> nm.trace(layer, nm.spec([B, M]), number, number).outputs[0].shape
+            >>> from namedmesh.layers import project_keys_and_values, project_queries
+            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
+            >>> heads = Heads(M, N, K)
+            >>> cache = Cache(L, T, heads, [B])
+            >>> def first_step(x, layer):
+            ...     q, (k, v) = project_queries(x, heads), project_keys_and_values(x, heads)
+            ...     time = cache.advance(cache.start())
+            ...     return cache.attend(q, k, v, cache.empty(), layer, time)[0]
+            >>> nm.trace(first_step, nm.spec([B, M]), nm.spec([], "int32")).outputs[0].shape
             [batch=3, model=8]
         """
-        k, v = project_keys_and_values(x, self.heads)
-        new = {"keys": k, "values": v}
-        flat = [dim for dim in cache["keys"].shape if dim not in (self.rows, *k.shape)]
-        if flat:
-            new = {name: nm.rename(tensor, seq, flat[0]) for name, tensor in new.items()}
-        cache = self.write(cache, new, layer, step)
+        new, memory = {"keys": k, "values": v}, [self.steps]
+        if self.flat and self.slot:
+            memory.append(self.slot)
+            new = {name: nm.rename(tensor, self.flat, self.slot) for name, tensor in new.items()}
+        cache = self.write(cache, new, layer, time["step"])
         past = self.read(cache, layer)
-        q, memory = project_queries(x, self.heads), [self.steps, *flat]
-        y = attend(q, past["keys"], past["values"], seq, memory, self.heads, mask=mask, bias=bias)
+        seq = self.dims[-1]
+        y = attend(
+            q, past["keys"], past["values"], seq, memory, self.heads, mask=time["mask"], bias=bias
+        )
         return y, cache

@@ -1,4 +1,4 @@
-"""The model one target token at a time, for greedy decoding, sampling and beam search."""
+"""The model one target token at a time, as a step and a cache for `decode`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.layers.attention import attend, project_keys_and_values, project_queries
+from namedmesh.layers.beam import Beam
 from namedmesh.layers.cache import Cache
+from namedmesh.layers.decoding import decode
 from namedmesh.layers.explain import explain_mistakes
+from namedmesh.layers.hypotheses import check_tokens
 from namedmesh.layers.layer_stack import LayerContext, LayerStack
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.routing import expert_capacity
+from namedmesh.layers.sampling import Greedy, Sample
 from namedmesh.layers.transformer import Transformer
 
 
@@ -23,18 +27,22 @@ class Decoder:
         source: Source tokens, GS int32, one sentence in each row.
         segments: 1 for the tokens of the sentence, 0 for padding, GS int32.
         hypotheses: How many hypotheses each sentence has.
-        flat: Whether the tokens of all hypotheses of a sentence are one sequence for attention
-            (T and N together), where a mask tells which of them a hypothesis follows. Otherwise
-            every hypothesis has a cache of its own.
+        flat: Whether the hypotheses of a sentence share a flat cache, for a beam; see `Cache`.
+        start: The token that every sequence follows.
+        end: The token that ends a sequence.
+
+    Attributes:
+        G, N, T, W: The dimensions group, hypothesis, step and target_vocab.
 
     Raises:
-        NamedMeshError: If source or segments have another shape or dtype, or sequences are longer
-            than the learned positions; all mistakes are listed.
+        NamedMeshError: If source or segments have another shape or dtype, start or end is not in
+            the vocabulary, or sequences are longer than the learned positions; all mistakes are
+            listed.
 
     Example:
-        >>> from namedmesh.layers import config, greedy
+        >>> from namedmesh.layers import config
         >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-        >>> translate = lambda source, segments: greedy(Decoder(model, source, segments))
+        >>> translate = lambda source, segments: Decoder(model, source, segments).decode()
         >>> tokens = nm.spec([model.G, model.S], "int32")
         >>> for tensor in nm.trace(translate, tokens, tokens).outputs:
         ...     print(tensor.shape)
@@ -51,53 +59,78 @@ class Decoder:
         *,
         hypotheses: int = 1,
         flat: bool = False,
+        start: int = 0,
+        end: int = 1,
     ):
-        self.model, self.flat = model, bool(flat)
+        self.model, self.first, self.end = model, start, end
         _check_inputs(model, source, segments)
+        check_tokens("Decoder", model.W, start=start, end=end)
         self.G, self.W = model.G, model.W
         self.N = nm.Dimension("hypothesis", hypotheses)
         self.T = nm.Dimension("step", model.T.size)
-        self.slot = nm.Dimension("hypothesis_slot", hypotheses) if flat else self.N
         self.side = model.sides["decoder"]
-        self.cache = Cache(self.side.L, self.T, model.heads)
+        self.cache = Cache(
+            self.side.L,
+            self.T,
+            model.heads,
+            [self.G, self.N],
+            dtype=model.config.dtype,
+            flat=self.N if flat else None,
+        )
         positions = nm.broadcast(nm.range(model.S), segments.shape)
         encoded, _ = model.encode(source, segments, positions)
         self.memory = self._project_memory(encoded)
         self.across = nm.not_equal(segments, 0)  # what cross attention may attend to
 
-    def start(self) -> dict[str, dict[str, nm.Tensor]]:
+    def decode(self, method: Greedy | Sample | Beam | None = None) -> dict[str, nm.Tensor]:
+        """Decode every sentence.
+
+        Args:
+            method: How tokens are chosen; greedily by default. A beam has the dimension N.
+
+        Returns:
+            The `sequences` (GNT), their `scores` (GN) and the number of `steps`; see `decode`.
+
+        Example:
+            >>> from namedmesh.layers import Beam, config
+            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+            >>> def translate(source, segments):
+            ...     decoder = Decoder(model, source, segments, hypotheses=4, flat=True)
+            ...     return decoder.decode(Beam(decoder.N))
+            >>> tokens = nm.spec([model.G, model.S], "int32")
+            >>> nm.trace(translate, tokens, tokens).outputs[0].shape
+            [group=2, hypothesis=4, step=6]
+        """
+        first = nm.full([self.G, self.N], self.first, "int32")
+        return decode(self.step, self.start(), first, self.T, method, end=self.end)
+
+    def start(self) -> dict[str, Any]:
         """Return the cache before the first step.
 
         Returns:
-            An empty cache for each of the layers of one turn.
+            The time, which hypotheses have `ended` (GN bool), and empty keys and values for each
+            of the layers of one turn.
 
         Example:
             >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> start = lambda source, segments: Decoder(model, source, segments).start()
+            >>> start = lambda source, segments: Decoder(model, source, segments).start()["layers"]
             >>> tokens = nm.spec([model.G, model.S], "int32")
             >>> nm.trace(start, tokens, tokens).outputs[0].shape
             [cache_row=6, group=2, hypothesis=1, heads=4, key=8]
         """
-        dims, dtype = [self.G, self.slot], self.model.config.dtype
-        return {name: self.cache.empty(dims, dtype) for name in self.side.scopes}
+        return {
+            "time": self.cache.start(),
+            "ended": nm.full([self.G, self.N], False, "bool"),
+            "layers": {name: self.cache.empty() for name in self.side.scopes},
+        }
 
-    def __call__(
-        self,
-        tokens: nm.Tensor,
-        step: nm.Tensor,
-        cache: dict[str, Any],
-        mask: nm.Tensor,
-        ended: nm.Tensor | None = None,
-    ) -> tuple[nm.Tensor, dict[str, Any]]:
+    def step(self, tokens: nm.Tensor, cache: dict[str, Any]) -> tuple[nm.Tensor, dict[str, Any]]:
         """Score what follows the tokens of one step.
 
         Args:
             tokens: The last token of each hypothesis, GN int32.
-            step: The step's number, int32.
             cache: The cache so far.
-            mask: Which steps (and slots, when flat) attention sees, bool.
-            ended: Which hypotheses have ended, GN bool; experts do not serve them.
 
         Returns:
             Scores, GNW float32, and the new cache.
@@ -108,21 +141,25 @@ class Decoder:
             >>> def first_scores(source, segments):
             ...     decoder = Decoder(model, source, segments)
             ...     tokens = nm.zeros([decoder.G, decoder.N], "int32")
-            ...     step = nm.zeros([], "int32")
-            ...     return decoder(tokens, step, decoder.start(), nm.range(decoder.T) <= step)[0]
+            ...     return decoder.step(tokens, decoder.start())[0]
             >>> tokens = nm.spec([model.G, model.S], "int32")
             >>> nm.trace(first_scores, tokens, tokens).outputs[0].shape
             [group=2, hypothesis=1, target_vocab=64]
         """
         model, N, heads = self.model, self.N, self.model.heads
+        time = self.cache.advance(cache["time"])
+        step = time["step"]
+        # Experts do not serve what has ended. The first tokens may be the end token.
+        ended = cache["ended"] | (nm.equal(tokens, self.end) & (step > 0))
         with nm.scope("decoder"):
             x = model.embed(tokens, nm.broadcast(step, tokens.shape), self.W)
             bias = model.position_bias(nm.range(self.T) - step, both_ways=False)
 
             def attention(h: nm.Tensor, context: LayerContext) -> tuple[nm.Tensor, Any]:
                 def own(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
+                    q, (k, v) = project_queries(x, heads), project_keys_and_values(x, heads)
                     past = context.cache or {}
-                    return self.cache.attend(x, N, past, context.layer, step, mask=mask, bias=bias)
+                    return self.cache.attend(q, k, v, past, context.layer, time, bias=bias)
 
                 def other(x: nm.Tensor) -> tuple[nm.Tensor, None]:
                     k, v = (context.per_layer[context.name][name] for name in ("keys", "values"))
@@ -140,10 +177,10 @@ class Decoder:
                 ended,
                 capacity=self._capacity(),
                 per_layer=self.memory,
-                cache=cache,
+                cache=cache["layers"],
             )
-            decoded, _, cache = model.run_layers(x, stack)
-        return nm.cast(model.scores(decoded), "float32"), cache
+            decoded, _, layers = model.run_layers(x, stack)
+        return model.scores(decoded), {"time": time, "ended": ended, "layers": layers}
 
     def _project_memory(self, encoded: nm.Tensor) -> dict[str, dict[str, nm.Tensor]]:
         """Compute the keys and values of every layer's cross attention, once for all steps."""

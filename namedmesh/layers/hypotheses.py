@@ -1,81 +1,102 @@
-"""What beam search and sampling ask of a decoder."""
+"""What decoding methods share: the task they are given, and hypotheses in another order."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
 import namedmesh as nm
+from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 
 IMPOSSIBLE = -1e9  # the score of what cannot be chosen
+StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
 
-class TokenDecoder(Protocol):
-    """Scores the next token of several hypotheses (N) of each sentence (G), step by step.
-
-    `Decoder` is one; any object with these attributes and methods can be searched.
+@dataclass(frozen=True)
+class DecodingTask:
+    """What `decode` hands to its method.
 
     Attributes:
-        G: The dimension of sentences.
-        N: The dimension of a sentence's hypotheses.
+        step: Maps the last token of each sequence and the cache to logits and the next cache.
+        cache: The cache before the first step.
+        first: The tokens that the sequences follow, int32.
         T: The dimension of steps.
-        W: The dimension of the vocabulary.
-        slot: The dimension of hypotheses in the cache: N itself unless flat.
-        flat: Whether the hypotheses of a sentence share one cache; see `Decoder`.
-
-    Example:
-        A model that prefers higher tokens, whatever came before:
-
-        >>> from namedmesh.layers import greedy
-        >>> class Counter:
-        ...     G, N, T, W = nm.dims("group=1 hypothesis=1 step=3 word=4")
-        ...     slot, flat = N, False
-        ...     def start(self):
-        ...         return {}
-        ...     def __call__(self, tokens, step, cache, mask, ended=None):
-        ...         scores = nm.cast(nm.range(self.W), "float32")
-        ...         return nm.broadcast(scores, [self.G, self.N, self.W]), cache
-        >>> program = nm.trace(lambda: greedy(Counter())["sequences"])
-        >>> program.evaluate({})[1].numpy().tolist()
-        [[[3, 3, 3]]]
+        end: The token that ends a sequence, or None.
     """
 
-    G: nm.Dimension
-    N: nm.Dimension
+    step: StepFunction
+    cache: Any
+    first: nm.Tensor
     T: nm.Dimension
-    W: nm.Dimension
-    slot: nm.Dimension
-    flat: bool
+    end: int | None
 
-    def start(self) -> dict[str, Any]:
-        """Return the cache before the first step.
-
-        Returns:
-            Tensors by any names.
-        """
-        ...
-
-    def __call__(
-        self,
-        tokens: nm.Tensor,
-        step: nm.Tensor,
-        cache: dict[str, Any],
-        mask: nm.Tensor,
-        ended: nm.Tensor | None = None,
-    ) -> tuple[nm.Tensor, dict[str, Any]]:
+    def score(self, tokens: nm.Tensor, cache: Any) -> tuple[nm.Tensor, nm.Dimension, Any]:
         """Score what follows the tokens of one step.
 
         Args:
-            tokens: The last token of each hypothesis, GN int32.
-            step: The step's number, int32.
+            tokens: The last token of each sequence, int32.
             cache: The cache so far.
-            mask: Which steps (and slots, when flat) count, bool.
-            ended: Which hypotheses have ended, GN bool, or None.
 
         Returns:
-            Scores, GNW float32, and the new cache.
+            Logits in float32, the vocabulary last; the vocabulary; and the next cache.
+
+        Raises:
+            NamedMeshError: If the step does not return logits and a cache, or the end token is not
+                in the vocabulary.
         """
-        ...
+        results = self.step(tokens, cache)
+        if not isinstance(results, tuple) or len(results) != 2:
+            raise nm.NamedMeshError(
+                f"decode: the step returned a {type(results).__name__}, not logits and a cache",
+                fix="return (logits, cache)",
+            )
+        logits, cache = results
+        rows, shape = {*tokens.shape}, {*getattr(logits, "shape", ())}
+        if not rows <= shape or len(shape - rows) != 1:
+            raise nm.NamedMeshError(
+                "decode: the step's logits do not have the tokens' dimensions and a vocabulary",
+                f"tokens: {tokens.shape}",
+                f"logits: {getattr(logits, 'shape', logits)}",
+                fix="return logits with one dimension more than the tokens",
+            )
+        (W,) = shape - rows
+        if self.end is not None:
+            check_tokens("decode", W, end=self.end)
+        return nm.cast(nm.transpose(logits, [*tokens.shape, W]), "float32"), W, cache
+
+
+def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
+    """Give each hypothesis what another one had.
+
+    Args:
+        structure: Nested tensors; those without the dimension of hypotheses stay as they are.
+        parent: The old hypothesis that each new one continues, int32.
+        N: The dimension of hypotheses.
+
+    Returns:
+        The same structure.
+
+    Raises:
+        NamedMeshError: If a tensor has hypotheses, but lacks another dimension of parent.
+    """
+    new = nm.Dimension(f"new_{N.name}", N.size)
+    index = nm.rename(parent, N, new)
+
+    def reorder_one(tensor: nm.Tensor) -> nm.Tensor:
+        if not isinstance(tensor, nm.Tensor) or N not in tensor.shape:
+            return tensor
+        missing = [dim for dim in parent.shape if dim not in tensor.shape]
+        if missing:
+            raise nm.NamedMeshError(
+                f"decode: a cache has {N}, but not {', '.join(map(str, missing))}",
+                str(tensor),
+                fix="give what differs between hypotheses every dimension of the tokens",
+            )
+        return nm.transpose(nm.rename(nm.gather(tensor, index, N), new, N), tensor.shape)
+
+    return unflatten(structure, iter([reorder_one(leaf) for leaf in flatten(structure)]))
 
 
 def check_tokens(owner: str, vocab: nm.Dimension, **tokens: int) -> None:
@@ -90,7 +111,7 @@ def check_tokens(owner: str, vocab: nm.Dimension, **tokens: int) -> None:
         NamedMeshError: If any is not in the vocabulary; all are listed.
 
     Example:
-        >>> check_tokens("greedy", nm.Dimension("vocab", 10), end=1, start=0)
+        >>> check_tokens("decode", nm.Dimension("vocab", 10), end=1, start=0)
     """
     mistakes: list[Mistake] = []
     for name, token in tokens.items():

@@ -43,7 +43,7 @@ def public_functions():
         if own and inspect.isfunction(value) and not name.startswith("_"):
             functions[f"nm.random.{name}"] = value
     for name, value in vars(layers).items():
-        if callable(value) and not name.startswith("_") and name not in ("TokenDecoder", "nm"):
+        if callable(value) and not name.startswith("_") and name != "nm":
             functions[f"layers.{name}"] = value
     known = (inspect.isfunction, inspect.isclass)
     return {name: value for name, value in functions.items() if any(is_(value) for is_ in known)}

@@ -6,44 +6,46 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers import beam_search, greedy, sample
+from namedmesh.layers import Beam, Cache, Greedy, Heads, Sample, decode
 
 END = 1
 
 
 class Chain:
-    """A decoder whose next token depends on the last one and the step only.
+    """A model whose next token depends on the last one, the step and the sum of the tokens before.
 
     It stores the tokens it was called with in its cache, as a real one stores keys and values.
     """
 
     def __init__(self, tables, hypotheses: int, flat: bool):
-        self.tables, self.flat = tables, flat  # G T V W
+        self.tables = tables  # G T V W
         self.G, self.T, _, self.W = tables.shape.dims
         self.N = nm.Dimension("hypothesis", hypotheses)
-        self.slot = nm.Dimension("hypothesis_slot", hypotheses) if flat else self.N
+        L, M, H, K = nm.dims("layer=1 model=1 heads=1 key=1")
+        flat_dim = self.N if flat else None
+        self.cache = Cache(L, self.T, Heads(M, H, K), [self.G, self.N], flat=flat_dim)
 
-    def start(self):
-        return {"only": {"seen": nm.zeros([self.T, self.G, self.slot], "int32")}}
+    def decode(self, method):
+        seen = nm.zeros([self.T, self.G, self.cache.slot or self.N], "int32")
+        first = nm.zeros([self.G, self.N], "int32")
+        cache = {"time": self.cache.start(), "seen": [seen]}
+        return decode(self.step, cache, first, self.T, method, end=END)
 
-    def __call__(self, tokens, step, cache, mask, ended=None):
-        mine = nm.rename(tokens, self.N, self.slot) if self.flat else tokens
-        seen = nm.where(nm.equal(nm.range(self.T), step), mine, cache["only"]["seen"])
+    def step(self, tokens, cache):
+        slot, time = self.cache.slot, self.cache.advance(cache["time"])
+        here = nm.equal(nm.range(self.T), time["step"])
+        mine = nm.rename(tokens, self.N, slot) if slot else tokens
+        seen = nm.where(here, mine, cache["seen"][0])
         # The last token is read back through the mask, so that a wrong mask or a wrong order shows.
-        here = nm.where(mask & nm.equal(nm.range(self.T), step), seen, 0)
-        last = nm.sum(here, over=[self.T, self.slot] if self.flat else self.T)
-        rows = nm.sum(
-            nm.where(nm.equal(nm.range(self.T), step), self.tables, 0.0), over=self.T
-        )  # G V W
-        past = nm.cast(
-            nm.sum(nm.where(mask, seen, 0), over=[self.T, self.slot] if self.flat else self.T),
-            "float32",
-        )
+        over = [self.T, slot] if slot else self.T
+        last = nm.sum(nm.where(time["mask"] & here, seen, 0), over=over)
+        rows = nm.sum(nm.where(here, self.tables, 0.0), over=self.T)  # G V W
+        past = nm.cast(nm.sum(nm.where(time["mask"], seen, 0), over=over), "float32")
         V = self.tables.shape.dims[2]
         logits = nm.gather(rows, nm.transpose(last, [self.G, self.N]), V) + nm.sin(past) * nm.cast(
             nm.range(self.W), "float32"
         )
-        return nm.transpose(logits, [self.G, self.N, self.W]), {"only": {"seen": seen}}
+        return logits, {"time": time, "seen": [seen]}
 
 
 def logits_of(table: np.ndarray, prefix: tuple[int, ...]) -> np.ndarray:
@@ -95,11 +97,16 @@ def dims_of(tables: np.ndarray) -> list[nm.Dimension]:
 
 
 def searched(tables: np.ndarray, width: int, flat: bool, alpha: float, layout: str = "group:all"):
-    G, T, V, W = dims_of(tables)
-    program = nm.trace(
-        lambda t: beam_search(Chain(t, width, flat), alpha=alpha), nm.spec([G, T, V, W])
-    )
-    step = nm.compile(program, mesh=nm.Mesh(all=2), layout=layout, strict=True)
+    return decoded(tables, width, lambda N: Beam(N, alpha=alpha), flat, layout)
+
+
+def decoded(tables: np.ndarray, width: int, method, flat: bool = False, layout: str = "group:all"):
+    def program(tables):
+        chain = Chain(tables, width, flat)
+        return chain.decode(method(chain.N))
+
+    specs = nm.spec(dims_of(tables))
+    step = nm.compile(program, tables=specs, mesh=nm.Mesh(all=2), layout=layout, strict=True)
     found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
     return found["sequences"], found["scores"], int(found["steps"])
 
@@ -157,18 +164,10 @@ def test_scores_and_sequences_are_the_same_under_another_layout():
     np.testing.assert_allclose(one[1], other[1], rtol=1e-6)
 
 
-def decoded(tables: np.ndarray, width: int, method):
-    G, T, V, W = dims_of(tables)
-    program = nm.trace(lambda t: method(Chain(t, width, False)), nm.spec([G, T, V, W]))
-    step = nm.compile(program, mesh=nm.Mesh(all=2), layout="group:all", strict=True)
-    found = {name: np.asarray(value) for name, value in step(None, tables)[1].items()}
-    return found["sequences"], found["scores"], int(found["steps"])
-
-
 def test_greedy_takes_the_likeliest_token_and_stops():
     tables = random_tables(3, G=4, T=9, W=5)
     tables[:, 5:, :, END] += 50.0
-    sequences, scores, steps = decoded(tables, 1, greedy)
+    sequences, scores, steps = decoded(tables, 1, lambda N: Greedy())
     longest = 0
     for g, table in enumerate(tables):
         sequence, total = (), 0.0
@@ -194,9 +193,7 @@ def test_greedy_takes_the_likeliest_token_and_stops():
 )
 def test_samples_come_as_often_as_the_model_says(options, possible):
     tables = np.repeat(random_tables(4, G=1, T=1, W=6), 2, 0)
-    sequences, scores, steps = decoded(
-        tables, 4000, lambda d: sample(d, nm.random.key(0), **options)
-    )
+    sequences, scores, steps = decoded(tables, 4000, lambda N: Sample(nm.random.key(0), **options))
     probability = np.exp(logits_of(tables[0], ()) / options.get("temperature", 1.0))
     probability /= probability.sum()
     ranked = np.argsort(-probability)
@@ -223,4 +220,4 @@ def test_samples_come_as_often_as_the_model_says(options, possible):
 )
 def test_impossible_options_are_errors(options, message):
     with pytest.raises(nm.NamedMeshError, match=message):
-        decoded(random_tables(0, 2, 2, 6), 1, lambda d: sample(d, nm.random.key(0), **options))
+        decoded(random_tables(0, 2, 2, 6), 1, lambda N: Sample(nm.random.key(0), **options))

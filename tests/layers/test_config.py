@@ -15,7 +15,6 @@ from namedmesh.layers import (
     Transformer,
     batch_of,
     config,
-    greedy,
 )
 from tests.layers.numpy_transformer import Model
 
@@ -87,7 +86,7 @@ def training(model: Transformer) -> nm.Program:
 
 def decoding(model: Transformer) -> nm.Program:
     spec = nm.spec([model.G, model.S], "int32")
-    decode = lambda source, segments: greedy(Decoder(model, source, segments, hypotheses=8))[
+    decode = lambda source, segments: Decoder(model, source, segments, hypotheses=8).decode()[
         "sequences"
     ]
     return nm.trace(decode, source=spec, segments=spec)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.layers import Batch, Config, Decoder, Transformer, beam_search, greedy
+from namedmesh.layers import Batch, Beam, Config, Decoder, Greedy, Transformer
 
 # With room for every token, so that the model all at once drops none either.
 CONFIG = Config(
@@ -44,7 +44,8 @@ def sentences() -> dict[str, np.ndarray]:
 
 def decoding(model: Transformer, method, **options) -> nm.Program:
     def decode(source, segments):
-        return method(Decoder(model, source, segments, **options))
+        decoder = Decoder(model, source, segments, **options)
+        return decoder.decode(method(decoder.N))
 
     spec = nm.spec([model.G, model.S], "int32")
     return nm.trace(decode, source=spec, segments=spec)
@@ -72,7 +73,7 @@ def log_probabilities(model: Transformer) -> nm.Program:
 )
 def test_one_token_at_a_time_is_all_at_once(variant):
     model = model_of(VARIANTS[variant])
-    program = decoding(model, greedy)
+    program = decoding(model, lambda N: Greedy())
     state = {name: np.asarray(value) for name, value in program.initial_state(0).items()}
     step = nm.compile(
         program, mesh=nm.Mesh(all=4), layout=nm.Layout(LAYOUT).only(program.dims), strict=True
@@ -108,7 +109,7 @@ def searches():
     """Flat and ordinary search on one random model: what they found, and what was compiled."""
     model, made, state = model_of(CONFIG), {}, None
     for flat in (True, False):
-        program = decoding(model, beam_search, hypotheses=3, flat=flat)
+        program = decoding(model, Beam, hypotheses=3, flat=flat)
         state = state or program.initial_state(3)
         step = nm.compile(program, mesh=nm.Mesh(all=4), layout=LAYOUT, strict=True)
         found = step(

@@ -10,20 +10,22 @@ from namedmesh.layers import (
     Adafactor,
     Adam,
     Batch,
+    Beam,
+    Cache,
     Config,
     Decoder,
+    Heads,
+    Sample,
     Sgd,
     Transformer,
     batch_of,
-    beam_search,
     config,
     cross_entropy,
+    decode,
     dense,
     expert_capacity,
-    greedy,
     moe,
     relative_bias,
-    sample,
     top_k_gating,
 )
 
@@ -37,11 +39,12 @@ def untyped(value: Any) -> Any:
     return value
 
 
-def decoded(method, config=TINY, flat=False, source=None, **options):
+def decoded(method=None, config=TINY, source=None, **options):
     model = Transformer(config, group=2, source=4, target=4)
 
     def program(source, segments):
-        return method(Decoder(model, source, segments, hypotheses=2, flat=flat), **options)
+        decoder = Decoder(model, source, segments, hypotheses=2, **options)
+        return decoder.decode(method(decoder.N) if method else None)
 
     spec = nm.spec([model.G, model.S], "int32")
     return nm.trace(program, source=source(model) if source else spec, segments=spec)
@@ -62,7 +65,7 @@ MISTAKES = {
         untyped("tiny"), group=2, source=4, target=4
     ),
     "2 learned positions for sequences of 4 tokens": lambda: decoded(
-        greedy, TINY.but(positions="learned", longest=2)
+        config=TINY.but(positions="learned", longest=2)
     ),
     "a dict is not a Batch": lambda: traced(
         lambda x: Transformer(TINY, 2, 4, 4).loss(untyped({}))[0]
@@ -82,17 +85,36 @@ MISTAKES = {
         lambda x: cross_entropy(x, nm.argmax(x, M), M, smoothing=1.0)
     ),
     "relative_bias: 1 buckets": lambda: traced(lambda x: relative_bias(nm.range(S), H, buckets=1)),
-    "beam_search: alpha=nan": lambda: decoded(beam_search, alpha=float("nan")),
-    "beam_search: end=64 is not a token of target_vocab=64": lambda: decoded(beam_search, end=64),
-    "decoding: start=-1 is not a token": lambda: decoded(greedy, start=-1),
-    "sequences that do not share a past": lambda: decoded(greedy, flat=True),
-    "sample: temperature=1e-38": lambda: decoded(
-        lambda d: sample(d, nm.random.key(0), temperature=1e-38)
+    "Beam: alpha=nan": lambda: decoded(lambda N: Beam(N, alpha=float("nan"))),
+    "Beam: the first tokens have no dimension model=8": lambda: decoded(lambda N: Beam(M)),
+    "Decoder: end=64 is not a token of target_vocab=64": lambda: decoded(end=64),
+    "Decoder: start=-1 is not a token": lambda: decoded(start=-1),
+    "Sample: temperature=1e-38": lambda: decoded(
+        lambda N: Sample(nm.random.key(0), temperature=1e-38)
+    ),
+    "Sample: top_k=65 of target_vocab=64": lambda: decoded(
+        lambda N: Sample(nm.random.key(0), top_k=65)
     ),
     "Decoder: the source is int32": lambda: decoded(
-        greedy, source=lambda m: nm.spec([m.G, m.S, m.M], "int32")
+        source=lambda m: nm.spec([m.G, m.S, m.M], "int32")
     ),
-    "Decoder: the source is float32": lambda: decoded(greedy, source=lambda m: nm.spec([m.G, m.S])),
+    "Decoder: the source is float32": lambda: decoded(source=lambda m: nm.spec([m.G, m.S])),
+    "Cache: flat=model=8 for tokens of group=2": lambda: Cache(S, H, Heads(M, E, H), [G], flat=M),
+    "decode: first is float32[group=2, seq=4, model=8]": lambda: traced(
+        lambda x: decode(lambda tokens, cache: (tokens, cache), (), x, H)
+    ),
+    "decode: the step returned a Tensor, not logits and a cache": lambda: traced(
+        lambda x: decode(lambda tokens, cache: untyped(x), (), nm.argmax(x, M), H)
+    ),
+    "logits do not have the tokens' dimensions and a vocabulary": lambda: traced(
+        lambda x: decode(lambda tokens, cache: (tokens, cache), (), nm.argmax(x, M), H)
+    ),
+    "decode: end=8 is not a token of model=8": lambda: traced(
+        lambda x: decode(lambda tokens, cache: (x, cache), (), nm.argmax(x, M), H, end=8)
+    ),
+    "decode: a cache has seq=4, but not group=2": lambda: traced(
+        lambda x: decode(lambda tokens, cache: (x, cache), nm.range(S), nm.argmax(x, M), H, Beam(S))
+    ),
     "k=9 of 8 experts": lambda: TINY.but(k=9),
     "a model of 6 layers": lambda: Config(layers=6, experts=4),
 }
@@ -135,12 +157,12 @@ ALL_AT_ONCE = {
         lambda: traced(lambda x: Sgd(0.1).apply({"v": x, "w": x})),
         ["v is not a parameter", "w is not a parameter"],
     ),
-    "sample: 2 arguments are wrong": (
-        lambda: decoded(lambda d: sample(d, nm.random.key(0), top_k=0, top_p=2.0)),
-        ["top_k=0 of target_vocab=64", "top_p=2.0 is not a probability"],
+    "Sample: 2 arguments are wrong": (
+        lambda: decoded(lambda N: Sample(nm.random.key(0), top_k=0, top_p=2.0)),
+        ["top_k=0", "top_p=2.0 is not a probability"],
     ),
-    "beam_search: 2 arguments are wrong": (
-        lambda: decoded(beam_search, end=64, start=-1),
+    "Decoder: 2 arguments are wrong": (
+        lambda: decoded(end=64, start=-1),
         ["end=64 is not a token", "start=-1 is not a token"],
     ),
 }

@@ -11,7 +11,6 @@ from namedmesh.layers import (
     Transformer,
     batch_of,
     cosine_decay,
-    greedy,
     linear_warmup,
 )
 
@@ -102,7 +101,7 @@ def decoded(
     """What the model says of each row's source, token by token."""
     spec = nm.spec([model.G, model.S], "int32")
     program = nm.trace(
-        lambda source, segments: greedy(Decoder(model, source, segments), end=END),
+        lambda source, segments: Decoder(model, source, segments, end=END).decode(),
         source=spec,
         segments=spec,
     )

@@ -1,0 +1,89 @@
+"""A language model of Python's standard library: python -m examples.lm train | sample."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import pathlib
+import sys
+
+from examples.lm.settings import LAYOUTS, PRESETS
+from namedmesh.dims.errors import NamedMeshError
+
+RUNS = pathlib.Path("runs/lm")
+
+
+def parse_arguments(words: list[str] | None = None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="python -m examples.lm", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    train = commands.add_parser("train", help="train a run, or continue to")
+    train.add_argument("--preset", choices=PRESETS, default="tiny")
+    train.add_argument("--experts", type=int, help="experts of each layer; 0 for a dense model")
+    train.add_argument("--steps", type=int)
+    train.add_argument("--seed", type=int)
+    train.add_argument("--layout", help=f"one of {', '.join(LAYOUTS)}, or e.g. batch:data")
+    train.add_argument("--mesh", help="e.g. data=4; every layout has a small one")
+    sample = commands.add_parser("sample", help="continue a prompt")
+    sample.add_argument("--prompt", default="def ")
+    sample.add_argument("--length", type=int, default=200, help="bytes to write")
+    sample.add_argument("--count", type=int, default=3, help="texts to write")
+    sample.add_argument("--temperature", type=float, default=0.7)
+    sample.add_argument("--top_p", type=float, default=0.95)
+    sample.add_argument("--beam", type=int, default=0, help="search with that many hypotheses")
+    sample.add_argument("--seed", type=int, default=0)
+    for command in (train, sample):
+        command.add_argument("--run", type=pathlib.Path, help=f"a folder, by default in {RUNS}")
+    return parser.parse_args(words)
+
+
+def train(options: argparse.Namespace) -> None:
+    """Train a run, and draw it beside the others of its folder."""
+    names = ("experts", "steps", "seed", "layout", "mesh")
+    changes = {name: getattr(options, name) for name in names}
+    settings = PRESETS[options.preset].but(
+        **{name: value for name, value in changes.items() if value is not None}
+    )
+    mesh, _ = settings.devices
+    from namedmesh.runtime import use_cpu_devices
+
+    use_cpu_devices(mesh.devices)
+    from examples.lm import training
+    from examples.lm.plots import draw
+    from examples.lm.text import measure_baselines, read_text
+
+    text = read_text()
+    baselines = measure_baselines(text)
+    print(f"{len(text.train):,} bytes to learn from; bits per byte of {len(text.dev):,} others:")
+    print("  " + ", ".join(f"{name} {bits:.2f}" for name, bits in baselines.items()))
+    kind = f"experts{settings.experts}" if settings.experts else "dense"
+    folder = options.run or RUNS / kind
+    last = training.train(folder, settings, text)
+    print(
+        f"trained {settings.steps:,} steps at {last['bytes_per_second']:,.0f} bytes a second; "
+        f"dev: {last['dev_loss'] / math.log(2):.3f} bits per byte"
+    )
+    print(f"plot: {draw(folder.parent, baselines)}")
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Continue a prompt."""
+    from examples.lm.sampling import continue_prompt
+
+    names = ("length", "count", "temperature", "top_p", "beam", "seed")
+    chosen = {name: getattr(options, name) for name in names}
+    for text in continue_prompt(options.run or RUNS / "dense", options.prompt, **chosen):
+        print(f"{text}\n{'-' * 40}")
+
+
+def main() -> None:
+    """Run a command; say mistakes in words."""
+    options = parse_arguments()
+    try:
+        {"train": train, "sample": sample}[options.command](options)
+    except NamedMeshError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
