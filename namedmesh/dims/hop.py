@@ -79,6 +79,20 @@ class Hop:
         words = " mirrored" * self.mirrored + " cyclic" * self.cyclic
         return f"{self.first}-{self.last} from {self.by}{words} along {'+'.join(self.axes)}"
 
+    @property
+    def direction(self) -> str:
+        """Where what a device gets comes from, in a word.
+
+        Example:
+            >>> Hop(-1, 1, 3).direction, Hop(2, 0, 3, cyclic=True).direction
+            ('from -1', 'from +2 cyclic')
+        """
+        if self.sources:
+            return "as listed"
+        if self.mirrored:
+            return "from the other end"
+        return f"from {self.by:+d}" + " cyclic" * self.cyclic
+
     @classmethod
     def read(cls, text: str) -> Hop:
         """Reads what `str` makes of a hop.

@@ -46,6 +46,7 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         for one in collectives:
             line = f"{one.source}: {one.source.code}"
             axes, times = "+".join(one.axes), format_times(one.times, one.open_ended)
+            axes += f" {one.hop.direction}" if one.hop else ""
             sizes = (human(one.bytes), human(one.wire_bytes), times)
             scope = [one.scope] * scoped
             rows.append((phase, one.kind, axes, one.tensor, *sizes, *scope, line))
