@@ -223,5 +223,5 @@ def find_peak_flops(
     try:
         return device_peak_flops(device)
     except NamedMeshError as error:
-        say(f"{error.problem}: no utilization (mfu) is logged; give peak_flops= for that")
+        say(f"{error.problem}: no utilization (mfu) is logged (a Trainer may be given peak_flops=)")
         return None

@@ -88,8 +88,8 @@ def test_what_is_not_watched_or_not_known_is_said():
     Trainer(executable, NumberedBatches(batch), Intervals(2), flops=1e6, say=said.append)
     assert said == [
         "no result is named loss or grad_norm: none is checked to be finite",
-        "the peak FLOPs of 'cpu' are not known: no utilization (mfu) is logged; "
-        "give peak_flops= for that",
+        "the peak FLOPs of 'cpu' are not known: no utilization (mfu) is logged "
+        "(a Trainer may be given peak_flops=)",
     ]
 
 

@@ -11,6 +11,7 @@ from examples.m4.corpus.catalogs import build_catalog_corpus
 from examples.m4.corpus.debian import Wanted, build_debian_corpus
 from examples.m4.corpus.files import read_corpus
 from examples.m4.corpus.holdout import overlap
+from examples.m4.corpus.languages import standard_code
 from examples.m4.corpus.synthetic import build_synthetic_corpus
 from namedmesh.dims.errors import NamedMeshError
 
@@ -64,7 +65,7 @@ def _add_debian(commands: Any) -> None:
 def _read_wanted(options: argparse.Namespace) -> Wanted:
     """What the options ask for."""
     return Wanted(
-        languages=[code for code in options.languages.split(",") if code],
+        languages=[standard_code(code) or code for code in options.languages.split(",") if code],
         pairs=options.pairs,
         packages=[name for name in options.packages.split(",") if name],
         descriptions=not options.no_descriptions,

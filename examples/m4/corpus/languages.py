@@ -40,6 +40,21 @@ _USUAL = {
 _REGION_WRITES = {("ku", "iq"): "ckb", ("pa", "pk"): "pa_Arab"}
 
 
+def standard_code(name: str) -> str | None:
+    """Find the code that corpora use for a language, however a folder or a person writes it.
+
+    >>> [standard_code(name) for name in ("deu", "de", "por", "zh_TW", "eng")]
+    ['de', 'de', 'pt', 'zh_Hant', None]
+    """
+    import langcodes  # here, since training needs no corpus
+
+    try:
+        tag = langcodes.standardize_tag(name, macro=True)
+    except langcodes.tag_parser.LanguageTagError:
+        return None
+    return language_code(tag, any=True)
+
+
 def language_code(locale: str, *, any: bool = False) -> str | None:
     """Find the language of a catalog's locale; None for English and for what is not a language.
 

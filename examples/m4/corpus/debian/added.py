@@ -8,7 +8,9 @@ import pathlib
 from examples.m4.corpus.debian.prose import clean_paragraphs
 from examples.m4.corpus.debian.records import write_record
 from examples.m4.corpus.files import read_corpus
-from examples.m4.corpus.languages import language_code
+from examples.m4.corpus.languages import standard_code
+
+ADDED = "corpus"  # what the names of such sources begin with
 
 
 def add_corpus(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
@@ -23,11 +25,9 @@ def add_corpus(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
     Returns:
         The record.
     """
-    import langcodes  # here, since training needs no corpus
-
     found: dict[str, dict[str, set[str]]] = {}
     for name, pairs in read_corpus(root).train.items():
-        language = language_code(langcodes.standardize_tag(name, macro=True), any=True)
+        language = standard_code(name)
         if language is None:
             continue
         for source, english in pairs:
@@ -35,7 +35,7 @@ def add_corpus(root: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
                 found.setdefault(ours, {}).setdefault(language, set()).add(theirs)
     digest = hashlib.sha256(repr(sorted(found)).encode()).hexdigest()
     facts = {
-        "package": f"corpus {root.resolve().name}",
+        "package": f"{ADDED} {root.resolve().name}",
         "version": digest[:16],
         "licence": "as its own folder says",
         "pairs": sum(len(sources) for by in found.values() for sources in by.values()),

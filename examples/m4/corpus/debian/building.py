@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from examples.m4.corpus.debian.added import add_corpus
+from examples.m4.corpus.debian.added import ADDED, add_corpus
 from examples.m4.corpus.debian.apt import Apt
 from examples.m4.corpus.debian.descriptions import read_descriptions
 from examples.m4.corpus.debian.extraction import RULES, extract_packages
@@ -28,7 +28,7 @@ from examples.m4.corpus.packages import default_cache
 from examples.m4.corpus.parts import find_parts
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
-SOURCES = "sources.tsv"
+SOURCES, DESCRIPTIONS = "sources.tsv", "descriptions of packages"
 _COLUMNS = ("package", "version", "sha256", "bytes", "licence", "catalogs", "pages", "pairs")
 
 Say = Callable[[str], object]
@@ -141,7 +141,7 @@ def _extract(
             progress("reading descriptions of packages ...")
             found = read_descriptions(apt)
             facts = {
-                "package": "descriptions of packages",
+                "package": DESCRIPTIONS,
                 "version": apt.origin,
                 "licence": "in the packages",
                 "pairs": sum(len(each) for by in found.values() for each in by.values()),
@@ -188,6 +188,8 @@ def _write_facts(
 ) -> None:
     """Write what the corpus was made of: sources.tsv with licences, and corpus.json."""
     facts = [read_facts(path) for path in records]
+    names = [str(fact["package"]) for fact in facts]
+    others = [name for name in names if name == DESCRIPTIONS or name.startswith(f"{ADDED} ")]
     rows = [_COLUMNS, *([str(fact.get(name, "")) for name in _COLUMNS] for fact in facts)]
     text = "".join("\t".join(" ".join(cell.split()) for cell in row) + "\n" for row in rows)
     (out / SOURCES).write_text(text, encoding="utf-8")
@@ -196,7 +198,8 @@ def _write_facts(
         f"the licences of the packages, which {SOURCES} names",
         "lists": apt.digest,
         "rules": RULES,
-        "packages": len(facts),
+        "packages": len(facts) - len(others),
+        "other sources": others,
         "skipped": skipped,
         "pairs at most": wanted.pairs,
         "pairs": counts,

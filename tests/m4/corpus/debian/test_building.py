@@ -243,6 +243,11 @@ def test_pairs_of_another_corpus_are_added_and_held_out_alike(repository, built,
     assert {text for _, text in new} < {*more}
     assert added.train["fr"] == before.train["fr"]
     assert "corpus other\t" in (tmp_path / "m4" / "sources.tsv").read_text()
+    plain, facts = (
+        json.loads((folder / "corpus.json").read_text()) for folder in (built, tmp_path / "m4")
+    )
+    assert facts["packages"] == plain["packages"] == 7
+    assert facts["other sources"] == [*plain["other sources"], "corpus other"]
 
 
 def test_an_unknown_package_is_an_error(repository, tmp_path):
