@@ -16,7 +16,9 @@ from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
+from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.move import Move
+from namedmesh.ops.recompute import Recompute
 
 # The dimensions over which the region being traced is split; None outside of regions.
 _region: ContextVar[frozenset[str] | None] = ContextVar("namedmesh_region", default=None)
@@ -112,7 +114,8 @@ class RegionCutter:
         for op in self._body.ops:
             if op.given or op.outputs[0] in self._free:
                 continue
-            apart = mixes_pieces([op])
+            # What has a derivative of its own may use collectives there: it stands outside regions.
+            apart = mixes_pieces([op]) or isinstance(op, CustomVjp)
             if run and (apart or self._over_of(run[-1]) != self._over_of(op)):
                 self._record_run(run, known)
                 run = []
@@ -158,6 +161,11 @@ class RegionCutter:
 
     def _repeat(self, op: Op, known: dict[Tensor, Tensor]) -> None:
         """Records an op again; collectives as the ops they are, loops with their bodies cut."""
+        if isinstance(op, Recompute) and mixes_pieces(op.ops):
+            raise op.error(
+                "a function with collectives cannot be computed again inside a manual region",
+                fix="put nm.checkpoint around nm.manual",
+            )
         inputs = tuple(self._find(tensor, known) for tensor in op.inputs)
         found: Sequence[Tensor]
         if isinstance(op, Between):

@@ -186,3 +186,44 @@ def test_mixing_without_a_collective_is_refused_and_says_so():
 def test_mistakes_are_named(function, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(region(function), nm.spec([P, M]))
+
+
+def assert_exact(function):
+    """Values and gradient of a function of x are the same on one device and on eight."""
+
+    def both(x):
+        y = function(x)
+        return {"y": y, "dx": nm.grad(nm.sum(nm.sin(y)), x)}
+
+    given = {"x": SPECS["x"]}, {"x": ARRAYS["x"]}
+    for layout in ("piece:a+b", "piece:b, model:a"):
+        assert_sharded_same(both, *given, layout)
+
+
+def test_in_branches():
+    def function(x):
+        return nm.cond(
+            nm.collective.sum(nm.sum(x, M), P) > 0,
+            lambda: x * nm.collective.sum(x, P),
+            lambda: nm.collective.permute(x, P, by=1),
+        )
+
+    assert_exact(region(function))
+    assert_exact(lambda x: region(function)(-x))
+
+
+def test_derivatives_of_their_own_may_use_collectives():
+    scale = nm.custom_vjp(
+        lambda x: (x * nm.collective.sum(x, P), x),
+        lambda x, dy: dy * nm.collective.sum(x, P) + nm.collective.sum(dy * x, P),
+    )
+    assert_exact(region(lambda x: nm.sin(scale(nm.sin(x)))))
+
+
+def test_checkpoints_stand_around_regions():
+    def inside(x):
+        return nm.sin(nm.collective.permute(nm.sin(x), P, by=1))
+
+    assert_exact(nm.checkpoint(region(inside)))
+    with pytest.raises(nm.NamedMeshError, match=r"put nm\.checkpoint around nm\.manual"):
+        nm.trace(region(nm.checkpoint(inside)), SPECS["x"])
