@@ -80,7 +80,7 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
         # Inner blocks go first: building a region copies its ops and erases the originals.
         for block in reversed(blocks):
             calls = [_call_target(op.operation) for op in block.operations]
-            if ENTER in calls:
+            if LEAVE in calls:
                 _Regions(block, writer).build()
             for view in list(block.operations):
                 _constrain(view.operation, writer)
@@ -141,7 +141,11 @@ class _Regions:
         if target == LEAVE:
             self.leaving.setdefault(depth, []).append(op)
             depth += 1
-        elif target == ENTER or any(value in self.inner for value in reads):
+        elif (
+            target == ENTER
+            or any(value in self.inner for value in reads)
+            or (target == PLACE and _sharding_text(op) == "{manual}")  # a constant of a region
+        ):
             self.inner.update(dict.fromkeys(op.results, number))
         else:
             self.outer.setdefault(depth, []).append(op)

@@ -147,6 +147,19 @@ def test_manual_region_over_a_size_that_does_not_divide():
     assert_sharded_same(inside, specs, {"x": uniform(5, 10, 4)}, "tens:b")
 
 
+@pytest.mark.parametrize("partitioner", ["gspmd", "shardy"])
+def test_a_manual_region_may_return_constants(partitioner):
+    """XLA has no local value from which they would follow."""
+
+    def function(x):
+        first, second = nm.manual(lambda x: (nm.ones([G, M]), nm.sort(x, M)), x, over=G)
+        return first, second, nm.manual(lambda x: nm.zeros([G, M]) + 3.0, x, over=G)
+
+    specs = {"x": nm.spec([G, M])}
+    arrays = {"x": uniform(0, G.size, M.size)}
+    assert_sharded_same(function, specs, arrays, "group:b", partitioner=partitioner)
+
+
 def test_scan_random_and_batched_gather_inside_a_manual_region():
     """Ops that ask for the size of a dimension get that of the device's own piece."""
 
