@@ -61,9 +61,8 @@ class Kit:
 
         def draw(rng: np.random.Generator, sizes: tuple[int, ...]) -> np.ndarray:
             # Odd multiples of 1/32, which 8 bits hold; equal ones are in different rows.
-            order = sum(np.indices(sizes)) % 64 if sizes else np.zeros(())
-            mixed = rng.permutation(64)[order]
-            return (mixed - 31.5) / 16
+            order = np.indices(sizes).sum(axis=0) % 64
+            return (rng.permutation(64)[order] - 31.5) / 16
 
         return Input(nm.spec(dims, self.dtype), draw)
 

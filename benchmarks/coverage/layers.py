@@ -171,7 +171,9 @@ def _noise(kit: Kit) -> dict[str, Entry]:
         return Entry(named, None, inputs, reasons=ELEMENTWISE, holds=holds)
 
     def derive(x, seed):
-        return x * nm.random.uniform(layers.derive_key(key(seed), 7), x.shape, dtype=kit.dtype)
+        derived = layers.derive_key(key(seed), 7)
+        assert derived is not None
+        return x * nm.random.uniform(derived, x.shape, dtype=kit.dtype)
 
     return {
         "dropout": one(

@@ -12,6 +12,18 @@ from rich.table import Column, Table
 from benchmarks.coverage.entry import COLUMNS
 from benchmarks.coverage.run import Cell
 
+INTRODUCTION = """# What every op can do
+
+Made by running every op; `benchmarks/coverage` says how, and how to add one:
+
+    python -m benchmarks.coverage --json coverage.json --page README.md
+
+Each op runs under random layouts on meshes of one to three axes (8 virtual CPU devices), audited
+strictly, and is compared with jax in float64: with batch dimensions split, with dimensions of its
+own split, at sizes that no axis divides, with the first and the second derivative, and in bfloat16
+with its derivative. Random numbers are compared with one device, and their range is checked.
+✓ as expected in every run, – there is nothing to run (the number is the reason's), ✗ failed.
+"""
 MARKS = {"ok": "✓", "reason": "–", "failed": "✗"}
 COLOURS = {"ok": "green", "reason": "dim", "failed": "bold red"}
 
@@ -57,7 +69,13 @@ def summary(result: Mapping[str, Any]) -> str:
 def markdown(result: Mapping[str, Any]) -> str:
     """The table as a page, with the reasons below."""
     reasons = list(notes_of(result["cells"], "reason"))
-    lines = [summary(result), "", f"| op | {' | '.join(COLUMNS)} |", "|---" * 7 + "|"]
+    lines = [
+        INTRODUCTION,
+        summary(result) + ".",
+        "",
+        f"| op | {' | '.join(COLUMNS)} |",
+        "|---" * 7 + "|",
+    ]
     for op, row in result["cells"].items():
         marks = []
         for column in COLUMNS:
