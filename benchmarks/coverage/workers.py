@@ -23,12 +23,16 @@ def fill_rows(
     names: Sequence[str], layouts: int, seed: int, workers: int
 ) -> Iterator[tuple[str, dict[str, Cell]]]:
     """Fills rows in several processes; an op that ends its process is found and noted."""
+    count = OPS_PER_PROCESS * workers
+    for start in range(0, len(names), count):
+        yield from _fill_some(names[start : start + count], layouts, seed, workers)
+
+
+def _fill_some(
+    names: Sequence[str], layouts: int, seed: int, workers: int
+) -> Iterator[tuple[str, dict[str, Cell]]]:
     left = list(names)
-    options: dict = {
-        "mp_context": multiprocessing.get_context("spawn"),
-        "initializer": start_worker,
-    }
-    with ProcessPoolExecutor(workers, max_tasks_per_child=OPS_PER_PROCESS, **options) as pool:
+    with _start_pool(workers) as pool:
         rows = {pool.submit(run_op, name, layouts, seed): name for name in names}
         try:
             for row in as_completed(rows):
@@ -37,8 +41,13 @@ def fill_rows(
         except BrokenProcessPool:
             pass
     for name in left:  # one of them ended the process it ran in
-        with ProcessPoolExecutor(1, **options) as pool:
+        with _start_pool(1) as pool:
             try:
                 yield name, pool.submit(run_op, name, layouts, seed).result()
             except BrokenProcessPool:
                 yield name, {column: {"failed": "it ended the process"} for column in COLUMNS}
+
+
+def _start_pool(workers: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, start_worker)
