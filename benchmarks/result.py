@@ -11,9 +11,10 @@ from absl import flags
 _JSON = flags.DEFINE_string("json", None, "The file the result is written to.")
 
 
-def publish(result: Any) -> None:
-    """Print a result, and write it to the file of --json if there is one."""
+def publish(result: Any, show: bool = True) -> None:
+    """Print a result, unless it was shown, and write it to the file of --json if there is one."""
     text = json.dumps(result, indent=2)
-    print(text)
+    if show:
+        print(text)
     if _JSON.value:
         pathlib.Path(_JSON.value).write_text(text + "\n")

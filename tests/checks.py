@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +154,41 @@ def assert_sharded_same(
     if updated:
         assert_same({name: state[name] for name in updated}, updated)
     return step
+
+
+def assert_all_near(found: Any, expected: Any, tolerance: float, path: str = "") -> None:
+    """Nested results are near each other, relative to the largest element of each array."""
+    if isinstance(expected, dict):
+        assert expected.keys() == found.keys()
+        for key in expected:
+            assert_all_near(found[key], expected[key], tolerance, f"{path}/{key}")
+    elif isinstance(expected, (list, tuple)):
+        for i, (one, other) in enumerate(zip(found, expected, strict=True)):
+            assert_all_near(one, other, tolerance, f"{path}/{i}")
+    else:
+        if np.asarray(found).dtype.kind in "biu":
+            tolerance = 0.0
+        found, expected = (np.asarray(one).astype(np.float64) for one in (found, expected))
+        # What is summed in another order differs by the size of the largest, not of each.
+        scale = max(1.0, float(np.max(np.abs(expected), initial=0)))
+        np.testing.assert_allclose(
+            found, expected, rtol=tolerance, atol=tolerance * scale, err_msg=path
+        )
+
+
+def plan_anyway(
+    program: nm.Program, mesh: nm.Mesh, layout: nm.Layout, params: nm.Layout | None = None
+) -> tuple[nm.Plan, bool]:
+    """Plans a program; where operands disagree, by the cheapest fix. Returns whether they did."""
+    rests = None if params is None else params.only(program.resting_dims)
+    where = program, mesh, layout.only(program.dims), rests
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        try:
+            return nm.plan(*where), False
+        except nm.LayoutConflict as error:
+            assert error.fixes, f"a conflict without a fix: {error}"
+            return nm.plan(*where, conflicts="cheapest"), True
 
 
 def number_leaves(results: Any) -> dict[str, Any]:

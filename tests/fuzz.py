@@ -15,15 +15,14 @@ import subprocess
 import sys
 import time
 import traceback
-import warnings
 from collections import Counter
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import numpy as np
 
 import namedmesh as nm
 from namedmesh.runtime import use_cpu_devices
+from tests.checks import assert_all_near, plan_anyway
 from tests.programs import Case, make_case
 
 TOLERANCE = 2e-4
@@ -44,15 +43,7 @@ class Result:
 
 def plan_case(case: Case, program: nm.Program) -> tuple[nm.Plan, bool]:
     """Plans a case; where operands disagree, by the cheapest fix. Returns whether they did."""
-    params = None if case.params is None else case.params.only(program.resting_dims)
-    where = program, case.mesh, case.layout.only(program.dims), params
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)
-        try:
-            return nm.plan(*where), False
-        except nm.LayoutConflict as error:
-            assert error.fixes, f"a conflict without a fix: {error}"
-            return nm.plan(*where, conflicts="cheapest"), True
+    return plan_anyway(program, case.mesh, case.layout, case.params)
 
 
 def check(case: Case) -> Result:
@@ -71,27 +62,9 @@ def check(case: Case) -> Result:
     }
     wanted = program.evaluate(state, **inputs)
     got = step(step.place(state), **inputs)
-    _compare(wanted, got, "")
+    assert_all_near(got, wanted, TOLERANCE)
     number = int(case.name.partition("/")[2])
     return Result(number, "exact", case.shared, rejected, len(plan.collectives))
-
-
-def _compare(wanted: Any, got: Any, path: str) -> None:
-    """Compares results, nested as they are."""
-    if isinstance(wanted, dict):
-        assert wanted.keys() == got.keys()
-        for key in wanted:
-            _compare(wanted[key], got[key], f"{path}/{key}")
-    elif isinstance(wanted, (list, tuple)):
-        for i, (one, other) in enumerate(zip(wanted, got, strict=True)):
-            _compare(one, other, f"{path}/{i}")
-    else:
-        wanted, got = np.asarray(wanted), np.asarray(got)
-        # What is summed in another order differs by the size of the largest, not of each.
-        scale = max(1.0, float(np.max(np.abs(wanted), initial=0)))
-        np.testing.assert_allclose(
-            got, wanted, rtol=TOLERANCE, atol=TOLERANCE * scale, err_msg=path
-        )
 
 
 def try_case(seed: int, number: int) -> Result:

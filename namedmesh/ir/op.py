@@ -176,7 +176,7 @@ class Op:
 
     @property
     def closed(self) -> bool:
-        """Whether to lower like a manual op where sizes divide.
+        """Whether to lower like a manual op where sizes divide, or there are no operands.
 
         For ops that become many XLA ops: XLA merges equal constants before it partitions, and one
         that is shared with a tensor lying elsewhere would draw the op there and back.

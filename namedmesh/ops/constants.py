@@ -50,6 +50,10 @@ class ConstantArray(Op):
     def kind(self) -> str:
         return "constant"
 
+    @property
+    def closed(self) -> bool:
+        return True
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.dtype)]
 

@@ -1,6 +1,7 @@
 """Ops of one shape in two places share no constants, whatever the compiler folds together."""
 
 import numpy as np
+import pytest
 
 import namedmesh as nm
 from namedmesh.layers import top_k_gating
@@ -37,3 +38,27 @@ def test_one_group_is_routed_where_experts_are_split():
     x = np.random.default_rng(0).normal(size=(1, 32, 8)).astype(np.float32)
     wanted = program.evaluate(program.initial_state(0), x=x)[1]
     np.testing.assert_allclose(run(run.init(0), x=x)[1], wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sizes", [(8, 8), (5, 3), (5, 8)])
+def test_an_array_is_made_for_each_reader_where_that_lies(sizes):
+    """Its indices are no more shared than its numbers are."""
+    rows, columns = map(nm.Dimension, ("row", "column"), sizes)
+    numbers = np.cos(np.arange(rows.size * columns.size)).reshape(sizes).astype(np.float32)
+
+    def step(x):
+        weights = nm.constant(numbers, [rows, columns])
+        return nm.sum(x * weights), nm.reshard(x, columns) * weights, nm.replicate(x) * weights
+
+    run = nm.compile(
+        step,
+        nm.spec([rows, columns]),
+        mesh=nm.Mesh(all=8),
+        layout="row:all, column:all",
+        strict=True,
+    )
+    x = np.random.default_rng(0).normal(size=sizes).astype(np.float32)
+    total, moved, whole = run(None, x)[1]
+    np.testing.assert_allclose(total, (x * numbers).sum(), rtol=1e-5)
+    np.testing.assert_allclose(moved, x * numbers, rtol=1e-6)
+    np.testing.assert_allclose(whole, x * numbers, rtol=1e-6)

@@ -1,0 +1,38 @@
+"""All entries, from the files that hold them."""
+
+from __future__ import annotations
+
+import functools
+
+from benchmarks.coverage import (
+    attention,
+    elementwise,
+    functions,
+    indexing,
+    layers,
+    random_numbers,
+    reductions,
+    structure,
+)
+from benchmarks.coverage.entry import Entry
+from benchmarks.coverage.kit import Kit
+
+FILES = (
+    elementwise, reductions, structure, indexing, random_numbers, functions, attention, layers,
+)  # fmt: skip
+
+
+@functools.cache
+def make_entries(kit: Kit) -> dict[str, Entry]:
+    """Makes every entry at one size and dtype."""
+    found: dict[str, Entry] = {}
+    for file in FILES:
+        more = file.entries(kit)
+        assert not found.keys() & more.keys(), f"twice: {found.keys() & more.keys()}"
+        found |= more
+    return found
+
+
+def make_entry(name: str, kit: Kit) -> Entry:
+    """Makes one entry."""
+    return make_entries(kit)[name]
