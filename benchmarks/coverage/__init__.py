@@ -10,7 +10,7 @@ is nothing to run, or {"failed": ...}. The result has `ops` (their names), `cell
 cell) and `filled` (the share of cells that are ok or have a reason: 1.0 is all).
 
 To add an op, add an entry to the file of its kind (`elementwise`, `reductions`, `structure`,
-`indexing`, `random_numbers`, `functions`, `attention`, `layers`):
+`indexing`, `random_numbers`, `functions`, `by_hand`, `attention`, `layers`):
 
     "cumsum": Entry(
         lambda x: nm.cumsum(x, R),       # in names

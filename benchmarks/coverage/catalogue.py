@@ -6,6 +6,7 @@ import functools
 
 from benchmarks.coverage import (
     attention,
+    by_hand,
     elementwise,
     functions,
     indexing,
@@ -18,7 +19,8 @@ from benchmarks.coverage.entry import Entry
 from benchmarks.coverage.kit import Kit
 
 FILES = (
-    elementwise, reductions, structure, indexing, random_numbers, functions, attention, layers,
+    elementwise, reductions, structure, indexing, random_numbers, functions, by_hand, attention,
+    layers,
 )  # fmt: skip
 
 

@@ -38,6 +38,9 @@ def entries(kit: Kit) -> dict[str, Entry]:
     def mixture(x):
         return layers.moe(x, gate, (G, S, E, C, M, H))[0]
 
+    def dropless(x):
+        return layers.dropless_moe(x, gate, (G, S, E, M, H))[0]
+
     def mixed(x, weights):
         share, chosen = routed(x @ weights["wg"])
         hidden = jax.nn.relu(jnp.einsum("gsm,emh->gseh", x, weights["wi"]))
@@ -49,4 +52,5 @@ def entries(kit: Kit) -> dict[str, Entry]:
         "top_k_gating": Entry(route, routed, [logits], [S, E]),
         "expert_choice_gating": Entry(pick, picked, [logits], [S, E]),
         "moe": Entry(mixture, mixed, [kit.real(G, S, M)], [S, E, M, H], roundings=8),
+        "dropless_moe": Entry(dropless, mixed, [kit.real(G, S, M)], [S, E, M, H], roundings=8),
     }

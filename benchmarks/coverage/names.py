@@ -30,19 +30,20 @@ NOT_OPS = {
     "dims": "it makes dimensions, not tensors",
     "spec": "it describes an operand",
     "scope": "it names variables",
+    "print": "it makes nothing; tests/runtime/test_print.py runs it under layouts",
     "parameters": "it lists the variables made so far",
     "state": "it holds a value between steps; tests/ops/test_state.py runs it under layouts",
     "assign": "it stores a value for the next step; tests/ops/test_state.py runs it under layouts",
     **dict.fromkeys(
         ("layers.Backbone", "layers.Transformer", "layers.LayerStack", "layers.Decoder",
-         "layers.beam_search", "layers.greedy", "layers.sample"),
+         "layers.decode", "layers.Beam", "layers.Greedy", "layers.Sample"),
         _MODEL,
     ),
     **dict.fromkeys(
         ("layers.Batch", "layers.CHOICES", "layers.CONFIGS", "layers.Cache", "layers.Config",
          "layers.EinsumDispatch", "layers.ExpertRouting", "layers.GatherDispatch", "layers.Heads",
          "layers.LayerContext", "layers.ParameterUpdate", "layers.RateSchedule", "layers.Routing",
-         "layers.Side", "layers.TokenDecoder", "layers.UpdateRule"),
+         "layers.Side", "layers.UpdateRule"),
         _VALUE,
     ),
     **dict.fromkeys(

@@ -116,6 +116,14 @@ def _windows(kit: Kit) -> dict[str, Entry]:
             lambda x: nm.shift(x, R, -2, 0.5),
             lambda x: jnp.pad(x[:, 2:], ((0, 0), (0, 2), (0, 0)), constant_values=0.5),
         ),
+        "resize": along(
+            lambda x: nm.resize(x, {R: 2 * R.size + 1}),
+            lambda x: jax.image.resize(x, (x.shape[0], 2 * R.size + 1, x.shape[2]), "linear"),
+        ),
+        "resize (nearest)": along(
+            lambda x: nm.resize(x, {R: 5}, "nearest"),
+            lambda x: jax.image.resize(x, (x.shape[0], 5, x.shape[2]), "nearest"),
+        ),
         "windows": along(
             lambda x: nm.windows(x, {R: K}, stride=2), lambda x: slid(x, 3, 2), own=[R, K]
         ),

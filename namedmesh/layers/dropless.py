@@ -48,7 +48,9 @@ class BlockDispatch(GatherDispatch):
         self.groups = [dim for dim in routing.weight.shape if dim.name not in (K.name, S.name)]
         served = nm.stop_gradient(routing.weight) > 0  # GSK
         ends = nm.where(served, routing.place + 1, 0)
-        tokens = nm.max(nm.one_hot(routing.expert, E, "int32") * ends, over=[S, K])  # GE
+        # Whole along E, as the gates are: every device counts for all experts.
+        chosen = nm.replicate(nm.one_hot(routing.expert, E, "int32"), E)  # GSKE
+        tokens = nm.max(chosen * ends, over=[S, K])  # GE
         used = nm.reshape((tokens + (rows.size - 1)) // rows.size, E, [shards, self.within])
         last = nm.cumsum(used, self.within)  # the block after an expert's last one
         first = nm.gather(nm.reshape(last - used, [shards, self.within], E), routing.expert, E)

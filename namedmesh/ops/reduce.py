@@ -62,6 +62,7 @@ class OrderKeys(Op):
     """Whole numbers that are ordered as floating point numbers are, or those numbers again."""
 
     elementwise = True
+    on_pieces = True
     dtype: str
     nan_first: bool
 
