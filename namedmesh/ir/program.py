@@ -49,6 +49,7 @@ class Program:
         outputs: The tensors in it, in order.
         initializers: For each variable, the program that makes its first value from a seed.
         groups: The names of the inputs that each dict argument of the function has.
+        notes: What holds under every layout and plans say, such as the idle turns of a pipeline.
 
     Example:
         >>> import namedmesh as nm
@@ -74,6 +75,7 @@ class Program:
     outputs: tuple[Tensor, ...]
     initializers: dict[str, Program] = field(default_factory=dict)
     groups: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     @property
     def dims(self) -> dict[str, list[int]]:
@@ -263,6 +265,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
         outputs,
         initializers,
         groups,
+        tuple(root.notes),
     )
 
 

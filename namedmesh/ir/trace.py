@@ -45,6 +45,7 @@ class Trace(Recorder):
         self.made_in_loops: set[str] = set()  # updates that may be made turn by turn
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.printed: list[PrintedLine] = []
+        self.notes: dict[str, None] = {}  # at the top: what plans say of the program
         self.stack: Dimension | None = None  # along which variables made here are stacked
         self.stacked: dict[str, tuple[Tensor, Tensor]] = {}  # the stack outside, the slice inside
         self.claimed: dict[str, Source] = parent.claimed if parent else {}  # by layers, in a scope

@@ -248,6 +248,7 @@ class Plan:
             "layout": self.layout.text,
             "params": self.params.text,
             "flops": self.program.flops(),
+            "notes": list(self.program.notes),
             "warnings": list(self.warnings),
             "decisions": {text: list(names) for text, names in sorted(self.decisions.items())},
             "tensors": [
@@ -285,6 +286,8 @@ class Plan:
         decided = [
             f"  {text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
         ]
-        said = [*decided, *(f"  warning: {sentence}" for sentence in self.warnings)]
+        noted = [f"  {sentence}" for sentence in self.program.notes]
+        warned = [f"  warning: {sentence}" for sentence in self.warnings]
+        said = [*noted, *decided, *warned]
         parts = [header, *(["\n".join(said)] if said else [])]
         return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])

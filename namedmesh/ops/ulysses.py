@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.operands import check_has_dims
+from namedmesh.ir.recipe import find_recipe
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.move import replicate, reshard
 from namedmesh.ops.softmax_attention import attention
@@ -66,10 +67,21 @@ def ulysses_attention(
     for x in (k, v):
         check_has_dims("ulysses_attention", x, over, heads, key)
     q, k, v = (reshard(x, heads) for x in (q, k, v))
-    if mask is not None:  # of all positions, as queries and keys are then
-        positions = [dim for dim in mask.shape if dim in (query, over)]
-        mask = replicate(mask, *positions) if positions else mask
+    if mask is not None:
+        mask = _make_whole(mask, query, over)
     result = attention(
         q, k, v, over, key, mask=mask, scale=scale, rate=rate, dropout_key=dropout_key, block=block
     )
     return reshard(result, query)
+
+
+def _make_whole(mask: Tensor, query: Dimension, over: Dimension) -> Tensor:
+    """Makes a mask of all positions, as queries and keys are then.
+
+    What it is made of is moved, so that attention by blocks can still make a block by itself.
+    """
+    recipe, leaves = find_recipe(mask, over), []
+    for leaf in recipe.leaves:
+        positions = [dim for dim in leaf.shape if dim in (query, over)]
+        leaves.append(replicate(leaf, *positions) if positions else leaf)
+    return recipe.make(leaves)

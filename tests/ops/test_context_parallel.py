@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.ir.op import every_op
 from tests.checks import assert_same as same
 from tests.checks import assert_sharded_same, number_leaves
 from tests.checks import uniform as numbers
@@ -125,6 +126,28 @@ def test_ulysses(batch, causal, block):
     assert len(moves) == 8
     masks = [one.bytes for one in step.plan.collectives if one not in moves]
     assert not masks or (causal and block and max(masks) <= 16 * block)  # a block of the mask
+
+
+def test_ulysses_makes_masks_by_blocks_in_layers_computed_again():
+    """A causal mask of 4,096 positions, were it whole, would take 16 MiB."""
+    L, Q, P = nm.dims("layer=2 seq=4096 memory=4096")
+
+    def layer(x, _):
+        k = nm.rename(x, Q, P)
+        mask = nm.range(P) <= nm.range(Q)
+        y = nm.ulysses_attention(x, k, k, P, K, query=Q, heads=H, mask=mask, block=128)
+        return y, None
+
+    def gradient(x):
+        return nm.grad(nm.sum(nm.scan(layer, x, over=L, remat="full")[0]), [x])
+
+    program = nm.trace(gradient, nm.spec([Q, H, K]))
+    plan = nm.plan(program, nm.Mesh(a=4), "seq:a, memory:a, heads:a")
+    loops = [op for op in every_op(program.ops) if op.bodies]
+    read = [x for op in loops for x in op.inputs]
+    assert len(loops) == 5 and not any(x.dtype == "bool" for x in read)
+    sent = [one.bytes for one in plan.collectives if one.kind == "AllGather"]
+    assert all(count <= 4096 * 128 for count in sent)
 
 
 @pytest.mark.parametrize(

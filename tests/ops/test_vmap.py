@@ -256,3 +256,19 @@ def test_pipeline_sends_a_microbatch_in_every_turn():
     microbatch = 2 * 4 * 8 * 4  # bytes
     found = [(one.kind, one.times, one.bytes) for one in plan.collectives]
     assert found == [("CollectivePermute", 9, microbatch), ("AllReduce", 1, 6 * microbatch)]
+
+
+def test_plans_say_how_often_a_stage_is_idle():
+    """A stage works on a microbatch in as many turns as there are, later by one than the last."""
+
+    def two(x):
+        return nm.pipeline(nm.sin, nm.pipeline(stage, x, stages=P, batches=N), stages=P, batches=N)
+
+    turns = range(9)
+    idle = [sum(not 0 <= turn - place < 6 for turn in turns) for place in range(4)]
+    assert idle == [3, 3, 3, 3]
+    note = "pipeline, stage=4, micro=6: each stage is idle in 3 of 9 turns (33%)"
+    for layout in ("stage:a", "batch:a"):
+        plan = nm.plan(nm.trace(two, x=SPEC), nm.Mesh(a=2), layout)
+        assert plan.to_json()["notes"] == [note] and f"\n  {note}\n" in str(plan)
+    assert not nm.trace(stage, x=nm.spec(BLOCK[:3])).notes
