@@ -46,6 +46,7 @@ class Step(Executable):
     ):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
         from namedmesh.lowering.export import export_planned
+        from namedmesh.runtime.devices import device_mesh
 
         if not isinstance(plan, Plan):
             raise NamedMeshError(
@@ -54,6 +55,7 @@ class Step(Executable):
             )
         self.program, self.plan = plan.program, plan
         partitioner = choose_partitioner(partitioner)
+        device_mesh(plan.mesh)  # before functions of jax are lowered, which fixes the devices
         super().__init__(export_planned(plan, precision), strict=strict, partitioner=partitioner)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:

@@ -8,6 +8,7 @@ Without a layout they are functions of arrays like any other, and all have deriv
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
@@ -230,7 +231,7 @@ def _check_twin(what: str, x: Tensor, pieces: Dimension, whole: Dimension) -> No
 def _check_sources(x: Tensor, pieces: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:
     """Returns the sender of every piece, -1 for none; raises where they make no permutation."""
     try:
-        senders = tuple(-1 if one is None else int(one) for one in sources)
+        senders = tuple(-1 if one is None else operator.index(one) for one in sources)
     except (TypeError, ValueError):
         senders = ()
     sent = [one for one in senders if one >= 0]

@@ -314,7 +314,7 @@ def check_specs(
 ) -> tuple[InputSpec, ...]:
     """Returns what a function is said to make, or raises."""
     specs = as_tuple(result)
-    if not all(isinstance(one, InputSpec) for one in specs):
+    if not specs or not all(isinstance(one, InputSpec) for one in specs):
         raise NamedMeshError(
             f"{what}: result={format_value(result)} is not a spec",
             *map(str, operands),

@@ -117,6 +117,18 @@ class JaxCall(Op):
             gradients.update(zip(wanted, results, strict=True))
         return [gradients.get(i) for i in range(len(self.inputs))]
 
+    def along(self, over: Dimension, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
+        """Records the function for every element of a dimension that some operands have first."""
+        axes = tuple(0 if over in x.shape else None for x in inputs)
+        return JaxCall(
+            inputs,
+            _Mapped(self._call, axes),
+            self.name,
+            tuple(spec([over, *one.shape], one.dtype) for one in self.specs),
+            (*self.batch, over),
+            self.summed,
+        ).outputs
+
     def placement(self) -> Placement:
         batch = {dim.name for dim in self.batch}
         names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
@@ -124,6 +136,18 @@ class JaxCall(Op):
 
 
 _FLOATING = ("float32", "bfloat16", "float16", "float64")
+
+
+class _Mapped:
+    """A jax function for every element along the first dimension of some arguments."""
+
+    def __init__(self, function: Callable[..., list[Any]], axes: tuple[int | None, ...]):
+        self._function, self._axes = function, axes
+
+    def __call__(self, *values: Any) -> list[Any]:
+        import jax
+
+        return jax.vmap(self._function, self._axes)(*values)
 
 
 class _Derivative:

@@ -17,7 +17,7 @@ from namedmesh.ir.prune import prune_body, shorten_body
 from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
-from namedmesh.ops.between import Between, RegionCutter, mixes_pieces, region_over
+from namedmesh.ops.between import Between, RegionCutter, active_region, mixes_pieces, region_over
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.partial_sums import check_partial_sums
 
@@ -123,8 +123,19 @@ def manual(
     for tensor in tensors:
         check_tensor("manual", tensor)
     dims = tuple(check_dimension("manual", dim, *tensors) for dim in as_tuple(over))
+    outer = active_region()
     with region_over(frozenset(dim.name for dim in dims)):
         body, structure = _trace_region(function, tensors, dims, ())
+    if not body.outputs:
+        raise NamedMeshError(
+            "manual: the function returned no tensor", *map(str, tensors), fix="return one"
+        )
+    if outer is not None and mixes_pieces(body.ops):
+        raise NamedMeshError(
+            "manual: a region with collectives is inside another region",
+            *map(str, tensors),
+            fix="make one region, over the dimensions of both",
+        )
     if not mixes_pieces(body.ops):
         return unflatten(structure, iter(_record_body(body, tensors, dims, ())))
 

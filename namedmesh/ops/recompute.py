@@ -82,6 +82,8 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
         start = len(trace.ops)
         structure = function(*arguments, **named)
         results = tuple(as_tensor("checkpoint", leaf) for leaf in flatten(structure))
+        if not results:
+            raise NamedMeshError("checkpoint: the function returned no tensor", fix="return one")
         ops = tuple(op for op in trace.ops[start:] if not op.given)
         inside = {tensor for op in ops for tensor in op.outputs}
         everything = [x for op in ops for x in op.inputs] + list(results)

@@ -221,6 +221,12 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
         if variable.tensor is tensor:
             return variable
     label = tensor.label if isinstance(tensor, Tensor) else format_value(tensor)
+    if any(tensor is slice_ for _, slice_ in current(what).stacked.values()):
+        raise NamedMeshError(
+            f"{what}: {label} is one turn's slice of a variable that the loop stacks",
+            str(tensor),
+            fix="return its next value from the body; the outermost function alone assigns",
+        )
     raise NamedMeshError(
         f"{what}: {label} is not a variable",
         *([str(tensor)] if isinstance(tensor, Tensor) else []),

@@ -17,13 +17,18 @@ from namedmesh.ir.operands import check_callable, check_dimension
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
+from namedmesh.ops.arithmetic import clip
 from namedmesh.ops.broadcast import broadcast, sum
+from namedmesh.ops.constants import range
 from namedmesh.ops.convolution import Conv, ConvWindow
 from namedmesh.ops.custom import CustomVjp
+from namedmesh.ops.dynamic import DynamicSlice, DynamicUpdate
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.elementwise import Elementwise
-from namedmesh.ops.index import Gather
+from namedmesh.ops.index import Gather, gather
+from namedmesh.ops.jax_code import JaxCall
 from namedmesh.ops.kernel import Kernel
+from namedmesh.ops.logic import where
 from namedmesh.ops.recompute import Recompute
 from namedmesh.ops.scan import Scan
 from namedmesh.ops.shape import transpose
@@ -51,8 +56,9 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
         A function of the same arguments whose results have the dimension first.
 
     Raises:
-        NamedMeshError: The function has a loop whose end is not known, a branch or a call of
-            TensorFlow, or draws random numbers with a key that has the dimension.
+        NamedMeshError: The function has a loop whose end is not known, a branch, a manual region,
+            a move (`nm.reshard`, `nm.replicate`) or a call of TensorFlow, or draws random numbers
+            with a key that has the dimension.
 
     Example:
         >>> import namedmesh as nm
@@ -131,6 +137,10 @@ def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[T
         return _batch_custom(op, inputs, over)
     if isinstance(op, Scan):
         return _batch_scan(op, inputs, over)
+    if isinstance(op, JaxCall):
+        return op.along(over, inputs)
+    if isinstance(op, (DynamicSlice, DynamicUpdate)):
+        return [_batch_window(op, inputs, over)]
     if op.bodies or op.rule == "move" or type(op).__module__.endswith(("random_bits", "custom")):
         raise op.error(
             f"vmap over {over} does not know what {op.kind} is along another dimension",
@@ -147,6 +157,24 @@ def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[T
     if isinstance(op, (Conv, ConvWindow)):
         changes["kept"] = (*op.kept, over.name)
     return dataclasses.replace(op, inputs=inputs, **changes).outputs
+
+
+def _batch_window(
+    op: DynamicSlice | DynamicUpdate, inputs: tuple[Tensor, ...], over: Dimension
+) -> Tensor:
+    """Records a window whose start may differ from element to element."""
+    *values, start = inputs
+    values = [_with(x, over, old.shape) for x, old in zip(values, op.inputs, strict=False)]
+    if over not in start.shape:
+        return dataclasses.replace(op, inputs=(*values, start)).output
+    start = clip(start, 0, op.dim.size - op.window.size)
+    if isinstance(op, DynamicSlice):
+        found = gather(values[0], start + range(op.window), op.dim)
+    else:
+        rows = range(op.dim) - start
+        inside = (rows >= 0) & (rows < op.window.size)
+        found = where(inside, gather(values[1], rows, op.window), values[0])
+    return transpose(found, [over, *op.output.shape])
 
 
 def _batch_custom(op: CustomVjp, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:

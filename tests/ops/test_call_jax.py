@@ -1,5 +1,9 @@
 """Functions of jax as named ops: values, derivatives, layouts, Artifacts and mistakes."""
 
+import os
+import subprocess
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -136,8 +140,42 @@ def test_a_platform_without_code_says_why():
         (jnp.sum, nm.spec([]), [B], "a result lacks the batch dimension batch"),
         (jnp.flip, nm.spec([B, M]), [H], "no tensor has the batch dimension hidden"),
         (jnp.flip, "x", [], "is not a spec"),
+        (jnp.flip, [], [], "is not a spec"),
     ],
 )
 def test_mistakes_are_named_where_it_is_called(function, result, batch, message):
     with pytest.raises(nm.NamedMeshError, match=message):
         nm.trace(lambda x: nm.call_jax(function, x, result=result, batch=batch), nm.spec([B, M]))
+
+
+def test_vmap_maps_the_function_too():
+    """Given the whole batch, a function whose result has no dimensions would see all of it."""
+
+    def largest(x):
+        return nm.vmap(lambda row: nm.call_jax(jnp.max, row, result=nm.spec([])), over=B)(x)
+
+    def both(x):
+        y = largest(x)
+        return y, nm.grad(nm.sum(y * y), x)
+
+    step = nm.compile(both, nm.spec([B, M]), mesh=nm.Mesh(data=8), layout="batch:data", strict=True)
+    _, (y, slope) = step(step.init(0), ARRAYS[0])
+    np.testing.assert_array_equal(y, ARRAYS[0].max(1))
+    largest_alone = ARRAYS[0] == ARRAYS[0].max(1, keepdims=True)
+    np.testing.assert_allclose(slope, np.where(largest_alone, 2 * ARRAYS[0], 0), rtol=1e-6)
+    assert step.plan.collectives == []
+
+
+def test_lowering_a_function_leaves_virtual_devices_to_the_mesh():
+    code = """
+import namedmesh as nm, jax.numpy as jnp, numpy as np
+B, = nm.dims("batch=4")
+f = lambda x: nm.call_jax(jnp.sin, x, result=nm.spec([B]), batch=[B])
+step = nm.compile(f, nm.spec([B]), mesh=nm.Mesh(d=4), layout="batch:d")
+print(step(step.init(0), np.zeros(4, np.float32))[1])
+"""
+    environment = {name: text for name, text in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
+    assert done.stdout.strip() == "[0. 0. 0. 0.]", done.stderr

@@ -180,6 +180,11 @@ def test_mixing_without_a_collective_is_refused_and_says_so():
         (lambda x: nm.collective.permute(x, P), "say who sends to whom once"),
         (lambda x: nm.collective.permute(x, P, sources=[0] * 8), "not the senders of 8 pieces"),
         (lambda x: nm.collective.permute(x, P, sources=[None, 8]), "not the senders of 8 pieces"),
+        (
+            lambda x: nm.manual(lambda x: nm.collective.sum(x, P), x, over=P),
+            "inside another region",
+        ),
+        (lambda x: None, "the function returned no tensor"),
         (lambda x: nm.collective.all_to_all(x, P, A), "no dimension all"),
     ],
 )

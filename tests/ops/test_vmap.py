@@ -272,3 +272,22 @@ def test_plans_say_how_often_a_stage_is_idle():
         plan = nm.plan(nm.trace(two, x=SPEC), nm.Mesh(a=2), layout)
         assert plan.to_json()["notes"] == [note] and f"\n  {note}\n" in str(plan)
     assert not nm.trace(stage, x=nm.spec(BLOCK[:3])).notes
+
+
+def test_windows_that_start_elsewhere_for_each_element():
+    rows, B, M = 3, *nm.dims("batch=3 model=4")
+    x = np.arange(12, dtype=np.float32).reshape(rows, 4)
+    starts = np.array([0, 2, 9], np.int32)
+
+    def one(row, start):
+        piece = nm.dynamic_slice(row, start, M, 2)
+        return piece, nm.dynamic_update(row, nm.dynamic_slice(row, 0, M, 2) * 10.0, start, M)
+
+    program = nm.trace(nm.vmap(one, over=B), nm.spec([B, M]), nm.spec([B], "int32"))
+    step = nm.compile(program, mesh=nm.Mesh(data=3), layout="batch:data", strict=True)
+    _, (pieces, updated) = step(step.init(0), x, starts)
+    for i, start in enumerate(np.minimum(starts, 2)):
+        expected = x[i].copy()
+        expected[start : start + 2] = x[i, :2] * 10
+        np.testing.assert_array_equal(pieces[i], x[i, start : start + 2])
+        np.testing.assert_array_equal(updated[i], expected)
