@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass
 from typing import Any
 
@@ -73,14 +74,14 @@ class Cell:
         pieces = 1 if self.form == "plain" else self.axis
         return [unit * pieces * part * 2**i for i in range(8) for part in (4, 5, 6, 7)]
 
-    def sizes_to_try(self, around: int = 3) -> list[int]:
+    def sizes_to_try(self, around: int = 2) -> list[int]:
         """The largest size that is estimated to fit, and as many below and above."""
-        best = max(
-            i
-            for i, size in enumerate(self.sizes)
-            if estimate_bytes(nm.plan(self.trace(size), self.mesh, self.layout)) < HBM
-        )
-        return self.sizes[max(best - around, 0) : best + around + 1]
+        above = bisect.bisect(self.sizes, HBM, key=self._estimate_bytes)
+        return self.sizes[max(above - 1 - around, 0) : above + around]
+
+    def _estimate_bytes(self, size: int) -> int:
+        """Estimates what a core needs for a step."""
+        return estimate_bytes(nm.plan(self.trace(size), self.mesh, self.layout))
 
     def trace(self, size: int) -> nm.Program:
         """Traces a train step: forward, backward, and an update by Adam."""
@@ -167,8 +168,8 @@ def update(x: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
 def estimate_bytes(plan: nm.Plan) -> int:
     """A rough estimate of a core's memory: where the search for the largest step starts.
 
-    Variables, a gradient for each parameter, what loops keep, and thrice the largest tensor that a
-    core makes besides: weights of attention, their cotangents and those of scores.
+    Variables, a gradient for each parameter, what loops keep, and five of the largest tensor that a
+    core makes besides: scores of attention and what is made of them, forward and backward.
     """
     variables = plan.program.variables.values()
     kept = sum(plan.bytes_per_device(one.tensor) * (1 + one.trainable) for one in variables)
@@ -178,4 +179,4 @@ def estimate_bytes(plan: nm.Plan) -> int:
         for one in plan.shardings
         if one not in plan.free and one.shape not in shapes
     ]
-    return kept + plan.activation_bytes + 3 * max(made)
+    return kept + plan.activation_bytes + 5 * max(made)

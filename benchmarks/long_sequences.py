@@ -8,8 +8,10 @@ python -m benchmarks.long_sequences compile FOLDER [CELL ...]  compiles them unt
 python -m benchmarks.long_sequences [--json OUT]               the largest of each cell, as a table
 python -m benchmarks.long_sequences draw                       the plot of the results
 
-A cell is a way to split a model and the size of the axis it is split over, such as ring_8. What the
-compiler said of every step is in benchmarks/results/long_sequences/compiled.json.
+A cell is a way to split a model and the size of the axis it is split over, such as ring_8. With
+--platform cpu before a command, it is about as many CPU devices, by the memory that XLA's compiler
+for CPUs says a step takes of the 16 GiB of a TPU v3 core: minutes, on any machine. What a compiler
+said of every step is in benchmarks/results/long_sequences/tpu.json and cpu.json.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ import platform
 import sys
 from typing import Any
 
-from benchmarks.long_sequence_cases import AXES, CELLS, FORMS, Cell, N
+from benchmarks.long_sequence_cases import AXES, CELLS, FORMS, HBM, Cell, N
 from namedmesh.aot.command_line import format_error
+from namedmesh.aot.target import Target
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "long_sequences"
@@ -40,7 +43,7 @@ def export(cell: Cell, folder: pathlib.Path) -> None:
     print(f"{cell.name}: {', '.join(f'{size:,}' for size in sizes)}", flush=True)
 
 
-def find_largest(cell: Cell, folder: pathlib.Path) -> None:
+def find_largest(cell: Cell, folder: pathlib.Path, kind: str) -> None:
     """Compiles a cell's steps, from the middle, until one fits and the next larger does not."""
     sizes = sorted(
         int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{cell.name}_*.nmesh")
@@ -50,18 +53,18 @@ def find_largest(cell: Cell, folder: pathlib.Path) -> None:
             f"{folder} has no step of {cell.name}",
             fix=f"run python -m benchmarks.long_sequences export {folder} {cell.name}",
         )
-    known = {row["size"]: row["fits"] for row in read() if row["cell"] == cell.name}
+    known = {row["size"]: row["fits"] for row in read(kind) if row["cell"] == cell.name}
     here = len(sizes) // 2
     while True:
         size = sizes[here]
         if size not in known:
-            known[size] = compile_step(cell, size, folder)
+            known[size] = compile_step(cell, size, folder, kind)
         here += 1 if known[size] else -1
         if here in (-1, len(sizes)) or known.get(sizes[here], known[size]) != known[size]:
             return
 
 
-def compile_step(cell: Cell, size: int, folder: pathlib.Path) -> bool:
+def compile_step(cell: Cell, size: int, folder: pathlib.Path, kind: str) -> bool:
     """Compiles one step, records what the compiler says of it, and returns whether it fits."""
     import jax
 
@@ -69,37 +72,43 @@ def compile_step(cell: Cell, size: int, folder: pathlib.Path) -> bool:
     from namedmesh.runtime.artifact import Artifact
 
     artifact = Artifact.load(folder / f"{cell.name}_{size}.nmesh")
-    report = compile_for(artifact, cell.target, name=f"{cell.name}_{size}")
+    target = cell.target if kind == "tpu" else Target("cpu", "", (cell.mesh.devices,))
+    report = compile_for(artifact, target, name=f"{cell.name}_{size}")
     print(report, flush=True)
     kept = (
         "target", "mesh", "cores", "weights", "fits", "error", "peak_bytes", "hbm_bytes", "memory",
         "collectives_match_plan", "collectives", "problems", "rules", "compile_seconds",
     )  # fmt: skip
     row = report.row()
+    if kind == "cpu":
+        row |= {"hbm_bytes": HBM, "fits": row["peak_bytes"] <= HBM}
     host = {"machine": platform.machine(), "jax": jax.__version__}
     stated = {"cell": cell.name, "form": cell.form, "axis": cell.axis, "size": size}
-    record({**stated, "layout": cell.layout, **{key: row[key] for key in kept}, "host": host})
-    return report.fits
+    row = {**stated, "layout": cell.layout, **{key: row[key] for key in kept}, "host": host}
+    record(row, kind)
+    return row["fits"]
 
 
-def record(row: dict[str, Any]) -> None:
+def record(row: dict[str, Any], kind: str) -> None:
     """Puts a row into the file of compiled steps, in the order of cells and sizes."""
     RESULTS.mkdir(parents=True, exist_ok=True)
-    rows = {(one["cell"], one["size"]): one for one in read()} | {(row["cell"], row["size"]): row}
+    rows = {(one["cell"], one["size"]): one for one in read(kind)} | {
+        (row["cell"], row["size"]): row
+    }
     order = {name: i for i, name in enumerate(CELLS)}
     ordered = [rows[key] for key in sorted(rows, key=lambda key: (order[key[0]], key[1]))]
-    (RESULTS / "compiled.json").write_text(json.dumps(ordered, indent=1) + "\n")
+    (RESULTS / f"{kind}.json").write_text(json.dumps(ordered, indent=1) + "\n")
 
 
-def read() -> list[dict[str, Any]]:
-    """The compiled steps so far."""
-    path = RESULTS / "compiled.json"
+def read(kind: str) -> list[dict[str, Any]]:
+    """The steps that were compiled for a platform so far."""
+    path = RESULTS / f"{kind}.json"
     return json.loads(path.read_text()) if path.exists() else []
 
 
-def find_rows() -> list[dict[str, Any]]:
+def find_rows(kind: str) -> list[dict[str, Any]]:
     """For each compiled cell its largest step that fits, and the next larger, which does not."""
-    rows, compiled = [], read()
+    rows, compiled = [], read(kind)
     for name, cell in CELLS.items():
         steps = [row for row in compiled if row["cell"] == name]
         fitting = [row for row in steps if row["fits"]]
@@ -156,7 +165,7 @@ def _gibibytes(count: int | None) -> str:
     return f"{count / 2**30:.2f}" if count else "-"
 
 
-def draw(rows: list[dict[str, Any]]) -> None:
+def draw(rows: list[dict[str, Any]], kind: str) -> None:
     """Draws the largest sizes against the axis, sequences and pipelines side by side."""
     import matplotlib
 
@@ -170,8 +179,8 @@ def draw(rows: list[dict[str, Any]]) -> None:
         side = sides[int(form == "pipeline")]
         side.plot(list(found), list(found.values()), f"{markers[form]}-", label=form, alpha=0.7)
     for side, label, axis in (
-        (sides[0], "positions of the longest sequence", "cores that share a sequence"),
-        (sides[1], "layers of the deepest model", "stages, a core for each"),
+        (sides[0], "positions of the longest sequence", "devices that share a sequence"),
+        (sides[1], "layers of the deepest model", "stages, a device for each"),
     ):
         side.set(xscale="log", yscale="log", xlabel=axis, ylabel=label)
         side.set_xticks(AXES, [str(axis) for axis in AXES])
@@ -180,14 +189,19 @@ def draw(rows: list[dict[str, Any]]) -> None:
         side.set_yticks([2**i for i in powers], [f"{2**i:,}" for i in powers])
         side.minorticks_off()
     sides[0].legend(fontsize=9, frameon=False)
+    compiler = {"tpu": "TPU v3", "cpu": "CPUs, not TPU v3"}[kind]
+    figure.suptitle(f"steps that fit into 16 GiB, by XLA's compiler for {compiler}", fontsize=10)
     figure.tight_layout()
-    figure.savefig(RESULTS / "largest.png", dpi=110)
+    figure.savefig(RESULTS / f"{kind}.png", dpi=110)
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Runs one of the commands."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.long_sequences", description=(__doc__ or "").splitlines()[0]
+    )
+    parser.add_argument(
+        "--platform", choices=("tpu", "cpu"), default="tpu", help="whose compiler is asked"
     )
     parser.add_argument("--json", type=pathlib.Path, metavar="OUT", help="the file of the rows")
     commands = parser.add_subparsers(dest="command")
@@ -203,10 +217,10 @@ def main(arguments: list[str] | None = None) -> None:
     commands.add_parser("draw", help="draw the plot of the results")
     given = parser.parse_args(arguments)
     if given.command == "draw":
-        draw(find_rows())
+        draw(find_rows(given.platform), given.platform)
         return
     if given.command is None:
-        rows = find_rows()
+        rows = find_rows(given.platform)
         print(table(rows))
         if given.json:
             given.json.write_text(json.dumps(rows, indent=1) + "\n")
@@ -217,7 +231,7 @@ def main(arguments: list[str] | None = None) -> None:
     given.folder.mkdir(parents=True, exist_ok=True)
     for name in given.names or CELLS:
         if given.command == "compile":
-            find_largest(CELLS[name], given.folder)
+            find_largest(CELLS[name], given.folder, given.platform)
         else:
             export(CELLS[name], given.folder)
 

@@ -90,9 +90,9 @@ def test_the_search_stops_between_what_fits_and_what_does_not(
 
     monkeypatch.setattr(compilation, "compile_for", compile_for)
     monkeypatch.setattr(Artifact, "load", staticmethod(lambda path: None))
-    long_sequences.find_largest(CELLS["ring_8"], results)
+    long_sequences.find_largest(CELLS["ring_8"], results, "tpu")
     assert tried == compiled
-    long_sequences.find_largest(CELLS["ring_8"], results)
+    long_sequences.find_largest(CELLS["ring_8"], results, "tpu")
     assert tried == compiled  # nothing is compiled twice
 
 
@@ -107,8 +107,9 @@ def test_rows_name_the_largest_that_fits_and_the_next(results, capsys):
     ):
         cell = Cell(form, axis)
         stated = {"cell": cell.name, "form": form, "axis": axis, "size": size, "fits": fits}
-        long_sequences.record({**ROW, **stated, "layout": cell.layout, "peak_bytes": size})
-    assert [row["size"] for row in long_sequences.read()][1:4] == sizes[3:6]
+        row = {**ROW, **stated, "layout": cell.layout, "peak_bytes": size}
+        long_sequences.record(row, "tpu")
+    assert [row["size"] for row in long_sequences.read("tpu")][1:4] == sizes[3:6]
     long_sequences.main(["--json", str(results / "rows.json")])
     one, eight, pipeline = json.loads((results / "rows.json").read_text())
     assert (eight["largest"], eight["too_large"], eight["grows"]) == (sizes[4], sizes[5], 8)
@@ -116,7 +117,7 @@ def test_rows_name_the_largest_that_fits_and_the_next(results, capsys):
     assert pipeline["idle"] == 3 / 19
     assert "| pipeline | 4 | 16 layers | 1.00 |" in capsys.readouterr().out
     long_sequences.main(["draw"])
-    assert (results / "largest.png").exists()
+    assert (results / "tpu.png").exists()
 
 
 def test_a_cell_or_artifact_that_is_not_there_is_named(tmp_path, results):
@@ -124,3 +125,11 @@ def test_a_cell_or_artifact_that_is_not_there_is_named(tmp_path, results):
         long_sequences.main(["export", str(tmp_path), "rin_8"])
     with pytest.raises(nm.NamedMeshError, match=r"no step of ring_8\n[\s\S]*export .* ring_8"):
         long_sequences.main(["compile", str(tmp_path), "ring_8"])
+
+
+def test_recorded_sequences_grow_with_the_axis():
+    found = {(row["form"], row["axis"]): row for row in long_sequences.find_rows("cpu")}
+    for axis in (2, 4, 8, 16):
+        assert found["ring", axis]["largest"] == axis * found["ring", 1]["largest"]
+    assert found["ulysses", 8]["largest"] >= 4 * found["ulysses", 2]["largest"]
+    assert all(row["too_large"] and row["as_planned"] for row in found.values())
