@@ -158,7 +158,7 @@ PAIRS = {
         lambda: optax.adamw(
             0.1,
             weight_decay=0.1,
-            mask=lambda tree: {name: name not in ("scalar", "vector") for name in tree},
+            mask={name: name not in ("scalar", "vector") for name in FEW},
         ),
     ),
     "sgd": (Sgd(learning_rate=0.1), lambda: optax.sgd(0.1)),
