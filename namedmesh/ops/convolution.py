@@ -123,7 +123,7 @@ class ConvWindow(Sliders):
     def placement(self) -> Placement:
         x, dy = self.inputs
         contracted = [n for n in x.shape.names if n in dy.shape.names and n not in self.kept]
-        return Placement((), contracted, exchanged=self.spatial)
+        return Placement(self.windows, contracted, exchanged=self.spatial)
 
     def lower(self, context: Context, x: Any, dy: Any) -> Any:
         left, right = (tensor.shape for tensor in self.inputs)

@@ -167,6 +167,21 @@ def test_transposed_is_the_derivative_of_a_convolution(stride, padding, layout):
     assert_near(found, by_jax(reference, x, w))
 
 
+@pytest.mark.parametrize("rows, devices", [(8, 2), (7, 8)])
+def test_the_derivative_by_a_split_window_is_made_whole(rows, devices):
+    """Each device then keeps its part: the compiler has nothing to send."""
+    B, R, K, CI, CO = nm.dims(f"batch=2 rows={rows} window=4 chan=3 out=4")
+    x, w = uniform(1, 2, rows, 3), uniform(2, 4, 3, 4)
+    convolve = lambda x, w: nm.conv(x, w, {R: K})
+    specs = nm.spec([B, R, CI]), nm.spec([K, CI, CO])
+    mesh = nm.Mesh(a=devices)
+    step = nm.compile(everything(convolve), *specs, mesh=mesh, layout="window:a", strict=True)
+    reference = lambda x, w: jax.lax.conv_general_dilated(
+        x, w, [1], "SAME", dimension_numbers=("NWC", "WIO", "NWC"), precision="highest"
+    )
+    assert_near(step(step.init(0), x=x, w=w)[1], by_jax(reference, x, w))
+
+
 def test_a_split_row_sends_one_row_each_way():
     """3 x 3, stride 1: one row up and one down, of everything else that a device has."""
     B, R, C, KR, KC, CI, CO = dims((16, 12), (3, 3))
