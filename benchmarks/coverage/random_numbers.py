@@ -5,11 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 import namedmesh as nm
-from benchmarks.coverage.entry import BATCH, Entry, as_dtype
+from benchmarks.coverage.entry import Entry, as_dtype
 from benchmarks.coverage.kit import Kit
-
-PLACES = {BATCH: "an element is drawn by its place: every dimension is its own"}
-VARIABLE = {BATCH: "a variable has no batch"}
 
 
 def entries(kit: Kit) -> dict[str, Entry]:
@@ -44,7 +41,7 @@ def _random(kit: Kit) -> dict[str, Entry]:
     def drawn(draw, holds, *inputs, own=dims):
         # A key made of an operand is not known before the step runs, so nothing is precomputed.
         named = lambda seed, *given: draw(random.key_from_seed(seed), *given)
-        return Entry(named, None, [seed, *inputs], own, PLACES if own is dims else {}, holds=holds)
+        return Entry(named, None, [seed, *inputs], own, holds=holds)
 
     between = lambda low, high: lambda x: ((x >= low) & (x <= high)).all() and x.std() > 0
     return {
@@ -86,7 +83,7 @@ def _initializers(kit: Kit) -> dict[str, Entry]:
     def made(init, holds):
         shape = nm.Shape([R, C])
         named = lambda seed: init(nm.random.key_from_seed(seed), shape, kit.dtype)
-        return Entry(named, None, [kit.whole(below=1000)], [R, C], VARIABLE, holds=holds)
+        return Entry(named, None, [kit.whole(below=1000)], [R, C], holds=holds)
 
     within = lambda high: lambda x: x.std() > 0 and np.abs(x).max() <= as_dtype(high, kit.dtype)
 
