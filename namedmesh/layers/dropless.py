@@ -15,7 +15,7 @@ from namedmesh.layers.regularization import dropout
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
-class BlockDispatch(GatherDispatch):
+class _BlockDispatch(GatherDispatch):
     """Tokens sorted by expert into blocks of rows; every block is of one expert.
 
     An expert has as many blocks as its tokens need, so only its last one has rows to spare. Experts
@@ -153,7 +153,7 @@ def dropless_moe(
     K = routing.weight.shape.dims[-1]
     share = max(1, S.size * K.size // (2 * E.size)) if rows is None else rows
     R = nm.Dimension("row", share)
-    dispatch = BlockDispatch(routing, D, R, bound)
+    dispatch = _BlockDispatch(routing, D, R, bound)
     N, L = dispatch.blocks, dispatch.within
 
     def of_blocks(weight: nm.Tensor) -> nm.Tensor:

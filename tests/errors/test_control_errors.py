@@ -76,7 +76,7 @@ def gradient_of_a_while_loop(x):
 sum: mixes elements of dimension batch, over which the region is split
   x: float32[batch=4, seq=6, model=8]
   at LINE: return nm.manual(lambda x: x - nm.mean(x, over=B), x, over=B)
-  fix: leave batch out of over=, or do this outside the region
+  fix: leave batch out of over=, do this outside the region, or use nm.collective
 """)
 def manual_region_that_sums_over_its_own_dimension(x):
     return nm.manual(lambda x: x - nm.mean(x, over=B), x, over=B)

@@ -57,7 +57,7 @@ def sum_over_dimensions_named_twice(x):
 sum: mixes elements of dimensions batch and seq, over which the region is split
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.manual(lambda x: nm.sum(x, over=[B, S]), x, over=[B, S])
-  fix: leave batch and seq out of over=, or do this outside the region
+  fix: leave batch and seq out of over=, do this outside the region, or use nm.collective
 """)
 def manual_region_that_mixes_two_dimensions(x):
     nm.manual(lambda x: nm.sum(x, over=[B, S]), x, over=[B, S])
