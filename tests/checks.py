@@ -134,6 +134,16 @@ def assert_same(
     assert not problems, "\n".join(problems)
 
 
+def assert_near(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Every entry is the same to a share of its largest number."""
+    scale = {name: np.abs(np.asarray(value)).max() for name, value in wanted.items()}
+    assert_same(
+        {name: np.asarray(found[name]) / scale[name] for name in wanted},
+        {name: np.asarray(value) / scale[name] for name, value in wanted.items()},
+        rtol=0, atol=3e-6,
+    )  # fmt: skip
+
+
 def assert_sharded_same(
     function: Callable[..., Any] | nm.Program,
     specs: Mapping[str, Any],

@@ -39,8 +39,8 @@ def active_region() -> frozenset[str] | None:
     return _region.get()
 
 
-class Between(Op):
-    """Ops that mix the pieces of a manual region: one of its collectives."""
+class Enclosing(Op):
+    """Some ops as one."""
 
     body: Body
 
@@ -55,13 +55,18 @@ class Between(Op):
     def lower(self, context: Context, *values: Any) -> Any:
         return context.run(self.body, values)
 
+    def depends_on(self, i: int) -> bool:
+        """Returns whether a result depends differentiably on an input."""
+        reached = follow_ops(self.body.ops, [self.body.arguments[i]])
+        return not reached.isdisjoint(self.body.outputs)
+
+
+class Between(Enclosing):
+    """Ops that mix the pieces of a manual region: one of its collectives."""
+
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
-        reached = [
-            i
-            for i, tensor in enumerate(self.body.arguments)
-            if not follow_ops(self.body.ops, [tensor]).isdisjoint(self.body.outputs)
-        ]
+        reached = [i for i in range(count) if self.depends_on(i)]
 
         def backward(*values: Tensor) -> list[Tensor]:
             return body_vjp(self.body, values[:count], values[count:], reached)

@@ -5,50 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.errors import NamedMeshError, join_names, name_all
-from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.nest import unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import prune_body, shorten_body
-from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
-from namedmesh.ops.between import Between, RegionCutter, active_region, mixes_pieces, region_over
+from namedmesh.ops.between import (
+    Between,
+    Enclosing,
+    RegionCutter,
+    active_region,
+    mixes_pieces,
+    region_over,
+)
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.partial_sums import check_partial_sums
 
 
-class Manual(Op):
+class Manual(Enclosing):
     """A region that each device runs on its own piece, without any communication.
 
     Its results are partial sums over the dimensions in summed, which are added up after it.
     """
 
     manual = True
-    body: Body
     over: tuple[Dimension, ...]
     summed: tuple[Dimension, ...] = ()
-
-    @property
-    def bodies(self) -> tuple[Body, ...]:
-        """The region, for passes that look at every op."""
-        return (self.body,)
-
-    def results(self) -> list[tuple[Shape, str]]:
-        return [(tensor.shape, tensor.dtype) for tensor in self.body.outputs]
-
-    def lower(self, context: Context, *values: Any) -> Any:
-        return context.run(self.body, values)
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
         gradients: dict[int, Tensor] = {}
         for missing, group in group_by_missing(self.inputs, self.over).items():
-            wanted = [i for i in group if self._depends_on(i)]
+            wanted = [i for i in group if self.depends_on(i)]
             if not wanted:
                 continue
 
@@ -58,11 +51,6 @@ class Manual(Op):
             results = _record_region(backward, (*self.inputs, *cotangents), self.over, missing)
             gradients.update(zip(wanted, results, strict=True))
         return [gradients.get(i) for i in range(count)]
-
-    def _depends_on(self, i: int) -> bool:
-        """Returns whether a result depends differentiably on an input."""
-        reached = follow_ops(self.body.ops, [self.body.arguments[i]])
-        return not reached.isdisjoint(self.body.outputs)
 
     def drop_results(self, needed: set[Tensor]) -> Manual:
         """Returns the region without unneeded results, and without what only those read."""

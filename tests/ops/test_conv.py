@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import assert_same, uniform
+from tests.checks import assert_near, assert_same, uniform
 
 LAYOUTS = {
     "whole": ("", nm.Mesh(a=1)),
@@ -53,16 +53,6 @@ def by_jax(convolve, x, w):
     second = jax.grad(lambda x, w: sum((one**2).sum() for one in first(x, w)), (0, 1))
     y, (dx, dw), (ddx, ddw) = convolve(x, w), first(x, w), second(x, w)
     return {"y": y, "dx": dx, "dw": dw, "ddx": ddx, "ddw": ddw}
-
-
-def assert_near(found, wanted):
-    """Equal to a share of the largest number in each."""
-    scale = {name: np.abs(np.asarray(value)).max() for name, value in wanted.items()}
-    assert_same(
-        {name: np.asarray(found[name]) / scale[name] for name in wanted},
-        {name: np.asarray(value) / scale[name] for name, value in wanted.items()},
-        rtol=0, atol=3e-6,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

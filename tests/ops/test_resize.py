@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from tests.checks import assert_same, uniform
+from tests.checks import assert_near, assert_same, uniform
 
 LAYOUTS = {
     "rows and columns": ("rows:a, columns:b", nm.Mesh(a=2, b=4)),
@@ -40,16 +40,6 @@ def resizing(method, before, after):
             return {"y": resize(wide), "dx": jax.grad(lambda x: (resize(x) ** 3).sum())(wide)}
 
     return named, by_jax
-
-
-def assert_near(found, wanted):
-    """Equal to a share of the largest number in each."""
-    scale = {name: np.abs(np.asarray(value)).max() for name, value in wanted.items()}
-    assert_same(
-        {name: np.asarray(found[name]) / scale[name] for name in wanted},
-        {name: np.asarray(value) / scale[name] for name, value in wanted.items()},
-        rtol=0, atol=3e-6,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize("sizes", SIZES)
