@@ -65,8 +65,9 @@ class Estimator:
     def _price(self, run: Run, times: int) -> OpCost:
         """How long a run takes: its arithmetic or its memory traffic."""
         op, hardware = run.op, self.hardware
-        if is_product(op):
+        if is_product(op) or op.rule == "kernel":
             rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
+            rate *= hardware.kernel_share if op.rule == "kernel" else hardware.product_share
         else:
             rate = hardware.vector_flops
         compute = run.flops / rate + run.fused_flops / hardware.vector_flops

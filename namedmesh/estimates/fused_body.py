@@ -7,7 +7,8 @@ within the ops that read its result, which is then never written to memory. It i
   op reads it;
 - a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
   and nothing else reads it;
-- several ops read it and it is costly to make again: an exponential, a division.
+- several ops read it, and all of them reading what it is made of would be more than writing it
+  once and reading it.
 
 A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
 the result of a product that one elementwise op reads is not written either.
@@ -25,12 +26,6 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
 
-# Elementwise functions that XLA does not compute twice: those it calls expensive.
-COSTLY = {
-    "cos", "divide", "erf", "erfinv", "exp", "expm1", "log", "log1p", "power", "reciprocal",
-    "rsqrt", "sigmoid", "sin", "sqrt", "tanh",
-}  # fmt: skip
-
 # What is written to memory: a tensor where it lies, or a value that was moved to a place.
 Buffer = Tensor | tuple[object, Sharding]
 
@@ -44,19 +39,24 @@ class Run:
         reads: The bytes that are read of each buffer.
         writes: The bytes of each buffer that is written.
         flops: The floating point operations of the op itself, on one device.
-        fused_flops: Those of the ops that run within it.
+        fused: The floating point operations of the ops that run within it, by op.
     """
 
     op: Op
     reads: dict[Buffer, int] = field(default_factory=dict)
     writes: dict[Buffer, int] = field(default_factory=dict)
     flops: float = 0.0
-    fused_flops: float = 0.0
+    fused: dict[Op, float] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
         """What is read and written."""
         return sum(self.reads.values()) + sum(self.writes.values())
+
+    @property
+    def fused_flops(self) -> float:
+        """The floating point operations of all ops that run within the last one."""
+        return sum(self.fused.values())
 
 
 def is_product(op: Op) -> bool:
@@ -67,6 +67,11 @@ def is_product(op: Op) -> bool:
 def only_rearranges(op: Op) -> bool:
     """Whether an op makes no new numbers; a sum of constants makes constants, but adds them up."""
     return op.rearranges and not op.sums
+
+
+def moves_data(steps: Sequence[Transfer]) -> bool:
+    """Whether there is a collective among some transfers."""
+    return any(step.kind not in ("Slice", "Alone") for step in steps)
 
 
 def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
@@ -103,11 +108,6 @@ def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
     return total
 
 
-def moves_data(steps: Sequence[Transfer]) -> bool:
-    """Whether there is a collective among some transfers."""
-    return any(step.kind not in ("Slice", "Alone") for step in steps)
-
-
 class FusedBody:
     """The runs of a program's or a loop body's ops, in order.
 
@@ -130,21 +130,20 @@ class FusedBody:
         self.plan, self.hardware, self.outputs = plan, hardware, outputs
         self._sizes: dict[tuple[Tensor, Sharding], int] = {}
         self.ops = self._find_live(ops)
-        self.producers = {tensor: op for op in self.ops for tensor in op.outputs}
+        self._kernel_flops = self._find_kernel_flops(ops)
+        self._renaming: set[Op] = set()
         self.aliases = dict(self._find_aliases())
         self.readers: Counter[Tensor] = Counter()
         for op in self.ops:
-            if op in self.aliases_of_ops:
-                continue
-            for tensor in {self.resolve(op.inputs[i]) for i in self.read_positions(op)}:
-                self.readers[tensor] += 1
-        self.written: set[Tensor] = set()
-        self._decide(owner)
+            if op not in self._renaming:
+                self.readers.update({self.resolve(op.inputs[i]) for i in self.read_positions(op)})
+        self._demanded = self._find_demanded(owner)
+        self._within: dict[Tensor, Run] = {}  # for what is not written: how it is made
         self.runs = [run for op in self.ops if (run := self._make_run(op)) is not None]
 
     def read_positions(self, op: Op) -> range:
         """Returns which operands an op reads when it runs; the others are for derivatives."""
-        if op.rule == "kernel" and self.uses_kernel(op):
+        if self.uses_kernel(op):
             return range(len(op.outputs), len(op.inputs))
         if op.rule in ("kernel", "pass_through"):
             return range(len(op.outputs))
@@ -152,7 +151,7 @@ class FusedBody:
 
     def uses_kernel(self, op: Op) -> bool:
         """Whether a kernel takes the place of the named ops that made an op's operands."""
-        return self.hardware.kernels and op in self.plan.local and op.rule == "kernel"
+        return op.rule == "kernel" and self.hardware.kernels and op in self.plan.local
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Returns the elements of one device's piece of a tensor where it lies, or in a place."""
@@ -172,9 +171,19 @@ class FusedBody:
             tensor = self.aliases[tensor]
         return tensor
 
-    def flops_of(self, op: Op) -> float:
-        """Returns the floating point operations of an op on one device."""
-        total = op.flops()
+    def fuses(self, op: Op) -> bool:
+        """Whether an op runs within those that read its results."""
+        if op.control or self.uses_kernel(op):
+            return False
+        if op.rule == "generic" and op.elementwise and not op.repeatable:
+            return False  # a barrier
+        return op.elementwise or only_rearranges(op) or op.repeatable
+
+    def _flops_of(self, op: Op) -> float:
+        """The floating point operations of an op on one device."""
+        if op in self._kernel_flops:
+            return self._kernel_flops[op]
+        total = 0 if op.control else op.flops()
         return total / self.plan.mesh.size(find_axes(self.plan, op)) if total else 0.0
 
     def _find_live(self, ops: Sequence[Op]) -> list[Op]:
@@ -188,43 +197,53 @@ class FusedBody:
                 live.append(op)
         return live[::-1]
 
+    def _find_kernel_flops(self, ops: Sequence[Op]) -> dict[Op, float]:
+        """The floating point operations of kernels: those of the named ops they replace."""
+        kernels = [op for op in self.ops if self.uses_kernel(op)]
+        if not kernels:
+            return {}
+        live, counts = {*self.ops}, {}
+        producers = {tensor: op for op in ops for tensor in op.outputs}
+        seen: set[Op] = set()
+        for kernel in kernels:
+            pending, total = list(kernel.inputs[: len(kernel.outputs)]), 0.0
+            while pending:
+                op = producers.get(pending.pop())
+                if op is None or op in live or op in seen or op.given:
+                    continue
+                seen.add(op)
+                if is_product(op):
+                    total += op.flops() / self.plan.mesh.size(find_axes(self.plan, op))
+                pending += op.inputs
+            counts[kernel] = total
+        return counts
+
     def _find_aliases(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Results that are an operand under another name, or in another order."""
-        self.aliases_of_ops: set[Op] = set()
         for op in self.ops:
+            if op.control or self.uses_kernel(op):
+                continue
             positions = self.read_positions(op)
-            if op.control or (op.rule == "kernel" and self.uses_kernel(op)):
+            passes = op.rule in ("kernel", "pass_through")
+            if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
                 continue
             pairs = list(zip(positions, op.outputs, strict=False))
-            passes = op.rule in ("kernel", "pass_through")
-            if not passes and not (len(positions) == 1 == len(op.outputs) and self._keeps(op)):
-                continue
-            if any(
+            if self._sums_move(op) or any(
                 op.inputs[i] in self.plan.free
                 or moves_data(self.plan.operands.get((op, i), ()))
                 or moves_data(self.plan.moves.get(tensor, ()))
                 or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
                 for i, tensor in pairs
-            ) or (op in self.plan.sums and any(moves_data(way) for _, way in self.plan.sums[op])):
+            ):
                 continue
-            self.aliases_of_ops.add(op)
+            self._renaming.add(op)
             yield from ((tensor, op.inputs[i]) for i, tensor in pairs)
 
-    def _keeps(self, op: Op) -> bool:
-        """Whether the only result has the numbers of the only operand."""
-        (x,), y = op.inputs, op.output
-        same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
-        return same and (op.elementwise or only_rearranges(op)) and not op.flops()
+    def _sums_move(self, op: Op) -> bool:
+        """Whether parts of a cotangent are moved before they are added up."""
+        return any(moves_data(steps) for _, steps in self.plan.sums.get(op, ()))
 
-    def fuses(self, op: Op) -> bool:
-        """Whether an op runs within those that read its results."""
-        if op.control or (op.rule == "kernel" and self.uses_kernel(op)):
-            return False
-        if op.rule == "generic" and op.elementwise and not op.repeatable:
-            return False  # a barrier
-        return op.elementwise or only_rearranges(op) or op.repeatable
-
-    def makes_operand(self, op: Op, tensor: Tensor) -> bool:
+    def _makes_operand(self, op: Op, tensor: Tensor) -> bool:
         """Whether an op computes an operand while it reads what that is made of."""
         if op.control or op.rule == "kernel":
             return False
@@ -236,97 +255,87 @@ class FusedBody:
             return False
         return op.output.shape.elements < tensor.shape.elements  # a reduction
 
-    def _decide(self, owner: object) -> None:
-        """Finds the tensors that are written to memory."""
-        plan, moved = self.plan, set()
-        for i, tensor in enumerate(self.outputs):
-            self.written.add(self.resolve(tensor))
-            if moves_data(plan.results.get((owner, i), ())):
-                moved.add(self.resolve(tensor))
+    def _find_demanded(self, owner: object) -> set[Tensor]:
+        """The tensors that something reads from memory, or that collectives move."""
+        plan = self.plan
+        demanded = {self.resolve(tensor) for tensor in self.outputs}
         for op in self.ops:
-            if op in self.aliases_of_ops:
+            demanded.update(
+                tensor for tensor in op.outputs if moves_data(plan.moves.get(tensor, ()))
+            )
+            if op in self._renaming:
                 continue
-            sums = op in plan.sums and any(moves_data(way) for _, way in plan.sums[op])
+            moved = self._sums_move(op)
             for i in self.read_positions(op):
                 tensor = self.resolve(op.inputs[i])
-                if tensor in plan.free:
-                    continue
-                if sums or moves_data(plan.operands.get((op, i), ())):
-                    moved.add(tensor)
-                elif not self.makes_operand(op, tensor):
-                    self.written.add(tensor)
-            for tensor in op.outputs:
-                if moves_data(plan.moves.get(tensor, ())):
-                    moved.add(tensor)
-                if (not self.fuses(op) and not self._ends_in_reader(op, tensor)) or (
-                    op.kind in COSTLY and self.readers[tensor] > 1
-                ):
-                    self.written.add(tensor)
-        self.written |= moved
-        self._keep_made_products()
-        self.written -= plan.free.keys()
-
-    def _ends_in_reader(self, op: Op, tensor: Tensor) -> bool:
-        """Whether a product's result goes into the one elementwise op that reads it."""
-        return self.hardware.fuses_products and is_product(op) and self.readers[tensor] == 1
-
-    def _keep_made_products(self) -> None:
-        """Products that end in a reader are made once: what holds one and is read twice is kept."""
-        holds: set[Tensor] = set()
-        for op in self.ops:
-            if op in self.aliases_of_ops:
-                continue
-            inside = [self.resolve(op.inputs[i]) for i in self.read_positions(op)]
-            within = any(tensor in holds for tensor in inside)
-            if within and not self.fuses(op):
-                self.written.update(tensor for tensor in inside if tensor in holds)
-            for tensor in op.outputs:
-                if tensor in self.written or not (is_product(op) or (within and self.fuses(op))):
-                    continue
-                if self.readers[tensor] > 1:
-                    self.written.add(tensor)
-                else:
-                    holds.add(tensor)
+                steps = plan.operands.get((op, i), ())
+                if moved or moves_data(steps) or not self._makes_operand(op, tensor):
+                    demanded.add(tensor)
+        return demanded
 
     def _make_run(self, op: Op) -> Run | None:
         """What an op reads and writes, with what runs within it; None if it runs within others."""
-        if op in self.aliases_of_ops:
+        if op in self._renaming:
             return None
-        outputs = [tensor for tensor in op.outputs if tensor in self.written]
-        if not outputs and self.fuses(op):
-            return None
-        run = Run(op, flops=0.0 if op.control else self.flops_of(op))
-        self._read_operands(run, op, None, {op})
-        for (_, place), (i, _) in self.plan.captured.get(op, {}).items():
-            key = self.plan.value_of(op.inputs[i]), place
-            run.reads[key] = self.bytes_of(op.inputs[i], place)
-        for tensor in outputs:
-            run.writes[tensor] = self.bytes_of(tensor)
+        run = self._read_operands(op)
+        run.flops = self._flops_of(op)
+        fused = self.fuses(op)
+        ends = self.hardware.fuses_products and is_product(op)
+        if (fused or ends) and not any(self._is_written(run, tensor) for tensor in op.outputs):
+            within = Run(op, dict(run.reads), fused={**run.fused, op: run.flops})
+            # A product that ends in its reader has read its operands already.
+            self._within.update(dict.fromkeys(op.outputs, within if fused else Run(op)))
+            return None if fused else run
+        for tensor in op.outputs:
+            if self.readers[tensor] or tensor in self._demanded:
+                run.writes[tensor] = self.bytes_of(tensor)
         return run
 
-    def _read_operands(self, run: Run, op: Op, most: int | None, seen: set[Op]) -> None:
-        """Enters what an op reads into a run; most is how many elements a reader wants of each."""
+    def _is_written(self, run: Run, tensor: Tensor) -> bool:
+        """Whether a result that could be made within its readers is written to memory."""
+        if tensor in self._demanded:
+            return True
+        readers, size = self.readers[tensor], self.bytes_of(tensor)
+        if readers < 2:
+            return False
+        if is_product(run.op) or any(is_product(op) for op in run.fused):
+            return True  # it is made once
+        read = sum(run.reads.values())
+        return readers * read > read + (1 + readers) * size
+
+    def _read_operands(self, op: Op) -> Run:
+        """What an op reads of memory, and what runs within it."""
+        plan, run = self.plan, Run(op)
+        most = None
         if only_rearranges(op) or (op.manual and len(op.inputs) > 1 and not op.flops()):
-            made = sum(self.elements_of(tensor) for tensor in op.outputs)
-            most = made if most is None else min(most, made)
+            most = sum(self.elements_of(tensor) for tensor in op.outputs)
         for i in self.read_positions(op):
             tensor = op.inputs[i]
-            if tensor in self.plan.free:
+            if tensor in plan.free:
                 continue
-            steps = self.plan.operands.get((op, i), [])
+            steps = plan.operands.get((op, i), [])
             if moves_data(steps):
-                key = self.plan.value_of(tensor), steps[-1].result
-                run.reads[key] = self.bytes_of(tensor, steps[-1].result)
+                place = steps[-1].result
+                run.reads[plan.value_of(tensor), place] = self.bytes_of(tensor, place)
                 continue
-            place = steps[-1].result if steps else None
-            elements = self.elements_of(tensor, place)
-            elements = elements if most is None else min(most, elements)
             root = self.resolve(tensor)
-            producer = self.producers.get(root)
-            if producer is None or root in self.written:
-                size = elements * root.itemsize
-                run.reads[root] = max(run.reads.get(root, 0), size)
-            elif producer not in seen and self.fuses(producer):
-                seen.add(producer)
-                run.fused_flops += self.flops_of(producer)
-                self._read_operands(run, producer, most, seen)
+            within = self._within.get(root)
+            if within is not None:
+                for buffer, size in within.reads.items():
+                    limit = size if most is None else min(size, most * root.itemsize)
+                    run.reads[buffer] = max(run.reads.get(buffer, 0), limit)
+                run.fused |= within.fused
+                continue
+            elements = self.elements_of(tensor, steps[-1].result if steps else None)
+            elements = elements if most is None else min(most, elements)
+            run.reads[root] = max(run.reads.get(root, 0), elements * root.itemsize)
+        for (_, place), (i, _) in plan.captured.get(op, {}).items():
+            run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
+        return run
+
+
+def _keeps(op: Op) -> bool:
+    """Whether the only result has the numbers of the only operand."""
+    (x,), y = op.inputs, op.output
+    same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
+    return same and (op.elementwise or only_rearranges(op)) and not op.flops()

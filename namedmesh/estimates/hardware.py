@@ -23,6 +23,7 @@ class Hardware:
         memory_bandwidth: Bytes a second that a device reads and writes.
         network: How devices are connected.
         product_share: The share of `flops` that matrix products reach.
+        kernel_share: The same of kernels.
         memory_share: The share of `memory_bandwidth` that ops reach.
         start: Seconds that an op takes before it computes.
         fuses_products: Whether the compiler makes operands of matrix products within them.
@@ -43,6 +44,7 @@ class Hardware:
     memory_bandwidth: float
     network: Network
     product_share: float = 1.0
+    kernel_share: float = 1.0
     memory_share: float = 1.0
     start: float = 0.0
     fuses_products: bool = False
@@ -107,7 +109,7 @@ class Hardware:
         )
 
     def product_flops(self, dtype: str, precision: str = "default") -> float:
-        """Returns the floating point operations a second that products of a dtype reach.
+        """Returns the floating point operations a second of products of a dtype, at most.
 
         Args:
             dtype: The dtype of the operands.
@@ -117,8 +119,7 @@ class Hardware:
             The rate.
         """
         name = f"{dtype} {precision}"
-        rate = self.flops.get(name) or self.flops.get(dtype) or self.flops["float32"]
-        return rate * self.product_share
+        return self.flops.get(name) or self.flops.get(dtype) or self.flops["float32"]
 
     def __str__(self) -> str:
         return self.name
@@ -136,7 +137,8 @@ def _gpu(
         memory_bytes=int(memory * 1e9),
         memory_bandwidth=bandwidth * 1e12,
         network=Nodes(8, inside * 1e9, across * 1e9, 1e-6, 5e-6, 5e-6),
-        product_share=0.75,
+        product_share=0.82,
+        kernel_share=0.35,
         memory_share=0.85,
         start=2e-6,
         kernels=True,
