@@ -8,7 +8,8 @@ within the ops that read its result, which is then never written to memory. It i
 - a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
   and nothing else reads it;
 - several ops read it, and all of them reading what it is made of would be more than writing it
-  once and reading it.
+  once and reading it, or it is costly to compute and the compiler does not do so twice
+  (`repeats_costly`).
 
 A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
 the result of a product that one elementwise op reads is not written either.
@@ -30,6 +31,13 @@ from namedmesh.lowering.plan import Plan
 Buffer = Tensor | tuple[object, Sharding]
 
 
+# Elementwise functions that XLA calls expensive.
+_COSTLY = {
+    "cos", "divide", "erf", "erfinv", "exp", "expm1", "log", "log1p", "power", "reciprocal",
+    "rsqrt", "sigmoid", "sin", "sqrt", "tanh",
+}  # fmt: skip
+
+
 @dataclass
 class Run:
     """Ops that run as one, ending in one that writes its results to memory.
@@ -40,6 +48,7 @@ class Run:
         writes: The bytes of each buffer that is written.
         flops: The floating point operations of the op itself, on one device.
         fused: The floating point operations of the ops that run within it, by op.
+        sent: The bytes of results before collectives move them, which are there for as long.
     """
 
     op: Op
@@ -47,6 +56,7 @@ class Run:
     writes: dict[Buffer, int] = field(default_factory=dict)
     flops: float = 0.0
     fused: dict[Op, float] = field(default_factory=dict)
+    sent: int = 0
 
     @property
     def bytes(self) -> int:
@@ -130,6 +140,7 @@ class FusedBody:
         self.plan, self.hardware, self.outputs = plan, hardware, outputs
         self._sizes: dict[tuple[Tensor, Sharding], int] = {}
         self.ops = self._find_live(ops)
+        self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
         self._kernel_flops = self._find_kernel_flops(ops)
         self._renaming: set[Op] = set()
         self.aliases = dict(self._find_aliases())
@@ -138,6 +149,7 @@ class FusedBody:
             if op not in self._renaming:
                 self.readers.update({self.resolve(op.inputs[i]) for i in self.read_positions(op)})
         self._demanded = self._find_demanded(owner)
+        self._moved: set[Buffer] = set()
         self._within: dict[Tensor, Run] = {}  # for what is not written: how it is made
         self.runs = [run for op in self.ops if (run := self._make_run(op)) is not None]
 
@@ -163,7 +175,12 @@ class FusedBody:
 
     def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Returns the bytes of one device's piece of a tensor where it lies, or in a place."""
-        return self.elements_of(tensor, place) * tensor.itemsize
+        return self.elements_of(tensor, place) * self._item_bytes(tensor)
+
+    def _item_bytes(self, tensor: Tensor) -> int:
+        """The bytes of an element; what is computed where float32 is the narrowest takes more."""
+        narrow = self.hardware.widens and tensor.floating and tensor.itemsize < 4
+        return 4 if narrow and tensor in self._producers else tensor.itemsize
 
     def resolve(self, tensor: Tensor) -> Tensor:
         """Returns the tensor whose memory another one is."""
@@ -283,12 +300,15 @@ class FusedBody:
         ends = self.hardware.fuses_products and is_product(op)
         if (fused or ends) and not any(self._is_written(run, tensor) for tensor in op.outputs):
             within = Run(op, dict(run.reads), fused={**run.fused, op: run.flops})
-            # A product that ends in its reader has read its operands already.
-            self._within.update(dict.fromkeys(op.outputs, within if fused else Run(op)))
+            if not fused:  # a product that ends in its reader reads its operands once, then
+                within = Run(op, dict.fromkeys(run.reads, 0), fused={op: 0.0})
+            self._within.update(dict.fromkeys(op.outputs, within))
             return None if fused else run
         for tensor in op.outputs:
             if self.readers[tensor] or tensor in self._demanded:
                 run.writes[tensor] = self.bytes_of(tensor)
+                if moves_data(self.plan.moves.get(tensor, ())):
+                    run.sent += self.bytes_of(tensor, self.plan.natural[tensor])
         return run
 
     def _is_written(self, run: Run, tensor: Tensor) -> bool:
@@ -300,6 +320,8 @@ class FusedBody:
             return False
         if is_product(run.op) or any(is_product(op) for op in run.fused):
             return True  # it is made once
+        if run.op.kind in _COSTLY and not self.hardware.repeats_costly:
+            return True
         read = sum(run.reads.values())
         return readers * read > read + (1 + readers) * size
 
@@ -316,19 +338,23 @@ class FusedBody:
             steps = plan.operands.get((op, i), [])
             if moves_data(steps):
                 place = steps[-1].result
-                run.reads[plan.value_of(tensor), place] = self.bytes_of(tensor, place)
+                moved = plan.value_of(tensor), place
+                run.reads[moved] = self.bytes_of(tensor, place)
+                if moved not in self._moved:  # what is moved is there until it has been
+                    self._moved.add(moved)
+                    run.reads.setdefault(self.resolve(tensor), 0)
                 continue
             root = self.resolve(tensor)
             within = self._within.get(root)
             if within is not None:
                 for buffer, size in within.reads.items():
-                    limit = size if most is None else min(size, most * root.itemsize)
+                    limit = size if most is None else min(size, most * self._item_bytes(root))
                     run.reads[buffer] = max(run.reads.get(buffer, 0), limit)
                 run.fused |= within.fused
                 continue
             elements = self.elements_of(tensor, steps[-1].result if steps else None)
             elements = elements if most is None else min(most, elements)
-            run.reads[root] = max(run.reads.get(root, 0), elements * root.itemsize)
+            run.reads[root] = max(run.reads.get(root, 0), elements * self._item_bytes(root))
         for (_, place), (i, _) in plan.captured.get(op, {}).items():
             run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
         return run

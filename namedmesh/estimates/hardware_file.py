@@ -6,17 +6,26 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names, suggest_names
+from namedmesh.aot.target import GENERATIONS
+from namedmesh.dims.errors import (
+    NamedMeshError,
+    did_you_mean,
+    join_names,
+    suggest_names,
+    whole_number,
+)
 from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.estimates.links import Host, Network, Nodes
+from namedmesh.estimates.slice_links import TorusSlice
 from namedmesh.ir.tensor import FLOATS
 
 # What a file must have, and what it may have.
 _FIGURES = ("vector_flops", "memory_bytes", "memory_bandwidth")
 _SHARES = ("product_share", "kernel_share", "memory_share")
-_SWITCHES = ("fuses_products", "kernels", "shared")
+_SWITCHES = ("fuses_products", "repeats_costly", "widens", "kernels", "shared")
 _NETWORKS: dict[str, tuple[type[Network], tuple[str, ...], tuple[str, ...]]] = {
     "nodes": (Nodes, ("devices", "inside", "across"), ("inside_latency", "across_latency")),
+    "torus": (TorusSlice, ("generation", "bandwidth"), ("latency",)),
     "host": (Host, ("bandwidth",), ()),
 }
 EXAMPLE = """\
@@ -124,14 +133,26 @@ class _Checker:
         make, required, optional = _NETWORKS[kind]
         self.check_keys(fields, ("kind", *required), ("start", *optional), f"the {kind} network: ")
         values: dict[str, Any] = {"start": 0.0, **dict.fromkeys(optional, 0.0)}
-        for key in fields:
-            if key in ("chips", "rings"):
-                values[key] = self.sequence(fields, key)
-            elif key in ("devices", "cores"):
-                values[key] = int(self.number(fields, key))
-            elif key != "kind":
-                values[key] = self.number(fields, key)
+        numbers = [key for key in fields if key not in ("kind", "generation", "devices")]
+        values |= {key: self.number(fields, key) for key in numbers}
+        if kind == "torus":
+            values |= {"generation": self.generation(fields["generation"]), "shape": None}
+        if kind == "nodes":
+            values["devices"] = self.count(fields, "devices")
         return make(**values)
+
+    def generation(self, name: Any) -> str:
+        """Returns the TPU generation whose network it is, or raises."""
+        if name not in GENERATIONS:
+            raise self.error(f"the generation is {name!r}", fix=did_you_mean(name, GENERATIONS))
+        return name
+
+    def count(self, fields: Mapping[str, Any], key: str) -> int:
+        """Returns a positive whole number, or raises."""
+        number = whole_number(fields[key])
+        if number is None or number < 1:
+            raise self.error(f"{key} is {fields[key]!r}", fix="give a positive whole number")
+        return number
 
     def check_keys(
         self, fields: Any, required: tuple[str, ...], optional: tuple[str, ...], where: str
@@ -168,14 +189,6 @@ class _Checker:
         if not isinstance(fields[key], bool):
             raise self.error(f"{key} is {fields[key]!r}", fix="write true or false")
         return fields[key]
-
-    def sequence(self, fields: Mapping[str, Any], key: str) -> tuple[Any, ...]:
-        """Returns the chips of a torus, or which of its dimensions are rings."""
-        kind, example = (int, "[4, 4]") if key == "chips" else (bool, "[true, false]")
-        values = fields[key]
-        if not isinstance(values, list) or any(type(value) is not kind for value in values):
-            raise self.error(f"{key} is {values!r}", fix=f"write a list such as {example}")
-        return tuple(values)
 
     def error(self, problem: str, fix: str) -> NamedMeshError:
         """Makes an error about the file."""

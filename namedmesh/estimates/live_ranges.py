@@ -139,9 +139,8 @@ def measure_body(
             until = end if buffer in wanted else last.get(buffer, i)
             if isinstance(buffer, Tensor) and buffer in homes:
                 home = homes[buffer]
-                free = buffer not in last if home is None else last.get(home, -1) <= i
-                if free:
-                    continue
+                if buffer not in last or (home is not None and last.get(home, -1) <= i):
+                    continue  # it is written where it stays
             taken = _find_taken(body, run, i, buffer, size, ranges, last, wanted, shared)
             if taken is not None:
                 ranges[taken].last = i - 1
@@ -152,6 +151,7 @@ def measure_body(
             changes[one.first] += one.bytes
             changes[one.last + 1] -= one.bytes
     totals = list(accumulate(changes))[:end]
+    totals = [total + run.sent for total, run in zip(totals, runs, strict=True)]
     held = [total + (inner[i].peak_bytes if i in inner else 0) for i, total in enumerate(totals)]
     peak = max(range(end), key=held.__getitem__, default=-1)
     return Occupancy(

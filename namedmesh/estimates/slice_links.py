@@ -5,7 +5,9 @@ The cores of a chip exchange data for nothing, and links carry both directions a
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -44,11 +46,14 @@ class Region:
         lines: Along each dimension in which the group has several chips.
         cores: How many cores of a chip are of the group.
         groups: How many groups share a chip, and so its links.
+        passing: Where every device of the mesh sends to the next one of its group, how many of
+            these messages share the busiest link.
     """
 
     lines: tuple[TorusLine, ...]
     cores: int = 1
     groups: int = 1
+    passing: int = 1
 
     def link_bytes(self, kind: str, size: float) -> float:
         """Estimates what passes over the busiest link, one direction of it.
@@ -65,7 +70,7 @@ class Region:
         if kind == "AllToAll":
             return size * self.groups * self.cores * max(map(_exchange, self.lines))
         if kind == "CollectivePermute":
-            return size * self.groups * max(line.sharing for line in self.lines)
+            return size * self.passing
         gather = size * self.groups * _gather(self.lines)
         return 2 * gather if kind == "AllReduce" else gather
 
@@ -131,9 +136,28 @@ class TorusSlice(Network):
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimates how long a collective takes, once."""
-        block = self.block_of(one.axes, mesh, traffic)
-        sent = block.link_bytes(one.kind, one.bytes) / self.bandwidth
-        return self.start + block.hops(one.kind) * self.latency + sent
+        region = self.region_of(one.axes, mesh, traffic)
+        sent = region.link_bytes(one.kind, one.bytes) / self.bandwidth
+        return self.start + region.hops(one.kind) * self.latency + sent
+
+    def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
+        """Estimates what passes over the busiest link, devices lying in the order of the mesh.
+
+        Args:
+            kind: The kind of collective; a CollectivePermute goes from each to the next.
+            size: The bytes of a device's buffer, on its larger side.
+            axes: The axes that it runs along.
+            mesh: The mesh.
+
+        Returns:
+            The bytes, in one direction; 0 where everything stays on a chip.
+
+        Example:
+            >>> slice = TorusSlice("v3", (4, 4), 82e9, latency=1e-6, start=0.0)
+            >>> slice.link_bytes("AllReduce", 1024, ["all"], Mesh(all=32))
+            960.0
+        """
+        return self.region_of(axes, mesh, {}).link_bytes(kind, size)
 
     def target(self, mesh: Mesh) -> Target:
         """Returns the slice that a mesh lies on.
@@ -166,7 +190,7 @@ class TorusSlice(Network):
         """The dimensions of the network."""
         return GENERATIONS[self.generation].dimensions
 
-    def block_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
+    def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
         """Returns where the devices along some axes lie.
 
         Args:
@@ -175,7 +199,7 @@ class TorusSlice(Network):
             traffic: What the step sends along which axes.
 
         Returns:
-            Their block of the torus.
+            Their region of the torus.
         """
         wide = [axis for axis, size in mesh.axes.items() if size > 1]
         within = frozenset(axes) & frozenset(wide)
@@ -183,7 +207,7 @@ class TorusSlice(Network):
             heaviest: tuple[tuple[tuple[str, ...], float], ...] = ()
         else:
             heaviest = _round_traffic(traffic)
-        return _block_of(self.target(mesh), mesh, heaviest, within)
+        return _region_of(self.target(mesh), mesh, heaviest, within)
 
 
 def _compact(chips: int, dimensions: int) -> tuple[int, ...]:
@@ -224,13 +248,13 @@ def _positions(
 
 
 @lru_cache(maxsize=1024)
-def _block_of(
+def _region_of(
     target: Target,
     mesh: Mesh,
     traffic: tuple[tuple[tuple[str, ...], float], ...],
     axes: frozenset[str],
 ) -> Region:
-    """The block of the group at the corner of the mesh."""
+    """The region of the group at the corner of the mesh."""
     grid = _positions(target, mesh, traffic)
     group = grid[tuple(slice(None) if axis in axes else 0 for axis in mesh.axes)]
     group = group.reshape(-1, grid.shape[-1])
@@ -243,4 +267,29 @@ def _block_of(
             lines.append(TorusLine(len(places), closed, max(1.0, apart)))
     cores = len(np.unique(group[:, -1]))
     present = min(GENERATIONS[target.generation].cores, mesh.devices)
-    return Region(tuple(lines), cores, max(1, present // cores))
+    passing = _count_passing(target, mesh, grid, axes) if lines else 0
+    return Region(tuple(lines), cores, max(1, present // cores), passing)
+
+
+def _count_passing(target: Target, mesh: Mesh, grid: np.ndarray, axes: frozenset[str]) -> int:
+    """Every device sends to the next of its group: how many messages share the busiest link."""
+    inner = [i for i, axis in enumerate(mesh.axes) if axis in axes]
+    outer = [i for i in range(len(mesh.axes)) if i not in inner]
+    groups = grid.transpose(*outer, *inner, -1).reshape(-1, mesh.size(tuple(axes)), grid.shape[-1])
+    loads: Counter[tuple] = Counter()
+    for group in groups[..., :-1].tolist():
+        for place, goal in itertools.pairwise([*group, group[0]]):
+            loads.update(_find_links(place, goal, target))
+    return max(loads.values(), default=0)
+
+
+def _find_links(place: list[int], goal: list[int], target: Target) -> list[tuple]:
+    """The links on the way between two chips, the first dimension first."""
+    links, here = [], list(place)
+    for i, (size, ring) in enumerate(zip(target.shape, target.rings, strict=True)):
+        ahead = (goal[i] - here[i]) % size
+        forward = ahead <= size - ahead if ring else goal[i] > here[i]
+        while here[i] != goal[i]:
+            links.append((i, tuple(here), forward))
+            here[i] = (here[i] + (1 if forward else -1)) % size
+    return links
