@@ -135,8 +135,8 @@ def _make_runner(plan: nm.Plan) -> Callable[[], None]:
 
 def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
     """Spearman's: the correlation of ranks; 1 where both have one order."""
-    ranks = [np.argsort(np.argsort(values)) for values in (first, second)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    one, other = (np.argsort(np.argsort(values)) for values in (first, second))
+    return float(np.corrcoef(one, other)[0, 1])
 
 
 def count_cores() -> int:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import shorten
 
 from namedmesh.dims.planned_collective import format_times
+from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
 from namedmesh.estimates.live_ranges import PeakMemory
 from namedmesh.estimates.op_cost import CollectiveCost, OpCost
 
 MOST = 10  # rows of a table
+LONGEST_LINE = 48  # letters of a line of code
 
 
 def format_seconds(seconds: float) -> str:
@@ -62,7 +65,7 @@ def _format_ops(ops: Sequence[OpCost]) -> str:
     """The ops that take longest."""
     rows = [("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")]
     for one in sorted(ops, key=lambda one: -one.total_seconds)[:MOST]:
-        line = f"{one.source}: {one.source.code}"
+        line = _format_line(one.source)
         sizes = (f"{one.flops:.3g}", human(one.bytes))
         time = format_seconds(one.total_seconds)
         rows.append((one.name, time, str(one.times), one.bound, *sizes, line))
@@ -74,7 +77,7 @@ def _format_collectives(collectives: Sequence[CollectiveCost]) -> str:
     rows = [("collective", "in one step", "times", "axes", "tensor", "bytes", "line")]
     for cost in sorted(collectives, key=lambda one: -one.total_seconds)[:MOST]:
         one = cost.collective
-        line = f"{one.source}: {one.source.code}"
+        line = _format_line(one.source)
         times = format_times(one.times, one.open_ended)
         sizes = ("+".join(one.axes), one.tensor, human(one.bytes))
         rows.append((one.kind, format_seconds(cost.total_seconds), times, *sizes, line))
@@ -88,6 +91,11 @@ def _format_memory(memory: PeakMemory) -> str:
     for one in memory.alive[:MOST]:
         rows.append((one.label, human(one.bytes), one.place, str(one.source)))
     return "\n".join([*columns(rows), *_count_rest(len(memory.alive), "tensors")])
+
+
+def _format_line(source: Source) -> str:
+    """A line of the user's, shortened to fit beside the other cells."""
+    return f"{source}: {shorten(source.code, LONGEST_LINE, placeholder=' ...')}"
 
 
 def _count_rest(count: int, what: str) -> list[str]:
