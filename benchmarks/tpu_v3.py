@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+import namedmesh as nm
 from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
@@ -80,10 +81,8 @@ SCALING = [Case(experts, 12, suffix="_scaling") for experts in (128, 512, 2048)]
 CASES = {case.name: case for case in (*FAMILY, *SCALING)}
 
 
-def export(case: Case, folder: pathlib.Path) -> None:
-    """Traces, plans and lowers a case into an Artifact."""
-    import namedmesh as nm
-
+def plan_case(case: Case) -> nm.Plan:
+    """Traces and plans a case's train step."""
     shape = config(f"moe_{case.experts}e_12l").but(
         layers=case.layers, dtype=case.dtype, remat=case.remat
     )
@@ -98,7 +97,14 @@ def export(case: Case, folder: pathlib.Path) -> None:
     mesh = nm.Mesh.parse(case.mesh or f"all={case.experts}")
     every = "+".join(mesh.axes)
     params = f"expert:{every}, {case.params}" if case.params else None
-    artifact = nm.export(program, mesh=mesh, layout=f"group:{every}, expert:{every}", params=params)
+    return nm.plan(program, mesh, f"group:{every}, expert:{every}", params)
+
+
+def export(case: Case, folder: pathlib.Path) -> None:
+    """Traces, plans and lowers a case into an Artifact."""
+    from namedmesh.lowering.export import export_planned
+
+    artifact = export_planned(plan_case(case))
     artifact.save(folder / f"{case.name}.nmesh")
     print(
         f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB",
