@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import Source
@@ -12,13 +12,18 @@ from namedmesh.dims.text import columns, human
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes."""
+    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes.
+
+    Rows that differ in nothing but phase and scope are equal: tables show one of them.
+    """
 
     tensor: str
     place: str  # float32[group=8/data, model=32]
     bytes_per_device: int
     padding: float  # the share of all devices' elements that is padding
     source: Source
+    phase: str = field(default="forward", compare=False)
+    scope: str = field(default="", compare=False)
 
 
 def format_tensors(tensors: Iterable[TensorRow]) -> str:
