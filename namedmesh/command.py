@@ -127,7 +127,7 @@ def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
 def _run_completion(arguments: argparse.Namespace) -> int:
     """Prints the script of a shell."""
     try:
-        import shtab
+        import shtab  # pyright: ignore[reportMissingImports]
     except ImportError:
         print(
             "error: completion needs shtab\n  fix: pip install 'namedmesh[completion]'",
@@ -145,8 +145,8 @@ def _run_completion(arguments: argparse.Namespace) -> int:
 
 def _find_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
     """The parsers of the commands."""
-    (commands,) = (one for one in parser._actions if isinstance(one.choices, dict))
-    return list(commands.choices.values())
+    choices = (one.choices for one in parser._actions)
+    return [one for each in choices if isinstance(each, dict) for one in each.values()]
 
 
 if __name__ == "__main__":

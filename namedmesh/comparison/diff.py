@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.comparison.changes import Changes
 from namedmesh.comparison.diff_text import format_diff
-from namedmesh.comparison.pairing import pair_items
 from namedmesh.comparison.plan_record import (
     CollectiveRecord,
     PlanRecord,
@@ -19,8 +17,6 @@ from namedmesh.comparison.plan_record import (
 from namedmesh.comparison.record_sources import record_of
 from namedmesh.comparison.totals import measure
 
-Change = tuple[TensorRecord, TensorRecord] | tuple[CollectiveRecord, CollectiveRecord]
-
 
 @dataclass(frozen=True)
 class Diff:
@@ -29,14 +25,9 @@ class Diff:
     Attributes:
         before: The first plan.
         after: The second.
-        moved: Tensors that lie elsewhere or take other bytes, before and after.
-        tensors_came: Tensors that only the second has.
-        tensors_went: Tensors that only the first has.
-        tensors_equal: How many tensors both have alike.
-        changed: Collectives of another kind, axes, bytes or number of times, before and after.
-        collectives_came: Collectives that only the second has.
-        collectives_went: Collectives that only the first has.
-        collectives_equal: How many collectives both have alike.
+        tensors: Those that lie elsewhere or take other bytes, that came, and that went.
+        collectives: Those of another kind, axes, bytes or number of times, that came, and that
+            went.
 
     Example:
         >>> import namedmesh as nm
@@ -45,7 +36,7 @@ class Diff:
         >>> mesh = nm.Mesh(data=4)
         >>> difference = nm.diff(nm.plan(program, mesh, "batch:data"),
         ...                      nm.plan(program, mesh, "model:data"))
-        >>> difference.same, [one.kind for one in difference.collectives_went]
+        >>> difference.same, [one.kind for one in difference.collectives.went]
         (False, ['AllReduce'])
         >>> difference.totals["wire_bytes"]
         (24, 0)
@@ -53,14 +44,8 @@ class Diff:
 
     before: PlanRecord
     after: PlanRecord
-    moved: tuple[tuple[TensorRecord, TensorRecord], ...]
-    tensors_came: tuple[TensorRecord, ...]
-    tensors_went: tuple[TensorRecord, ...]
-    tensors_equal: int
-    changed: tuple[tuple[CollectiveRecord, CollectiveRecord], ...]
-    collectives_came: tuple[CollectiveRecord, ...]
-    collectives_went: tuple[CollectiveRecord, ...]
-    collectives_equal: int
+    tensors: Changes[TensorRecord]
+    collectives: Changes[CollectiveRecord]
 
     @property
     def totals(self) -> dict[str, tuple[float | None, float | None]]:
@@ -76,15 +61,9 @@ class Diff:
     @property
     def same(self) -> bool:
         """Whether nothing differs: neither tensors nor collectives, nor a total both have."""
-        changes = (self.moved, self.tensors_came, self.tensors_went, self.changed)
-        if any(changes) or self.collectives_came or self.collectives_went:
+        if self.tensors or self.collectives:
             return False
         return all(a == b for a, b in self.totals.values() if None not in (a, b))
-
-    @property
-    def compares_tensors(self) -> bool:
-        """Whether both sides say where tensors lie: what a compiler made does not."""
-        return bool(self.before.tensors and self.after.tensors)
 
     def describe(self, most: int | None = 12) -> str:
         """Formats what differs.
@@ -95,7 +74,9 @@ class Diff:
         Returns:
             The text.
         """
-        return format_diff(self, most)
+        sides = (self.before, self.after)
+        totals = {} if self.same else self.totals
+        return format_diff(sides, totals, self.tensors, self.collectives, most)
 
     def to_json(self) -> dict[str, Any]:
         """Returns what differs as values that JSON has.
@@ -108,23 +89,15 @@ class Diff:
             >>> program = nm.trace(lambda x: nm.exp(x), x=nm.spec([nm.Dimension("batch", 8)]))
             >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
             >>> nm.diff(plan, plan).to_json()["tensors"]
-            {'moved': [], 'came': [], 'went': [], 'equal': 2}
+            {'changed': [], 'came': [], 'went': [], 'equal': 2}
         """
         return {
             "same": self.same,
             "before": _describe_side(self.before),
             "after": _describe_side(self.after),
             "totals": {name: {"before": a, "after": b} for name, (a, b) in self.totals.items()},
-            "tensors": _list_changes(
-                self.moved, self.tensors_came, self.tensors_went, self.tensors_equal, "moved"
-            ),
-            "collectives": _list_changes(
-                self.changed,
-                self.collectives_came,
-                self.collectives_went,
-                self.collectives_equal,
-                "changed",
-            ),
+            "tensors": self.tensors.to_json(),
+            "collectives": self.collectives.to_json(),
         }
 
     def __str__(self) -> str:
@@ -177,35 +150,30 @@ def diff(a: Any, b: Any, target: Any = None) -> Diff:
             ~ w: float32[model=4, hidden=16]: hidden whole -> data, 256 B -> 64 B
     """
     before, after = record_of(a, target), record_of(b, target)
-    pairs, went, came = pair_items(before.tensors, after.tensors, _TENSOR_KEYS)
-    moved = tuple((old, new) for old, new in pairs if _has_moved(old, new))
-    # A plan leaves out what its Artifact lists, and what a compiler made has no tensors.
-    alike = before.origin == after.origin
-    communicated, ceased, begun = pair_items(
-        before.collectives, after.collectives, _COLLECTIVE_KEYS
+    if before.origin == after.origin:
+        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _find_place)
+    else:
+        # An Artifact lists tensors that a plan leaves out, and does not say which are parts of
+        # sums; what a compiler made has no tensors.
+        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _find_whole_place)
+        tensors = Changes(tensors.changed, (), (), tensors.equal)
+    collectives = Changes.between(
+        before.collectives, after.collectives, _COLLECTIVE_KEYS, _describe_way
     )
-    changed = tuple((old, new) for old, new in communicated if _communicates_otherwise(old, new))
-    return Diff(
-        before,
-        after,
-        moved,
-        tuple(came) if alike else (),
-        tuple(went) if alike else (),
-        len(pairs) - len(moved),
-        changed,
-        tuple(begun),
-        tuple(ceased),
-        len(communicated) - len(changed),
-    )
+    return Diff(before, after, tensors, collectives)
 
 
-def _has_moved(old: TensorRecord, new: TensorRecord) -> bool:
-    return (old.place, old.bytes_per_device) != (new.place, new.bytes_per_device)
+def _find_place(one: TensorRecord) -> object:
+    return one.place, one.bytes_per_device
 
 
-def _communicates_otherwise(old: CollectiveRecord, new: CollectiveRecord) -> bool:
-    facts = ("kind", "axes", "hop", "dtype", "bytes", "wire_bytes", "times", "devices")
-    return any(getattr(old, name) != getattr(new, name) for name in facts)
+def _find_whole_place(one: TensorRecord) -> object:
+    return one.place.partition(" parts/")[0], one.bytes_per_device
+
+
+def _describe_way(one: CollectiveRecord) -> object:
+    facts = (one.kind, one.axes, one.hop, one.dtype, one.devices)
+    return *facts, one.bytes, one.wire_bytes, one.times
 
 
 def _op_kind(op: str) -> str:
@@ -242,18 +210,3 @@ def _describe_side(record: PlanRecord) -> dict[str, Any]:
     """What a record is of, without its tensors and collectives."""
     names = ("origin", "program", "mesh", "layout", "params", "target")
     return {name: getattr(record, name) for name in names}
-
-
-def _list_changes(
-    changes: tuple[Change, ...], came: Any, went: Any, equal: int, word: str
-) -> Mapping[str, Any]:
-    """The changes of one sort as JSON."""
-    return {
-        word: [
-            {"before": dataclasses.asdict(old), "after": dataclasses.asdict(new)}
-            for old, new in changes
-        ],
-        "came": [dataclasses.asdict(one) for one in came],
-        "went": [dataclasses.asdict(one) for one in went],
-        "equal": equal,
-    }

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping
+from typing import Any
 
+from namedmesh.comparison.changes import Changes
 from namedmesh.comparison.plan_record import (
     CollectiveRecord,
     PlanRecord,
@@ -15,54 +16,61 @@ from namedmesh.comparison.plan_record import (
 from namedmesh.comparison.totals import METRICS, format_change, format_figure
 from namedmesh.dims.text import columns, human
 
-if TYPE_CHECKING:
-    from namedmesh.comparison.diff import Diff
 
-
-def format_diff(diff: Diff, most: int | None) -> str:
+def format_diff(
+    sides: tuple[PlanRecord, PlanRecord],
+    totals: Mapping[str, tuple[float | None, float | None]],
+    tensors: Changes[TensorRecord],
+    collectives: Changes[CollectiveRecord],
+    most: int | None,
+) -> str:
     """Formats a comparison.
 
     Args:
-        diff: What differs.
+        sides: The plans.
+        totals: Their figures; none if the plans are the same.
+        tensors: What differs in tensors.
+        collectives: What differs in collectives.
         most: How many changes of each sort to show; None for all.
 
     Returns:
         The text.
     """
-    parts = [_format_head(diff.before, diff.after)]
-    if diff.same:
-        equal = f"{diff.tensors_equal} tensors and {diff.collectives_equal} collectives"
-        return "\n".join([*parts, f"  the same: {equal}"])
-    parts += [_format_totals(diff), _format_collectives(diff, most)]
-    if diff.compares_tensors:
-        parts.append(_format_tensors(diff, most))
-    return "\n\n".join(filter(None, parts))
+    parts = [_format_head(*sides)]
+    if not totals:
+        both = f"{tensors.equal} tensors and " if all(side.tensors for side in sides) else ""
+        return "\n".join([*parts, f"  the same: {both}{collectives.equal} collectives"])
+    parts += [_format_totals(totals), _format_collectives(collectives, most)]
+    if all(side.tensors for side in sides):
+        parts.append(_format_tensors(tensors, most))
+    return "\n\n".join(parts)
 
 
 def _format_head(before: PlanRecord, after: PlanRecord) -> str:
-    """What both sides are plans of, and in which of it they differ."""
+    """What both sides are plans of, and in which of it they differ, where both say so."""
+    program = _arrow(before.program or after.program, after.program or before.program)
     facts = {
-        "": (before.program, after.program),
         "mesh": (_format_mesh(before), _format_mesh(after)),
-        "layout": (repr(before.layout), repr(after.layout)),
+        "layout": (_format_layout(before), _format_layout(after)),
         "params": (_format_params(before), _format_params(after)),
         "compared": (before.origin, after.origin),
         "target": (before.target, after.target),
     }
-    name, mesh, layout = facts[""], facts["mesh"], facts["layout"]
-    head = name[0] if name[0] == name[1] else " -> ".join(name)
-    head = head or "what the compiler made"
-    head += f" on {mesh[0]}" if mesh[0] and mesh[0] == mesh[1] else ""
-    head += f", layout {layout[0]}" if before.layout and layout[0] == layout[1] else ""
-    lines = [head]
-    for label in ("mesh", "layout", "params", "compared", "target"):
-        old, new = facts[label]
-        if old != new:
-            lines.append(f"  {label}: {old or 'none'} -> {new or 'none'}")
-    return "\n".join(lines)
+    different = {name: pair for name, pair in facts.items() if pair[0] != pair[1] and all(pair)}
+    head = program or "what the compiler made"
+    for name, words in (("mesh", " on "), ("layout", ", layout "), ("target", ", target ")):
+        known = facts[name][0] or facts[name][1]
+        head += words + known if known and name not in different else ""
+    return "\n".join([head, *(f"  {name}: {_arrow(*pair)}" for name, pair in different.items())])
+
+
+def _format_layout(record: PlanRecord) -> str:
+    return repr(record.layout) if record.origin in ("plan", "artifact") or record.layout else ""
 
 
 def _format_params(record: PlanRecord) -> str:
+    if not _format_layout(record):
+        return ""
     return "as the layout" if record.params == record.layout else repr(record.params)
 
 
@@ -71,11 +79,10 @@ def _format_mesh(record: PlanRecord) -> str:
     return f"Mesh({sizes})" if sizes else ""
 
 
-def _format_totals(diff: Diff) -> str:
+def _format_totals(totals: Mapping[str, tuple[float | None, float | None]]) -> str:
     """The totals that differ, and the main ones that do not."""
     rows = [("total", "before", "after", "change")]
     main = ("bytes", "wire_bytes", "memory", "seconds", "least_seconds")
-    totals = diff.totals
     for name in METRICS:
         before, after = totals[name]
         if before is None or after is None or (before == after and name not in main):
@@ -85,32 +92,31 @@ def _format_totals(diff: Diff) -> str:
     return "\n".join(columns(rows))
 
 
-def _format_collectives(diff: Diff, most: int | None) -> str:
-    head = _count(len(diff.changed), "changed", diff.collectives_came, diff.collectives_went)
-    head = f"  collectives: {head}, {diff.collectives_equal} the same"
+def _format_collectives(changes: Changes[CollectiveRecord], most: int | None) -> str:
     weighted = [
-        *((new.total_wire_bytes - old.total_wire_bytes, _change(old, new)) for old, new in
-          diff.changed),
-        *((one.total_wire_bytes, f"+ {_describe(one)}") for one in diff.collectives_came),
-        *((-one.total_wire_bytes, f"- {_describe(one)}") for one in diff.collectives_went),
-    ]  # fmt: skip
+        (new.total_wire_bytes - old.total_wire_bytes, _change(old, new))
+        for old, new in changes.changed
+    ]
+    weighted += [(one.total_wire_bytes, f"+ {_describe(one)}") for one in changes.came]
+    weighted += [(one.total_wire_bytes, f"- {_describe(one)}") for one in changes.went]
+    head = f"  collectives: {_count(changes, 'changed')}"
     return "\n".join([head, *_largest(weighted, most)])
 
 
-def _format_tensors(diff: Diff, most: int | None) -> str:
-    head = _count(len(diff.moved), "moved", diff.tensors_came, diff.tensors_went)
-    head = f"  tensors: {head}, {diff.tensors_equal} the same"
+def _format_tensors(changes: Changes[TensorRecord], most: int | None) -> str:
     weighted = [
-        *((new.bytes_per_device - old.bytes_per_device, _move(old, new)) for old, new in
-          diff.moved),
-        *((one.bytes_per_device, f"+ {_locate(one)}") for one in diff.tensors_came),
-        *((-one.bytes_per_device, f"- {_locate(one)}") for one in diff.tensors_went),
-    ]  # fmt: skip
-    return "\n".join([head, *_largest(weighted, most)])
+        (new.bytes_per_device - old.bytes_per_device, _move(old, new))
+        for old, new in changes.changed
+    ]
+    weighted += [(one.bytes_per_device, f"+ {_locate(one)}") for one in changes.came]
+    weighted += [(one.bytes_per_device, f"- {_locate(one)}") for one in changes.went]
+    return "\n".join([f"  tensors: {_count(changes, 'moved')}", *_largest(weighted, most)])
 
 
-def _count(changes: int, word: str, came: tuple[object, ...], went: tuple[object, ...]) -> str:
-    return f"{changes} {word}, {len(came)} came, {len(went)} went"
+def _count(changes: Changes[Any], word: str) -> str:
+    numbers = (len(changes.changed), len(changes.came), len(changes.went), changes.equal)
+    words = (word, "came", "went", "the same")
+    return ", ".join(f"{number} {what}" for number, what in zip(numbers, words, strict=True))
 
 
 def _largest(weighted: Iterable[tuple[int, str]], most: int | None) -> list[str]:

@@ -40,9 +40,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target", help="estimate time and memory of a step there: tpu-v3, h200, ..., or a file"
     )
-    parser.add_argument(
-        "--save", metavar="OUT", help="write the plan to a file, for namedmesh diff"
-    )
+    parser.add_argument("--save", metavar="OUT", help="write the plan to a file for namedmesh diff")
     parser.add_argument(
         "--without-lines",
         action="store_true",

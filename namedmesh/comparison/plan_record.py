@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from namedmesh.dims.errors import NamedMeshError, check_identifier, check_size
@@ -172,22 +172,6 @@ class PlanRecord:
         """
         document = {**plan.to_json(), **({"cost": cost} if cost else {})}
         return read_plan(write_plan(document, lines=True), "the plan")
-
-    @property
-    def steps(self) -> Iterator[CollectiveRecord]:
-        """The collectives of a step: those of initialisation are left out."""
-        return (one for one in self.collectives if one.phase != "init")
-
-    def with_cost(self, cost: Mapping[str, Any]) -> PlanRecord:
-        """Returns the same record with another cost.
-
-        Args:
-            cost: What a file has under `cost`.
-
-        Returns:
-            The record.
-        """
-        return replace(self, **_read_cost(JsonCursor(cost)))
 
 
 def load_plan(path: str | os.PathLike[str]) -> PlanRecord:

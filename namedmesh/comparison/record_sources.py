@@ -55,9 +55,9 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
     if isinstance(getattr(value, "audit", None), Audit) and hasattr(value, "artifact"):
         return _record_audit(value.audit, value.artifact)
     if callable(getattr(value, "row", None)):
-        return read_row(value.row(), "the report")
+        return read_report(value.row(), "the report")
     if isinstance(value, Mapping):
-        return read_row(dict(value), "the row")
+        return read_report(dict(value), "the row")
     raise NamedMeshError(f"diff: a {type(value).__name__} cannot be compared", fix=COMPARABLE)
 
 
@@ -97,7 +97,7 @@ def _record_file(path: str) -> PlanRecord:
             f"{path!r} has {len(rows)} rows, expected the one row of a report",
             fix="run namedmesh aot once for each artifact",
         )
-    return read_row(rows[0], path)
+    return read_report(rows[0], path)
 
 
 def _record_artifact(artifact: Artifact) -> PlanRecord:
@@ -164,7 +164,7 @@ def _record_collective(
     )  # fmt: skip
 
 
-def read_row(row: dict[str, Any], label: str) -> PlanRecord:
+def read_report(row: dict[str, Any], label: str) -> PlanRecord:
     """Reads what `namedmesh aot --json` wrote for one Artifact.
 
     Args:

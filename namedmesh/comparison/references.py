@@ -12,6 +12,7 @@ import ast
 import dataclasses
 import functools
 import importlib
+import importlib.machinery
 import importlib.util
 import inspect
 import os
@@ -122,11 +123,12 @@ def _load_file(where: str) -> types.ModuleType:
     if len(names) > 1:
         module = ".".join(names)
         return run_guarded(lambda: importlib.import_module(module), f"importing {where}")
-    spec = importlib.util.spec_from_file_location(names[0], os.path.join(folder, file))
-    assert spec is not None and spec.loader is not None  # the file ends in .py
+    loader = importlib.machinery.SourceFileLoader(names[0], os.path.join(folder, file))
+    spec = importlib.util.spec_from_loader(names[0], loader)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(names[0], module)  # dataclasses look their module up
-    run_guarded(lambda: spec.loader.exec_module(module), f"running {where}")
+    run_guarded(lambda: loader.exec_module(module), f"running {where}")
     return module
 
 

@@ -11,6 +11,7 @@ from typing import Any
 from namedmesh.dims.errors import NamedMeshError, check_word
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.notebook import html_block, html_text
 from namedmesh.dims.paths import check_path, write_file
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding, Transfer
@@ -22,7 +23,12 @@ from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan_file import write_plan
-from namedmesh.lowering.table import TensorRow, format_communication, format_tensors
+from namedmesh.lowering.table import (
+    TensorRow,
+    format_communication,
+    format_plan_html,
+    format_tensors,
+)
 
 PHASES = ("forward", "backward", "update")
 ALL_PHASES = (*PHASES, "init")
@@ -293,16 +299,24 @@ class Plan:
             document["cost"] = READERS["cost"](self, target)
         write_file(name, write_plan(document, lines).encode(), "the plan")
 
-    def __str__(self) -> str:
+    def _describe(self) -> tuple[str, list[str]]:
+        """What it is a plan of, and what there is to say about it."""
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
         decided = [
-            f"  {text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
+            f"{text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
         ]
-        noted = [f"  {sentence}" for sentence in self.program.notes]
-        warned = [f"  warning: {sentence}" for sentence in self.warnings]
-        said = [*noted, *decided, *warned]
-        parts = [header, *(["\n".join(said)] if said else [])]
+        warned = [f"warning: {sentence}" for sentence in self.warnings]
+        return header, [*self.program.notes, *decided, *warned]
+
+    def _repr_html_(self) -> str:
+        header, said = self._describe()
+        phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
+        return html_block(header, html_text(*said), *format_plan_html(self.tensor_rows(), phases))
+
+    def __str__(self) -> str:
+        header, said = self._describe()
+        parts = [header, *(["\n".join(f"  {sentence}" for sentence in said)] if said else [])]
         return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])
 
 

@@ -44,11 +44,8 @@ def write_plan(document: Mapping[str, Any], lines: bool) -> str:
 
 def _strip_numbers(row: Mapping[str, Any]) -> dict[str, Any]:
     """A row without what changes with every edit above it: its line, and the number of its op."""
-    texts = {name: value for name, value in row.items() if isinstance(value, str)}
-    shorter = {
-        name: re.sub(_NUMBERED[name], "", texts[name]) for name in texts if name in _NUMBERED
-    }
-    return {**row, **shorter}
+    found = ((name, end) for name, end in _NUMBERED.items() if name in row)
+    return {**row, **{name: re.sub(end, "", row[name]) for name, end in found}}
 
 
 def _merge_equal(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

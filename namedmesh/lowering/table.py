@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from namedmesh.dims.notebook import html_details, html_table
 from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
@@ -62,3 +63,43 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         wire = f", {human(sent)} on the wire" if collectives else ""
         totals.append(f"  total {phase}: {text}, {human(moved)} per device{wire}")
     return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)
+
+
+def format_plan_html(
+    tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]]
+) -> list[str]:
+    """Formats a plan for notebooks: totals, and collectives and tensors that unfold."""
+    sizes = ("collectives", "bytes/device", "on the wire", "times")
+    totals = [
+        (
+            phase,
+            f"{sum(one.times for one in ones):,}",
+            human(sum(one.total_bytes for one in ones)),
+            human(sum(one.total_wire_bytes for one in ones)),
+        )
+        for phase, ones in phases.items()
+        if ones
+    ]
+    named = [
+        (row.tensor, human(row.bytes_per_device), row.place, str(row.source))
+        for row in dict.fromkeys(tensors)
+    ]
+    rows = [_collective_cells(phase, one) for phase, ones in phases.items() for one in ones]
+    head = ("phase", "collective", "axes", "tensor", "on the wire", "times", "scope", "line")
+    heads = (("phase", *sizes[:3]), head, ("tensor", "bytes/device", "dims", "line"))
+    made, moved, placed = (
+        html_table(head, cells, sizes)
+        for head, cells in zip(heads, (totals, rows, named), strict=True)
+    )
+    return [
+        made,
+        html_details(f"{len(rows):,} collectives", moved),
+        html_details(f"{len(named):,} tensors, with the axes that their dimensions hold", placed),
+    ]
+
+
+def _collective_cells(phase: str, one: Collective) -> tuple[str, ...]:
+    """A collective as a row of a table in a notebook."""
+    axes = "+".join(one.axes) + (f" {one.hop.direction}" if one.hop else "")
+    line, times = f"{one.source}: {one.source.code}", format_times(one.times, one.open_ended)
+    return phase, one.kind, axes, one.tensor, human(one.wire_bytes), times, one.scope, line
