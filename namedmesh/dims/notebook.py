@@ -9,10 +9,11 @@ _MOST = 200  # rows of a table: what a notebook keeps in its file
 # Colours come from the notebook; lines are grey at a third of its strength, which shows on both
 # light and dark. Wide tables scroll.
 _STYLE = (
-    "<style>.namedmesh{font-size:90%}.namedmesh div{overflow-x:auto}.namedmesh table{border-collapse:"
-    "collapse;font-size:inherit;color:inherit;background:transparent}.namedmesh th,.namedmesh td{"
-    "padding:2px 8px;text-align:left;white-space:nowrap;border-bottom:1px solid "
-    "rgba(128,128,128,.35)}.namedmesh .number{text-align:right}</style>"
+    "<style>.namedmesh{font-size:90%}.namedmesh div{overflow-x:auto}"
+    ".namedmesh table{border-collapse:collapse;font-size:inherit;color:inherit;"
+    "background:transparent}.namedmesh th,.namedmesh td{padding:2px 8px;text-align:left;"
+    "white-space:nowrap;border-bottom:1px solid rgba(128,128,128,.35)}"
+    ".namedmesh .number{text-align:right}</style>"
 )
 
 
