@@ -15,7 +15,7 @@ from namedmesh.dims.version import __version__
 
 Add = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
-SHELLS = ("bash", "zsh", "tcsh", "fish")
+SHELLS = ("bash", "zsh", "fish")
 FILES = ("OUT", "A", "B", "ARTIFACT", "PROGRAM")  # arguments that shells complete as files
 
 

@@ -11,6 +11,7 @@ from namedmesh.comparison.planning_options import (
     add_planning_options,
     check_given_once,
     make_plan,
+    print_text,
     run_reporting,
 )
 from namedmesh.dims.errors import NamedMeshError
@@ -60,5 +61,5 @@ def _run(arguments: argparse.Namespace) -> int:
             fix="name the program; plan.save(path, target=...) keeps the cost with the plan",
         )
     priced = cost(make_plan(arguments, arguments.program), arguments.target)
-    print(json.dumps(priced.to_json(), indent=1) if arguments.json else priced)
+    print_text(json.dumps(priced.to_json(), indent=1) if arguments.json else str(priced))
     return 0

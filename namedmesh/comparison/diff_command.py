@@ -16,6 +16,7 @@ from namedmesh.comparison.planning_options import (
     add_planning_options,
     check_given_once,
     make_plan,
+    print_text,
     run_reporting,
 )
 from namedmesh.comparison.record_sources import record_of
@@ -83,11 +84,11 @@ def _run(arguments: argparse.Namespace) -> int:
     before = _read_side(arguments, arguments.a, 0)
     after = _read_side(arguments, arguments.b or arguments.a, 1)
     found = diff(before, after)
-    print(found.describe(None if arguments.all else 12))
+    met = [text for one in conditions if (text := one.explain(found)) is not None]
+    print_text(found.describe(None if arguments.all else 12))
     if arguments.json is not None:
         text = json.dumps(found.to_json(), indent=1) + "\n"
         write_file(arguments.json, text.encode(), "the comparison")
-    met = [text for one in conditions if (text := one.explain(found)) is not None]
     for text in met:
         print(f"failed: {text}", file=sys.stderr)
     return 1 if met else 0

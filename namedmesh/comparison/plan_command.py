@@ -10,6 +10,7 @@ from namedmesh.comparison.planning_options import (
     add_planning_options,
     check_given_once,
     make_plan,
+    print_text,
     run_reporting,
 )
 from namedmesh.comparison.record_sources import summarize_cost
@@ -70,7 +71,7 @@ def _run(arguments: argparse.Namespace) -> int:
     plan = make_plan(arguments, arguments.program)
     if arguments.save is not None:
         plan.save(arguments.save, arguments.target, lines=not arguments.without_lines)
-    print(_format(arguments, plan))
+    print_text(_format(arguments, plan))
     return 0
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 
+from namedmesh.comparison import plan_methods as plan_methods  # as Plan.save looks up
 from namedmesh.comparison.references import find_program
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
@@ -139,9 +141,18 @@ def run_reporting(run: Callable[[], int]) -> int:
     except NamedMeshError as error:
         print(format_problem(error), file=sys.stderr)
         return 2
-    except BrokenPipeError:  # `namedmesh plan ... | head` has read enough
-        sys.stderr.close()
-        return 0
+
+
+def print_text(text: str) -> None:
+    """Prints what a command found, as far as someone reads it.
+
+    Args:
+        text: The text.
+    """
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `namedmesh plan ... | head` has read enough; Python flushes again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def format_problem(error: NamedMeshError) -> str:

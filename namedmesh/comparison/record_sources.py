@@ -75,7 +75,7 @@ def summarize_cost(plan: Plan, target: Any) -> dict[str, Any]:
 
     priced = cost(plan, target)
     return {
-        "target": priced.hardware.name,
+        "target": str(priced.hardware),
         "seconds": priced.seconds,
         "least_seconds": priced.least_seconds,
         "compute_seconds": priced.compute_seconds,

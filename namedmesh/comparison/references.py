@@ -301,7 +301,7 @@ def _make(parameter: inspect.Parameter, annotation: Any, fields: _Fields) -> Any
     if dataclasses.is_dataclass(parameter.default) and not isinstance(parameter.default, type):
         default = parameter.default
         return run_guarded(lambda: dataclasses.replace(default, **fields), what)
-    if not inspect.isclass(annotation):
+    if not inspect.isclass(annotation) or annotation.__module__ == "builtins":
         raise NamedMeshError(
             f"--set {parameter.name}.{next(iter(fields))}: {parameter.name} is not annotated with "
             "a class to make it of",
