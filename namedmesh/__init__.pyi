@@ -4,6 +4,10 @@ from namedmesh import aot as aot
 from namedmesh import layers as layers
 from namedmesh import runtime as runtime
 from namedmesh import training as training
+from namedmesh.comparison.diff import Diff as Diff
+from namedmesh.comparison.diff import diff as diff
+from namedmesh.comparison.plan_record import PlanRecord as PlanRecord
+from namedmesh.comparison.plan_record import load_plan as load_plan
 from namedmesh.dims.dimension import Dimension as Dimension
 from namedmesh.dims.dimension import Shape as Shape
 from namedmesh.dims.dimension import dims as dims

@@ -23,6 +23,16 @@ ALLOWED = {
     "runtime": {"dims", "hlo", "runtime"},
     "aot": {"dims", "hlo", "runtime", "aot"},
     "training": {"dims", "runtime", "training"},
+    "comparison": {
+        "dims",
+        "ir",
+        "ops",
+        "lowering",
+        "hlo",
+        "runtime",
+        "estimates",
+        "comparison",
+    },
 }
 LONGEST_FILE = 400
 
