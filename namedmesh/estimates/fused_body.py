@@ -8,8 +8,7 @@ within the ops that read its result, which is then never written to memory. It i
 - a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
   and nothing else reads it;
 - several ops read it, and all of them reading what it is made of would be more than writing it
-  once and reading it, or it is costly to compute and the compiler does not do so twice
-  (`repeats_costly`).
+  once and reading it, or the compiler does not compute it twice (`repeats`).
 
 A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
 the result of a product that one elementwise op reads is not written either.
@@ -180,7 +179,8 @@ class FusedBody:
     def _item_bytes(self, tensor: Tensor) -> int:
         """The bytes of an element; what is computed where float32 is the narrowest takes more."""
         narrow = self.hardware.widens and tensor.floating and tensor.itemsize < 4
-        return 4 if narrow and tensor in self._producers else tensor.itemsize
+        computed = narrow and tensor in self._producers and not self._producers[tensor].control
+        return 4 if computed else tensor.itemsize
 
     def resolve(self, tensor: Tensor) -> Tensor:
         """Returns the tensor whose memory another one is."""
@@ -194,7 +194,7 @@ class FusedBody:
             return False
         if op.rule == "generic" and op.elementwise and not op.repeatable:
             return False  # a barrier
-        return op.elementwise or only_rearranges(op) or op.repeatable
+        return op.elementwise or only_rearranges(op) or op.repeatable or _spreads(op)
 
     def _flops_of(self, op: Op) -> float:
         """The floating point operations of an op on one device."""
@@ -320,7 +320,8 @@ class FusedBody:
             return False
         if is_product(run.op) or any(is_product(op) for op in run.fused):
             return True  # it is made once
-        if run.op.kind in _COSTLY and not self.hardware.repeats_costly:
+        repeats = self.hardware.repeats
+        if repeats == "none" or (repeats == "cheap" and run.op.kind in _COSTLY):
             return True
         read = sum(run.reads.values())
         return readers * read > read + (1 + readers) * size
@@ -358,6 +359,13 @@ class FusedBody:
         for (_, place), (i, _) in plan.captured.get(op, {}).items():
             run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
         return run
+
+
+def _spreads(op: Op) -> bool:
+    """Whether an op makes more of less without arithmetic, as a one-hot tensor of indices is."""
+    if op.manual or op.control or not op.inputs or op.flops():
+        return False
+    return all(x.shape.elements < op.output.shape.elements for x in op.inputs)
 
 
 def _keeps(op: Op) -> bool:

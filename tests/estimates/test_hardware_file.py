@@ -56,6 +56,7 @@ def test_a_path_as_text_and_a_cost(parse, tmp_path):
         (("name: my-gpu", "name: 7"), "the name is 7", "in quotes"),
         (("name: my-gpu", "kernels: 3\nname: my-gpu"), "kernels is 3", "true or false"),
         (("name: my-gpu", "memory_share: 2\nname: x"), "memory_share is 2", "at most 1"),
+        (("name: my-gpu", "repeats: few\nname: x"), "repeats is 'few'", "use one of"),
         (("devices: 8", "devices: 8.5"), "devices is 8.5", "whole number"),
     ],
 )
