@@ -10,6 +10,7 @@ within the ops that read its result, which is then never written to memory. It i
 - several ops read it, and all of them reading what it is made of would be more than writing it
   once and reading it, or the compiler does not compute it twice (`repeats`).
 
+Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between.
 A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
 the result of a product that one elementwise op reads is not written either.
 """
@@ -17,11 +18,12 @@ the result of a product that one elementwise op reads is not written either.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.estimates.hardware import Hardware
+from namedmesh.ir.contents import describe_options
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
@@ -47,7 +49,7 @@ class Run:
         writes: The bytes of each buffer that is written.
         flops: The floating point operations of the op itself, on one device.
         fused: The floating point operations of the ops that run within it, by op.
-        sent: The bytes of results before collectives move them, which are there for as long.
+        beside: Bytes that are there only while it runs: what collectives send, and the like.
     """
 
     op: Op
@@ -55,7 +57,7 @@ class Run:
     writes: dict[Buffer, int] = field(default_factory=dict)
     flops: float = 0.0
     fused: dict[Op, float] = field(default_factory=dict)
-    sent: int = 0
+    beside: int = 0
 
     @property
     def bytes(self) -> int:
@@ -142,7 +144,10 @@ class FusedBody:
         self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
         self._kernel_flops = self._find_kernel_flops(ops)
         self._renaming: set[Op] = set()
-        self.aliases = dict(self._find_aliases())
+        self.aliases: dict[Tensor, Tensor] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._constants: dict[Tensor, int] = {}
+        self._find_aliases()
         self.readers: Counter[Tensor] = Counter()
         for op in self.ops:
             if op not in self._renaming:
@@ -192,9 +197,13 @@ class FusedBody:
         """Whether an op runs within those that read its results."""
         if op.control or self.uses_kernel(op):
             return False
-        if op.rule == "generic" and op.elementwise and not op.repeatable:
-            return False  # a barrier
+        if self._is_barrier(op):
+            return False
         return op.elementwise or only_rearranges(op) or op.repeatable or _spreads(op)
+
+    def _is_barrier(self, op: Op) -> bool:
+        """Whether nothing runs across an op, and equal ones are all made."""
+        return op.rule == "generic" and op.elementwise and not op.repeatable
 
     def _flops_of(self, op: Op) -> float:
         """The floating point operations of an op on one device."""
@@ -235,26 +244,60 @@ class FusedBody:
             counts[kernel] = total
         return counts
 
-    def _find_aliases(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Results that are an operand under another name, or in another order."""
+    def _find_aliases(self) -> None:
+        """Finds results that are an operand under another name, or what an equal op made before."""
+        made: dict[Hashable, Op] = {}
         for op in self.ops:
-            if op.control or self.uses_kernel(op):
+            if op.control or self.uses_kernel(op) or self._is_barrier(op):
                 continue
-            positions = self.read_positions(op)
-            passes = op.rule in ("kernel", "pass_through")
-            if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
+            if self._passes_on(op):
+                pairs = zip(self.read_positions(op), op.outputs, strict=False)
+                self.aliases.update((tensor, op.inputs[i]) for i, tensor in pairs)
+                self._renaming.add(op)
                 continue
-            pairs = list(zip(positions, op.outputs, strict=False))
-            if self._sums_move(op) or any(
-                op.inputs[i] in self.plan.free
-                or moves_data(self.plan.operands.get((op, i), ()))
-                or moves_data(self.plan.moves.get(tensor, ()))
-                or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
-                for i, tensor in pairs
-            ):
-                continue
-            self._renaming.add(op)
-            yield from ((tensor, op.inputs[i]) for i, tensor in pairs)
+            earlier = made.setdefault(self._describe(op), op)
+            if earlier is not op:
+                self.aliases.update(zip(op.outputs, earlier.outputs, strict=True))
+                self._renaming.add(op)
+
+    def _passes_on(self, op: Op) -> bool:
+        """Whether an op's results have the numbers of its operands, which stay where they are."""
+        positions = self.read_positions(op)
+        passes = op.rule in ("kernel", "pass_through")
+        if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
+            return False
+        return not self._sums_move(op) and not any(
+            op.inputs[i] in self.plan.free
+            or moves_data(self.plan.operands.get((op, i), ()))
+            or moves_data(self.plan.moves.get(tensor, ()))
+            or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
+            for i, tensor in zip(positions, op.outputs, strict=False)
+        )
+
+    def _describe(self, op: Op) -> Hashable:
+        """What ops have in common that XLA computes once: contents, operands and places."""
+        operands = [
+            (self._describe_operand(x), self._steps_to(op, i)) for i, x in enumerate(op.inputs)
+        ]
+        places = [self.plan.shardings[tensor] for tensor in op.outputs]
+        return describe_options(op), tuple(operands), tuple(places)
+
+    def _steps_to(self, op: Op, i: int) -> Sharding | None:
+        """Where an operand is moved to, if it is."""
+        steps = self.plan.operands.get((op, i))
+        return steps[-1].result if steps else None
+
+    def _describe_operand(self, tensor: Tensor) -> Hashable:
+        """What equal operands have in common; constants are equal if they are made alike."""
+        if tensor not in self.plan.free:
+            return self.resolve(tensor)
+        tensor = self.plan.free[tensor]
+        if tensor not in self._constants:
+            op = self.plan.producers[tensor]
+            inputs = tuple(map(self._describe_operand, op.inputs))
+            key = describe_options(op), inputs, tensor.shape
+            self._constants[tensor] = self._numbers.setdefault(key, len(self._numbers))
+        return self._constants[tensor]
 
     def _sums_move(self, op: Op) -> bool:
         """Whether parts of a cotangent are moved before they are added up."""
@@ -308,7 +351,7 @@ class FusedBody:
             if self.readers[tensor] or tensor in self._demanded:
                 run.writes[tensor] = self.bytes_of(tensor)
                 if moves_data(self.plan.moves.get(tensor, ())):
-                    run.sent += self.bytes_of(tensor, self.plan.natural[tensor])
+                    run.beside += self.bytes_of(tensor, self.plan.natural[tensor])
         return run
 
     def _is_written(self, run: Run, tensor: Tensor) -> bool:

@@ -27,6 +27,7 @@ class Hardware:
         memory_share: The share of `memory_bandwidth` that ops reach.
         start: Seconds that an op takes before it computes.
         fuses_products: Whether the compiler makes operands of matrix products within them.
+        rounds_products: Whether products round float32 operands to bfloat16 at default precision.
         repeats: What the compiler computes once for every reader rather than writing it to memory:
             "all" elementwise functions, "cheap" ones (no exponentials and the like), or "none".
         widens: Whether what is narrower than float32 is computed in it.
@@ -51,6 +52,7 @@ class Hardware:
     memory_share: float = 1.0
     start: float = 0.0
     fuses_products: bool = False
+    rounds_products: bool = False
     repeats: str = "all"
     widens: bool = False
     kernels: bool = False
