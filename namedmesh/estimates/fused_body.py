@@ -22,8 +22,8 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.estimates.equal_ops import Contents
 from namedmesh.estimates.hardware import Hardware
-from namedmesh.ir.contents import describe_options
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
@@ -145,8 +145,6 @@ class FusedBody:
         self._kernel_flops = self._find_kernel_flops(ops)
         self._renaming: set[Op] = set()
         self.aliases: dict[Tensor, Tensor] = {}
-        self._numbers: dict[Hashable, int] = {}
-        self._constants: dict[Tensor, int] = {}
         self._find_aliases()
         self.readers: Counter[Tensor] = Counter()
         for op in self.ops:
@@ -247,6 +245,7 @@ class FusedBody:
     def _find_aliases(self) -> None:
         """Finds results that are an operand under another name, or what an equal op made before."""
         made: dict[Hashable, Op] = {}
+        contents = Contents(self.plan, self.resolve)
         for op in self.ops:
             if op.control or self.uses_kernel(op) or self._is_barrier(op):
                 continue
@@ -255,7 +254,7 @@ class FusedBody:
                 self.aliases.update((tensor, op.inputs[i]) for i, tensor in pairs)
                 self._renaming.add(op)
                 continue
-            earlier = made.setdefault(self._describe(op), op)
+            earlier = made.setdefault(contents.describe(op), op)
             if earlier is not op:
                 self.aliases.update(zip(op.outputs, earlier.outputs, strict=True))
                 self._renaming.add(op)
@@ -273,31 +272,6 @@ class FusedBody:
             or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
             for i, tensor in zip(positions, op.outputs, strict=False)
         )
-
-    def _describe(self, op: Op) -> Hashable:
-        """What ops have in common that XLA computes once: contents, operands and places."""
-        operands = [
-            (self._describe_operand(x), self._steps_to(op, i)) for i, x in enumerate(op.inputs)
-        ]
-        places = [self.plan.shardings[tensor] for tensor in op.outputs]
-        return describe_options(op), tuple(operands), tuple(places)
-
-    def _steps_to(self, op: Op, i: int) -> Sharding | None:
-        """Where an operand is moved to, if it is."""
-        steps = self.plan.operands.get((op, i))
-        return steps[-1].result if steps else None
-
-    def _describe_operand(self, tensor: Tensor) -> Hashable:
-        """What equal operands have in common; constants are equal if they are made alike."""
-        if tensor not in self.plan.free:
-            return self.resolve(tensor)
-        tensor = self.plan.free[tensor]
-        if tensor not in self._constants:
-            op = self.plan.producers[tensor]
-            inputs = tuple(map(self._describe_operand, op.inputs))
-            key = describe_options(op), inputs, tensor.shape
-            self._constants[tensor] = self._numbers.setdefault(key, len(self._numbers))
-        return self._constants[tensor]
 
     def _sums_move(self, op: Op) -> bool:
         """Whether parts of a cotangent are moved before they are added up."""

@@ -103,6 +103,18 @@ def test_what_several_ops_read_is_written_where_that_is_less():
     assert [one.op.kind for one in cheap.ops] == ["sum", "sum"]
 
 
+def test_equal_ops_are_made_once_unless_a_barrier_is_between():
+    def twice(x, y, barrier):
+        again = nm.compute_once(x) if barrier else x
+        return nm.einsum([x, y], [A, C]), nm.einsum([again, y], [A, C]) * 2.0
+
+    specs = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    found = cost(lambda x, y: twice(x, y, False), **specs)
+    assert [one.op.kind for one in found.ops] == ["einsum", "multiply"]
+    kept = cost(lambda x, y: twice(x, y, True), **specs)
+    assert [one.op.kind for one in kept.ops].count("einsum") == 2
+
+
 def test_a_gather_reads_as_much_as_it_makes():
     R = nm.Dimension("rows", 1000)
     (one,) = cost(

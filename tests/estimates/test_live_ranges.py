@@ -132,3 +132,22 @@ def test_computing_again_trades_memory():
         return memory(train, FUSING, x=nm.spec([A, X])).peak_bytes
 
     assert peak("full") < peak("none")
+
+
+def test_weights_of_a_loop_are_rounded_for_products_before_it():
+    """At default precision a TPU reads them in half the bytes, all turns' at once."""
+    L = nm.Dimension("layer", 8)
+
+    def forward(x):
+        def layer(x, _):
+            w = nm.param("w", [X, Y])
+            return nm.rename(nm.cumsum(nm.einsum([x, w], [A, Y]), A), Y, X), None
+
+        return nm.scan(layer, x, over=L, stack=True)[0]
+
+    plan = nm.plan(nm.trace(forward, x=nm.spec([A, X])), nm.Mesh(all=1), "")
+    rounded, whole = (
+        nm.cost(plan, "tpu-v5e", precision=precision).memory.peak_bytes
+        for precision in ("default", "highest")
+    )
+    assert rounded - whole == 8 * SQUARE // 2
