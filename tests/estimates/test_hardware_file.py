@@ -63,7 +63,7 @@ def test_a_path_as_text_and_a_cost(parse, tmp_path):
 def test_mistakes_are_said_with_a_fix(parse, change, problem, fix):
     assert change[0] in EXAMPLE
     with pytest.raises(nm.NamedMeshError) as caught:
-        parse(EXAMPLE.replace(*change, 1))
+        parse(EXAMPLE.replace(change[0], change[1], 1))
     assert problem in caught.value.problem
     assert fix in caught.value.fix
 
