@@ -11,7 +11,7 @@ from tests.comparison.models import plan
 
 TARGET = "h200"
 ROOT = pathlib.Path(__file__).parent.parent.parent
-STEP = "tests.comparison.models:step"
+STEP = "tests.comparison.models:PROGRAM"
 
 
 def figures(name):
