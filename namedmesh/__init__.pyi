@@ -15,6 +15,9 @@ from namedmesh.dims.errors import NamedMeshError as NamedMeshError
 from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
 from namedmesh.dims.version import __version__ as __version__
+from namedmesh.estimates.estimate import Cost as Cost
+from namedmesh.estimates.estimate import cost as cost
+from namedmesh.estimates.hardware import Hardware as Hardware
 from namedmesh.ir.differentiate import grad as grad
 from namedmesh.ir.interface import InputSpec as InputSpec
 from namedmesh.ir.interface import spec as spec

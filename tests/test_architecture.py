@@ -17,6 +17,7 @@ ALLOWED = {
     "ir": {"dims", "ir"},
     "ops": {"dims", "ir", "ops"},
     "lowering": {"dims", "ir", "ops", "lowering", "runtime"},
+    "estimates": {"dims", "ir", "ops", "lowering", "aot", "estimates"},
     "layers": {"dims", "ir", "ops", "layers"},
     "hlo": {"dims", "hlo"},
     "runtime": {"dims", "hlo", "runtime"},

@@ -51,8 +51,7 @@ def plan_llama(name: str) -> nm.Plan:
 
 def plan_paper(name: str) -> nm.Plan:
     """Plans a train step of the paper's family, as benchmarks/tpu_v3 compiles it."""
-    case = tpu_v3.CASES[name]
-    return nm.plan(tpu_v3.trace_case(case), *case.place)
+    return tpu_v3.plan_case(tpu_v3.CASES[name])
 
 
 PLANS: dict[str, Callable[[], nm.Plan]] = {
