@@ -138,8 +138,9 @@ TOPICS = (
     Topic(
         "plans",
         "Plans",
-        "Where every tensor lies and every collective of a step, before anything runs.",
-        modules=("namedmesh.lowering",),
+        "Where every tensor lies and every collective of a step, before anything runs; what that "
+        "costs, and two of them side by side.",
+        modules=("namedmesh.lowering", "namedmesh.estimates", "namedmesh.comparison"),
     ),
     Topic(
         "running",
