@@ -139,7 +139,7 @@ TOPICS = (
         "plans",
         "Plans",
         "Where every tensor lies and every collective of a step, before anything runs.",
-        modules=("namedmesh.lowering",),
+        modules=("namedmesh.lowering", "namedmesh.pages"),
     ),
     Topic(
         "running",

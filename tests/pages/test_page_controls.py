@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
+import namedmesh as nm
 from tests.pages.models import LAYOUT, MESH, small_plan
 
 
@@ -256,7 +257,10 @@ def test_two_plans_side_by_side_or_one_of_them(open_page):
     row = page.inner_text("#differences tr:has-text('Sent by a device')")
     change = 100 * (sent[1] / sent[0] - 1)
     assert f"{abs(change):.1f}%" in row or f"×{sent[1] / sent[0]:.1f}" in row
-    assert page.locator("#differences tbody tr:has-text('B only')").count() > 0
+    found = nm.diff(small_plan(), small_plan("batch:data+tensor"))
+    collectives = page.locator("#differences [aria-label^=Collectives] tbody tr")
+    assert collectives.filter(has_text="A only").count() == len(found.collectives.went) > 0
+    assert collectives.filter(has_text="both").count() == len(found.collectives.changed) > 0
     page.click("nav label:has-text('B')")
     assert page.locator("#program .side-name").count() == 0
     assert "batch:data+tensor" in page.inner_text(".setting")

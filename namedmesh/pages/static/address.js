@@ -1,6 +1,6 @@
 /* What the fragment of the page's address says: a tensor, a line of code, or a section. */
 
-const SECTIONS = ["program", "tensor", "collectives", "memory", "roofline", "code", "differences"];
+const SECTIONS = ["differences", "program", "tensor", "collectives", "memory", "roofline", "code"];
 
 function readAddress(models) {
   const text = decodeURIComponent(location.hash.slice(1));
@@ -16,7 +16,7 @@ function readAddress(models) {
       return { kind, plan: model.index, file: model.fileByName.get(file), line: Number(line || 0) };
     }
   }
-  return { kind: SECTIONS.includes(text) ? text : "", plan: 0 };
+  return { kind: "section", plan: 0, section: SECTIONS.includes(text) ? text : "" };
 }
 
 const inPlan = (model) => (model.index ? "b/" : "");

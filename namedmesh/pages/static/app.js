@@ -66,7 +66,7 @@ function App({ models, costs, content }) {
       const panel = document.getElementById("tensor");
       if (getComputedStyle(panel).position !== "sticky") panel.scrollIntoView({ block: "start" });
       panel.scrollTop = 0;
-    } else if (SECTIONS.includes(address.kind)) document.getElementById(address.kind)?.scrollIntoView();
+    } else if (address.section) document.getElementById(address.section)?.scrollIntoView();
   }, [address]);
   const [first] = models;
   const sections = SECTIONS.filter((id) => id !== "differences" || models.length > 1);

@@ -28,6 +28,13 @@ function formatSeconds(value) {
   return `${size.toFixed(Math.abs(size) >= 100 ? 0 : Math.abs(size) >= 10 ? 1 : 2)} ${unit}`;
 }
 
+/* From one time to another, with the unit once where it is the same. */
+function formatSpan(from, to) {
+  const [least, most] = [formatSeconds(from), formatSeconds(to)];
+  const [number, unit] = least.split(" ");
+  return `${most.endsWith(` ${unit}`) ? number : least} – ${most}`;
+}
+
 function formatShare(part, whole) {
   const share = whole ? (100 * part) / whole : 0;
   return share > 0 && share < 0.1 ? "<0.1%" : `${share.toFixed(share < 10 ? 1 : 0)}%`;

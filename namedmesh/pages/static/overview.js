@@ -15,7 +15,7 @@ function facts(model) {
     const { cost } = data;
     const { peak } = cost.memory;
     list.unshift(
-      { key: "seconds", title: "Step, estimated", value: `${formatSeconds(cost.least)} – ${formatSeconds(cost.seconds)}`, note: `on ${cost.target}: perfect overlap – none`, number: cost.seconds },
+      { key: "seconds", title: "Step, estimated", value: formatSpan(cost.least, cost.seconds), note: `on ${cost.target}, with perfect overlap – with none`, number: cost.seconds },
       { key: "memory", title: "Peak memory", value: formatBytes(peak), note: cost.capacity ? `${formatShare(peak, cost.capacity)} of ${formatBytes(cost.capacity)}` : "on a device", number: peak, full: cost.capacity ? peak / cost.capacity : 0 },
     );
   }

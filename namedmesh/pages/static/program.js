@@ -118,6 +118,7 @@ function Program({ model, costs, query, selected }) {
   const open = (group, depth) => {
     if (toggled.has(group.path)) return toggled.get(group.path);
     if (few) return true;
+    if (group.kind === "file" && group.tensors.includes(selected)) return true;
     if (chosen !== null && group.kind === "scope" && group.path && `${chosen}/`.startsWith(`${group.path}/`)) return true;
     return root.count <= 40;
   };
