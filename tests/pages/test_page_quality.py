@@ -11,17 +11,28 @@ WRITES_OUTPUTS = os.environ.get("NAMEDMESH_WRITE_OUTPUTS", "") not in ("", "0")
 SECONDS = 2.0
 
 
-def load_seconds(page) -> float:
-    """From the start of loading to the first picture of the finished page."""
-    return page.evaluate("""() => new Promise(resolve => requestAnimationFrame(() => setTimeout(
-        () => resolve(performance.getEntriesByName('first-contentful-paint')[0].startTime / 1e3))))
-    """)
+def load_seconds(browser, path: pathlib.Path) -> tuple[float, float]:
+    """Loads a page: seconds to the first picture of it, and seconds that its thread computed."""
+    page = browser.new_page(viewport={"width": 1400, "height": 1000})
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(path.as_uri())
+    page.wait_for_selector("footer")
+    page.wait_for_timeout(500)
+    metrics = session.send("Performance.getMetrics")["metrics"]
+    painted = "performance.getEntriesByName('first-contentful-paint')[0].startTime / 1e3"
+    seconds = page.evaluate(painted)
+    page.close()
+    return seconds, next(one["value"] for one in metrics if one["name"] == "TaskDuration")
 
 
-def test_the_largest_plan_loads_in_two_seconds(open_page):
-    # The better of three: other tests run on the same two cores.
-    times = [load_seconds(open_page("largest", bypass_csp=False)) for _ in range(3)]
-    assert min(times) < SECONDS, times
+def test_the_largest_plan_loads_in_two_seconds(browser, reports):
+    times = [load_seconds(browser, reports["largest"]) for _ in range(3)]
+    seconds, computing = (min(column) for column in zip(*times, strict=True))
+    assert computing < SECONDS / 2, times
+    # On cores that others use as well, the clock says little.
+    if os.getloadavg()[0] < (os.cpu_count() or 1):
+        assert seconds < SECONDS, times
 
 
 @pytest.mark.parametrize("name", ["small", "two", "largest"])

@@ -95,7 +95,7 @@ function App({ models, costs, content }) {
         <${Section} id="code" title="Source" text="The lines that made the program, with what they cost a device in the margin.">
           <${EachPlan} shown=${shown} view=${(one) => html`<${Code} ...${one} address=${address} />`} /><//>
       </div>
-      <aside id="tensor" aria-labelledby="tensor-title" tabindex="-1">
+      <aside id="tensor" aria-labelledby="tensor-title">
         <h2 id="tensor-title"><a href="#tensor">Tensor</a></h2>
         ${shown.map(({ model, costs }) => {
           const i = counterpart(selection, models, model);

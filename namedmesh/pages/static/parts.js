@@ -12,12 +12,12 @@ const AxisChip = ({ axis }) => html`
 const AxisChips = ({ model, axes }) => axes.map((number) => html`
   <${AxisChip} key=${number} axis=${model.axes[number]} />`);
 
-/* A dtype and dimensions, each with the axes that it holds. */
+/* A dtype and dimensions, each with the axes that it holds; a line breaks between dimensions only. */
 function Place({ model, place }) {
+  const last = place.dims.length - 1;
   return html`<span class="place">
-    <span class="dtype">${place.dtype}</span>${" ["}${place.dims.map((dim, i) => html`
-      ${i ? ", " : ""}<span class="dim">${dim.name}=${formatNumber(dim.size)}${dim.axes.length ? html`
-        <span class="slash" aria-label=" split over ">/</span><${AxisChips} model=${model} axes=${dim.axes} />` : ""}</span>`)}]${place.partial.length ? html`
+    <span class="dtype">${place.dtype}</span>${" "}${last < 0 && "[]"}${place.dims.map((dim, i) => html`<span class="dim">${i ? "" : "["}${dim.name}=${formatNumber(dim.size)}${dim.axes.length ? html`
+      <span class="slash" aria-label=" split over ">/</span><${AxisChips} model=${model} axes=${dim.axes} />` : ""}${i < last ? "," : "]"}</span>${i < last ? " " : ""}`)}${place.partial.length ? html`
       ${" "}<span class="parts">parts of a sum over <${AxisChips} model=${model} axes=${place.partial} /></span>` : ""}
   </span>`;
 }

@@ -69,7 +69,7 @@ function TensorRow({ model, i, selected }) {
     <span class="op-name">${op.name}${looped ? html` <span title="inside a loop" aria-label="inside a loop">↻</span>` : ""}</span>
     <${Place} model=${model} place=${tensor.place} />
     <span class="tail"><${PhaseBadge} phase=${op.phase} />
-      <span class="bytes">${tensor.free ? "made where read" : formatBytes(tensor.bytes)}</span></span>
+      <span class="bytes">${tensor.free ? html`<span title="every reader makes it where it needs it">free</span>` : formatBytes(tensor.bytes)}</span></span>
   </li>`;
 }
 
