@@ -187,8 +187,8 @@ def draw(rows: list[dict[str, Any]], kind: str) -> None:
         side.set_yticks([2**i for i in powers], [f"{2**i:,}" for i in powers])
         side.minorticks_off()
     sides[0].legend(fontsize=9, frameon=False)
-    compiler = {"tpu": "TPU v3", "cpu": "CPUs, not TPU v3"}[kind]
-    figure.suptitle(f"steps that fit into 16 GiB, by XLA's compiler for {compiler}", fontsize=10)
+    compiler = {"tpu": "15.5 GiB, by the compiler for TPU v3", "cpu": "16 GiB, by that for CPUs"}
+    figure.suptitle(f"steps that fit into {compiler[kind]}", fontsize=10)
     figure.tight_layout()
     figure.savefig(RESULTS / f"{kind}.png", dpi=110)
 

@@ -91,6 +91,25 @@ class Classifier:
         one, _ = self._find(kernel, instruction)
         return one.op_name[-100:] if one else ""
 
+    def find_op(self, kernel: str, instruction: str) -> str:
+        """Return the plan's name of the op that a kernel is of; empty where nothing says so.
+
+        Where an instruction has no name of an op, most of what is fused into it decides.
+        """
+        one, _ = self._find(kernel, instruction)
+        if one is None:
+            return ""
+        fused = [
+            each
+            for name in one.called.get("calls", ())
+            for each in self._computations[name].instructions.values()
+        ]
+        for names in ([one.op_name], [each.op_name for each in fused]):
+            found = [matches[-1] for name in names if (matches := NUMBERED.findall(name))]
+            if found:
+                return ".".join(Counter(found).most_common(1)[0][0])
+        return ""
+
     def _find(
         self, kernel: str, instruction: str
     ) -> tuple[Instruction, Computation] | tuple[None, None]:
@@ -163,8 +182,8 @@ def summarize(launches: list[Launch], classifier: Classifier, steps: int) -> dic
         steps: The number of steps.
 
     Returns:
-        Milliseconds of a step: `busy_ms`, in which the GPU ran any kernel, `wall_ms`, `kinds`, and
-        the `kernels` that took the most.
+        Milliseconds of a step: `busy_ms`, in which the GPU ran any kernel, `wall_ms`, `kinds`,
+        `ops` by their names in the plan, and the `kernels` that took the most.
     """
     times: dict[tuple[str, str], list[float]] = {}
     for launch in launches:
@@ -172,10 +191,12 @@ def summarize(launches: list[Launch], classifier: Classifier, steps: int) -> dic
         times.setdefault(key, []).append(launch.end - launch.start)
     scale = 1e-6 / steps
     kinds: dict[str, float] = dict.fromkeys(KINDS, 0.0)
+    ops: Counter[str] = Counter()
     rows = []
     for (kernel, instruction), nanoseconds in times.items():
         kind, ms = classifier.classify(kernel, instruction), sum(nanoseconds) * scale
         kinds[kind] += ms
+        ops[classifier.find_op(kernel, instruction)] += ms  # type: ignore[assignment]
         rows.append(
             {
                 "ms": round(ms, 4),
@@ -193,6 +214,7 @@ def summarize(launches: list[Launch], classifier: Classifier, steps: int) -> dic
         "busy_ms": measure_union(launches) * scale,
         "wall_ms": (last - first) * scale,
         "kinds": {kind: round(ms, 3) for kind, ms in kinds.items()},
+        "ops": {name: round(ms, 4) for name, ms in ops.most_common()},
         "kernels": rows[:40],
     }
 

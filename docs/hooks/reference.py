@@ -138,8 +138,14 @@ TOPICS = (
     Topic(
         "plans",
         "Plans",
-        "Where every tensor lies and every collective of a step, before anything runs.",
-        modules=("namedmesh.lowering", "namedmesh.pages"),
+        "Where every tensor lies and every collective of a step, before anything runs; what that "
+        "costs, two of them side by side, and a page of it all.",
+        modules=(
+            "namedmesh.lowering",
+            "namedmesh.estimates",
+            "namedmesh.comparison",
+            "namedmesh.pages",
+        ),
     ),
     Topic(
         "running",

@@ -150,3 +150,15 @@ class LanguageModel:
         dims = (G, S, self.E, capacity, self.M, self.H)
         y, routing = moe(x, gate, dims, activation="swish", gated=True)
         return y, routing.aux_loss * float(self.E.size**2)
+
+
+def trace_rows(model: LanguageModel, function: Callable[..., Any]) -> nm.Program:
+    """Trace a function of inputs and targets."""
+    rows = nm.spec([model.B, model.S], "int32")
+    return nm.trace(function, inputs=rows, targets=rows)
+
+
+def train_program(settings: Settings) -> nm.Program:
+    """Trace a train step: namedmesh plan examples.lm.model:train_program --mesh data=2 ..."""
+    model = LanguageModel(settings)
+    return trace_rows(model, model.train)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 import namedmesh as nm
-from examples.lm.model import LanguageModel
+from examples.lm.model import LanguageModel, trace_rows
 from examples.lm.settings import Settings
 from examples.lm.text import Text
 from namedmesh.runtime import State
@@ -97,8 +97,7 @@ def fit(
 
 def compile_rows(model: LanguageModel, function: Callable) -> nm.Step:
     """Compile a function of inputs and targets, under the run's layout."""
-    rows = nm.spec([model.B, model.S], "int32")
-    program = nm.trace(function, inputs=rows, targets=rows)
+    program = trace_rows(model, function)
     mesh, layout = model.settings.devices
     return nm.compile(program, mesh=mesh, layout=layout.only(program.dims), strict=True)
 

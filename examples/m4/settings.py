@@ -215,7 +215,7 @@ PRESETS: dict[str, Settings] = {
             experts=128, expert_sides="encoder", second="all", group_tokens=8192,
             evaluation_capacity_factor=3.0, dropout=0.1,
         ),
-        target_length=80, rows=256, temperature=1.4, repeat="english", steps=10_000, cooldown=0.6,
+        target_length=80, rows=256, temperature=1.4, repeat="english", steps=13_000, cooldown=0.6,
         learning_rate=1.0, warmup=400, decay_after=2_000, mesh="all=1", layout="", log_every=50,
         save_every=1000, dev_every=500, dev_batches=8, translation_rows=256, translation_length=96,
     ),

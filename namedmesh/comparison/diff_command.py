@@ -81,6 +81,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     conditions = [Condition.parse(text) for text in arguments.fail_if]
     check_given_once(arguments, most=2)
+    _check_two_sides(arguments)
     before = _read_side(arguments, arguments.a, 0)
     after = _read_side(arguments, arguments.b or arguments.a, 1)
     found = diff(before, after)
@@ -92,6 +93,16 @@ def _run(arguments: argparse.Namespace) -> int:
     for text in met:
         print(f"failed: {text}", file=sys.stderr)
     return 1 if met else 0
+
+
+def _check_two_sides(arguments: argparse.Namespace) -> None:
+    """Raises if there is one plan alone."""
+    options = (arguments.mesh, arguments.layout, arguments.params)
+    if arguments.b is None and not any(len(values) > 1 for values in options):
+        raise NamedMeshError(
+            f"{arguments.a} is compared with nothing",
+            fix="give B, or --layout, --params or --mesh twice: for A and for B",
+        )
 
 
 def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -85,11 +86,15 @@ def _format_totals(totals: Mapping[str, tuple[float | None, float | None]]) -> s
     main = ("bytes", "wire_bytes", "memory", "seconds", "least_seconds")
     for name in METRICS:
         before, after = totals[name]
-        if before is None or after is None or (before == after and name not in main):
+        if before == after and (before is None or name not in main):
             continue
-        figures = (format_figure(name, before), format_figure(name, after))
-        rows.append((name, *figures, format_change(before, after)))
+        change = "" if before is None or after is None else format_change(before, after)
+        rows.append((name, _format_known(name, before), _format_known(name, after), change))
     return "\n".join(columns(rows))
+
+
+def _format_known(name: str, value: float | None) -> str:
+    return "unknown" if value is None else format_figure(name, value)
 
 
 def _format_collectives(changes: Changes[CollectiveRecord], most: int | None) -> str:
@@ -140,7 +145,9 @@ def _arrow(old: str, new: str) -> str:
 
 
 def _way(one: CollectiveRecord) -> str:
-    return f"{'+'.join(one.axes)}{f' {one.hop}' if one.hop else ''}"
+    """The axes, and from which neighbour an op gets what it lacks."""
+    neighbour = re.search(r"from -?\d+", one.hop)
+    return "+".join(one.axes) + (f" {neighbour.group()}" if neighbour else "")
 
 
 def _describe(one: CollectiveRecord) -> str:

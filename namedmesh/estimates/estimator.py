@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from namedmesh.estimates.fused_body import Buffer, FusedBody, Run, is_product
+from namedmesh.estimates.fused_body import Buffer, FusedBody, Run, is_product, moves_data
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.estimates.live_ranges import Alive, Occupancy, PeakMemory, measure_body
 from namedmesh.estimates.op_cost import OpCost
@@ -42,6 +42,7 @@ class Estimator:
         for i, run in enumerate(body.runs):
             if run.op.control:
                 inner[i] = self._walk_bodies(run.op, times)
+                run.beside += self._count_rounded(body, run.op)
                 shared |= _find_shared(run.op)
             else:
                 self.ops.append(self._price(run, times))
@@ -61,6 +62,24 @@ class Estimator:
             found = found[-1:]
         self.ops = before + [cost for costs, _ in found for cost in costs]
         return max((occupancy for _, occupancy in found), key=lambda one: one.peak_bytes)
+
+    def _count_rounded(self, outer: FusedBody, op: Op) -> int:
+        """The bytes of what a loop reads turn by turn, rounded to bfloat16 for products before it.
+
+        The compiler does so for all turns at once where products alone read it, and the loop does
+        not write over it.
+        """
+        if not self.hardware.rounds_products or self.precision != "default" or op.rule != "scan":
+            return 0
+        (body,) = op.bodies
+        written = {read for _, read in getattr(op, "overwrites", ())}
+        total = 0
+        for inner, x in zip(body.inputs, op.inputs, strict=False):
+            if x.shape == inner.shape or x.dtype != "float32" or inner in written:
+                continue
+            if _is_read_by_products(self.plan, body, inner):
+                total += outer.bytes_of(x) // 2
+        return total
 
     def _price(self, run: Run, times: int) -> OpCost:
         """How long a run takes: its arithmetic or its memory traffic."""
@@ -114,6 +133,16 @@ class Estimator:
             tensor = value if isinstance(value, Tensor) else value[0]  # type: ignore[index]
         text = f"{tensor.dtype}{place.text(tensor.shape)}"
         return Alive(tensor.label, size, tensor.source, text)
+
+
+def _is_read_by_products(plan: Plan, body: Body, tensor: Tensor) -> bool:
+    """Whether products alone read a tensor, or what it is cast to, where it lies."""
+    readers = [(op, i) for op in body.ops for i, x in enumerate(op.inputs) if x is tensor]
+    return bool(readers) and all(
+        not moves_data(plan.operands.get((op, i), ()))
+        and (is_product(op) or (op.same_value and _is_read_by_products(plan, body, op.output)))
+        for op, i in readers
+    )
 
 
 def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:

@@ -8,9 +8,9 @@ within the ops that read its result, which is then never written to memory. It i
 - a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
   and nothing else reads it;
 - several ops read it, and all of them reading what it is made of would be more than writing it
-  once and reading it, or it is costly to compute and the compiler does not do so twice
-  (`repeats_costly`).
+  once and reading it, or the compiler does not compute it twice (`repeats`).
 
+Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between.
 A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
 the result of a product that one elementwise op reads is not written either.
 """
@@ -18,10 +18,11 @@ the result of a product that one elementwise op reads is not written either.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.estimates.equal_ops import Contents
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
@@ -48,7 +49,7 @@ class Run:
         writes: The bytes of each buffer that is written.
         flops: The floating point operations of the op itself, on one device.
         fused: The floating point operations of the ops that run within it, by op.
-        sent: The bytes of results before collectives move them, which are there for as long.
+        beside: Bytes that are there only while it runs: what collectives send, and the like.
     """
 
     op: Op
@@ -56,7 +57,7 @@ class Run:
     writes: dict[Buffer, int] = field(default_factory=dict)
     flops: float = 0.0
     fused: dict[Op, float] = field(default_factory=dict)
-    sent: int = 0
+    beside: int = 0
 
     @property
     def bytes(self) -> int:
@@ -143,7 +144,8 @@ class FusedBody:
         self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
         self._kernel_flops = self._find_kernel_flops(ops)
         self._renaming: set[Op] = set()
-        self.aliases = dict(self._find_aliases())
+        self.aliases: dict[Tensor, Tensor] = {}
+        self._find_aliases()
         self.readers: Counter[Tensor] = Counter()
         for op in self.ops:
             if op not in self._renaming:
@@ -180,7 +182,8 @@ class FusedBody:
     def _item_bytes(self, tensor: Tensor) -> int:
         """The bytes of an element; what is computed where float32 is the narrowest takes more."""
         narrow = self.hardware.widens and tensor.floating and tensor.itemsize < 4
-        return 4 if narrow and tensor in self._producers else tensor.itemsize
+        computed = narrow and tensor in self._producers and not self._producers[tensor].control
+        return 4 if computed else tensor.itemsize
 
     def resolve(self, tensor: Tensor) -> Tensor:
         """Returns the tensor whose memory another one is."""
@@ -192,9 +195,13 @@ class FusedBody:
         """Whether an op runs within those that read its results."""
         if op.control or self.uses_kernel(op):
             return False
-        if op.rule == "generic" and op.elementwise and not op.repeatable:
-            return False  # a barrier
-        return op.elementwise or only_rearranges(op) or op.repeatable
+        if self._is_barrier(op):
+            return False
+        return op.elementwise or only_rearranges(op) or op.repeatable or _spreads(op)
+
+    def _is_barrier(self, op: Op) -> bool:
+        """Whether nothing runs across an op, and equal ones are all made."""
+        return op.rule == "generic" and op.elementwise and not op.repeatable
 
     def _flops_of(self, op: Op) -> float:
         """The floating point operations of an op on one device."""
@@ -235,26 +242,36 @@ class FusedBody:
             counts[kernel] = total
         return counts
 
-    def _find_aliases(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Results that are an operand under another name, or in another order."""
+    def _find_aliases(self) -> None:
+        """Finds results that are an operand under another name, or what an equal op made before."""
+        made: dict[Hashable, Op] = {}
+        contents = Contents(self.plan, self.resolve)
         for op in self.ops:
-            if op.control or self.uses_kernel(op):
+            if op.control or self.uses_kernel(op) or self._is_barrier(op):
                 continue
-            positions = self.read_positions(op)
-            passes = op.rule in ("kernel", "pass_through")
-            if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
+            if self._passes_on(op):
+                pairs = zip(self.read_positions(op), op.outputs, strict=False)
+                self.aliases.update((tensor, op.inputs[i]) for i, tensor in pairs)
+                self._renaming.add(op)
                 continue
-            pairs = list(zip(positions, op.outputs, strict=False))
-            if self._sums_move(op) or any(
-                op.inputs[i] in self.plan.free
-                or moves_data(self.plan.operands.get((op, i), ()))
-                or moves_data(self.plan.moves.get(tensor, ()))
-                or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
-                for i, tensor in pairs
-            ):
-                continue
-            self._renaming.add(op)
-            yield from ((tensor, op.inputs[i]) for i, tensor in pairs)
+            earlier = made.setdefault(contents.describe(op), op)
+            if earlier is not op:
+                self.aliases.update(zip(op.outputs, earlier.outputs, strict=True))
+                self._renaming.add(op)
+
+    def _passes_on(self, op: Op) -> bool:
+        """Whether an op's results have the numbers of its operands, which stay where they are."""
+        positions = self.read_positions(op)
+        passes = op.rule in ("kernel", "pass_through")
+        if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
+            return False
+        return not self._sums_move(op) and not any(
+            op.inputs[i] in self.plan.free
+            or moves_data(self.plan.operands.get((op, i), ()))
+            or moves_data(self.plan.moves.get(tensor, ()))
+            or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
+            for i, tensor in zip(positions, op.outputs, strict=False)
+        )
 
     def _sums_move(self, op: Op) -> bool:
         """Whether parts of a cotangent are moved before they are added up."""
@@ -308,7 +325,7 @@ class FusedBody:
             if self.readers[tensor] or tensor in self._demanded:
                 run.writes[tensor] = self.bytes_of(tensor)
                 if moves_data(self.plan.moves.get(tensor, ())):
-                    run.sent += self.bytes_of(tensor, self.plan.natural[tensor])
+                    run.beside += self.bytes_of(tensor, self.plan.natural[tensor])
         return run
 
     def _is_written(self, run: Run, tensor: Tensor) -> bool:
@@ -320,7 +337,8 @@ class FusedBody:
             return False
         if is_product(run.op) or any(is_product(op) for op in run.fused):
             return True  # it is made once
-        if run.op.kind in _COSTLY and not self.hardware.repeats_costly:
+        repeats = self.hardware.repeats
+        if repeats == "none" or (repeats == "cheap" and run.op.kind in _COSTLY):
             return True
         read = sum(run.reads.values())
         return readers * read > read + (1 + readers) * size
@@ -358,6 +376,13 @@ class FusedBody:
         for (_, place), (i, _) in plan.captured.get(op, {}).items():
             run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
         return run
+
+
+def _spreads(op: Op) -> bool:
+    """Whether an op makes more of less without arithmetic, as a one-hot tensor of indices is."""
+    if op.manual or op.control or not op.inputs or op.flops():
+        return False
+    return all(x.shape.elements < op.output.shape.elements for x in op.inputs)
 
 
 def _keeps(op: Op) -> bool:

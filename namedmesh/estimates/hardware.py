@@ -27,8 +27,9 @@ class Hardware:
         memory_share: The share of `memory_bandwidth` that ops reach.
         start: Seconds that an op takes before it computes.
         fuses_products: Whether the compiler makes operands of matrix products within them.
-        repeats_costly: Whether the compiler computes exponentials and the like once for every
-            reader, rather than writing them to memory.
+        rounds_products: Whether products round float32 operands to bfloat16 at default precision.
+        repeats: What the compiler computes once for every reader rather than writing it to memory:
+            "all" elementwise functions, "cheap" ones (no exponentials and the like), or "none".
         widens: Whether what is narrower than float32 is computed in it.
         kernels: Whether kernels are chosen where named ops offer them.
         shared: Whether all devices of a mesh share the figures above, as those of one host do.
@@ -51,7 +52,8 @@ class Hardware:
     memory_share: float = 1.0
     start: float = 0.0
     fuses_products: bool = False
-    repeats_costly: bool = False
+    rounds_products: bool = False
+    repeats: str = "all"
     widens: bool = False
     kernels: bool = False
     shared: bool = False
@@ -146,7 +148,6 @@ def _gpu(
         kernel_share=0.35,
         memory_share=0.85,
         start=2e-6,
-        repeats_costly=True,
         kernels=True,
     )
 
@@ -168,6 +169,7 @@ _CPU = Hardware(
     memory_bandwidth=12e9,
     network=Host(bandwidth=6e9, start=20e-6),
     start=5e-6,
+    repeats="none",
     widens=True,
     shared=True,
 )

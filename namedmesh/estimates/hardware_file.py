@@ -22,7 +22,8 @@ from namedmesh.ir.tensor import FLOATS
 # What a file must have, and what it may have.
 _FIGURES = ("vector_flops", "memory_bytes", "memory_bandwidth")
 _SHARES = ("product_share", "kernel_share", "memory_share")
-_SWITCHES = ("fuses_products", "repeats_costly", "widens", "kernels", "shared")
+_SWITCHES = ("fuses_products", "rounds_products", "widens", "kernels", "shared")
+_REPEATS = ("all", "cheap", "none")
 _NETWORKS: dict[str, tuple[type[Network], tuple[str, ...], tuple[str, ...]]] = {
     "nodes": (Nodes, ("devices", "inside", "across"), ("inside_latency", "across_latency")),
     "torus": (TorusSlice, ("generation", "bandwidth"), ("latency",)),
@@ -87,19 +88,23 @@ class _Checker:
     def read(self, fields: Any) -> dict[str, Any]:
         """Returns the fields of a Hardware, or raises."""
         required = ("name", "flops", *_FIGURES, "network")
-        self.check_keys(fields, required, ("start", *_SHARES, *_SWITCHES), "")
+        self.check_keys(fields, required, ("start", "repeats", *_SHARES, *_SWITCHES), "")
         numbers = {key: self.number(fields, key) for key in _FIGURES}
         numbers |= {key: self.number(fields, key) for key in ("start", *_SHARES) if key in fields}
         for key in _SHARES:
             if numbers.get(key, 0) > 1:
                 raise self.error(f"{key} is {fields[key]!r}", fix="a share is at most 1")
         switches = {key: self.switch(fields, key) for key in _SWITCHES if key in fields}
+        repeats = fields.get("repeats", "all")
+        if repeats not in _REPEATS:
+            raise self.error(f"repeats is {repeats!r}", fix=did_you_mean(repeats, _REPEATS))
         if not isinstance(fields["name"], str):
             raise self.error(f"the name is {fields['name']!r}", fix="put the name in quotes")
         return {
             **numbers,
             **switches,
             "name": fields["name"],
+            "repeats": repeats,
             "memory_bytes": int(numbers["memory_bytes"]),
             "flops": self.flops(fields["flops"]),
             "network": self.network(fields["network"]),

@@ -151,7 +151,7 @@ def measure_body(
             changes[one.first] += one.bytes
             changes[one.last + 1] -= one.bytes
     totals = list(accumulate(changes))[:end]
-    totals = [total + run.sent for total, run in zip(totals, runs, strict=True)]
+    totals = [total + run.beside for total, run in zip(totals, runs, strict=True)]
     held = [total + (inner[i].peak_bytes if i in inner else 0) for i, total in enumerate(totals)]
     peak = max(range(end), key=held.__getitem__, default=-1)
     return Occupancy(

@@ -81,4 +81,6 @@ def find_tpu(text: str) -> dict[str, Any]:
         memory_share=0.85,
         start=1e-6,
         fuses_products=True,
+        rounds_products=True,
+        repeats="cheap",
     )

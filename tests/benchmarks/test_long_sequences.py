@@ -73,7 +73,7 @@ def test_sizes_around_the_estimate_divide_into_blocks_and_heads_limit_ulysses():
     assert "ulysses_8" in CELLS and "ulysses_16" not in CELLS
 
 
-@pytest.mark.parametrize("limit, compiled", [(450, [4, 5]), (350, [4, 3]), (950, [4, 5, 6, 7])])
+@pytest.mark.parametrize("limit, compiled", [(450, [4, 6, 5]), (350, [4, 2, 3]), (950, [4, 6, 7])])
 def test_the_search_stops_between_what_fits_and_what_does_not(
     limit, compiled, results, monkeypatch
 ):

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import namedmesh as nm
 from benchmarks import llama_plans, tpu_v3
-from examples.lm.model import LanguageModel
+from examples.lm import model as lm
 from examples.lm.settings import PRESETS as LM_PRESETS
 from examples.m4.programs import PROGRAMS
 from examples.m4.settings import PRESETS as M4_PRESETS
@@ -30,10 +30,9 @@ def plan_m4(preset: str, program: str = "train") -> nm.Plan:
 
 def plan_lm(layout: str, experts: int = 0) -> nm.Plan:
     """Plans a train step of examples/lm."""
-    model = LanguageModel(LM_PRESETS["tiny"].but(layout=layout, experts=experts))
-    rows = nm.spec([model.B, model.S], "int32")
-    traced = nm.trace(model.train, inputs=rows, targets=rows)
-    mesh, chosen = model.settings.devices
+    settings = LM_PRESETS["tiny"].but(layout=layout, experts=experts)
+    traced = lm.train_program(settings)
+    mesh, chosen = settings.devices
     return nm.plan(traced, mesh, chosen.only(traced.dims))
 
 
@@ -51,8 +50,7 @@ def plan_llama(name: str) -> nm.Plan:
 
 def plan_paper(name: str) -> nm.Plan:
     """Plans a train step of the paper's family, as benchmarks/tpu_v3 compiles it."""
-    case = tpu_v3.CASES[name]
-    return nm.plan(tpu_v3.trace_case(case), *case.place)
+    return tpu_v3.plan_case(tpu_v3.CASES[name])
 
 
 PLANS: dict[str, Callable[[], nm.Plan]] = {

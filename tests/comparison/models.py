@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import namedmesh as nm
 
 B, M, H = nm.dims("batch=16 model=32 hidden=128")
 
 
-def step(x=nm.spec([B, M]), y=nm.spec([B, M])):
+def step(x: Any = nm.spec([B, M]), y: Any = nm.spec([B, M])) -> nm.Tensor:
     """A train step whose inputs have specs."""
     wi, wo = nm.param("wi", [M, H]), nm.param("wo", [H, M])
     with nm.scope("network"):

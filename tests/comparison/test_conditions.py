@@ -4,7 +4,7 @@ import dataclasses
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import namedmesh as nm
@@ -141,6 +141,7 @@ def test_what_cannot_be_read_is_refused_with_a_fix(text, problem, fix):
     assert re.search(fix, raised.value.fix)
 
 
+@settings(deadline=None)
 @given(st.integers(0, 10**12), st.integers(0, 10**12), st.integers(0, 10**12))
 def test_absolute_and_relative_forms_agree_with_arithmetic(before, after, limit):
     difference = between(side(before), side(after))
@@ -151,6 +152,7 @@ def test_absolute_and_relative_forms_agree_with_arithmetic(before, after, limit)
     assert bool(Condition.parse(f"wire_bytes < -{limit}B").explain(difference)) is shrunk
 
 
+@settings(deadline=None)
 @given(st.text(max_size=30))
 def test_any_text_is_read_or_refused_in_words(text):
     try:

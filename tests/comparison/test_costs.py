@@ -11,7 +11,7 @@ from tests.comparison.models import plan
 
 TARGET = "h200"
 ROOT = pathlib.Path(__file__).parent.parent.parent
-STEP = "tests.comparison.models:step"
+STEP = "tests.comparison.models:PROGRAM"
 
 
 def figures(name):
@@ -45,6 +45,7 @@ def test_a_file_keeps_the_cost_it_was_saved_with(tmp_path):
     assert record.target == TARGET
     assert nm.diff(path, plan("data"), target=TARGET).same
     assert nm.diff(path, plan("data")).same  # of which only one has a cost
+    assert "unknown" in str(nm.diff(path, plan("fsdp")))
 
 
 def test_commands_price_plans_and_fail_on_what_they_take(tmp_path, monkeypatch, capsys):
@@ -64,7 +65,7 @@ def test_commands_price_plans_and_fail_on_what_they_take(tmp_path, monkeypatch, 
     assert "failed: seconds < 1x" in said.err and f", target {TARGET}" in said.out
 
 
-@pytest.mark.parametrize("words", [["plan"], ["diff"], ["cost"]])
+@pytest.mark.parametrize("words", [["plan"], ["diff", "--layout", ""], ["cost"]])
 def test_a_target_that_there_is_not_is_refused(words, monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     options = [STEP, "--mesh", "data=4", "--layout", "batch:data", "--target", "h2000"]

@@ -1,5 +1,7 @@
 """What differs between two plans, against counts made by hand."""
 
+# pyright: reportOptionalOperand=false, reportOperatorIssue=false
+
 import json
 import textwrap
 import types

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,15 @@ ROUND = nm.Hardware(
 FUSING = dataclasses.replace(ROUND, fuses_products=True)
 
 
-def cost(function, hardware=ROUND, mesh=nm.Mesh(all=1), layout="", **specs):
-    return nm.cost(nm.plan(nm.trace(function, **specs), mesh, layout), hardware)
+def cost(
+    function: Any,
+    hardware: nm.Hardware = ROUND,
+    mesh: nm.Mesh | None = None,
+    layout: str = "",
+    **specs: Any,
+) -> nm.Cost:
+    plan = nm.plan(nm.trace(function, **specs), mesh or nm.Mesh(all=1), layout)
+    return nm.cost(plan, hardware)
 
 
 def product(x, y):
@@ -32,7 +40,7 @@ def product(x, y):
 
 
 def test_a_product_takes_its_traffic_or_its_arithmetic():
-    specs = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
     (one,) = cost(product, **specs).ops
     assert one.flops == 2 * 64 * 32 * 16
     assert one.bytes == FLOAT * (64 * 32 + 32 * 16 + 64 * 16)
@@ -46,12 +54,12 @@ def test_a_product_takes_its_traffic_or_its_arithmetic():
 
 def test_products_take_the_rate_of_their_dtype():
     fast = dataclasses.replace(ROUND, memory_bandwidth=1e12)
-    narrow = {"x": nm.spec([A, B], "bfloat16"), "y": nm.spec([B, C], "bfloat16")}
+    narrow: dict[str, Any] = {"x": nm.spec([A, B], "bfloat16"), "y": nm.spec([B, C], "bfloat16")}
     assert cost(product, fast, **narrow).ops[0].seconds == 2 * 64 * 32 * 16 / 2e9
 
 
 def test_work_is_divided_along_the_axes_that_tensors_hold():
-    specs = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
     (one,) = cost(product, mesh=nm.Mesh(all=4), layout="a:all", **specs).ops
     assert one.flops == 2 * 16 * 32 * 16
     assert one.bytes == FLOAT * (16 * 32 + 32 * 16 + 16 * 16)
@@ -80,7 +88,7 @@ def test_operands_of_a_product_are_written_unless_the_compiler_makes_them_within
     def scaled(x, y):
         return nm.einsum([x * 2.0, y], [A, C]) + 1.0
 
-    specs = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
     x, y, z = FLOAT * 64 * 32, FLOAT * 32 * 16, FLOAT * 64 * 16
     found = cost(scaled, **specs)
     assert [one.op.kind for one in found.ops] == ["multiply", "einsum", "add"]
@@ -95,12 +103,24 @@ def test_what_several_ops_read_is_written_where_that_is_less():
         total = x + y + z + v
         return nm.sum(total, over=B), nm.sum(total * total, over=A), nm.max(total)
 
-    names = {name: nm.spec([A, B]) for name in "xyzv"}
+    names: dict[str, Any] = {name: nm.spec([A, B]) for name in "xyzv"}
     size = FLOAT * 64 * 32
     found = cost(sums, **names)
     assert found.ops[0].bytes == 5 * size  # four are read, their sum is written
     cheap = cost(lambda x: (nm.sum(x + 1.0, over=B), nm.sum(x + 1.0, over=A)), x=nm.spec([A, B]))
     assert [one.op.kind for one in cheap.ops] == ["sum", "sum"]
+
+
+def test_equal_ops_are_made_once_unless_a_barrier_is_between():
+    def twice(x, y, barrier):
+        again = nm.compute_once(x) if barrier else x
+        return nm.einsum([x, y], [A, C]), nm.einsum([again, y], [A, C]) * 2.0
+
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    found = cost(lambda x, y: twice(x, y, False), **specs)
+    assert [one.op.kind for one in found.ops] == ["einsum", "multiply"]
+    kept = cost(lambda x, y: twice(x, y, True), **specs)
+    assert [one.op.kind for one in kept.ops].count("einsum") == 2
 
 
 def test_a_gather_reads_as_much_as_it_makes():
@@ -138,7 +158,7 @@ def test_of_two_branches_the_dearer_counts():
 
 
 def test_collectives_and_both_ends_of_overlap():
-    specs = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
     found = cost(product, mesh=nm.Mesh(all=4), layout="b:all", **specs)
     (one,) = found.collectives
     # Four devices on a ring: twice three quarters of the buffer at 1 MB/s.
@@ -188,7 +208,7 @@ def test_devices_of_one_host_share_its_cores():
 
 def test_what_is_not_a_plan_or_a_precision_is_said():
     with pytest.raises(nm.NamedMeshError, match="not a plan"):
-        nm.cost("plan", "h200")
+        nm.cost("plan", "h200")  # type: ignore[arg-type]
     plan = nm.plan(nm.trace(train, x=nm.spec([A, B])), nm.Mesh(all=4), "a:all")
     with pytest.raises(nm.NamedMeshError, match="precision"):
         nm.cost(plan, "h200", precision="hihg")

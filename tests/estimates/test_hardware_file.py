@@ -56,13 +56,14 @@ def test_a_path_as_text_and_a_cost(parse, tmp_path):
         (("name: my-gpu", "name: 7"), "the name is 7", "in quotes"),
         (("name: my-gpu", "kernels: 3\nname: my-gpu"), "kernels is 3", "true or false"),
         (("name: my-gpu", "memory_share: 2\nname: x"), "memory_share is 2", "at most 1"),
+        (("name: my-gpu", "repeats: few\nname: x"), "repeats is 'few'", "use one of"),
         (("devices: 8", "devices: 8.5"), "devices is 8.5", "whole number"),
     ],
 )
 def test_mistakes_are_said_with_a_fix(parse, change, problem, fix):
     assert change[0] in EXAMPLE
     with pytest.raises(nm.NamedMeshError) as caught:
-        parse(EXAMPLE.replace(*change, 1))
+        parse(EXAMPLE.replace(change[0], change[1], 1))
     assert problem in caught.value.problem
     assert fix in caught.value.fix
 

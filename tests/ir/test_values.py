@@ -133,4 +133,6 @@ def test_saved_plans_of_equal_programs_are_equal_files(tmp_path):
     assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()
     document = json.loads((tmp_path / "one").read_text())
     assert document["mesh"] == {"data": 4}
-    assert {row["tensor"] for row in document["tensors"]} >= {"x", "w"}
+    table = document["tensors"]
+    named = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    assert {row["tensor"] for row in named} >= {"x", "w"}

@@ -64,8 +64,8 @@ def _integers(name: str) -> list[int]:
 def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
     """Write table.json, report.json and the figures of the cells that are done."""
     from examples.m4.experiment.figures import compare_with_baselines, draw_figures
-    from examples.m4.experiment.significance import compare
-    from examples.m4.experiment.table import format_table, make_row
+    from examples.m4.experiment.significance import compare, compare_in_language
+    from examples.m4.experiment.table import choose_baselines, format_table, make_row
 
     done = [cell for cell in cells if experiment.is_done(cell)]
     if not done:
@@ -75,19 +75,28 @@ def report(experiment: Experiment, cells: list[Cell]) -> dict[str, Any]:
     print(format_table(rows))
     by_name = dict(zip([cell.name for cell in done], done, strict=True))
     result: dict[str, Any] = {"significance": [], "bilingual": []}
+    samples = flags.FLAGS.bootstrap
+
+    def add(system: str, baseline: str, scores: list[dict[str, Any]]) -> None:
+        for found in scores:
+            result["significance"].append({"system": system, "baseline": baseline, "scores": found})
+            print(
+                f"{system} against {baseline}, {found['languages']}: {found['score']} "
+                f"{found['system']} against {found['baseline']}, p = {found['p']:.4f}"
+            )
+
     for cell in done:
         dense = by_name.get(cell.name.replace(f"moe{cell.settings.model.experts}", "dense"))
         if cell.kind == "mixture" and dense is not None:
             pair = experiment.evaluation_of(dense), experiment.evaluation_of(cell)
-            for found in compare(*pair, samples=flags.FLAGS.bootstrap):
-                result["significance"].append(
-                    {"system": cell.name, "baseline": dense.name, "scores": found}
-                )
-                print(
-                    f"{cell.name} against {dense.name}, {found['languages']} languages: "
-                    f"{found['score']} {found['system']} against {found['baseline']}, "
-                    f"p = {found['p']:.4f}"
-                )
+            add(cell.name, dense.name, compare(*pair, samples))
+    for code, (baseline, _) in choose_baselines(done, rows).items():
+        own = experiment.evaluation_of(baseline)
+        for cell in done:
+            every = {} if cell.language else experiment.evaluation_of(cell)
+            if any(row["language"] == code for row in every.get("languages", ())):
+                scores = compare_in_language(own, every, code, samples)
+                add(cell.name, baseline.name, scores)
     result["bilingual"] = compare_with_baselines(experiment, done, rows)
     (experiment.folder / "report.json").write_text(json.dumps(result, indent=1) + "\n")
     for path in draw_figures(experiment, done, rows):

@@ -1,8 +1,9 @@
 """The paired bootstrap: a better system is found, the same system is not."""
 
 import pytest
+import sacrebleu
 
-from examples.m4.experiment.significance import compare
+from examples.m4.experiment.significance import compare, compare_in_language
 
 WORDS = [*"abcdefghijklmn"]
 
@@ -29,6 +30,19 @@ def test_a_better_system_is_told_from_a_worse_one():
     ]
     assert {row["languages"] for row in found} == {"all", "high", "mid", "low"}
     assert all(row["system"] > row["baseline"] + 5 and row["p"] < 0.02 for row in found)
+
+
+def test_one_language_is_compared_alone():
+    alone, every = evaluation(3), evaluation(5)
+    alone["languages"] = alone["languages"][2:3]
+    found = compare_in_language(alone, every, "l2", samples=200)
+    assert [(row["languages"], row["score"]) for row in found] == [("l2", "BLEU"), ("l2", "chrF")]
+    assert all(row["system"] > row["baseline"] + 5 and row["p"] < 0.02 for row in found)
+    reference = [[sample["english"] for sample in alone["languages"][0]["samples"]]]
+    for row, metric in zip(found, (sacrebleu.BLEU(), sacrebleu.CHRF()), strict=True):
+        for key, rows in (("baseline", alone["languages"][0]), ("system", every["languages"][2])):
+            said = [sample["translation"] for sample in rows["samples"]]
+            assert row[key] == round(metric.corpus_score(said, reference).score, 2)
 
 
 def test_the_same_translations_do_not_differ():
