@@ -44,7 +44,9 @@ def __getattr__(name: str) -> Any:
         ):
             importlib.import_module(f"namedmesh.ops.{part}")
     if module.startswith("namedmesh.lowering."):
-        importlib.import_module("namedmesh.comparison.plan_methods")  # as Plan.save looks up
+        # What Plan.save and Plan.report look up.
+        importlib.import_module("namedmesh.comparison.plan_methods")
+        importlib.import_module("namedmesh.pages.report")
     if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
         value = importlib.import_module(f"{module}.{name}")
     else:

@@ -180,6 +180,7 @@ from namedmesh.ops.windows import reverse as reverse
 from namedmesh.ops.windows import roll as roll
 from namedmesh.ops.windows import shift as shift
 from namedmesh.ops.windows import slice as slice
+from namedmesh.pages.report import report as report
 from namedmesh.runtime.artifact import Artifact as Artifact
 from namedmesh.training.weights import load_weights as load_weights
 from namedmesh.training.weights import save_weights as save_weights

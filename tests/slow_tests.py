@@ -41,6 +41,8 @@ SLOW = (
     "ops/test_structure.py::test_sharded[batch:a",
     "ops/test_windows.py::test_sharded[batch:a]",
     "ops/test_windows.py::test_sharded[seq:a",
+    "pages/test_page_controls.py::",
+    "pages/test_page_quality.py::",
     "runtime/test_artifact.py::test_exports_are_the_same_in_one_process_and_in_two",
     "runtime/test_without_tensorflow.py::test_an_artifact_runs_in_another_process[hidden:all]",
     "test_packaging.py::",

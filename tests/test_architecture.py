@@ -33,6 +33,7 @@ ALLOWED = {
         "estimates",
         "comparison",
     },
+    "pages": {"dims", "ir", "lowering", "runtime", "estimates", "comparison", "pages"},
 }
 LONGEST_FILE = 400
 

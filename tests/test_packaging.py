@@ -90,7 +90,7 @@ def test_the_wheel_has_every_file_of_the_package_and_no_other(wheel):
     expected = {
         path.relative_to(ROOT).as_posix()
         for path in package.rglob("*")
-        if path.suffix in (".py", ".pyi") or path.name == "py.typed"
+        if path.is_file() and "__pycache__" not in path.parts
     }
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if ".dist-info/" not in name}

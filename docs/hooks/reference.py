@@ -139,8 +139,13 @@ TOPICS = (
         "plans",
         "Plans",
         "Where every tensor lies and every collective of a step, before anything runs; what that "
-        "costs, and two of them side by side.",
-        modules=("namedmesh.lowering", "namedmesh.estimates", "namedmesh.comparison"),
+        "costs, two of them side by side, and a page of it all.",
+        modules=(
+            "namedmesh.lowering",
+            "namedmesh.estimates",
+            "namedmesh.comparison",
+            "namedmesh.pages",
+        ),
     ),
     Topic(
         "running",

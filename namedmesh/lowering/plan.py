@@ -34,7 +34,8 @@ PHASES = ("forward", "backward", "update")
 ALL_PHASES = (*PHASES, "init")
 KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
 
-# Functions by name, entered by the rooms that read plans: `cost` says what one takes on a target.
+# Functions by name, entered by the rooms that read plans: `cost` says what one takes on a target,
+# `report` writes its page.
 READERS: dict[str, Callable[..., Any]] = {}
 
 
@@ -298,6 +299,15 @@ class Plan:
         if target is not None:
             document["cost"] = READERS["cost"](self, target)
         write_file(name, write_plan(document, lines).encode(), "the plan")
+
+    def report(self, path: str | os.PathLike, **options: Any) -> None:
+        """Writes the plan as one HTML page, as `nm.report` does.
+
+        Args:
+            path: The file to write.
+            **options: What `nm.report` takes besides: target, audit, beside.
+        """
+        READERS["report"](self, path, **options)
 
     def _describe(self) -> tuple[str, list[str]]:
         """What it is a plan of, and what there is to say about it."""
