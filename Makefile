@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all fast-tests lint types fuzz docs docs-outputs m4 clean
+.PHONY: env test test-all fast-tests lint types fuzz golden docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -41,6 +41,11 @@ SEED ?= 1
 CASES ?= 10000
 fuzz: env
 	$(RUN) -m tests.fuzz --seed $(SEED) --cases $(CASES)
+
+# Writes the plans of examples, presets and benchmarks to tests/golden again, where a change that
+# costs something shows as a diff.
+golden: env
+	$(RUN) -m tests.comparison.golden_plans
 
 # Builds the site into build/site; a warning is an error.
 docs: env

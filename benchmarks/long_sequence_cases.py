@@ -74,7 +74,7 @@ class Cell:
         pieces = 1 if self.form == "plain" else self.axis
         return [unit * pieces * part * 2**i for i in range(8) for part in (4, 5, 6, 7)]
 
-    def sizes_to_try(self, around: int = 2) -> list[int]:
+    def sizes_to_try(self, around: int = 8) -> list[int]:
         """The largest size that is estimated to fit, and as many below and above."""
         above = bisect.bisect(self.sizes, HBM, key=self._estimate_bytes)
         return self.sizes[max(above - 1 - around, 0) : above + around]

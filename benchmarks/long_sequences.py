@@ -44,7 +44,7 @@ def export(cell: Cell, folder: pathlib.Path) -> None:
 
 
 def find_largest(cell: Cell, folder: pathlib.Path, kind: str) -> None:
-    """Compiles a cell's steps, from the middle, until one fits and the next larger does not."""
+    """Compiles a cell's steps by halves, until one fits and the next larger does not."""
     sizes = sorted(
         int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{cell.name}_*.nmesh")
     )
@@ -54,14 +54,12 @@ def find_largest(cell: Cell, folder: pathlib.Path, kind: str) -> None:
             fix=f"run python -m benchmarks.long_sequences export {folder} {cell.name}",
         )
     known = {row["size"]: row["fits"] for row in read(kind) if row["cell"] == cell.name}
-    here = len(sizes) // 2
-    while True:
-        size = sizes[here]
-        if size not in known:
-            known[size] = compile_step(cell, size, folder, kind)
-        here += 1 if known[size] else -1
-        if here in (-1, len(sizes)) or known.get(sizes[here], known[size]) != known[size]:
-            return
+    low, high = -1, len(sizes)  # what is below fits, what is above does not
+    while high - low > 1:
+        middle = (low + high) // 2
+        size = sizes[middle]
+        fits = known[size] if size in known else compile_step(cell, size, folder, kind)
+        low, high = (middle, high) if fits else (low, middle)
 
 
 def compile_step(cell: Cell, size: int, folder: pathlib.Path, kind: str) -> bool:

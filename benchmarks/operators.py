@@ -30,6 +30,7 @@ from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
+from namedmesh.estimates.fused_body import count_flops
 from namedmesh.hlo.communication import CompiledCollective
 
 PARTITIONS = tuple(2**i for i in range(12))
@@ -51,27 +52,6 @@ def measure_plan(case: Case, partitions: int) -> dict[str, Any]:
         "memory": count_memory(plan),
         **count_collectives(plan.collectives, partitions),
     }
-
-
-def count_flops(plan: nm.Plan, ops: Iterable[nm.Op]) -> float:
-    """The FLOPs of one partition: an op's work is divided along the axes that its tensors hold."""
-    total = 0.0
-    for op in ops:
-        if op.bodies:
-            inner = [one for body in op.bodies for one in body.ops]
-            once = sum(one.flops() for one in inner)
-            total += op.flops() / once * count_flops(plan, inner) if once else 0
-            continue
-        axes: set[str] = set()
-        for i, tensor in enumerate(op.inputs):
-            steps = plan.operands.get((op, i))
-            place = steps[-1].result if steps else plan.shardings[tensor]
-            axes |= {*place.used, *place.partial}
-        for tensor in op.outputs:
-            place = plan.natural.get(tensor, plan.shardings[tensor])
-            axes |= {*place.used, *place.partial}
-        total += op.flops() / plan.mesh.size(tuple(axes))
-    return total
 
 
 def count_memory(plan: nm.Plan) -> int:

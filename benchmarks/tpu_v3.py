@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+import namedmesh as nm
 from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
@@ -57,6 +58,14 @@ class Case:
         return f"moe_{self.experts}e_{self.layers}l{self.suffix}"
 
     @property
+    def place(self) -> tuple[nm.Mesh, str, str | None]:
+        """The mesh, the layout and the layout of parameters at rest."""
+        mesh = nm.Mesh.parse(self.mesh or f"all={self.experts}")
+        every = "+".join(mesh.axes)
+        params = f"expert:{every}, {self.params}" if self.params else None
+        return mesh, f"group:{every}, expert:{every}", params
+
+    @property
     def tokens(self) -> int:
         """Tokens in a step, source and target."""
         return 2 * LENGTH * self.groups * self.experts
@@ -80,10 +89,8 @@ SCALING = [Case(experts, 12, suffix="_scaling") for experts in (128, 512, 2048)]
 CASES = {case.name: case for case in (*FAMILY, *SCALING)}
 
 
-def export(case: Case, folder: pathlib.Path) -> None:
-    """Traces, plans and lowers a case into an Artifact."""
-    import namedmesh as nm
-
+def trace_case(case: Case) -> nm.Program:
+    """Traces the train step of a case."""
     shape = config(f"moe_{case.experts}e_12l").but(
         layers=case.layers, dtype=case.dtype, remat=case.remat
     )
@@ -94,11 +101,17 @@ def export(case: Case, folder: pathlib.Path) -> None:
         optimizer = Adafactor(unfactored=[model.E], layer_by_layer=True)
         return {"loss": metrics["loss"], **optimizer.apply(nm.grad(loss))}
 
-    program = nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
-    mesh = nm.Mesh.parse(case.mesh or f"all={case.experts}")
-    every = "+".join(mesh.axes)
-    params = f"expert:{every}, {case.params}" if case.params else None
-    artifact = nm.export(program, mesh=mesh, layout=f"group:{every}, expert:{every}", params=params)
+    return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+
+
+def plan_case(case: Case) -> nm.Plan:
+    """Traces and plans the train step of a case."""
+    return nm.plan(trace_case(case), *case.place)
+
+
+def export(case: Case, folder: pathlib.Path) -> None:
+    """Traces, plans and lowers a case into an Artifact."""
+    artifact = nm.export(trace_case(case), *case.place)
     artifact.save(folder / f"{case.name}.nmesh")
     print(
         f"{case.name}: {case.tokens:,} tokens a step, {len(artifact.to_bytes()) / 1e6:.1f} MB",

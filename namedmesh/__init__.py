@@ -43,6 +43,8 @@ def __getattr__(name: str) -> Any:
             "methods",
         ):
             importlib.import_module(f"namedmesh.ops.{part}")
+    if module.startswith("namedmesh.lowering."):
+        importlib.import_module("namedmesh.comparison.plan_methods")  # as Plan.save looks up
     if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
         value = importlib.import_module(f"{module}.{name}")
     else:

@@ -6,6 +6,10 @@ from namedmesh import runtime as runtime
 from namedmesh import training as training
 from namedmesh.choice.search_result import Search as Search
 from namedmesh.choice.searching import search as search
+from namedmesh.comparison.diff import Diff as Diff
+from namedmesh.comparison.diff import diff as diff
+from namedmesh.comparison.plan_record import PlanRecord as PlanRecord
+from namedmesh.comparison.plan_record import load_plan as load_plan
 from namedmesh.dims.dimension import Dimension as Dimension
 from namedmesh.dims.dimension import Shape as Shape
 from namedmesh.dims.dimension import dims as dims
@@ -13,6 +17,9 @@ from namedmesh.dims.errors import NamedMeshError as NamedMeshError
 from namedmesh.dims.layout import Layout as Layout
 from namedmesh.dims.mesh import Mesh as Mesh
 from namedmesh.dims.version import __version__ as __version__
+from namedmesh.estimates.estimate import Cost as Cost
+from namedmesh.estimates.estimate import cost as cost
+from namedmesh.estimates.hardware import Hardware as Hardware
 from namedmesh.ir.differentiate import grad as grad
 from namedmesh.ir.interface import InputSpec as InputSpec
 from namedmesh.ir.interface import spec as spec

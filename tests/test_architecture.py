@@ -17,11 +17,22 @@ ALLOWED = {
     "ir": {"dims", "ir"},
     "ops": {"dims", "ir", "ops"},
     "lowering": {"dims", "ir", "ops", "lowering", "runtime"},
+    "estimates": {"dims", "ir", "ops", "lowering", "aot", "estimates"},
     "layers": {"dims", "ir", "ops", "layers"},
     "hlo": {"dims", "hlo"},
     "runtime": {"dims", "hlo", "runtime"},
     "aot": {"dims", "hlo", "runtime", "aot"},
     "training": {"dims", "runtime", "training"},
+    "comparison": {
+        "dims",
+        "ir",
+        "ops",
+        "lowering",
+        "hlo",
+        "runtime",
+        "estimates",
+        "comparison",
+    },
 }
 LONGEST_FILE = 400
 

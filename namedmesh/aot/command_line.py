@@ -19,6 +19,14 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.artifact import Artifact
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
+AOT_EXAMPLES = """\
+examples:
+  what a step takes on 2,048 cores of a TPU v3, and whether it fits
+    namedmesh aot model.nmesh --target tpu-v3:32x32
+  rows for namedmesh diff
+    namedmesh aot model.nmesh --target cpu:8 --json report.json
+"""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the command's arguments to a parser.

@@ -33,6 +33,7 @@ class Source:
     file: str
     line: int
     outer: "Source | None" = field(default=None, compare=False, repr=False)
+    function: str = field(default="", compare=False, repr=False)  # that the line is in
 
     @property
     def user(self) -> "Source":
@@ -76,11 +77,15 @@ def caller(layers: bool = True) -> Source:
     as the user's unless layers is False.
     """
     frame = _leave(sys._getframe(1), _is_between if layers else _is_ours)
-    file, line = frame.f_code.co_filename, frame.f_lineno
-    if not file.startswith(_LAYERS):
-        return Source(file, line)
-    outer = _leave(frame, _is_ours)
-    return Source(file, line, Source(outer.f_code.co_filename, outer.f_lineno))
+    if not frame.f_code.co_filename.startswith(_LAYERS):
+        return _source_of(frame)
+    return _source_of(frame, _source_of(_leave(frame, _is_ours)))
+
+
+def _source_of(frame: FrameType, outer: Source | None = None) -> Source:
+    """Returns the line that a frame is running."""
+    code = frame.f_code
+    return Source(code.co_filename, frame.f_lineno, outer, code.co_qualname)
 
 
 def _leave(frame: FrameType, skip: Callable[[str], bool]) -> FrameType:

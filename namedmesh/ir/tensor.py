@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.notebook import html_block, html_table, html_text
 from namedmesh.dims.source import Source
+from namedmesh.dims.text import human
 from namedmesh.ir.format import format_value
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")
@@ -116,6 +118,14 @@ class Tensor:
 
     def __repr__(self) -> str:
         return f"Tensor({self})"
+
+    def _repr_html_(self) -> str:
+        rows = [(dim.name, f"{dim.size:,}") for dim in self.shape]
+        table = html_table(("dimension", "size"), rows, ["size"]) if rows else ""
+        size = human(self.shape.elements * self.itemsize)
+        return html_block(
+            self.label, table, html_text(f"{self.dtype}, {size}, made at {self.source}")
+        )
 
     def __bool__(self) -> bool:
         raise NamedMeshError(

@@ -168,11 +168,11 @@ class Emitter(Context):
     ) -> list[Any]:
         """Emits ops on values for some tensors, and brings outputs where their owner wants them."""
         plan = self.plan
-        known = {
-            t: self.at(v, t.shape, plan.shardings[t])
-            for t, v in zip(arguments, values, strict=True)
-            if t not in plan.free
-        }
+        known: dict[Tensor, Any] = {}
+        for t, v in zip(arguments, values, strict=True):
+            if t not in plan.free:
+                with self.emitting(plan.producers.get(t)):
+                    known[t] = self.at(v, t.shape, plan.shardings[t])
         moved: dict[Any, Any] = {
             (t, place): self.at(value, t.shape, place)
             for t in arguments

@@ -2,30 +2,40 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections import defaultdict
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError, check_word
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.notebook import html_block, html_text
 from namedmesh.dims.paths import check_path, write_file
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.source import Source
 from namedmesh.dims.text import name_some
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.table import TensorRow, format_communication, format_tensors
+from namedmesh.lowering.plan_file import write_plan
+from namedmesh.lowering.table import (
+    TensorRow,
+    format_communication,
+    format_plan_html,
+    format_tensors,
+)
 
 PHASES = ("forward", "backward", "update")
 ALL_PHASES = (*PHASES, "init")
 KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
+
+# Functions by name, entered by the rooms that read plans: `cost` says what one takes on a target.
+READERS: dict[str, Callable[..., Any]] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,6 +238,8 @@ class Plan:
                     self.bytes_per_device(tensor),
                     sharding.waste(tensor.shape, self.mesh),
                     op.source,
+                    op.phase,
+                    op.scope.rstrip("/"),
                 )
 
     def to_json(self) -> dict[str, Any]:
@@ -242,6 +254,7 @@ class Plan:
             [('AllReduce', 4)]
         """
         phases = ALL_PHASES
+        rows = Counter((row, row.phase, row.scope) for row in self.tensor_rows())
         return {
             "program": self.program.name,
             "mesh": self.mesh.axes,
@@ -252,8 +265,8 @@ class Plan:
             "warnings": list(self.warnings),
             "decisions": {text: list(names) for text, names in sorted(self.decisions.items())},
             "tensors": [
-                {**vars(row), "source": str(row.source)}
-                for row in dict.fromkeys(self.tensor_rows())
+                {**vars(row), **_describe_source(row.source), "count": count}
+                for (row, _, _), count in rows.items()
             ],
             "collectives": [
                 {
@@ -261,7 +274,7 @@ class Plan:
                     "wire_bytes": one.wire_bytes,
                     "phase": phase,
                     "axes": list(one.axes),
-                    "source": str(one.source),
+                    **_describe_source(one.source),
                     "hop": str(one.hop or ""),
                 }
                 for phase in phases
@@ -271,23 +284,42 @@ class Plan:
             "wire_bytes_per_device": {phase: self.total_wire_bytes([phase]) for phase in phases},
         }
 
-    def save(self, path: str | os.PathLike) -> None:
-        """Writes the plan as JSON, the same text for the same plan: for diffs and golden files.
+    def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
+        """Writes the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
 
         Args:
             path: The file to write.
+            target: What `nm.cost` takes; the file then has time and memory of a step there too.
+            lines: Whether sources have line numbers. Without, an edit changes the file only where
+                it changes the plan.
         """
         name = check_path(path, "the file of the plan")
-        write_file(name, (json.dumps(self.to_json(), indent=1) + "\n").encode(), "the plan")
+        document = self.to_json()
+        if target is not None:
+            document["cost"] = READERS["cost"](self, target)
+        write_file(name, write_plan(document, lines).encode(), "the plan")
 
-    def __str__(self) -> str:
+    def _describe(self) -> tuple[str, list[str]]:
+        """What it is a plan of, and what there is to say about it."""
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
         decided = [
-            f"  {text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
+            f"{text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
         ]
-        noted = [f"  {sentence}" for sentence in self.program.notes]
-        warned = [f"  warning: {sentence}" for sentence in self.warnings]
-        said = [*noted, *decided, *warned]
-        parts = [header, *(["\n".join(said)] if said else [])]
+        warned = [f"warning: {sentence}" for sentence in self.warnings]
+        return header, [*self.program.notes, *decided, *warned]
+
+    def _repr_html_(self) -> str:
+        header, said = self._describe()
+        phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
+        return html_block(header, html_text(*said), *format_plan_html(self.tensor_rows(), phases))
+
+    def __str__(self) -> str:
+        header, said = self._describe()
+        parts = [header, *(["\n".join(f"  {sentence}" for sentence in said)] if said else [])]
         return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])
+
+
+def _describe_source(source: Source) -> dict[str, str]:
+    """A line as JSON: its file and number, and the function that it is in."""
+    return {"source": str(source), "function": source.function.replace("<locals>.", "")}

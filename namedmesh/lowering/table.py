@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from namedmesh.dims.notebook import html_details, html_table
 from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import Source
 from namedmesh.dims.text import columns, human
@@ -12,13 +13,18 @@ from namedmesh.dims.text import columns, human
 
 @dataclass(frozen=True)
 class TensorRow:
-    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes."""
+    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes.
+
+    Rows that differ in nothing but phase and scope are equal: tables show one of them.
+    """
 
     tensor: str
     place: str  # float32[group=8/data, model=32]
     bytes_per_device: int
     padding: float  # the share of all devices' elements that is padding
     source: Source
+    phase: str = field(default="forward", compare=False)
+    scope: str = field(default="", compare=False)
 
 
 def format_tensors(tensors: Iterable[TensorRow]) -> str:
@@ -57,3 +63,43 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         wire = f", {human(sent)} on the wire" if collectives else ""
         totals.append(f"  total {phase}: {text}, {human(moved)} per device{wire}")
     return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)
+
+
+def format_plan_html(
+    tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]]
+) -> list[str]:
+    """Formats a plan for notebooks: totals, and collectives and tensors that unfold."""
+    sizes = ("collectives", "bytes/device", "on the wire", "times")
+    totals = [
+        (
+            phase,
+            f"{sum(one.times for one in ones):,}",
+            human(sum(one.total_bytes for one in ones)),
+            human(sum(one.total_wire_bytes for one in ones)),
+        )
+        for phase, ones in phases.items()
+        if ones
+    ]
+    named = [
+        (row.tensor, human(row.bytes_per_device), row.place, str(row.source))
+        for row in dict.fromkeys(tensors)
+    ]
+    rows = [_collective_cells(phase, one) for phase, ones in phases.items() for one in ones]
+    head = ("phase", "collective", "axes", "tensor", "on the wire", "times", "scope", "line")
+    heads = (("phase", *sizes[:3]), head, ("tensor", "bytes/device", "dims", "line"))
+    made, moved, placed = (
+        html_table(head, cells, sizes)
+        for head, cells in zip(heads, (totals, rows, named), strict=True)
+    )
+    return [
+        made,
+        html_details(f"{len(rows):,} collectives", moved),
+        html_details(f"{len(named):,} tensors, with the axes that their dimensions hold", placed),
+    ]
+
+
+def _collective_cells(phase: str, one: Collective) -> tuple[str, ...]:
+    """A collective as a row of a table in a notebook."""
+    axes = "+".join(one.axes) + (f" {one.hop.direction}" if one.hop else "")
+    line, times = f"{one.source}: {one.source.code}", format_times(one.times, one.open_ended)
+    return phase, one.kind, axes, one.tensor, human(one.wire_bytes), times, one.scope, line

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.notebook import html_block, html_details, html_table, html_text
 from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import caller
+from namedmesh.dims.text import human
 from namedmesh.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.hlo.module import Module
 from namedmesh.runtime.backend_rules import find_rules
@@ -170,6 +172,21 @@ class Audit:
         lines = [f"unplanned {_describe_compiled(one)}" for one in self.unplanned]
         lines += [f"not made {_describe_planned(plan)}" for plan in self.missing]
         return lines + [f"different {one}" for one in self.differences]
+
+    def _repr_html_(self) -> str:
+        head, *lines = str(self).splitlines()
+        numbers = ("planned", "made", "times")
+        names = ("collective", "axes", "tensor", *numbers, "phase", "line")
+        rows = [
+            (
+                *(plan.kind, "+".join(plan.axes), plan.tensor, human(plan.wire_bytes)),
+                *(human(made.wire_bytes), str(made.times), plan.phase, str(plan.source)),
+            )
+            for plan, made in self.matched
+        ]
+        table = html_table(names, rows, numbers)
+        table = html_details(f"{len(rows)} as planned, with bytes on the wire", table)
+        return html_block(head, html_text(*lines), table if rows else "")
 
     def __str__(self) -> str:
         known = len(self.matched) + len(self.merged)

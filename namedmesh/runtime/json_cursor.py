@@ -73,6 +73,14 @@ class JsonCursor:
             return 0
         return self.value
 
+    def real(self) -> float:
+        """A number of at least zero, whole or not."""
+        number = self.value if isinstance(self.value, (int, float)) else -1.0
+        if isinstance(self.value, bool) or not 0 <= number < 1e300:
+            self.wrong("a non-negative number")
+            return 0.0
+        return float(number)
+
     def flag(self) -> bool:
         """True or false."""
         if not isinstance(self.value, bool):

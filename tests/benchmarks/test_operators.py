@@ -44,13 +44,6 @@ def test_costs_of_a_product_are_the_formulas():
         assert costs["collectives"] == {"AllGather": 1}
 
 
-def test_work_that_is_not_divided_is_counted_on_every_partition():
-    (A,) = nm.dims("a=64")
-    program = nm.trace(lambda x: nm.replicate(x) + 1.0, nm.spec([A]))
-    plan = nm.plan(program, nm.Mesh(all=4), "a:all")
-    assert operators.count_flops(plan, program.ops) == 64 == program.flops()
-
-
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.source == "table"])
 def test_exponents_of_the_plan_are_the_papers(name):
     case, found = CASES[name], exponents(name)

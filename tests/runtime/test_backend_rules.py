@@ -73,15 +73,17 @@ def test_tpu_makes_small_gathers_as_sums_of_pieces():
     plan = planned(kind="AllGather")
     result = audit_of(LINE, plan, backend="tpu")
     assert result.exact and result.notes == [
-        "small AllGather made as AllReduce of pieces that are zero elsewhere"
+        "AllGather of small pieces made as AllReduce, zero elsewhere"
     ]
     assert not audit_of(UNNAMED, plan, backend="tpu").exact, "in an unrelated AllReduce"
     assert not audit_of(LINE.replace("einsum.3", "sum.4"), plan, backend="tpu").exact
     assert not audit_of(LINE, plan, backend="cpu").exact
-    large = LINE.replace("f32[4,8]", "f32[4,800]")
+    large = LINE.replace("f32[4,8]", "f32[4,80000]")
     assert not audit_of(
-        large, planned(kind="AllGather", elements=3200, bytes=12800), backend="tpu"
+        large, planned(kind="AllGather", elements=320_000, bytes=1_280_000), backend="tpu"
     ).exact
+    named = planned(kind="AllGather", op="replicate.4", producer="einsum.3")
+    assert audit_of(LINE, named, backend="tpu").exact, "after the op that makes the tensor"
     both = audit_of(LINE, plan, planned(), backend="tpu")
     assert [one.kind for one in both.missing] == ["AllGather"], "a planned AllReduce comes first"
 
