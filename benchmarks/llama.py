@@ -46,11 +46,12 @@ class Llama:
         dtype: str = "float32",
     ) -> Llama:
         """The layers for so many rows of so many tokens."""
-        dims = nm.dims(
+        sizes = (
             f"batch={batch} row={length} seq={length} key_seq={length} model={model} "
             f"hidden={hidden} head={heads} query=2 depth={depth} expert=8 capacity=4"
         )
-        return cls(*dims, dtype)
+        B, ROW, S, T, M, H, N, R, D, E, C = nm.dims(sizes)
+        return cls(B, ROW, S, T, M, H, N, R, D, E, C, dtype)
 
     def weight(self, name: str, dims: list[nm.Dimension]) -> nm.Tensor:
         """A parameter, in the dtype that it is used in."""

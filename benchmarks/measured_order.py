@@ -11,7 +11,7 @@ import numpy as np
 import namedmesh as nm
 from benchmarks.llama import Llama
 from namedmesh.choice.candidate import Candidate
-from namedmesh.choice.measure import measure
+from namedmesh.choice.measure import measure_candidate
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.lowering.export import export_planned
 from namedmesh.runtime import Executable
@@ -50,7 +50,7 @@ def trace_stack() -> nm.Program:
 def rank_correlation(one: list[float], other: list[float]) -> float:
     """Spearman's: the correlation of ranks."""
     ranks = [np.argsort(np.argsort(values)) for values in (one, other)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
 
 
 def measure_order(hardware: str = "cpu") -> dict[str, Any]:
@@ -63,7 +63,7 @@ def measure_order(hardware: str = "cpu") -> dict[str, Any]:
         candidate = Candidate(
             0, nm.Mesh.parse(mesh), nm.Layout(layout), None if params is None else nm.Layout(params)
         )
-        takes = measure(program, candidate, Hardware.parse(hardware))
+        takes = measure_candidate(program, candidate, Hardware.parse(hardware))
         plan = nm.plan(program, candidate.mesh, layout, params)
         executable = Executable(export_planned(plan))
         runs[name] = executable, executable.init(0)

@@ -20,8 +20,8 @@ import namedmesh as nm
 from benchmarks.measured_order import measure_order
 from benchmarks.result import publish
 from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
-from namedmesh.choice.measure import measure
 from namedmesh.choice.candidate import Candidate
+from namedmesh.choice.measure import measure_candidate
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.runtime import use_cpu_devices
 
@@ -41,7 +41,7 @@ def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
         choices = dict(zip(case.choices, values, strict=True))
         params = None if hand.params is None else nm.Layout(hand.params)
         candidate = Candidate(0, nm.Mesh.parse(hand.mesh), nm.Layout(hand.layout), params)
-        takes = measure(case.make(**choices), candidate, hardware)
+        takes = measure_candidate(case.make(**choices), candidate, hardware)
         if takes.refused:
             return {"mesh": hand.mesh, "layout": hand.layout, "refused": takes.refused}
         rows.append((takes, choices))

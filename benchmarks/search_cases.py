@@ -1,8 +1,8 @@
-"""What a search is compared on: three models on 8 to 2,048 devices, and layouts that people write."""
+"""What a search is compared on: three models on 8 to 2,048 devices, and layouts by hand."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class Case:
 
     make: Callable[..., nm.Program]
     hands: dict[str, Hand]
-    choices: dict[str, Sequence[Any]] = field(default_factory=dict)
+    choices: dict[str, Any] = field(default_factory=dict)
 
 
 def llama(devices: int, layers: int = 32, length: int = 2048) -> Case:

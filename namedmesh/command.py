@@ -1,4 +1,4 @@
-"""The command line: `namedmesh plan`, `diff`, `cost`, `aot` and `completion`.
+"""The command line: `namedmesh plan`, `diff`, `cost`, `search`, `aot` and `completion`.
 
 Each command is a file in its room, imported when it is asked for: planning needs neither
 TensorFlow nor jax, and compiling ahead of time no TensorFlow.
@@ -45,6 +45,12 @@ def _load_cost() -> tuple[Add, str, Run]:
     return add_cost_arguments, COST_EXAMPLES, run_cost
 
 
+def _load_search() -> tuple[Add, str, Run]:
+    from namedmesh.choice.search_command import SEARCH_EXAMPLES, add_search_arguments, run_search
+
+    return add_search_arguments, SEARCH_EXAMPLES, run_search
+
+
 def _load_aot() -> tuple[Add, str, Run]:
     from namedmesh.aot.command_line import AOT_EXAMPLES, add_arguments, run_aot
 
@@ -59,6 +65,7 @@ COMMANDS = {
     "plan": Command("print where a program's tensors lie and what it communicates", _load_plan),
     "cost": Command("print what a step of a program takes on a target", _load_cost),
     "diff": Command("compare two plans, and fail where one costs too much", _load_diff),
+    "search": Command("find the fastest meshes and layouts for a program", _load_search),
     "aot": Command(
         "compile artifacts for devices that are not here, and report what they take there",
         _load_aot,

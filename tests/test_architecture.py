@@ -33,6 +33,7 @@ ALLOWED = {
         "estimates",
         "comparison",
     },
+    "choice": {"dims", "ir", "lowering", "aot", "estimates", "comparison", "choice"},
 }
 LONGEST_FILE = 400
 

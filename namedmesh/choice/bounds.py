@@ -1,8 +1,8 @@
 """Bounds: what a layout takes at least, and about, before it is planned.
 
-Seconds have a floor: an op is split by no more devices than lie along the axes of its dimensions, and
-gradients of which devices have parts are sent. So has memory: state and what loops keep. What
-layouts are planned first is decided by an estimate, which counts other sums and moves too.
+Seconds have a floor: an op is split by no more devices than lie along the axes of its dimensions,
+and gradients of which devices have parts are sent. So has memory: state and what loops keep. Which
+layouts are planned first is decided by an estimate that counts other sums and moves too.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+
 import numpy as np
 from numpy.typing import NDArray
 
-from namedmesh.choice.facts import Facts
+from namedmesh.choice.facts import ProgramFacts
 from namedmesh.choice.roles import Role, Roles
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.planned_collective import Collective
@@ -48,7 +49,7 @@ class Bounds:
         devices: How many there are.
     """
 
-    def __init__(self, facts: Facts, hardware: Hardware, devices: int):
+    def __init__(self, facts: ProgramFacts, hardware: Hardware, devices: int):
         self._facts, self._hardware, self._devices = facts, hardware, devices
         self._slowdown = devices if hardware.shared else 1
         self._hits: dict[tuple[str, Role], Array] = {}
@@ -135,36 +136,40 @@ class Bounds:
     def _sum_seconds(self, use: Sequence[Roles], logs: Array) -> tuple[Array, Array]:
         """The time of gradients that are scattered at least, and that of all sums about."""
         summed, kept = self._split("summed", use), self._split("kept", use)
-        size = _column(one.bytes for one in self._facts.sums)
+        size, count = (
+            _column(getattr(one, name) for one in self._facts.sums) for name in ("bytes", "count")
+        )
         gradient = np.array([one.gradient for one in self._facts.sums], bool)
         parts = summed * (1 - kept)  # along these axes devices have parts for certain
         sent = size * np.exp2(-(kept @ logs))
-        least = self._time("ReduceScatter", np.exp2(parts @ logs), sent)[:, gradient].sum(1)
+        least = self._time("ReduceScatter", parts @ logs, sent)[:, gradient].sum(1)
         # Along those that a kept dimension wants too, parts are scattered.
         scattered = summed * kept * (1 - self._split("firm", use))
         sent = size * np.exp2(-((kept - scattered) @ logs))
-        about = 2 * self._time("ReduceScatter", np.exp2(parts @ logs), sent)
-        about += self._time("ReduceScatter", np.exp2(scattered @ logs), sent)
+        about = self._time("AllReduce", parts @ logs, sent, count)
+        about += self._time("ReduceScatter", scattered @ logs, sent, count)
         return least, about.sum(1)
 
     def _gather_seconds(self, use: Sequence[Roles], rest: Sequence[Roles], logs: Array) -> Array:
         """The time of gathering parameters, forward and backward, that rest in smaller pieces."""
         used, resting = self._split("parameters", use), self._split("parameters", rest)
-        group = np.exp2((resting * (1 - used)) @ logs)
         size = _column(one.bytes for one in self._facts.parameters) * np.exp2(-(used @ logs))
-        return self._time("AllGather", group, size).sum(1)
+        return self._time("AllGather", (resting * (1 - used)) @ logs, size).sum(1)
 
     def _move_seconds(self, use: Sequence[Roles], logs: Array) -> Array:
         """The time of moving axes from one dimension to another."""
-        group = np.exp2((self._split("taken", use) * self._split("left", use)) @ logs)
+        group = (self._split("taken", use) * self._split("left", use)) @ logs
         size = _column(one.bytes for one in self._facts.moves) * self._shares("moved", use, logs)
-        return self._time("AllToAll", group, size).sum(1)
+        count = _column(one.count for one in self._facts.moves)
+        return self._time("AllToAll", group, size, count).sum(1)
 
-    def _time(self, kind: str, group: Array, size: Array) -> Array:
-        """The seconds of collectives of a kind, by the devices of a group and its bytes."""
-        counts, places = np.unique(np.rint(group).astype(int), return_inverse=True)
-        rates = np.array([_rate(self._hardware, self._devices, kind, int(n)) for n in counts])
-        return rates[places].reshape(group.shape) * size
+    def _time(self, kind: str, group: Array, size: Array, count: Array | float = 0.0) -> Array:
+        """The seconds of collectives: by the logarithm of the devices, the bytes and how many."""
+        devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
+        rates = np.array(
+            [_rate(self._hardware, self._devices, kind, int(n)) for n in devices]
+        ).reshape(-1, 2)[places.reshape(group.shape)]
+        return rates[..., 0] * size + rates[..., 1] * count
 
 
 def _column(sizes: Iterable[int]) -> Array:
@@ -173,15 +178,15 @@ def _column(sizes: Iterable[int]) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def _rate(hardware: Hardware, devices: int, kind: str, group: int) -> float:
-    """The seconds of one byte, in groups of devices that lie next to each other."""
+def _rate(hardware: Hardware, devices: int, kind: str, group: int) -> tuple[float, float]:
+    """The seconds of one byte and of none, in groups of devices next to each other."""
     if group == 1:
-        return 0.0
+        return 0.0, 0.0
     mesh = Mesh(outer=max(1, devices // group), inner=group)
     whole, none = (
         hardware.network.seconds(_probe(kind, size, group), mesh, {}) for size in (PROBE, 0)
     )
-    return (whole - none) / PROBE
+    return (whole - none) / PROBE, none
 
 
 def _probe(kind: str, size: int, group: int) -> Collective:

@@ -6,7 +6,7 @@ import string
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from namedmesh.choice.facts import Facts
+from namedmesh.choice.facts import ProgramFacts
 from namedmesh.choice.roles import Roles
 from namedmesh.choice.space import Family
 from namedmesh.dims.layout import Layout
@@ -41,7 +41,7 @@ class Candidate:
 
 
 def make_candidate(
-    facts: Facts, family: Family, sizes: Sequence[int], pin: Layout
+    facts: ProgramFacts, family: Family, sizes: Sequence[int], pin: Layout
 ) -> Candidate:
     """Makes the candidate of a family for some sizes.
 
@@ -72,7 +72,7 @@ def make_candidate(
     return Candidate(family.variant, mesh, layout, Layout(rules))
 
 
-def _rank_dims(facts: Facts) -> list[str]:
+def _rank_dims(facts: ProgramFacts) -> list[str]:
     """Dimensions in the order of a layout: those of the fewest parameters first.
 
     Of two that want one axis of a parameter, the first has it: `hidden`, say, and not `model`,
@@ -94,7 +94,9 @@ def _map_dims(
     return {name: held for name, held in axes.items() if held}
 
 
-def _find_traffic(facts: Facts, use: Roles, rest: Roles, sizes: Sequence[int]) -> list[float]:
+def _find_traffic(
+    facts: ProgramFacts, use: Roles, rest: Roles, sizes: Sequence[int]
+) -> list[float]:
     """About what one device sends along each axis."""
     traffic = [0.0] * len(sizes)
 

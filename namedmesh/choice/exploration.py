@@ -119,12 +119,12 @@ class Exploration:
         keys = seconds * late, seconds * size * late
         turns = [iter(candidates[np.argsort(key, kind="stable")].tolist()) for key in keys]
         chosen: dict[int, None] = {}
-        for turn in itertools.cycle((0, 0, 1)):
-            if len(chosen) >= min(most, len(candidates)):
-                return list(chosen)
-            new = next((one for one in turns[turn] if one not in chosen), None)
+        cycle = itertools.cycle((0, 0, 1))
+        while len(chosen) < min(most, len(candidates)):
+            new = next((one for one in turns[next(cycle)] if one not in chosen), None)
             if new is not None:
                 chosen[new] = None
+        return list(chosen)
 
     def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
         """Estimates what candidates take, from what planned ones like them took."""

@@ -49,7 +49,7 @@ class Stored:
 
 
 @dataclass(frozen=True)
-class Sum:
+class SplitSum:
     """A sum over some dimensions: of a gradient or of activations.
 
     Devices that split the summed dimensions, and no kept one, have parts of it.
@@ -60,6 +60,7 @@ class Sum:
         firm: Those of the result that every operand but parameters has: they hold what they share
             with a summed one.
         bytes: What is sent of it: the result, or the operand that could be gathered instead.
+        count: In how many collectives.
         gradient: Whether it is the gradient of a parameter.
     """
 
@@ -67,20 +68,22 @@ class Sum:
     kept: frozenset[str]
     firm: frozenset[str]
     bytes: int
+    count: int
     gradient: bool
 
 
 @dataclass(frozen=True)
 class Moved:
-    """A tensor that the program moves, and the dimensions that take their axes."""
+    """A tensor that the program moves, how often, and the dimensions that take their axes."""
 
     dims: frozenset[str]
     taken: frozenset[str]
     bytes: int
+    count: int
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProgramFacts:
     """What a search knows of a program.
 
     Attributes:
@@ -106,7 +109,7 @@ class Facts:
     state: tuple[Stored, ...]
     parameters: tuple[Stored, ...]
     histories: tuple[Stored, ...]
-    sums: tuple[Sum, ...]
+    sums: tuple[SplitSum, ...]
     moves: tuple[Moved, ...]
 
     def may_share(self, names: Collection[str]) -> bool:
@@ -114,7 +117,7 @@ class Facts:
         return all(frozenset(pair) in self.sharing for pair in combinations(names, 2))
 
 
-def find_facts(cost: Cost, devices: int) -> Facts:
+def find_facts(cost: Cost, devices: int) -> ProgramFacts:
     """Reads the facts of a program off its cost on one device.
 
     Args:
@@ -127,15 +130,13 @@ def find_facts(cost: Cost, devices: int) -> Facts:
     program = cost.plan.program
     work = _find_work(cost)
     state = _find_state(program)
-    loops = {
-        op.turn_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)
-    }
+    loops = {op.turn_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)}
     parameters = _merge(
         Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
         for one in program.parameters.values()
     )
     useful = _find_useful_dims(program, work, state, loops, devices)
-    return Facts(
+    return ProgramFacts(
         program,
         useful,
         {name: program.dims[name][-1] for name in useful},
@@ -173,9 +174,7 @@ def _find_work(cost: Cost) -> tuple[Work, ...]:
         dims = _split_dims(one.op)
         seconds[dims] = seconds.get(dims, 0.0) + one.seconds * one.times
     alike = nx.Graph(_find_renames(cost.plan.program))
-    return tuple(
-        Work(dims, _find_renamed(alike, dims), total) for dims, total in seconds.items()
-    )
+    return tuple(Work(dims, _find_renamed(alike, dims), total) for dims, total in seconds.items())
 
 
 def _find_renames(program: Program) -> set[tuple[str, str]]:
@@ -210,9 +209,7 @@ def _find_state(program: Program) -> tuple[Stored, ...]:
 
     def find() -> Iterator[Stored]:
         for name, tensor in program.inputs.items():
-            yield Stored(
-                frozenset(tensor.shape.names) - program.specs[name].whole, _bytes(tensor)
-            )
+            yield Stored(frozenset(tensor.shape.names) - program.specs[name].whole, _bytes(tensor))
         for one in program.variables.values():
             dims = frozenset(one.shape.names) - one.whole
             yield Stored(dims, _bytes(one.tensor), one.at_rest)
@@ -281,13 +278,13 @@ def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozen
     dimension holds the axis. And pairs that the program moves axes between: it reshards to both, or
     makes one of them whole before the other takes its axis.
     """
-    weights = _find_weights(program)
+    weights, gradients = _find_weights(program)
     together: set[frozenset[str]] = set()
     taken: set[str] = set()
     given: set[str] = set()
     for op in every_op(program.ops):
         for tensor in op.outputs if op.phase != "update" else ():
-            if tensor not in weights and tensor.primal not in weights:
+            if tensor not in weights and tensor not in gradients:
                 names = [dim.name for dim in tensor.shape if dim.size > 1 and dim.name in useful]
                 together.update(map(frozenset, combinations(names, 2)))
         taken.update(op.taken_dims)
@@ -298,23 +295,36 @@ def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozen
     )
 
 
-def _find_weights(program: Program) -> set[Tensor]:
-    """Finds variables, and what is one in loops or is made of variables alone."""
+def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
+    """Finds variables and what is made of them alone, and the same of their gradients."""
     weights = {one.tensor for one in program.variables.values()}
+    gradients: set[Tensor] = set()
 
-    def follow(ops: Collection[Op]) -> None:
+    def follow(ops: Iterable[Op]) -> None:
         for op in ops:
             if isinstance(op, Repetition):
                 (body,) = op.bodies
-                pairs = zip(op.inputs, body.arguments, strict=True)
-                weights.update(inner for outer, inner in pairs if outer in weights)
+                for known in (weights, gradients):
+                    pairs = zip(op.inputs, body.arguments, strict=True)
+                    known.update(inner for outer, inner in pairs if outer in known)
             for body in op.bodies:
                 follow(body.ops)
-            if op.inputs and not op.bodies and all(x in weights for x in op.inputs):
+            if isinstance(op, Repetition):
+                (body,) = op.bodies
+                pairs = zip(body.outputs, op.outputs, strict=True)
+                gradients.update(outer for inner, outer in pairs if inner in gradients)
+            ranked = [x for x in op.inputs if len(x.shape)]
+            if not ranked or op.bodies:
+                continue
+            if all(x in weights for x in ranked):
                 weights.update(op.outputs)
+            elif op.outputs[0].primal in weights or all(
+                x in weights or x in gradients for x in ranked
+            ):
+                gradients.update(op.outputs)
 
     follow(program.ops)
-    return weights
+    return weights, gradients
 
 
 def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
@@ -326,14 +336,14 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
             yield from _walk(body.ops, times * turns)
 
 
-def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[Sum, ...]:
+def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
     """Finds the sums that leave parts where devices split what is summed.
 
     A gradient is sent once, however many turns of a loop add to it.
     """
-    weights = _find_weights(program)
-    total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], int] = {}
-    gradients: dict[frozenset[str], tuple[frozenset[str], frozenset[str], int]] = {}
+    weights, _ = _find_weights(program)
+    total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], tuple[int, int]] = {}
+    gradients: dict[frozenset[str], tuple[frozenset[str], frozenset[str], int, int]] = {}
     for op, times in _walk(program.ops):
         summed = op.placement().reduced
         if not summed:
@@ -343,17 +353,21 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[Sum, ...
         operands = [x for x in op.inputs if x not in weights]
         firm = kept.intersection(*(x.shape.names for x in operands))
         if result.primal in weights:
-            before, shared, width = gradients.get(kept, (frozenset(), kept, result.itemsize))
-            gradients[kept] = before | (summed - kept), shared & firm, min(width, result.itemsize)
+            before, shared, width, count = gradients.get(
+                kept, (frozenset(), kept, result.itemsize, 0)
+            )
+            width = min(width, result.itemsize)
+            gradients[kept] = before | (summed - kept), shared & firm, width, count + times
         elif kept:
             size = min([_bytes(result), *map(_bytes, operands)])
             key = summed - kept, kept, firm
-            total[key] = total.get(key, 0) + size * times
-    sums = [Sum(*dims, size, False) for dims, size in total.items()]
+            sent, count = total.get(key, (0, 0))
+            total[key] = sent + size * times, count + times
+    sums = [SplitSum(*dims, *sent, False) for dims, sent in total.items()]
     for one in parameters:
         if one.dims in gradients:
-            summed, firm, width = gradients[one.dims]
-            sums.append(Sum(summed, one.dims, firm, one.bytes * width // 4, True))
+            summed, firm, width, count = gradients[one.dims]
+            sums.append(SplitSum(summed, one.dims, firm, one.bytes * width // 4, count, True))
     return tuple(sums)
 
 
@@ -364,6 +378,7 @@ def _find_moves(program: Program) -> tuple[Moved, ...]:
             frozenset(op.inputs[0].shape.names),
             frozenset(op.taken_dims),
             _bytes(op.inputs[0]) * times,
+            times,
         )
         for op, times in _walk(program.ops)
         if op.taken_dims

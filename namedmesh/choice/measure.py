@@ -49,7 +49,7 @@ class Measure:
         return {**asdict(self), "conflict": list(self.conflict)}
 
 
-def measure(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
+def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
     """Plans a candidate and estimates what it takes.
 
     Args:
@@ -92,7 +92,7 @@ def _measure_shared(candidate: Candidate) -> Measure:
     programs, hardware = _shared
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        return measure(programs[candidate.variant], candidate, hardware)
+        return measure_candidate(programs[candidate.variant], candidate, hardware)
 
 
 @contextlib.contextmanager

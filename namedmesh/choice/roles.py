@@ -8,7 +8,7 @@ from itertools import combinations, product
 
 import networkx as nx
 
-from namedmesh.choice.facts import Facts
+from namedmesh.choice.facts import ProgramFacts
 from namedmesh.dims.layout import Layout
 
 MOST_ROLES = 24
@@ -30,7 +30,7 @@ class RoleSet:
     roles: Roles
 
 
-def find_roles(facts: Facts, dims: Iterable[str]) -> list[Role]:
+def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
     """Finds sets of dimensions that may share an axis.
 
     Where there are too many, those that nothing can be added to come first, then those that split
@@ -58,13 +58,13 @@ def find_roles(facts: Facts, dims: Iterable[str]) -> list[Role]:
     return sorted(every, key=rank)[:MOST_ROLES]
 
 
-def covered_work(facts: Facts, role: Role) -> float:
+def covered_work(facts: ProgramFacts, role: Role) -> float:
     """Returns the share of the work that an axis with this role splits."""
     total = sum(one.seconds for one in facts.work)
     return sum(one.seconds for one in facts.work if one.dims & role) / (total or 1.0)
 
 
-def choose_roles(facts: Facts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
+def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
     """Yields the sets of different roles for up to so many axes, pinned axes in all of them.
 
     Args:
@@ -88,7 +88,7 @@ def choose_roles(facts: Facts, pin: Layout, most_axes: int) -> Iterator[RoleSet]
                     yield RoleSet((*pinned, *("" for _ in more)), (*roles, *more))
 
 
-def _extend(facts: Facts, core: Role, free: Sequence[Role]) -> list[Role]:
+def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]:
     """What a pinned axis may split: the pinned dimensions, and others that may share it."""
     fitting = (
         role

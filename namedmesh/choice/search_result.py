@@ -12,6 +12,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.text import columns, human
+from namedmesh.estimates.cost_table import format_seconds
 from namedmesh.ir.program import Program
 from namedmesh.lowering.plan import Plan
 from namedmesh.lowering.planning import plan as make_plan
@@ -214,16 +215,3 @@ def _describe_step(entry: Entry, faster: Entry | None) -> str:
         return ""
     more = faster.memory_bytes - entry.memory_bytes
     return f"{1 - faster.seconds / entry.seconds:.1%} for {human(more)} more"
-
-
-def format_seconds(seconds: float) -> str:
-    """Formats a time in the unit that keeps it above one.
-
-    Example:
-        >>> format_seconds(0.0225)
-        '22.5 ms'
-    """
-    for unit, scale in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= scale:
-            return f"{seconds / scale:.3g} {unit}"
-    return f"{seconds * 1e6:.3g} us"

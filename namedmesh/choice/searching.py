@@ -16,13 +16,13 @@ from typing import Any
 from namedmesh.choice.bounds import Bounds
 from namedmesh.choice.candidate import Candidate, make_candidate
 from namedmesh.choice.exploration import Exploration, explore
-from namedmesh.choice.facts import Facts, find_facts
+from namedmesh.choice.facts import ProgramFacts, find_facts
 from namedmesh.choice.journal import Journal, fingerprint
 from namedmesh.choice.measure import Measure, measuring
 from namedmesh.choice.search_bar import SearchBar
 from namedmesh.choice.search_result import Entry, Search
-from namedmesh.choice.space import Space, enumerate_space
-from namedmesh.choice.verification import find_target, verify
+from namedmesh.choice.space import enumerate_space
+from namedmesh.choice.verification import find_target, verify_plan
 from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
@@ -42,7 +42,7 @@ class Variant:
 
     choices: Mapping[str, Any]
     program: Program
-    facts: Facts
+    facts: ProgramFacts
     bounds: Bounds
 
 
@@ -107,7 +107,8 @@ def search(
     devices = check_size(devices, "the number of devices")
     if devices < 2:
         raise NamedMeshError(
-            "there is nothing to split over 1 device", fix="give the number of devices to split over"
+            "there is nothing to split over 1 device",
+            fix="give the number of devices to split over",
         )
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
     check_size(axes, "axes")
@@ -208,9 +209,7 @@ def _make_programs(
     return made
 
 
-def _check_choices(
-    function: Callable[..., Program], choices: Mapping[str, Sequence[Any]]
-) -> None:
+def _check_choices(function: Callable[..., Program], choices: Mapping[str, Sequence[Any]]) -> None:
     """Raises where choices do not fit the arguments of a function, or have no values."""
     arguments = inspect.signature(function).parameters
     names = [name for name, one in arguments.items() if one.kind != one.VAR_KEYWORD]
@@ -273,7 +272,7 @@ def _count_cores() -> int:
 def _verify(entry: Entry, hardware: Hardware) -> Entry:
     """Compiles an entry, and says what the compiler made of it."""
     plan = entry.plan()
-    return replace(entry, verified=verify(plan, find_target(hardware, plan.mesh.devices)))
+    return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh.devices)))
 
 
 def parse_bytes(memory: float | str) -> float:

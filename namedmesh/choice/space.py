@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from namedmesh.choice.bounds import Bounds
-from namedmesh.choice.facts import Facts
-from namedmesh.choice.roles import Role, Roles, RoleSet, choose_roles, factorise
+from namedmesh.choice.facts import ProgramFacts
+from namedmesh.choice.roles import Roles, RoleSet, choose_roles, factorise
 from namedmesh.dims.layout import Layout
 
 TOGETHER = 256  # layouts whose bounds are computed at once
@@ -64,7 +64,7 @@ class Space:
 
 
 def enumerate_space(
-    variants: Sequence[tuple[Facts, Bounds]], devices: int, pin: Layout, most_axes: int
+    variants: Sequence[tuple[ProgramFacts, Bounds]], devices: int, pin: Layout, most_axes: int
 ) -> Space:
     """Enumerates meshes, layouts and layouts at rest for every variant of a program.
 
@@ -94,8 +94,10 @@ def enumerate_space(
             members, table = list(group), np.array(sizes[count], np.float64)
             for start in range(0, len(members), TOGETHER):
                 some = members[start : start + TOGETHER]
-                bound = bounds.of([one.roles.roles for one in some], [one.rest for one in some], table)
-                even = np.stack([divides(facts, one, table) for one in some])
+                bound = bounds.of(
+                    [one.roles.roles for one in some], [one.rest for one in some], table
+                )
+                even = np.stack([divides_evenly(facts, one, table) for one in some])
                 uneven += int((~even).sum())
                 family, choice = np.nonzero(even)
                 rows.append(
@@ -108,11 +110,15 @@ def enumerate_space(
                     )
                 )
                 families += some
-    columns = [np.concatenate(column) for column in zip(*rows, strict=True)]
-    return Space(tuple(families), sizes, *columns, uneven)
+    family, choice, least_seconds, least_bytes, seconds = map(
+        np.concatenate, zip(*rows, strict=True)
+    )
+    return Space(
+        tuple(families), sizes, family, choice, least_seconds, least_bytes, seconds, uneven
+    )
 
 
-def choose_rest(facts: Facts, use: Roles) -> Iterator[Roles]:
+def choose_rest(facts: ProgramFacts, use: Roles) -> Iterator[Roles]:
     """Yields where parameters may rest: as in use, or split along one more dimension.
 
     Axes that split most parameters in use already are left alone.
@@ -133,7 +139,9 @@ def choose_rest(facts: Facts, use: Roles) -> Iterator[Roles]:
                     )
 
 
-def divides(facts: Facts, family: Family, sizes: NDArray[np.float64]) -> NDArray[np.bool_]:
+def divides_evenly(
+    facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
+) -> NDArray[np.bool_]:
     """Whether every dimension divides into its pieces, for each choice of sizes."""
     even = np.ones(len(sizes), bool)
     for roles in {family.roles.roles, family.rest}:

@@ -63,7 +63,7 @@ def find_target(hardware: Hardware, devices: int) -> Target:
     return Target("cpu", "", (devices,))
 
 
-def verify(plan: Plan, target: Target) -> Verified:
+def verify_plan(plan: Plan, target: Target) -> Verified:
     """Lowers a plan, compiles it ahead of time and audits it.
 
     Args:
