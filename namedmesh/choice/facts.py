@@ -295,6 +295,14 @@ def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozen
     )
 
 
+def _is_gradient(tensor: Tensor, weights: set[Tensor]) -> bool:
+    """Whether a tensor is the cotangent of a weight, or of a copy that was computed again."""
+    primal = tensor.primal
+    while primal is not None and primal not in weights:
+        primal = primal.origin
+    return primal is not None
+
+
 def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
     """Finds variables and what is made of them alone, and the same of their gradients."""
     weights = {one.tensor for one in program.variables.values()}
@@ -318,7 +326,7 @@ def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
                 continue
             if all(x in weights for x in ranked):
                 weights.update(op.outputs)
-            elif op.outputs[0].primal in weights or all(
+            elif _is_gradient(op.outputs[0], weights) or all(
                 x in weights or x in gradients for x in ranked
             ):
                 gradients.update(op.outputs)
@@ -352,7 +360,7 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum
         kept = frozenset(result.shape.names)
         operands = [x for x in op.inputs if x not in weights]
         firm = kept.intersection(*(x.shape.names for x in operands))
-        if result.primal in weights:
+        if _is_gradient(result, weights):
             before, shared, width, count = gradients.get(
                 kept, (frozenset(), kept, result.itemsize, 0)
             )
