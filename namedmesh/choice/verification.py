@@ -7,8 +7,10 @@ from typing import Any
 
 from namedmesh.aot.target import Target
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.text import human
 from namedmesh.estimates.hardware import Hardware
+from namedmesh.estimates.slice_links import TorusSlice
 from namedmesh.lowering.plan import Plan
 
 
@@ -53,13 +55,8 @@ def find_target(hardware: Hardware, devices: int) -> Target:
     Returns:
         The target.
     """
-    if hardware.name.startswith("tpu-"):
-        from namedmesh.estimates.slice_links import Slice
-
-        if isinstance(hardware.network, Slice):
-            from namedmesh.dims.mesh import Mesh
-
-            return hardware.network.target(Mesh(all=devices))
+    if isinstance(hardware.network, TorusSlice):
+        return hardware.network.target(Mesh(all=devices))
     return Target("cpu", "", (devices,))
 
 

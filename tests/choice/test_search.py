@@ -9,6 +9,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.choice.searching import search
+from namedmesh.choice.verification import find_target
 from tests.choice.models import trace_mixture, trace_step
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -158,3 +159,10 @@ def test_the_best_is_compiled_and_exact():
     assert found.best.verified.memory_bytes
     assert all(one.verified is None for one in found.front[1:])
     assert "cpu:4: as planned" in str(found)
+
+
+@pytest.mark.parametrize(
+    "hardware, devices, target", [("tpu-v3", 8, "tpu-v3:2x2"), ("h200", 8, "cpu:8")]
+)
+def test_what_to_compile_for(hardware, devices, target):
+    assert str(find_target(nm.Hardware.parse(hardware), devices)) == target
