@@ -171,6 +171,9 @@ class Program:
     def initial_state(self, seed: int = 0) -> dict[str, Any]:
         """Runs the initializers in eager TensorFlow, unsharded.
 
+        The random bits are those of `step.init`; what is computed from them, such as normal values,
+        differs by the rounding of two compilers.
+
         Args:
             seed: What the random values are drawn from.
 

@@ -359,9 +359,11 @@ class Planner:
     def place_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
         """Returns where the op uses an operand: a resting one is first laid out."""
         tensor = op.inputs[i]
-        if tensor in self.plan.free or tensor in self.open:
+        if tensor in self.open:
             return Sharding()
         sharding = self.plan.shardings[tensor].with_partial(())
+        if tensor in self.plan.free:
+            return Sharding.of({}, sharding.whole)
         if tensor in self.resting and not rests:
             return self.default_sharding(tensor, self.plan.layout, sharding.whole)
         return sharding

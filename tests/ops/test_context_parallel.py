@@ -124,8 +124,7 @@ def test_ulysses(batch, causal, block):
     step = assert_sharded_same(program, SPECS, ARRAYS, f"seq:b, memory:b, heads:b{batch}")
     moves = [one for one in step.plan.collectives if one.kind == "AllToAll"]
     assert len(moves) == 8
-    masks = [one.bytes for one in step.plan.collectives if one not in moves]
-    assert not masks or (causal and block and max(masks) <= 16 * block)  # a block of the mask
+    assert len(step.plan.collectives) == len(moves), "masks are made where they are read"
 
 
 def test_ulysses_makes_masks_by_blocks_in_layers_computed_again():
@@ -146,8 +145,7 @@ def test_ulysses_makes_masks_by_blocks_in_layers_computed_again():
     loops = [op for op in every_op(program.ops) if op.bodies]
     read = [x for op in loops for x in op.inputs]
     assert len(loops) == 5 and not any(x.dtype == "bool" for x in read)
-    sent = [one.bytes for one in plan.collectives if one.kind == "AllGather"]
-    assert all(count <= 4096 * 128 for count in sent)
+    assert {one.kind for one in plan.collectives} == {"AllToAll"}, "masks are not sent"
 
 
 @pytest.mark.parametrize(
