@@ -9,69 +9,104 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import namedmesh as nm
 from namedmesh.layers import moe, rms_norm, top_k_gating
 
-B = nm.Dimension("batch", 8)
-ROW = nm.Dimension("row", 16)  # the sequence, in the residual stream
-S = nm.Dimension("seq", 16)  # the sequence, in attention and feed-forward layers
-T = nm.Dimension("key_seq", 16)  # the sequence, of keys and values
-M = nm.Dimension("model", 64)
-H = nm.Dimension("hidden", 128)
-N = nm.Dimension("head", 8)  # of keys and values
-R = nm.Dimension("query", 2)  # query heads that share a head of keys and values
-D = nm.Dimension("depth", 8)
-E, C = nm.Dimension("expert", 8), nm.Dimension("capacity", 4)
-HALF, PAIR = nm.Dimension("half", 2), nm.Dimension("pair", 4)
+HALF = nm.Dimension("half", 2)
 
 
-def rotate(x: nm.Tensor, sequence: nm.Dimension) -> nm.Tensor:
-    """Turns pairs of elements by angles that grow with the position."""
-    frequency = nm.exp(nm.range(PAIR, "float32") * (-math.log(10_000.0) / PAIR.size))
-    angle = nm.range(sequence, "float32") * frequency
-    order = x.shape
-    x = nm.reshape(x, [D], [HALF, PAIR])
-    first, second = (nm.sum(nm.slice(x, HALF, i, 1), over=HALF.resized(1)) for i in (0, 1))
-    turned = (
-        first * nm.cos(angle) - second * nm.sin(angle),
-        second * nm.cos(angle) + first * nm.sin(angle),
-    )
-    return nm.transpose(nm.reshape(nm.stack(turned, HALF), [HALF, PAIR], [D]), order)
+@dataclass(frozen=True)
+class Llama:
+    """The layers of a model of some sizes; weights are float32, whatever they are used in."""
 
+    B: nm.Dimension
+    ROW: nm.Dimension  # the sequence, in the residual stream
+    S: nm.Dimension  # the sequence, in attention and feed-forward layers
+    T: nm.Dimension  # the sequence, of keys and values
+    M: nm.Dimension
+    H: nm.Dimension
+    N: nm.Dimension  # heads of keys and values
+    R: nm.Dimension  # query heads that share a head of keys and values
+    D: nm.Dimension
+    E: nm.Dimension
+    C: nm.Dimension
+    dtype: str = "float32"
 
-def attend(h: nm.Tensor) -> nm.Tensor:
-    """Causal grouped-query attention."""
-    q = rotate(nm.einsum([h, nm.param("wq", [M, N, R, D])], [B, S, N, R, D]), S)
-    k = rotate(nm.einsum([h, nm.param("wk", [M, N, D])], [B, S, N, D]), S)
-    v = nm.einsum([h, nm.param("wv", [M, N, D])], [B, S, N, D])
-    k, v = (nm.rename(x, S, T) for x in (k, v))
-    scores = nm.einsum([q, k], [B, N, R, S, T]) * (1 / math.sqrt(D.size))
-    causal = nm.range(T) <= nm.range(S)
-    weights = nm.softmax(nm.where(causal, scores, -1e9), over=T)
-    mixed = nm.einsum([weights, v], [B, S, N, R, D])
-    return nm.einsum([mixed, nm.param("wo", [N, R, D, M])], [B, S, M])
+    @classmethod
+    def of(
+        cls,
+        batch: int = 8,
+        length: int = 16,
+        model: int = 64,
+        hidden: int = 128,
+        heads: int = 8,
+        depth: int = 8,
+        dtype: str = "float32",
+    ) -> Llama:
+        """The layers for so many rows of so many tokens."""
+        sizes = (
+            f"batch={batch} row={length} seq={length} key_seq={length} model={model} "
+            f"hidden={hidden} head={heads} query=2 depth={depth} expert=8 capacity=4"
+        )
+        B, ROW, S, T, M, H, N, R, D, E, C = nm.dims(sizes)
+        return cls(B, ROW, S, T, M, H, N, R, D, E, C, dtype)
 
+    def weight(self, name: str, dims: list[nm.Dimension]) -> nm.Tensor:
+        """A parameter, in the dtype that it is used in."""
+        value = nm.param(name, dims)
+        return value if self.dtype == "float32" else nm.cast(value, self.dtype)
 
-def feed_forward(h: nm.Tensor) -> nm.Tensor:
-    """SwiGLU."""
-    gate = nm.swish(nm.einsum([h, nm.param("wg", [M, H])], [B, S, H]))
-    inner = gate * nm.einsum([h, nm.param("wi", [M, H])], [B, S, H])
-    return nm.einsum([inner, nm.param("wd", [H, M])], [B, S, M])
+    def rotate(self, x: nm.Tensor, sequence: nm.Dimension) -> nm.Tensor:
+        """Turns pairs of elements by angles that grow with the position."""
+        D, PAIR = self.D, nm.Dimension("pair", self.D.size // 2)
+        frequency = nm.exp(nm.range(PAIR, "float32") * (-math.log(10_000.0) / PAIR.size))
+        angle = nm.range(sequence, "float32") * frequency
+        order = x.shape
+        x = nm.reshape(x, [D], [HALF, PAIR])
+        first, second = (nm.sum(nm.slice(x, HALF, i, 1), over=HALF.resized(1)) for i in (0, 1))
+        cosine, sine = (nm.cast(turn(angle), x.dtype) for turn in (nm.cos, nm.sin))
+        turned = first * cosine - second * sine, second * cosine + first * sine
+        return nm.transpose(nm.reshape(nm.stack(turned, HALF), [HALF, PAIR], [D]), order)
 
+    def attend(self, h: nm.Tensor) -> nm.Tensor:
+        """Causal grouped-query attention."""
+        B, S, T, M, N, R, D = self.B, self.S, self.T, self.M, self.N, self.R, self.D
+        q = self.rotate(nm.einsum([h, self.weight("wq", [M, N, R, D])], [B, S, N, R, D]), S)
+        k = self.rotate(nm.einsum([h, self.weight("wk", [M, N, D])], [B, S, N, D]), S)
+        v = nm.einsum([h, self.weight("wv", [M, N, D])], [B, S, N, D])
+        k, v = (nm.rename(x, S, T) for x in (k, v))
+        scores = nm.einsum([q, k], [B, N, R, S, T]) * (1 / math.sqrt(D.size))
+        causal = nm.range(T) <= nm.range(S)
+        weights = nm.softmax(nm.where(causal, scores, -1e9), over=T)
+        mixed = nm.einsum([weights, v], [B, S, N, R, D])
+        return nm.einsum([mixed, self.weight("wo", [N, R, D, M])], [B, S, M])
 
-def mix_experts(h: nm.Tensor) -> nm.Tensor:
-    """A mixture of experts in the place of SwiGLU; the rows of a batch are its groups."""
-    mixed, _ = moe(
-        h, lambda logits: top_k_gating(logits, S, E, C, second="all"), (B, S, E, C, M, H)
-    )
-    return mixed
+    def feed_forward(self, h: nm.Tensor) -> nm.Tensor:
+        """SwiGLU."""
+        B, S, M, H = self.B, self.S, self.M, self.H
+        gate = nm.swish(nm.einsum([h, self.weight("wg", [M, H])], [B, S, H]))
+        inner = gate * nm.einsum([h, self.weight("wi", [M, H])], [B, S, H])
+        return nm.einsum([inner, self.weight("wd", [H, M])], [B, S, M])
 
+    def mix_experts(self, h: nm.Tensor) -> nm.Tensor:
+        """A mixture of experts in the place of SwiGLU; the rows of a batch are its groups."""
+        B, S, M, H, E, C = self.B, self.S, self.M, self.H, self.E, self.C
+        mixed, _ = moe(
+            h, lambda logits: top_k_gating(logits, S, E, C, second="all"), (B, S, E, C, M, H)
+        )
+        return mixed
 
-def layer(x: nm.Tensor, second: Callable[[nm.Tensor], nm.Tensor] = feed_forward) -> nm.Tensor:
-    """One layer of the stack, on a residual stream [batch, row, model]."""
-    for name, part in (("attention", attend), ("feed_forward", second)):
-        with nm.scope(name):
-            h = nm.rename(rms_norm(x, M), ROW, S)
-            x = x + nm.rename(part(h), S, ROW)
-    return x
+    def layer(
+        self, x: nm.Tensor, second: Callable[[nm.Tensor], nm.Tensor] | None = None
+    ) -> nm.Tensor:
+        """One layer of the stack, on a residual stream [batch, row, model]; SwiGLU by default."""
+        for name, part in (
+            ("attention", self.attend),
+            ("feed_forward", second or self.feed_forward),
+        ):
+            with nm.scope(name):
+                h = nm.rename(rms_norm(x, self.M), self.ROW, self.S)
+                x = x + nm.rename(part(h), self.S, self.ROW)
+        return x

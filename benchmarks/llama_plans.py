@@ -18,12 +18,14 @@ from typing import Any
 from absl import app
 
 import namedmesh as nm
-from benchmarks import llama
-from benchmarks.llama import ROW, B, C, D, E, H, M, N, R, S
+from benchmarks.llama import Llama
 from benchmarks.result import publish
 from namedmesh.lowering.export import export_planned
 from namedmesh.runtime import Executable
 
+LLAMA = Llama.of()
+B, ROW, S, M, H, N = LLAMA.B, LLAMA.ROW, LLAMA.S, LLAMA.M, LLAMA.H, LLAMA.N
+R, D, E, C = LLAMA.R, LLAMA.D, LLAMA.E, LLAMA.C
 PARTITIONERS = ("gspmd", "shardy")
 MICRO = nm.Dimension("micro", 4)
 FLOAT = 4
@@ -57,7 +59,7 @@ class Case:
     why: str
     params: str | None = None
     micro: bool = False
-    second: Callable[[nm.Tensor], nm.Tensor] = field(default=llama.feed_forward)
+    second: Callable[[nm.Tensor], nm.Tensor] = field(default=LLAMA.feed_forward)
 
 
 CASES = {
@@ -122,7 +124,7 @@ CASES = {
         "batch:data, expert:data",
         4 * gather(EXPERT_BUFFERS / 8, 8) + reduce(ATTENTION + NORMS + ROUTER, 8),
         "to the experts and back, forward and backward; what is not an expert is as dp",
-        second=llama.mix_experts,
+        second=LLAMA.mix_experts,
     ),
 }
 
@@ -133,7 +135,7 @@ def trace_stack(case: Case, layers: int) -> nm.Program:
 
     def loss_and_gradients(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
         def turn(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
-            return llama.layer(x, case.second), None
+            return LLAMA.layer(x, case.second), None
 
         y, _ = nm.scan(turn, x, over=L, stack=True)
         loss = nm.sum(y * y) * (1 / y.shape.elements)

@@ -4,6 +4,8 @@ from namedmesh import aot as aot
 from namedmesh import layers as layers
 from namedmesh import runtime as runtime
 from namedmesh import training as training
+from namedmesh.choice.search_result import Search as Search
+from namedmesh.choice.searching import search as search
 from namedmesh.comparison.diff import Diff as Diff
 from namedmesh.comparison.diff import diff as diff
 from namedmesh.comparison.plan_record import PlanRecord as PlanRecord

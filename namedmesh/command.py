@@ -1,4 +1,4 @@
-"""The command line: `namedmesh plan`, `cost`, `diff`, `report`, `aot` and `completion`.
+"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot` and `completion`.
 
 Each command is a file in its room, imported when it is asked for: planning needs neither
 TensorFlow nor jax, and compiling ahead of time no TensorFlow.
@@ -55,6 +55,12 @@ def _load_report() -> tuple[Add, str, Run]:
     return add_report_arguments, REPORT_EXAMPLES, run_report
 
 
+def _load_search() -> tuple[Add, str, Run]:
+    from namedmesh.choice.search_command import SEARCH_EXAMPLES, add_search_arguments, run_search
+
+    return add_search_arguments, SEARCH_EXAMPLES, run_search
+
+
 def _load_aot() -> tuple[Add, str, Run]:
     from namedmesh.aot.command_line import AOT_EXAMPLES, add_arguments, run_aot
 
@@ -70,6 +76,7 @@ COMMANDS = {
     "cost": Command("print what a step of a program takes on a target", _load_cost),
     "diff": Command("compare two plans, and fail where one costs too much", _load_diff),
     "report": Command("write a plan, or two side by side, as one HTML page", _load_report),
+    "search": Command("find the fastest meshes and layouts for a program", _load_search),
     "aot": Command(
         "compile artifacts for devices that are not here, and report what they take there",
         _load_aot,

@@ -34,6 +34,7 @@ ALLOWED = {
         "comparison",
     },
     "pages": {"dims", "ir", "lowering", "runtime", "estimates", "comparison", "pages"},
+    "choice": {"dims", "ir", "lowering", "aot", "estimates", "comparison", "choice"},
 }
 LONGEST_FILE = 400
 

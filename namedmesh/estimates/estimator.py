@@ -42,7 +42,7 @@ class Estimator:
         for i, run in enumerate(body.runs):
             if run.op.control:
                 inner[i] = self._walk_bodies(run.op, times)
-                run.beside += self._count_rounded(body, run.op)
+                run.beside |= self._find_rounded(body, run.op)
                 shared |= _find_shared(run.op)
             else:
                 self.ops.append(self._price(run, times))
@@ -63,23 +63,23 @@ class Estimator:
         self.ops = before + [cost for costs, _ in found for cost in costs]
         return max((occupancy for _, occupancy in found), key=lambda one: one.peak_bytes)
 
-    def _count_rounded(self, outer: FusedBody, op: Op) -> int:
-        """The bytes of what a loop reads turn by turn, rounded to bfloat16 for products before it.
+    def _find_rounded(self, outer: FusedBody, op: Op) -> dict[Buffer, int]:
+        """What a loop reads turn by turn, rounded for products before it, with its bytes.
 
         The compiler does so for all turns at once where products alone read it, and the loop does
         not write over it.
         """
         if not self.hardware.rounds_products or self.precision != "default" or op.rule != "scan":
-            return 0
+            return {}
         (body,) = op.bodies
         written = {read for _, read in getattr(op, "overwrites", ())}
-        total = 0
+        rounded: dict[Buffer, int] = {}
         for inner, x in zip(body.inputs, op.inputs, strict=False):
             if x.shape == inner.shape or x.dtype != "float32" or inner in written:
                 continue
             if _is_read_by_products(self.plan, body, inner):
-                total += outer.bytes_of(x) // 2
-        return total
+                rounded[x, self.plan.shardings[x]] = outer.bytes_of(x) // 2
+        return rounded
 
     def _price(self, run: Run, times: int) -> OpCost:
         """How long a run takes: its arithmetic or its memory traffic."""
@@ -131,7 +131,9 @@ class Estimator:
         else:
             value, place = buffer
             tensor = value if isinstance(value, Tensor) else value[0]  # type: ignore[index]
-        text = f"{tensor.dtype}{place.text(tensor.shape)}"
+        whole = place.local_elements(tensor.shape, self.plan.mesh) * tensor.itemsize
+        dtype = "bfloat16" if 2 * size == whole else tensor.dtype
+        text = f"{dtype}{place.text(tensor.shape)}"
         return Alive(tensor.label, size, tensor.source, text)
 
 

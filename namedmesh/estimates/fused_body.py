@@ -49,7 +49,7 @@ class Run:
         writes: The bytes of each buffer that is written.
         flops: The floating point operations of the op itself, on one device.
         fused: The floating point operations of the ops that run within it, by op.
-        beside: Bytes that are there only while it runs: what collectives send, and the like.
+        beside: What is there only while it runs, such as results before collectives move them.
     """
 
     op: Op
@@ -57,7 +57,7 @@ class Run:
     writes: dict[Buffer, int] = field(default_factory=dict)
     flops: float = 0.0
     fused: dict[Op, float] = field(default_factory=dict)
-    beside: int = 0
+    beside: dict[Buffer, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
@@ -325,7 +325,8 @@ class FusedBody:
             if self.readers[tensor] or tensor in self._demanded:
                 run.writes[tensor] = self.bytes_of(tensor)
                 if moves_data(self.plan.moves.get(tensor, ())):
-                    run.beside += self.bytes_of(tensor, self.plan.natural[tensor])
+                    natural = self.plan.natural[tensor]
+                    run.beside[tensor, natural] = self.bytes_of(tensor, natural)
         return run
 
     def _is_written(self, run: Run, tensor: Tensor) -> bool:

@@ -87,6 +87,8 @@ class Occupancy:
         held = [
             (one.buffer, one.bytes) for one in self.ranges if one.first <= self.peak <= one.last
         ]
+        if self.peak >= 0:
+            held += self.body.runs[self.peak].beside.items()
         inside = self.inner.get(self.peak)
         return held + (inside.find_alive() if inside else [])
 
@@ -151,7 +153,7 @@ def measure_body(
             changes[one.first] += one.bytes
             changes[one.last + 1] -= one.bytes
     totals = list(accumulate(changes))[:end]
-    totals = [total + run.beside for total, run in zip(totals, runs, strict=True)]
+    totals = [total + sum(run.beside.values()) for total, run in zip(totals, runs, strict=True)]
     held = [total + (inner[i].peak_bytes if i in inner else 0) for i, total in enumerate(totals)]
     peak = max(range(end), key=held.__getitem__, default=-1)
     return Occupancy(

@@ -211,6 +211,11 @@ class Op:
         """Dimensions that this op makes the holders of their axes."""
         return ()
 
+    @property
+    def given_dims(self) -> tuple[str, ...]:
+        """Dimensions that this op makes whole."""
+        return ()
+
     def results(self) -> list[tuple[Shape, str]]:
         """The shape rule: returns each result's shape and dtype, or raises for unfit operands.
 

@@ -96,6 +96,7 @@ class LayoutConflict(NamedMeshError):
 
     Attributes:
         fixes: Everything that can be written to end it; the first sends and keeps the fewest bytes.
+        dims: The two dimensions; one where a dimension lies on different axes.
 
     Example:
         >>> import namedmesh as nm
@@ -114,9 +115,17 @@ class LayoutConflict(NamedMeshError):
     """
 
     fixes: Sequence[Fix]
+    dims: frozenset[str]
 
-    def __init__(self, problem: str, *details: str, fixes: Sequence[Fix], **more: Any):
-        self.fixes = tuple(fixes)
+    def __init__(
+        self,
+        problem: str,
+        *details: str,
+        fixes: Sequence[Fix],
+        dims: frozenset[str] = frozenset(),
+        **more: Any,
+    ):
+        self.fixes, self.dims = tuple(fixes), dims
         listed = "".join(f"\n    {fix}" for fix in self.fixes)
         taken = "or plan with conflicts='cheapest', which takes the cheapest move"
         ways = f"write one of these, the cheapest first, {taken}{listed}"
@@ -152,4 +161,5 @@ def conflict_error(
         f"mesh: {planner.mesh}",
         source=op.source,
         fixes=fixes,
+        dims=frozenset((one.name, two.name)),
     )

@@ -91,6 +91,42 @@ def plan(
         >>> nm.plan(program, nm.Mesh(data=4), "batch:data", params="hidden:data").count("AllGather")
         1
     """
+    step, planner = _plan_step(program, mesh, layout, params, conflicts)
+    step.warnings.extend(find_waste(step, planner.resting))
+    for name in program.variables:
+        step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)
+    warn_of(step)
+    return step
+
+
+def plan_step(
+    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
+) -> Plan:
+    """Plans a step alone: neither how its variables are made nor what the layout leaves unused.
+
+    Args:
+        program: What `nm.trace` returned.
+        mesh: The devices, along named axes.
+        layout: Which dimensions lie on which mesh axes.
+        params: The same for parameters at rest, where it differs.
+
+    Returns:
+        The plan, without initializers and warnings.
+
+    Raises:
+        NamedMeshError: As `plan` does.
+    """
+    return _plan_step(program, mesh, layout, params, "error")[0]
+
+
+def _plan_step(
+    program: Program,
+    mesh: Mesh,
+    layout: LayoutLike,
+    params: LayoutLike | None,
+    conflicts: str,
+) -> tuple[Plan, Planner]:
+    """Plans a step; returns the planner of the last pass too."""
     if not isinstance(program, Program):
         given = getattr(program, "__name__", repr(program))
         raise NamedMeshError(
@@ -125,11 +161,7 @@ def plan(
     note_yielded(step, yielded)
     decided = {text: list(dict.fromkeys(names)) for text, names in step.decisions.items()}
     step = replace(step, decisions=decided)
-    step.warnings.extend(find_waste(step, planner.resting))
-    for name in program.variables:
-        step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)
-    warn_of(step)
-    return step
+    return step, planner
 
 
 def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:

@@ -40,6 +40,10 @@ class Move(Op):
     def taken_dims(self) -> tuple[str, ...]:
         return (*self.take, *(self.exact or ()))
 
+    @property
+    def given_dims(self) -> tuple[str, ...]:
+        return self.give
+
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 

@@ -112,6 +112,7 @@ def test_what_parts_are_added_up_from_is_there_beside_the_sum():
     specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
     found = memory(step, mesh=nm.Mesh(all=4), layout="b:all", **specs)
     assert found.peak_bytes - found.kept_bytes == 2 * NARROW
+    assert sum(one.bytes for one in found.alive) == found.peak_bytes
 
 
 def test_optimizer_slots_are_kept():
@@ -156,7 +157,8 @@ def test_weights_of_a_loop_are_rounded_for_products_before_it():
 
     plan = nm.plan(nm.trace(forward, x=nm.spec([A, X])), nm.Mesh(all=1), "")
     rounded, whole = (
-        nm.cost(plan, "tpu-v5e", precision=precision).memory.peak_bytes
-        for precision in ("default", "highest")
+        nm.cost(plan, "tpu-v5e", precision=precision).memory for precision in ("default", "highest")
     )
-    assert rounded - whole == 8 * SQUARE // 2
+    assert rounded.peak_bytes - whole.peak_bytes == 8 * SQUARE // 2
+    assert sum(one.bytes for one in rounded.alive) == rounded.peak_bytes
+    assert any(one.place.startswith("bfloat16") for one in rounded.alive)

@@ -1,0 +1,113 @@
+"""Layouts that a search finds, beside those that people write, and beside measured steps.
+
+python -m benchmarks.search --json OUT            three models on 8 to 2,048 devices
+python -m benchmarks.search order --json OUT      ten layouts on 8 virtual CPU devices, measured
+
+Times are estimates for TPU v3 but for the measured ones. On 8 devices the best is compiled, by the
+TPU compiler where it is and for CPU devices elsewhere, and audited.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import warnings
+from typing import Any
+
+from absl import app, flags
+
+import namedmesh as nm
+from benchmarks.measured_order import measure_order
+from benchmarks.result import publish
+from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
+from namedmesh.choice.candidate import Candidate
+from namedmesh.choice.measure import measure_candidate
+from namedmesh.estimates.hardware import Hardware
+from namedmesh.runtime import use_cpu_devices
+
+TARGET = "tpu-v3"
+COMPILED = 8  # devices, for which the best is compiled
+
+_MODELS = flags.DEFINE_list("models", list(MODELS), "which models")
+_DEVICES = flags.DEFINE_list("devices", [str(one) for one in DEVICES], "how many devices")
+_PROCESSES = flags.DEFINE_integer("processes", 2, "processes that plan", lower_bound=1)
+_PLANS = flags.DEFINE_integer("plans", None, "candidates to plan at most", lower_bound=1)
+
+
+def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
+    """The best of the choices with a layout by hand: the fastest that fits, or the smallest."""
+    rows = []
+    for values in itertools.product(*case.choices.values()):
+        choices = dict(zip(case.choices, values, strict=True))
+        params = None if hand.params is None else nm.Layout(hand.params)
+        candidate = Candidate(0, nm.Mesh.parse(hand.mesh), nm.Layout(hand.layout), params)
+        takes = measure_candidate(case.make(**choices), candidate, hardware)
+        if takes.refused:
+            return {"mesh": hand.mesh, "layout": hand.layout, "refused": takes.refused}
+        rows.append((takes, choices))
+    fitting = [one for one in rows if one[0].memory_bytes <= hardware.memory_bytes]
+    takes, choices = min(
+        fitting or rows, key=lambda one: one[0].seconds if fitting else one[0].memory_bytes
+    )
+    return {
+        "mesh": hand.mesh,
+        "layout": hand.layout,
+        "params": hand.params,
+        "choices": choices,
+        "seconds": takes.seconds,
+        "memory_bytes": takes.memory_bytes,
+        "fits": bool(fitting),
+    }
+
+
+def compare(name: str, devices: int) -> dict[str, Any]:
+    """Searches one model on so many devices, and prices the layouts by hand."""
+    case, hardware = MODELS[name](devices), Hardware.parse(TARGET)
+    found = nm.search(
+        case.make,
+        devices,
+        hardware,
+        plans=_PLANS.value,
+        processes=_PROCESSES.value,
+        verify=1 if devices == COMPILED else 0,
+        **case.choices,
+    )
+    print(found, file=sys.stderr, flush=True)
+    hands = {label: price_hand(case, hand, hardware) for label, hand in case.hands.items()}
+    for row in hands.values():
+        if row.get("fits"):
+            row["found_to_hand"] = found.best.seconds / row["seconds"]
+    ratios = [row["found_to_hand"] for row in hands.values() if "found_to_hand" in row]
+    document = found.to_json()
+    return {
+        "model": name,
+        "devices": devices,
+        "target": TARGET,
+        "best": document["front"][0],
+        "front": len(found.front),
+        "hands": hands,
+        "worst_ratio": max(ratios, default=None),
+        "search_seconds": found.elapsed,
+        "enumerated": found.enumerated,
+        "planned": found.planned,
+        "reasons": document["reasons"],
+    }
+
+
+def main(arguments: list[str]) -> None:
+    """Compares searches with layouts by hand, or their order with measured steps."""
+    warnings.simplefilter("ignore", UserWarning)  # layouts by hand may leave devices idle
+    use_cpu_devices(COMPILED)
+    if arguments[1:] == ["order"]:
+        publish(measure_order())
+        return
+    rows = []
+    for name in _MODELS.value:
+        for devices in map(int, _DEVICES.value):
+            rows.append(compare(name, devices))
+            publish(rows, show=False)
+    publish(rows)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,98 @@
+"""Journal: what a search has measured so far, in a file from which it can go on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from namedmesh.choice.measure import Measure
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.paths import check_path, describe_os_error, write_file
+from namedmesh.dims.version import __version__
+from namedmesh.ir.op import every_op
+from namedmesh.ir.program import Program
+
+FORMAT = 1
+
+
+def fingerprint(programs: Iterable[Program], *settings: object) -> str:
+    """Returns what tells one search from another: its programs and what they are planned for.
+
+    Args:
+        programs: The variants of the program.
+        *settings: The devices and the like.
+
+    Returns:
+        A hash, the same in every process.
+    """
+    digest = hashlib.sha256(repr(settings).encode())
+    for program in programs:
+        for op in every_op(program.ops):
+            tensors = [(str(one.shape), one.dtype) for one in (*op.inputs, *op.outputs)]
+            digest.update(repr((op.kind, op.phase, tensors)).encode())
+    return digest.hexdigest()
+
+
+class Journal:
+    """The measures of a search, written whole or not at all.
+
+    Args:
+        path: The file; None for a search that leaves none.
+        identity: What tells this search from others.
+
+    Raises:
+        NamedMeshError: The file is not a journal, or one of another search.
+    """
+
+    def __init__(self, path: str | os.PathLike | None, identity: str):
+        self._path = None if path is None else check_path(path, "the journal of the search")
+        self._identity = identity
+        self.measures: dict[str, Measure] = {}
+        if self._path is not None and os.path.exists(self._path):
+            self.measures = self._read(self._path)
+
+    def _read(self, path: str) -> dict[str, Measure]:
+        """Reads the measures of an earlier run of the same search."""
+        try:
+            with open(path, encoding="utf-8") as file:
+                document: Any = json.load(file)
+            rows: Mapping[str, Mapping[str, Any]] = document["measures"]
+            measures = {
+                key: Measure(**{**row, "conflict": tuple(row["conflict"])})
+                for key, row in rows.items()
+            }
+            identity = document["format"], document["version"], document["search"]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            reason = describe_os_error(error) if isinstance(error, OSError) else "it is not one"
+            raise NamedMeshError(
+                f"cannot read {path!r} as the journal of a search: {reason}",
+                fix="name another file, or remove this one to start anew",
+            ) from None
+        if identity != (FORMAT, __version__, self._identity):
+            other = "version of namedmesh" if identity[1] != __version__ else "search"
+            raise NamedMeshError(
+                f"the journal {path!r} belongs to another {other}",
+                fix="name another file, remove this one to start anew, or give the same program, "
+                "devices, target and pin as before",
+            )
+        return measures
+
+    def write(self, measures: Mapping[str, Measure]) -> None:
+        """Adds measures, and writes the file if there is one.
+
+        Args:
+            measures: What was measured, by candidate.
+        """
+        self.measures.update(measures)
+        if self._path is None:
+            return
+        document = {
+            "format": FORMAT,
+            "version": __version__,
+            "search": self._identity,
+            "measures": {key: one.to_json() for key, one in self.measures.items()},
+        }
+        write_file(self._path, (json.dumps(document, indent=1) + "\n").encode(), "the journal")

@@ -1,0 +1,70 @@
+"""Floors are floors: no plan takes less."""
+
+import pytest
+
+import namedmesh as nm
+from namedmesh.choice.bounds import Bounds
+from namedmesh.choice.candidate import make_candidate
+from namedmesh.choice.facts import find_facts
+from namedmesh.choice.roles import choose_roles, factorise, find_roles
+from namedmesh.choice.space import enumerate_space
+from namedmesh.lowering.planning import plan_step
+from tests.choice.models import trace_mixture, trace_step
+
+PROGRAMS = {
+    "step": trace_step,
+    "loop": lambda: trace_step("full", 4),
+    "mixture": trace_mixture,
+}
+
+
+def facts_of(program, target="tpu-v3", devices=8):
+    return find_facts(nm.cost(plan_step(program, nm.Mesh(one=1)), target), devices)
+
+
+@pytest.mark.parametrize("target", ["tpu-v3", "h200", "cpu"])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_no_plan_takes_less_than_its_floors(name, target):
+    program, hardware = PROGRAMS[name](), nm.Hardware.parse(target)
+    facts = facts_of(program, target)
+    space = enumerate_space([(facts, Bounds(facts, hardware, 8))], 8, nm.Layout(""), 3)
+    planned = 0
+    for one in range(0, len(space.family), 7):
+        family = space.families[space.family[one]]
+        candidate = make_candidate(facts, family, space.sizes_of(one), nm.Layout(""))
+        try:
+            plan = plan_step(program, candidate.mesh, candidate.layout, candidate.params)
+        except nm.NamedMeshError:
+            continue
+        cost = nm.cost(plan, hardware)
+        assert cost.seconds >= space.least_seconds[one] * (1 - 1e-9), candidate.key
+        assert cost.memory.peak_bytes >= space.least_bytes[one] * (1 - 1e-9), candidate.key
+        planned += 1
+    assert planned > 3
+
+
+def test_dims_of_one_activation_do_not_share_an_axis():
+    facts = facts_of(trace_step())
+    roles = find_roles(facts, facts.dims)
+    assert not any({"batch", "hidden"} <= role for role in roles)
+    assert {"hidden", "model"} in roles  # only weights have both
+
+
+def test_dims_that_axes_move_between_share_one():
+    facts = facts_of(trace_mixture())
+    assert {"group", "expert"} in find_roles(facts, facts.dims)
+
+
+def test_loops_and_inner_dims_are_not_split():
+    assert facts_of(trace_step("none", 4)).dims == ("batch", "model", "hidden")
+
+
+def test_axes_are_not_enumerated_in_two_orders():
+    facts = facts_of(trace_step())
+    sets = [frozenset(one.roles) for one in choose_roles(facts, nm.Layout(""), 2)]
+    assert len(sets) == len({*sets})
+
+
+@pytest.mark.parametrize("devices, axes, count", [(8, 1, 1), (8, 2, 2), (8, 3, 1), (2048, 3, 45)])
+def test_factorisations(devices, axes, count):
+    assert len(factorise(devices, axes)) == count
