@@ -70,7 +70,6 @@ class PlanData:
             ],
             "weights": sum(one.shape.elements for one in plan.program.parameters.values()),
             "weight_bytes": self._count_bytes(plan.program.parameters),
-            "variable_bytes": self._count_bytes(plan.program.variables),
             "flops": [plan.program.flops(phase) / plan.mesh.devices for phase in PHASES],
             "phases": list(ALL_PHASES),
             "ops": self._op_columns(),

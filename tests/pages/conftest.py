@@ -48,14 +48,17 @@ def open_page(browser, reports) -> Iterator[Callable[..., Any]]:
     said: list[str] = []
     pages = []
 
-    def opened(name: str, width: int = 1400, height: int = 1000, hash: str = "", **options: Any):
+    def opened(
+        name: str | Path, width: int = 1400, height: int = 1000, hash: str = "", **options: Any
+    ):
         # Playwright waits by eval, which the page's own policy forbids.
         options = {"bypass_csp": True} | options
         page = browser.new_page(viewport={"width": width, "height": height}, **options)
         page.on("console", lambda message: said.append(message.text))
         page.on("pageerror", lambda error: said.append(str(error)))
         page.on("request", lambda one: said.append(one.url) if "file:" not in one.url else None)
-        page.goto(f"{reports[name].as_uri()}{hash}")
+        path = reports[name] if isinstance(name, str) else name
+        page.goto(f"{path.as_uri()}{hash}")
         page.wait_for_selector("footer")
         pages.append(page)
         return page

@@ -47,3 +47,37 @@ def small_plan(layout: str = LAYOUT) -> nm.Plan:
 def largest_plan(params: str = "") -> nm.Plan:
     """The paper's model of 600 billion weights on 2,048 devices."""
     return plan_case(Case(2048, 36, mesh="outer=16, inner=128", params=params))
+
+
+def unusual_plans() -> dict[str, nm.Plan]:
+    """Plans that lack something most have: devices, axes, collectives, gradients, a known loop."""
+    one, cube = nm.Mesh(only=1), nm.Mesh(x=2, y=2, z=2)
+    turned = nm.Mesh([3, 2, 1, 0], data=4)
+    rows = nm.Dimension("rows", 10)
+
+    def scalar(x):
+        return nm.sum(x) * 2.0
+
+    def loop(x):
+        return nm.while_loop(lambda y: nm.max(y) < 9.0, lambda y: y + nm.sum(y, over=B), x)
+
+    def product(x, w):
+        return nm.einsum([x, w], [B, H])
+
+    def blur(x):
+        return nm.shift(x, rows, 1) + x
+
+    batch = nm.spec([B, M])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # some layouts leave axes unused, which the page tells
+        return {
+            "one device": nm.plan(small_program(), one),
+            "nothing split": nm.plan(nm.trace(scalar, batch), cube),
+            "three axes": nm.plan(
+                nm.trace(product, batch, nm.spec([M, H])), cube, "batch:x, model:y, hidden:z"
+            ),
+            "a loop of unknown length": nm.plan(nm.trace(loop, batch), turned, "batch:data"),
+            "padding and neighbours": nm.plan(
+                nm.trace(blur, nm.spec([rows, M])), turned, "rows:data"
+            ),
+        }

@@ -6,6 +6,9 @@ import pathlib
 
 import pytest
 
+import namedmesh as nm
+from tests.pages.models import unusual_plans
+
 IMAGES = pathlib.Path(__file__).parent.parent.parent / "docs" / "images"
 WRITES_OUTPUTS = os.environ.get("NAMEDMESH_WRITE_OUTPUTS", "") not in ("", "0")
 SECONDS = 2.0
@@ -40,6 +43,19 @@ def test_the_largest_plan_loads_in_two_seconds(browser, reports):
 def test_nothing_is_wider_than_the_window(open_page, name, width):
     page = open_page(name, width=width)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", unusual_plans())
+def test_plans_that_lack_something_have_pages_too(open_page, tmp_path, name):
+    plan = unusual_plans()[name]
+    nm.report(plan, tmp_path / "plan.html", target="cpu")
+    page = open_page(tmp_path / "plan.html", width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert page.inner_text("#tensor h3")
+    assert page.locator("#memory svg").count() == page.locator("#roofline svg").count() == 1
+    told = page.get_attribute("#tensor svg[role=slider]", "aria-valuetext")
+    first = (plan.mesh.device_assignment or (0,))[0]
+    assert told.startswith(f"device {first} at {next(iter(plan.mesh.axes))}=0")
 
 
 @pytest.mark.parametrize("name", ["small", "two"])

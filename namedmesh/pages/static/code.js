@@ -6,7 +6,7 @@ function Code({ model, costs, address }) {
   const chosen = address.kind === "code" && address.plan === model.index ? address : null;
   const files = useMemo(() => model.data.files.map((file, i) => {
     const entries = [...costs.lines(i).values()];
-    return { i, ...file, seconds: sum(entries.map((one) => one.seconds)), sent: sum(entries.map((one) => one.sent)), tensors: sum(entries.map((one) => one.tensors.length)) };
+    return { i, ...file, seconds: sum(entries.map((one) => one.seconds)), tensors: sum(entries.map((one) => one.tensors.length)) };
   }), [model]);
   const own = files.find((file) => !file.layer && file.tensors) || files[0];
   const [picked, setPicked] = useState(own ? own.i : 0);
@@ -16,12 +16,11 @@ function Code({ model, costs, address }) {
   const open = (line) => line && setUnfolded(new Set(unfolded).add(`${picked}:${line}`));
   if (!current) return html`<p>The plan names no file.</p>`;
   const table = costs.lines(picked);
-  const measure = (entry) => (costs.known ? entry.seconds : entry.sent);
-  const largest = Math.max(1e-30, ...[...table.values()].map(measure));
+  const largest = Math.max(1e-30, ...[...table.values()].map((entry) => entry.seconds));
   const rows = foldLines(current, table, unfolded, picked, chosen?.line);
   return html`<div class="controls">
       <${Select} label="File" value=${String(picked)} onChange=${(key) => setPicked(Number(key))}
-        options=${files.map((file) => [String(file.i), `${file.name}${file.layer ? " (layer)" : ""} – ${costs.known ? formatSeconds(file.seconds) : `${formatBytes(file.sent)} sent`}`])} />
+        options=${files.map((file) => [String(file.i), `${file.name}${file.layer ? " (layer)" : ""} – ${formatSeconds(file.seconds)}`])} />
     </div>
     <p class="faint">${current.layer ? "A line of a layer has the costs of the ops that it makes." : "A line has the costs of the ops that it makes, those of layers that it calls included."}</p>
     <div class="scroll code" tabindex="0" role="region" aria-label=${`source of ${current.name}, plan ${model.letter}`}><table>
@@ -29,11 +28,11 @@ function Code({ model, costs, address }) {
       <thead><tr><th scope="col" class="number">Time</th><th scope="col" class="number">Sent</th><th scope="col" class="number">Largest</th><th scope="col" class="number">Line</th><th scope="col">Code</th></tr></thead>
       <tbody>${rows.map((row) => (row.gap
         ? html`<tr key=${`g${row.from}`} class="gap"><td colspan="5"><button type="button" onClick=${() => open(row.from)}>⋯ ${plural(row.to - row.from, "line")}</button></td></tr>`
-        : html`<${CodeLine} key=${row.line} model=${model} costs=${costs} row=${row} share=${row.entry ? measure(row.entry) / largest : 0} chosen=${chosen?.line === row.line} />`))}</tbody>
+        : html`<${CodeLine} key=${row.line} model=${model} row=${row} share=${row.entry ? row.entry.seconds / largest : 0} chosen=${chosen?.line === row.line} />`))}</tbody>
     </table></div>`;
 }
 
-function CodeLine({ model, costs, row, share, chosen }) {
+function CodeLine({ model, row, share, chosen }) {
   const ref = useRef(null);
   const [shown, setShown] = useState(false);
   useEffect(() => { if (chosen && ref.current) ref.current.scrollIntoView({ block: "center" }); }, [chosen]);

@@ -18,21 +18,20 @@ function collectiveColumns(model, costs) {
     const tensor = model.tensorOf(one);
     return tensor >= 0 ? html`<${TensorLink} model=${model} tensor=${tensor}>${one.tensor}<//>` : one.tensor;
   };
-  const columns = [
+  return [
     { key: "phase", title: "Phase", sort: (one) => model.phases.indexOf(one.phase), cell: (one) => html`<${PhaseBadge} phase=${one.phase} />` },
     { key: "kind", title: "Collective", sort: (one) => one.kind, cell: (one) => html`<b>${one.kind}</b>` },
     { key: "axes", title: "Over", kind: "whole", sort: (one) => one.axes.join(), cell: (one) => html`<${AxisChips} model=${model} axes=${one.axes} />${one.hop ? ` ${one.hop}` : ""}` },
     { key: "tensor", title: "Tensor", kind: "name", sort: (one) => one.tensor, cell: link },
     { key: "bytes", title: "Bytes × times", number: true, sort: (one) => one.bytes, cell: (one) => `${formatBytes(one.bytes)} × ${formatNumber(one.times)}${one.open ? " per turn" : ""}` },
     { key: "sent", title: "Sent", number: true, sort: (one) => one.wire * one.times, cell: (one) => formatBytes(one.wire * one.times) },
+    { key: "seconds", title: "Time", number: true, sort: (one) => costs.collectiveSeconds(one.i), cell: (one) => (one.phase === "init" ? "–" : formatSeconds(costs.collectiveSeconds(one.i))) },
+    { key: "line", title: "Line", sort: (one) => model.lineText(one.line), cell: (one) => html`<${LineLink} model=${model} line=${one.line} />` },
+    {
+      key: "status", title: "Made", sort: (one) => one.status?.[0] || "",
+      cell: (one) => (one.status ? html`<${Status} status=${one.status} />` : html`<span class="faint" title="this report has no audit">planned</span>`),
+    },
   ];
-  if (costs.known) columns.push({ key: "seconds", title: "Time", number: true, sort: (one) => costs.collectiveSeconds(one.i), cell: (one) => (one.phase === "init" ? "–" : formatSeconds(costs.collectiveSeconds(one.i))) });
-  columns.push({ key: "line", title: "Line", sort: (one) => model.lineText(one.line), cell: (one) => html`<${LineLink} model=${model} line=${one.line} />` });
-  columns.push({
-    key: "status", title: "Made", sort: (one) => one.status?.[0] || "",
-    cell: (one) => (one.status ? html`<${Status} status=${one.status} />` : html`<span class="faint" title="this report has no audit">planned</span>`),
-  });
-  return columns;
 }
 
 function Collectives({ model, costs, query }) {

@@ -1,4 +1,4 @@
-/* What a plan's estimate says, by op, scope and line; a report may be without one. */
+/* What a plan's estimate says, by op, scope and line. */
 
 class Costs {
   constructor(model) {
@@ -6,7 +6,6 @@ class Costs {
     const data = model.data.cost;
     this.data = data;
     this.byOp = new Map();
-    if (!data) return;
     data.ops.op.forEach((op, i) => {
       const [flops, bytes, seconds, times] = ["flops", "bytes", "seconds", "times"].map(
         (column) => data.ops[column][i]);
@@ -15,12 +14,10 @@ class Costs {
     });
   }
 
-  get known() { return Boolean(this.data); }
-
   opSeconds(op) { return this.byOp.get(op)?.total || 0; }
 
   collectiveSeconds(i) {
-    const seconds = this.data?.collectives[i];
+    const seconds = this.data.collectives[i];
     return seconds === undefined ? 0 : seconds * this.model.data.collectives.times[i];
   }
 
@@ -28,12 +25,7 @@ class Costs {
   sequence() {
     const { model } = this;
     const entries = [];
-    let start = 0;
-    const add = (entry) => {
-      if (!entry.seconds) return;
-      entries.push({ ...entry, start });
-      start += entry.seconds;
-    };
+    const add = (entry) => entry.seconds && entries.push(entry);
     for (let op = 0; op < model.opCount; op++) {
       const phase = model.phases[model.data.ops.phase[op]];
       for (const i of model.collectivesOf.get(op) || []) {

@@ -72,7 +72,6 @@ function memoryBands(model, memory) {
 }
 
 function Memory({ model, costs }) {
-  if (!costs.known) return html`<p>This report has no estimate.</p>`;
   const { memory, capacity } = costs.data;
   const rows = useMemo(() => memory.alive.map((one, i) => ({ ...one, key: i })), [memory]);
   const columns = [

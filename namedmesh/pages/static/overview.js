@@ -5,21 +5,16 @@ function facts(model) {
   const step = model.collectives().filter((one) => one.phase !== "init");
   const sent = sum(step.map((one) => one.wire * one.times));
   const runs = sum(step.map((one) => one.times));
-  const list = [
+  const { cost } = data;
+  const { peak } = cost.memory;
+  return [
+    { key: "seconds", title: "Step, estimated", value: formatSpan(cost.least, cost.seconds), note: `on ${cost.target}, with perfect overlap – with none`, number: cost.seconds },
+    { key: "memory", title: "Peak memory", value: formatBytes(peak), note: `${formatShare(peak, cost.capacity)} of ${formatBytes(cost.capacity)}`, number: peak, full: peak / cost.capacity },
     { key: "weights", title: "Weights", value: formatCount(data.weights), note: `${formatBytes(data.weight_bytes)} on a device`, number: data.weights },
     { key: "flops", title: "Work of a device", value: formatFlops(sum(data.flops)), note: "in one step", number: sum(data.flops) },
     { key: "sent", title: "Sent by a device", value: formatBytes(sent), note: "in one step", number: sent },
     { key: "collectives", title: "Collectives", value: formatNumber(runs), note: `runs of ${formatNumber(step.length)} in the plan${data.audit ? (data.audit.exact ? ", all made as planned" : ", not all made as planned") : ""}`, number: runs },
   ];
-  if (data.cost) {
-    const { cost } = data;
-    const { peak } = cost.memory;
-    list.unshift(
-      { key: "seconds", title: "Step, estimated", value: formatSpan(cost.least, cost.seconds), note: `on ${cost.target}, with perfect overlap – with none`, number: cost.seconds },
-      { key: "memory", title: "Peak memory", value: formatBytes(peak), note: cost.capacity ? `${formatShare(peak, cost.capacity)} of ${formatBytes(cost.capacity)}` : "on a device", number: peak, full: cost.capacity ? peak / cost.capacity : 0 },
-    );
-  }
-  return list;
 }
 
 function Overview({ model }) {

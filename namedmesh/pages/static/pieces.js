@@ -126,8 +126,8 @@ function Pieces({ model, place }) {
   return html`<div class="pieces">
     <p>${count > 1 ? html`<b>${plural(count, "different piece")}</b>, ${copies > 1 ? `each on ${formatNumber(copies)} devices` : "each on one device"}` : html`<b>A whole copy</b> on every device`}${place.partial.length ? html`, each with its own part of a sum over <${AxisChips} model=${model} axes=${place.partial} />` : ""}.</p>
     <${DeviceGrid} model=${model} place=${place} device=${device} setDevice=${setDevice} />
-    <p class="faint small">${down ? `${down} downwards, ${along} along each row${model.axes[model.axes.length - 1].size > MOST_COLUMNS ? ", folded" : ""}` : `${along}, row by row`}; outlined: the same piece.</p>
-    <label class="device-input">Device <input type="number" min="0" max=${model.devices - 1} value=${device}
+    <p class="faint small">${down ? `${down} downwards, ${along} along each row${model.axes[model.axes.length - 1].size > MOST_COLUMNS ? ", folded" : ""}` : `${along}, row by row`}${count > 1 && copies > 1 ? "; outlined: the same piece" : ""}.</p>
+    <label class="device-input">${model.data.devices.length ? "Place in the mesh" : "Device"} <input type="number" min="0" max=${model.devices - 1} value=${device}
       onInput=${(event) => event.target.value !== "" && setDevice(Math.max(0, Math.min(model.devices - 1, Math.floor(Number(event.target.value) || 0))))} /></label>
     <span class="where">${model.axes.map((axis, i) => html`<span key=${axis.name}><${AxisChip} axis=${axis} /> ${coordinates[i]} </span>`)}</span>
     <${DimBars} model=${model} place=${place} device=${device} />

@@ -84,7 +84,7 @@ function Group({ model, costs, group, depth, open, toggle, selected }) {
       <span class="group-name">${group.name || "outside all scopes"}</span>
       <span class="tail faint">${group.kind === "scope" && html`<${SplitBar} model=${model} group=${group} />`}
         <span class="cell count">${plural(group.count, "tensor")}</span>
-        ${costs.known && group.kind === "scope" && html`<span class="cell">${formatSeconds(group.seconds)}</span>`}
+        ${group.kind === "scope" && html`<span class="cell">${formatSeconds(group.seconds)}</span>`}
         ${group.kind === "scope" && html`<span class="cell">${group.sent ? `${formatBytes(group.sent)} sent` : "–"}</span>`}</span>
     </button>
     ${unfolded && html`<ul>

@@ -125,7 +125,6 @@ function Roofline({ model, costs, query }) {
   }, [model, query, phase]);
   const points = useMemo(() => rows.filter((one) => one.intensity > 0 && one.speed > 0), [rows]);
   const others = rows.filter((one) => !(one.intensity > 0 && one.speed > 0));
-  if (!costs.known) return html`<p>This report has no estimate.</p>`;
   const phases = [...costs.byOp.keys()].map((op) => ({ phase: model.phases[model.data.ops.phase[op]] }));
   const columns = [
     { key: "op", title: "Op", kind: "name", sort: (one) => model.text(model.data.ops.name[one.op]), cell: (one) => html`<${OpLink} model=${model} op=${one.op} />` },

@@ -12,21 +12,10 @@ function ticks(largest, count) {
   return Array.from({ length: Math.floor(largest / step + 1e-9) + 1 }, (_, i) => i * step);
 }
 
-/* Without an estimate, a collective is as long as what a device sends. */
-function timelineEntries(model, costs, phase) {
-  let entries;
-  if (costs.known) entries = costs.sequence();
-  else {
-    let start = 0;
-    entries = model.collectives().filter((one) => one.phase !== "init").map((one) => {
-      const entry = { collective: one.i, op: one.op, phase: one.phase, seconds: one.wire * one.times, start };
-      start += entry.seconds;
-      return entry;
-    });
-  }
-  entries = entries.filter((entry) => !phase || entry.phase === phase);
+/* The entries of a step, or of one of its phases alone, from 0 on. */
+function timelineEntries(costs, phase) {
   let start = 0;
-  return entries.map((entry) => {
+  return costs.sequence().filter((entry) => !phase || entry.phase === phase).map((entry) => {
     const moved = { ...entry, start };
     start += entry.seconds;
     return moved;
@@ -51,9 +40,8 @@ function joinThin(entries, scale, lane) {
 function Timeline({ model, costs, phase }) {
   const [ref, width] = useWidth();
   const [hovered, setHovered] = useState(null);
-  const entries = useMemo(() => timelineEntries(model, costs, phase), [model, phase]);
+  const entries = useMemo(() => timelineEntries(costs, phase), [model, phase]);
   const total = entries.length ? entries[entries.length - 1].start + entries[entries.length - 1].seconds : 0;
-  const unit = costs.known ? formatSeconds : formatBytes;
   const laneOf = (entry) => (entry.collective < 0 ? "compute" : model.data.collectives.axes[entry.collective].join("+"));
   const lanes = [...new Set(entries.map(laneOf))].sort((one, other) => (other === "compute") - (one === "compute") || one.localeCompare(other));
   const height = MARGIN.top + lanes.length * LANE + MARGIN.bottom;
@@ -61,13 +49,13 @@ function Timeline({ model, costs, phase }) {
   const drawn = useMemo(() => lanes.flatMap((lane) => joinThin(entries.filter((entry) => laneOf(entry) === lane), scale, laneOf)), [entries, scale]);
   const bands = phaseBands(entries);
   const x = (value) => MARGIN.left + value * scale;
-  if (!total) return html`<p ref=${ref}>Nothing is communicated${phase ? ` in ${phase}` : ""}.</p>`;
+  if (!total) return html`<p ref=${ref}>Nothing of a step runs${phase ? ` in ${phase}` : ""}.</p>`;
   const words = lanes.map((lane) => {
     const share = sum(entries.filter((entry) => laneOf(entry) === lane).map((entry) => entry.seconds));
-    return `${laneName(model, lane)} ${unit(share)}`;
+    return `${laneName(model, lane)} ${formatSeconds(share)}`;
   });
   return html`<div ref=${ref} class="drawing">${width > 0 && html`
-    <svg width=${width} height=${height} role="img" aria-label=${`timeline of ${unit(total)}: ${words.join(", ")}`}
+    <svg width=${width} height=${height} role="img" aria-label=${`timeline of ${formatSeconds(total)}: ${words.join(", ")}`}
       onMouseLeave=${() => setHovered(null)}>
       <defs>${lanes.filter((lane) => lane.includes("+")).map((lane) => html`<${Stripes} key=${lane} model=${model} lane=${lane} />`)}</defs>
       ${bands.map((band) => html`<rect x=${x(band.start)} y=${MARGIN.top - 4} width=${Math.max(0, (band.end - band.start) * scale - 1)} height=${lanes.length * LANE + 4} class=${`band band-${band.phase}`} />
@@ -80,9 +68,9 @@ function Timeline({ model, costs, phase }) {
       })}
       ${lanes.map((lane, row) => html`<text x=${MARGIN.left + 4} y=${MARGIN.top + row * LANE + 11} class="lane-name">${words[row]}</text>`)}
       ${ticks(total, Math.max(2, Math.floor(width / 140))).map((value) => html`<line x1=${x(value)} x2=${x(value)} y1=${height - MARGIN.bottom} y2=${height - MARGIN.bottom + 5} class="tick" />
-        <text x=${Math.min(x(value), width - 26)} y=${height - 6} class="tick-text" text-anchor=${value ? "middle" : "start"}>${unit(value)}</text>`)}
+        <text x=${Math.min(x(value), width - 26)} y=${height - 6} class="tick-text" text-anchor=${value ? "middle" : "start"}>${formatSeconds(value)}</text>`)}
     </svg>`}
-    <p class="readout">${hovered ? html`<${Entry} model=${model} costs=${costs} drawn=${hovered} />` : costs.known ? "Nothing overlaps in this drawing; point at a bar to see what it is, click to open its tensor." : "Bars are as long as what a device sends; point at one to see what it is."}</p>
+    <p class="readout">${hovered ? html`<${Entry} model=${model} drawn=${hovered} />` : "Nothing overlaps in this drawing; point at a bar to see what it is, click to open its tensor."}</p>
   </div>`;
 }
 
@@ -104,15 +92,14 @@ function openEntry(model, entry) {
   if (tensor >= 0) location.hash = tensorAddress(model, tensor);
 }
 
-function Entry({ model, costs, drawn }) {
-  const unit = costs.known ? formatSeconds : formatBytes;
+function Entry({ model, drawn }) {
   if (drawn.entries.length > 1) {
-    return html`${drawn.key === "compute" ? plural(drawn.entries.length, "op") : plural(drawn.entries.length, "collective")} in a row, ${unit(sum(drawn.entries.map((one) => one.seconds)))}`;
+    return html`${drawn.key === "compute" ? plural(drawn.entries.length, "op") : plural(drawn.entries.length, "collective")} in a row, ${formatSeconds(sum(drawn.entries.map((one) => one.seconds)))}`;
   }
   const [entry] = drawn.entries;
-  if (entry.collective < 0) return html`<b>${model.text(model.data.ops.name[entry.op])}</b> ${unit(entry.seconds)}, ${model.lineText(model.data.ops.line[entry.op])}`;
+  if (entry.collective < 0) return html`<b>${model.text(model.data.ops.name[entry.op])}</b> ${formatSeconds(entry.seconds)}, ${model.lineText(model.data.ops.line[entry.op])}`;
   const one = model.collective(entry.collective);
-  return html`<b>${one.kind}</b> of ${one.tensor}, ${formatBytes(one.bytes)}${one.times > 1 ? ` × ${formatNumber(one.times)}` : ""}, ${unit(entry.seconds)}, ${model.lineText(one.line)}`;
+  return html`<b>${one.kind}</b> of ${one.tensor}, ${formatBytes(one.bytes)}${one.times > 1 ? ` × ${formatNumber(one.times)}` : ""}, ${formatSeconds(entry.seconds)}, ${model.lineText(one.line)}`;
 }
 
 function phaseBands(entries) {
