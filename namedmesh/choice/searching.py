@@ -100,8 +100,8 @@ def search(
         ...     return nm.einsum([h, nm.param("wo", [H, M])], [B, M])
         >>> program = nm.trace(layer, x=nm.spec([B, M]))
         >>> found = nm.search(program, 8, "tpu-v3", progress=False)
-        >>> found.best.layout  # two small batches of activations instead of all weights
-        Layout('hidden:x')
+        >>> found.best.layout  # weights stay where they are, and activations are sent
+        Layout('hidden:x, model:x')
     """
     start = time.perf_counter()
     devices = check_size(devices, "the number of devices")
