@@ -10,6 +10,7 @@ TPU compiler where it is and for CPU devices elsewhere, and audited.
 from __future__ import annotations
 
 import itertools
+import resource
 import sys
 import warnings
 from typing import Any
@@ -60,9 +61,16 @@ def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
     }
 
 
+def count_cpu_seconds() -> float:
+    """The seconds that this process and those it waited for have computed."""
+    usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in usage)
+
+
 def compare(name: str, devices: int) -> dict[str, Any]:
     """Searches one model on so many devices, and prices the layouts by hand."""
     case, hardware = MODELS[name](devices), Hardware.parse(TARGET)
+    before = count_cpu_seconds()
     found = nm.search(
         case.make,
         devices,
@@ -72,6 +80,7 @@ def compare(name: str, devices: int) -> dict[str, Any]:
         verify=1 if devices == COMPILED else 0,
         **case.choices,
     )
+    spent = count_cpu_seconds() - before
     print(found, file=sys.stderr, flush=True)
     hands = {label: price_hand(case, hand, hardware) for label, hand in case.hands.items()}
     for row in hands.values():
@@ -88,6 +97,7 @@ def compare(name: str, devices: int) -> dict[str, Any]:
         "hands": hands,
         "worst_ratio": max(ratios, default=None),
         "search_seconds": found.elapsed,
+        "search_cpu_seconds": spent,
         "enumerated": found.enumerated,
         "planned": found.planned,
         "reasons": document["reasons"],

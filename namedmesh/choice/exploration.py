@@ -139,9 +139,9 @@ class Exploration:
 
     def add(self, candidates: Sequence[int], found: Sequence[Measure]) -> None:
         """Takes in what candidates take, and leaves out what cannot be better."""
+        self.open[candidates] = False
         for one, measure in zip(candidates, found, strict=True):
             self.measures[one] = measure
-            self.open[one] = False
             if measure.refused:
                 self.refusals[measure.refused] += 1
                 self.reasons[REFUSED if measure.conflict else INVALID] += 1

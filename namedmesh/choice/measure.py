@@ -116,7 +116,11 @@ def measuring(
             yield lambda candidates: list(map(_measure_shared, candidates))
             return
         context = multiprocessing.get_context("fork")
-        with context.Pool(processes, _start_worker) as pool:
+        with warnings.catch_warnings():
+            # jax, where it runs already, warns of forks; the processes do not use it.
+            warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
+            pool = context.Pool(processes, _start_worker)
+        with pool:
             yield lambda candidates: pool.map(_measure_shared, candidates, chunksize=1)
     finally:
         _shared = None

@@ -77,7 +77,7 @@ def search(
         memory: What a step may take on one device, in bytes or as text such as '15.5 GiB'; by
             default all that a device has.
         axes: How many axes a mesh may have.
-        plans: How many candidates to plan at most; by default 128 for large programs and more for
+        plans: How many candidates to plan at most; by default 96 for large programs and more for
             small ones.
         verify: How many of the fastest entries to compile ahead of time and audit.
         processes: How many processes plan; by default one for each core. The result is the same.
@@ -100,8 +100,8 @@ def search(
         ...     return nm.einsum([h, nm.param("wo", [H, M])], [B, M])
         >>> program = nm.trace(layer, x=nm.spec([B, M]))
         >>> found = nm.search(program, 8, "tpu-v3", progress=False)
-        >>> found.best.layout  # two small batches of activations instead of all weights
-        Layout('hidden:x')
+        >>> found.best.layout  # weights stay where they are, and activations are sent
+        Layout('hidden:x, model:x')
     """
     start = time.perf_counter()
     devices = check_size(devices, "the number of devices")
@@ -261,7 +261,7 @@ def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
 
 def _count_plans(program: Program) -> int:
     """How many plans take about a minute."""
-    return min(1024, max(128, 400_000 // sum(1 for _ in every_op(program.ops))))
+    return min(1024, max(96, 200_000 // sum(1 for _ in every_op(program.ops))))
 
 
 def _count_cores() -> int:

@@ -43,3 +43,14 @@ def trace_mixture() -> nm.Program:
         return loss
 
     return nm.trace(train, nm.spec([G, S, K]), nm.spec([G, S, E]))
+
+
+def trace_torn() -> nm.Program:
+    """A layer whose operands disagree where model and hidden lie on one axis."""
+
+    def train(x: nm.Tensor) -> nm.Tensor:
+        h = nm.split(nm.exp(x), M)
+        wi = nm.split(nm.param("wi", [M, H]), H)
+        return nm.mean(nm.square(nm.einsum([h, wi], [B, H])))
+
+    return nm.trace(train, nm.spec([B, M]))

@@ -10,7 +10,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.choice.searching import search
 from namedmesh.choice.verification import find_target
-from tests.choice.models import trace_mixture, trace_step
+from tests.choice.models import trace_mixture, trace_step, trace_torn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 FOUR = ({"a": 4}, {"a": 2, "b": 2})
@@ -71,10 +71,22 @@ def test_entries_take_what_their_plans_take():
         assert entry.wire_bytes == entry.plan().total_wire_bytes()
 
 
-def test_every_candidate_is_accounted_for():
-    found = search(trace_step(), 8, "tpu-v3", progress=False, processes=1)
+@pytest.mark.parametrize("make", [trace_step, trace_torn])
+def test_every_candidate_is_accounted_for(make):
+    found = search(make(), 8, "tpu-v3", progress=False, processes=1)
     assert sum(found.reasons.values()) + len(found.front) == found.enumerated
     assert found.planned <= found.enumerated
+
+
+def test_what_is_refused_is_counted_with_what_the_planner_said():
+    found = search(trace_torn(), 8, "tpu-v3", progress=False, processes=1)
+    (problem,) = found.refusals
+    assert "is held by dimension model in h and by hidden in wi" in problem
+    assert found.reasons["refused: operands disagree"] >= found.refusals[problem] > 0
+    assert not any(
+        {"hidden", "model"} <= {*one.layout.rules} and len(one.mesh.axes) == 1
+        for one in found.front
+    )
 
 
 def test_a_pinned_part_stays():
