@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 from typing import Any
 
@@ -80,7 +81,7 @@ def run_search(arguments: argparse.Namespace) -> int:
 
 def _run(arguments: argparse.Namespace) -> int:
     def make(**choices: Any) -> Program:
-        settings = [f"{name}={value}" for name, value in choices.items()]
+        settings = [f"{name}={value!r}" for name, value in choices.items()]
         found = find_program(arguments.program, [*arguments.settings, *settings])
         return found if isinstance(found, Program) else found.program
 
@@ -102,11 +103,19 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0 if found.front else 1
 
 
-def _read_choice(text: str) -> tuple[str, list[str]]:
-    """Reads one --try."""
+def _read_choice(text: str) -> tuple[str, list[Any]]:
+    """Reads one --try: a name and literals, or texts."""
     name, equals, values = text.partition("=")
     if not name.isidentifier() or not equals or not all(values.split(",")):
         raise NamedMeshError(
             f"--try {text!r} is not a name with values", fix="write e.g. --try remat=none,full"
         )
-    return name, values.split(",")
+    return name, [_read_value(value.strip()) for value in values.split(",")]
+
+
+def _read_value(text: str) -> Any:
+    """Reads a literal; what is not one is a text."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

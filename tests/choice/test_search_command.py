@@ -1,0 +1,37 @@
+"""namedmesh search: what it prints, and its status."""
+
+import json
+
+import pytest
+
+from namedmesh.command import main
+
+PROGRAM = "tests.choice.models:trace_step"
+
+
+def test_it_prints_the_front(capsys):
+    assert (
+        main(["search", PROGRAM, "--devices", "4", "--target", "tpu-v3", "--processes", "1"]) == 0
+    )
+    assert "search of train on 4 devices of tpu-v3" in capsys.readouterr().out
+
+
+def test_choices_pins_and_json(capsys):
+    words = ["search", PROGRAM, "--set", "layers=2", "--try", "remat=none,full", "--devices", "4"]
+    words += ["--target", "h200", "--pin", "batch:data", "--processes", "1", "--json"]
+    assert main(words) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {one["choices"]["remat"] for one in document["front"]} <= {"none", "full"}
+    assert all("batch:data" in one["layout"] for one in document["front"])
+
+
+def test_nothing_fits(capsys):
+    words = ["search", PROGRAM, "--devices", "4", "--target", "tpu-v3", "--memory", "1KiB"]
+    assert main([*words, "--processes", "1"]) == 1
+    assert "nothing fits" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("more", [["--try", "remat"], ["--pin", "rows:data"], ["--memory", "much"]])
+def test_what_is_wrong_is_said_with_a_fix(capsys, more):
+    assert main(["search", PROGRAM, "--devices", "4", "--target", "tpu-v3", *more]) == 2
+    assert "fix: " in capsys.readouterr().err
