@@ -24,8 +24,8 @@ import namedmesh as nm
 from benchmarks import estimated_steps, long_sequence_cases, tpu_v3
 from benchmarks.gpu import export as gpu_export
 from benchmarks.gpu.models import MODELS
-from namedmesh.estimates.fused_body import is_product
 from namedmesh.estimates.op_cost import OpCost
+from namedmesh.estimates.op_traits import is_product
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 GIB = 2**30

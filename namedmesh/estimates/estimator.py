@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from namedmesh.estimates.fused_body import Buffer, FusedBody, Run, is_product, moves_data
+from namedmesh.estimates.fused_body import FusedBody
+from namedmesh.estimates.fused_run import Buffer, Run
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.estimates.live_ranges import Alive, Occupancy, PeakMemory, measure_body
 from namedmesh.estimates.op_cost import OpCost
+from namedmesh.estimates.op_traits import is_product, moves_data
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
@@ -84,12 +86,17 @@ class Estimator:
     def _price(self, run: Run, times: int) -> OpCost:
         """How long a run takes: its arithmetic or its memory traffic."""
         op, hardware = run.op, self.hardware
-        if is_product(op) or op.rule == "kernel":
+        kernel, rate, vector_rate = (
+            op.rule == "kernel",
+            hardware.vector_flops,
+            hardware.vector_flops,
+        )
+        if is_product(op) or kernel:
             rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
-            rate *= hardware.kernel_share if op.rule == "kernel" else hardware.product_share
-        else:
-            rate = hardware.vector_flops
-        compute = run.flops / rate + run.fused_flops / hardware.vector_flops
+            rate *= hardware.product_share
+        if kernel:
+            vector_rate *= hardware.kernel_share
+        compute = run.flops / rate + run.fused_flops / vector_rate
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
         return OpCost(
             op,

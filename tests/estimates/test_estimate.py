@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import namedmesh as nm
-from namedmesh.estimates.fused_body import count_flops
+from namedmesh.estimates.device_work import count_flops
 from namedmesh.estimates.links import Nodes
 from namedmesh.layers import Adam
 
