@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from namedmesh.estimates.fused_body import FusedBody
@@ -75,11 +76,15 @@ class Estimator:
             return {}
         (body,) = op.bodies
         written = {read for _, read in getattr(op, "overwrites", ())}
+        readers: dict[Tensor, list[tuple[Op, int]]] = defaultdict(list)
+        for one in body.ops:
+            for i, x in enumerate(one.inputs):
+                readers[x].append((one, i))
         rounded: dict[Buffer, int] = {}
         for inner, x in zip(body.inputs, op.inputs, strict=False):
             if x.shape == inner.shape or x.dtype != "float32" or inner in written:
                 continue
-            if _is_read_by_products(self.plan, body, inner):
+            if _is_read_by_products(self.plan, readers, inner):
                 rounded[x, self.plan.shardings[x]] = outer.bytes_of(x) // 2
         return rounded
 
@@ -144,13 +149,15 @@ class Estimator:
         return Alive(tensor.label, size, tensor.source, text)
 
 
-def _is_read_by_products(plan: Plan, body: Body, tensor: Tensor) -> bool:
+def _is_read_by_products(
+    plan: Plan, readers: Mapping[Tensor, Sequence[tuple[Op, int]]], tensor: Tensor
+) -> bool:
     """Whether products alone read a tensor, or what it is cast to, where it lies."""
-    readers = [(op, i) for op in body.ops for i, x in enumerate(op.inputs) if x is tensor]
-    return bool(readers) and all(
+    found = readers.get(tensor, ())
+    return bool(found) and all(
         not moves_data(plan.operands.get((op, i), ()))
-        and (is_product(op) or (op.same_value and _is_read_by_products(plan, body, op.output)))
-        for op, i in readers
+        and (is_product(op) or (op.same_value and _is_read_by_products(plan, readers, op.output)))
+        for op, i in found
     )
 
 

@@ -10,9 +10,14 @@ within the ops that read its result, which is then never written to memory. It i
 - several ops read it, and all of them reading what it is made of would be more than writing it
   once and reading it, or the compiler does not compute it twice (`repeats`).
 
-Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between.
-A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
-the result of a product that one elementwise op reads is not written either.
+Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between,
+which itself takes nothing. A sum or another reduction makes its operand itself, and writes its
+result; with `merges_sums` sums that share an operand run as one.
+
+With `fuses_products` a product ends in the elementwise ops that follow, and what is written is the
+first of their results that has to be. Where that is so only because several ops read it, and the
+product's own result is smaller (bfloat16, of which float32 is made), the product's is written, and
+every reader makes the rest. With `fuses_relu` a product ends in a relu alone.
 """
 
 from __future__ import annotations
@@ -59,6 +64,7 @@ class FusedBody:
     ):
         self.plan, self.hardware, self.outputs = plan, hardware, outputs
         self._sizes: dict[tuple[Tensor, Sharding], int] = {}
+        self._positions: dict[Op, range] = {}
         self.ops = self._find_live(ops)
         self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
         self._replaced = self._find_replaced(ops)
@@ -81,11 +87,14 @@ class FusedBody:
 
     def read_positions(self, op: Op) -> range:
         """Returns which operands an op reads when it runs; the others are for derivatives."""
-        if self.uses_kernel(op):
-            return range(len(op.outputs), len(op.inputs))
-        if op.rule in ("kernel", "pass_through"):
-            return range(len(op.outputs))
-        return range(len(op.inputs))
+        if op not in self._positions:
+            count = len(op.inputs)
+            if self.uses_kernel(op):
+                self._positions[op] = range(len(op.outputs), count)
+            else:
+                passes = op.rule in ("kernel", "pass_through")
+                self._positions[op] = range(len(op.outputs) if passes else count)
+        return self._positions[op]
 
     def uses_kernel(self, op: Op) -> bool:
         """Whether a kernel takes the place of the named ops that made an op's operands."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding
 from namedmesh.estimates.op_traits import is_product
 from namedmesh.ir.op import Op
@@ -46,7 +47,7 @@ class Run:
 
 
 def merge_sums(runs: Iterable[Run]) -> list[Run]:
-    """Joins sums that read the same large buffers and keep the same dimensions: XLA makes one.
+    """Joins sums that keep the same dimensions and share a large operand: XLA makes one of them.
 
     A sum joins an earlier one if all that it reads is there by then.
 
@@ -57,25 +58,28 @@ def merge_sums(runs: Iterable[Run]) -> list[Run]:
         The runs, each sum with the later ones that are made with it.
     """
     merged: list[Run] = []
-    written: dict[Buffer, int] = {}
-    first: dict[Hashable, tuple[int, Run]] = {}
+    written: dict[Buffer, int] = {}  # by which run
+    sums: dict[tuple[Buffer, Shape], int] = {}
     for run in runs:
-        if run.op.sums and not is_product(run.op) and run.reads:
-            at, earlier = first.setdefault(_describe_sum(run), (len(merged), run))
-            moved = any(not isinstance(x, Tensor) and x not in earlier.reads for x in run.reads)
-            if earlier is not run and not moved and all(written.get(x, -1) < at for x in run.reads):
-                earlier.reads |= run.reads
-                earlier.writes |= run.writes
-                earlier.fused |= {**run.fused, run.op: run.flops}
-                earlier.beside |= run.beside
-                written.update(dict.fromkeys(run.writes, at))
-                continue
-        written.update(dict.fromkeys(run.writes, len(merged)))
-        merged.append(run)
+        at = len(merged)
+        if run.op.sums and not is_product(run.op):
+            keys = [(x, run.op.output.shape) for x in _find_large(run)]
+            ready = max((written.get(x, -1) for x in run.reads), default=-1)
+            at = min((sums[key] for key in keys if sums.get(key, -1) > ready), default=at)
+            sums.update(dict.fromkeys(keys, at))
+        written.update(dict.fromkeys(run.writes, at))
+        if at == len(merged):
+            merged.append(run)
+            continue
+        earlier = merged[at]
+        earlier.reads |= run.reads
+        earlier.writes |= run.writes
+        earlier.fused |= {**run.fused, run.op: run.flops}
+        earlier.beside |= run.beside
     return merged
 
 
-def _describe_sum(run: Run) -> Hashable:
-    """What sums that are made as one have in common; dtypes differ by a factor of four at most."""
-    most = max(run.reads.values())
-    return frozenset(x for x, size in run.reads.items() if 4 * size >= most), run.op.output.shape
+def _find_large(run: Run) -> list[Tensor]:
+    """The tensors that are as large as any that a run reads; dtypes differ by a factor of four."""
+    most = max(run.reads.values(), default=0)
+    return [x for x, size in run.reads.items() if isinstance(x, Tensor) and 4 * size >= most]

@@ -151,7 +151,7 @@ def _gpu(
         memory_bandwidth=bandwidth * 1e12,
         network=Nodes(8, inside * 1e9, across * 1e9, 1e-6, 5e-6, 5e-6),
         product_share=0.82,
-        kernel_share=0.06,
+        kernel_share=0.056,
         memory_share=0.85,
         start=2e-6,
         fuses_relu=True,
