@@ -2,11 +2,13 @@
 
 python -m benchmarks.estimates [--json OUT]         memory and steps beside the recorded results
 python -m benchmarks.estimates ops MODEL            a step of benchmarks.gpu on an H200, op by op
+python -m benchmarks.estimates lines PROFILE ...    the same by source line, beside its kernels
 python -m benchmarks.estimates layouts [--json OUT] ten layouts of two models on 8 CPU devices
 
-The first two need neither devices nor TensorFlow. The recorded results are those of TPU v3's
-compiler (benchmarks/results/tpu_v3), XLA's compiler for CPUs (long_sequences) and steps measured
-on an H200 (gpu). The last command measures, on this host.
+The first three need neither devices nor TensorFlow. The recorded results are those of TPU v3's
+compiler (benchmarks/results/tpu_v3, long_sequences), XLA's compiler for CPUs (long_sequences) and
+steps measured on an H200 (gpu); a PROFILE is what `python -m benchmarks.gpu.measure namedmesh MODEL
+FOLDER --profile` prints there. The last command measures, on this host.
 """
 
 from __future__ import annotations
@@ -21,11 +23,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import namedmesh as nm
-from benchmarks import estimated_steps, long_sequence_cases, tpu_v3
+from benchmarks import (
+    estimated_lines,
+    estimated_steps,
+    long_sequence_cases,
+    long_sequences,
+    tpu_v3,
+)
 from benchmarks.gpu import export as gpu_export
 from benchmarks.gpu.models import MODELS
-from namedmesh.estimates.fused_body import is_product
 from namedmesh.estimates.op_cost import OpCost
+from namedmesh.estimates.op_traits import is_product
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 GIB = 2**30
@@ -57,20 +65,29 @@ def estimate_family() -> list[dict[str, Any]]:
     return rows
 
 
-def estimate_long_sequences() -> list[dict[str, Any]]:
-    """The memory of steps with long sequences beside that of XLA's compiler for CPUs."""
+def estimate_long_sequences(kind: str) -> list[dict[str, Any]]:
+    """The memory of steps with long sequences beside that of a compiler, code left out.
+
+    Of XLA's compiler for CPUs (`cpu`) that is the smallest step of each form, of TPU v3's (`tpu`)
+    all that fit.
+    """
     rows, seen = [], set()
-    path = RESULTS / "long_sequences" / "cpu.json"
-    for known in json.loads(path.read_text()):
-        if known["cell"] in seen:
+    for known in long_sequences.read(kind):
+        if not known["fits"] or (kind == "cpu" and known["cell"] in seen):
             continue
         seen.add(known["cell"])
         cell = long_sequence_cases.CELLS[known["cell"]]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # plain ones leave an axis idle
             plan = nm.plan(cell.trace(known["size"]), cell.mesh, cell.layout)
-        row = {"program": f"{known['cell']}, {known['size']:,}", "compiler": "cpu"}
-        rows.append({**row, **_compare_memory(nm.cost(plan, "cpu"), known["peak_bytes"])})
+        target = known["target"] if kind == "tpu" else "cpu"
+        code = known["memory"]["code"] if kind == "tpu" else 0
+        row = {
+            "program": f"{known['cell']}, {known['size']:,}",
+            "compiler": target.partition(":")[0],
+        }
+        cost = nm.cost(plan, target)
+        rows.append({**row, **_compare_memory(cost, known["peak_bytes"] - code)})
     return rows
 
 
@@ -217,8 +234,10 @@ def main(arguments: list[str] | None = None) -> None:
     commands = parser.add_subparsers(dest="command")
     ops = commands.add_parser("ops", help="a step on an H200, op by op")
     ops.add_argument("model", choices=list(MODELS))
+    lines = commands.add_parser("lines", help="a step on an H200 by line, beside its kernels")
+    lines.add_argument("profiles", nargs="+", type=pathlib.Path, metavar="PROFILE")
     layouts = commands.add_parser("layouts", help="measure layouts on 8 CPU devices")
-    for command in (ops, layouts):
+    for command in (ops, lines, layouts):
         command.add_argument("--json", type=pathlib.Path, metavar="OUT", default=argparse.SUPPRESS)
     given = parser.parse_args(arguments)
     result: Any
@@ -227,6 +246,12 @@ def main(arguments: list[str] | None = None) -> None:
         for row in result[:40]:
             count = len(row["names"])
             print(f"{row['ms']:9.3f} ms  {count:4d} x {row['op']} {row['phase']}, {row['line']}")
+    elif given.command == "lines":
+        profiles = [json.loads(path.read_text()) for path in given.profiles]
+        result = [
+            estimated_lines.compare_lines(estimate_gpu_step(one["model"]), one) for one in profiles
+        ]
+        print(*map(estimated_lines.lines_table, result), sep="\n\n")
     elif given.command == "layouts":
         rows = estimated_steps.measure()
         result = {
@@ -236,7 +261,8 @@ def main(arguments: list[str] | None = None) -> None:
         }
         print(layouts_table(rows))
     else:
-        memory = [*estimate_family(), *estimate_long_sequences()]
+        long = [row for kind in ("tpu", "cpu") for row in estimate_long_sequences(kind)]
+        memory = [*estimate_family(), *long]
         steps = estimate_steps()
         result = {"memory": memory, "steps": steps}
         print(memory_table(memory), steps_table(steps), sep="\n\n")

@@ -30,7 +30,7 @@ from namedmesh.aot.command_line import format_error
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
-from namedmesh.estimates.fused_body import count_flops
+from namedmesh.estimates.device_work import count_flops
 from namedmesh.hlo.communication import CompiledCollective
 
 PARTITIONS = tuple(2**i for i in range(12))

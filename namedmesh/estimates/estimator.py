@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
-from namedmesh.estimates.fused_body import Buffer, FusedBody, Run, is_product, moves_data
+from namedmesh.estimates.fused_body import FusedBody
+from namedmesh.estimates.fused_run import Buffer, Run
 from namedmesh.estimates.hardware import Hardware
 from namedmesh.estimates.live_ranges import Alive, Occupancy, PeakMemory, measure_body
 from namedmesh.estimates.op_cost import OpCost
+from namedmesh.estimates.op_traits import is_product, moves_data
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
@@ -73,23 +76,32 @@ class Estimator:
             return {}
         (body,) = op.bodies
         written = {read for _, read in getattr(op, "overwrites", ())}
+        readers: dict[Tensor, list[tuple[Op, int]]] = defaultdict(list)
+        for one in body.ops:
+            for i, x in enumerate(one.inputs):
+                readers[x].append((one, i))
         rounded: dict[Buffer, int] = {}
         for inner, x in zip(body.inputs, op.inputs, strict=False):
             if x.shape == inner.shape or x.dtype != "float32" or inner in written:
                 continue
-            if _is_read_by_products(self.plan, body, inner):
+            if _is_read_by_products(self.plan, readers, inner):
                 rounded[x, self.plan.shardings[x]] = outer.bytes_of(x) // 2
         return rounded
 
     def _price(self, run: Run, times: int) -> OpCost:
         """How long a run takes: its arithmetic or its memory traffic."""
         op, hardware = run.op, self.hardware
-        if is_product(op) or op.rule == "kernel":
+        kernel, rate, vector_rate = (
+            op.rule == "kernel",
+            hardware.vector_flops,
+            hardware.vector_flops,
+        )
+        if is_product(op) or kernel:
             rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
-            rate *= hardware.kernel_share if op.rule == "kernel" else hardware.product_share
-        else:
-            rate = hardware.vector_flops
-        compute = run.flops / rate + run.fused_flops / hardware.vector_flops
+            rate *= hardware.product_share
+        if kernel:
+            vector_rate *= hardware.kernel_share
+        compute = run.flops / rate + run.fused_flops / vector_rate
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
         return OpCost(
             op,
@@ -137,13 +149,15 @@ class Estimator:
         return Alive(tensor.label, size, tensor.source, text)
 
 
-def _is_read_by_products(plan: Plan, body: Body, tensor: Tensor) -> bool:
+def _is_read_by_products(
+    plan: Plan, readers: Mapping[Tensor, Sequence[tuple[Op, int]]], tensor: Tensor
+) -> bool:
     """Whether products alone read a tensor, or what it is cast to, where it lies."""
-    readers = [(op, i) for op in body.ops for i, x in enumerate(op.inputs) if x is tensor]
-    return bool(readers) and all(
+    found = readers.get(tensor, ())
+    return bool(found) and all(
         not moves_data(plan.operands.get((op, i), ()))
-        and (is_product(op) or (op.same_value and _is_read_by_products(plan, body, op.output)))
-        for op, i in readers
+        and (is_product(op) or (op.same_value and _is_read_by_products(plan, readers, op.output)))
+        for op, i in found
     )
 
 

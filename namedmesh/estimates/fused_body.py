@@ -10,113 +10,37 @@ within the ops that read its result, which is then never written to memory. It i
 - several ops read it, and all of them reading what it is made of would be more than writing it
   once and reading it, or the compiler does not compute it twice (`repeats`).
 
-Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between.
-A sum or another reduction makes its operand itself, and writes its result. With `fuses_products`
-the result of a product that one elementwise op reads is not written either.
+Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between,
+which itself takes nothing. A sum or another reduction makes its operand itself, and writes its
+result; with `merges_sums` sums that share an operand run as one.
+
+With `fuses_products` a product ends in the elementwise ops that follow, and what is written is the
+first of their results that has to be. Where that is so only because several ops read it, and the
+product's own result is smaller (bfloat16, of which float32 is made), the product's is written, and
+every reader makes the rest. With `fuses_relu` a product ends in a relu alone.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Sequence
 
-from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.sharding import Sharding
+from namedmesh.estimates.device_work import find_axes
 from namedmesh.estimates.equal_ops import Contents
+from namedmesh.estimates.fused_run import Buffer, Run, merge_sums
 from namedmesh.estimates.hardware import Hardware
+from namedmesh.estimates.op_traits import (
+    COSTLY,
+    is_product,
+    keeps_numbers,
+    moves_data,
+    only_rearranges,
+    spreads,
+)
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.plan import Plan
-
-# What is written to memory: a tensor where it lies, or a value that was moved to a place.
-Buffer = Tensor | tuple[object, Sharding]
-
-
-# Elementwise functions that XLA calls expensive.
-_COSTLY = {
-    "cos", "divide", "erf", "erfinv", "exp", "expm1", "log", "log1p", "power", "reciprocal",
-    "rsqrt", "sigmoid", "sin", "sqrt", "tanh",
-}  # fmt: skip
-
-
-@dataclass
-class Run:
-    """Ops that run as one, ending in one that writes its results to memory.
-
-    Attributes:
-        op: The last of them.
-        reads: The bytes that are read of each buffer.
-        writes: The bytes of each buffer that is written.
-        flops: The floating point operations of the op itself, on one device.
-        fused: The floating point operations of the ops that run within it, by op.
-        beside: What is there only while it runs, such as results before collectives move them.
-    """
-
-    op: Op
-    reads: dict[Buffer, int] = field(default_factory=dict)
-    writes: dict[Buffer, int] = field(default_factory=dict)
-    flops: float = 0.0
-    fused: dict[Op, float] = field(default_factory=dict)
-    beside: dict[Buffer, int] = field(default_factory=dict)
-
-    @property
-    def bytes(self) -> int:
-        """What is read and written."""
-        return sum(self.reads.values()) + sum(self.writes.values())
-
-    @property
-    def fused_flops(self) -> float:
-        """The floating point operations of all ops that run within the last one."""
-        return sum(self.fused.values())
-
-
-def is_product(op: Op) -> bool:
-    """Whether an op is a matrix product or a convolution."""
-    return op.kept_by_dots and op.rule == "generic" and not op.elementwise
-
-
-def only_rearranges(op: Op) -> bool:
-    """Whether an op makes no new numbers; a sum of constants makes constants, but adds them up."""
-    return op.rearranges and not op.sums
-
-
-def moves_data(steps: Sequence[Transfer]) -> bool:
-    """Whether there is a collective among some transfers."""
-    return any(step.kind not in ("Slice", "Alone") for step in steps)
-
-
-def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
-    """Finds the axes along which an op's work is divided: those that its tensors hold."""
-    axes: set[str] = set()
-    for i, tensor in enumerate(op.inputs):
-        steps = plan.operands.get((op, i))
-        place = steps[-1].result if steps else plan.shardings[tensor]
-        axes |= {*place.used, *place.partial}
-    for tensor in op.outputs:
-        place = plan.natural.get(tensor, plan.shardings[tensor])
-        axes |= {*place.used, *place.partial}
-    return tuple(axes)
-
-
-def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
-    """Counts the floating point operations of one device.
-
-    Args:
-        plan: The plan.
-        ops: The ops to count, those of their loops and branches included.
-
-    Returns:
-        The count: an op's work is divided along the axes that its tensors hold.
-    """
-    total = 0.0
-    for op in ops:
-        if op.bodies:
-            inner = [one for body in op.bodies for one in body.ops]
-            once = sum(one.flops() for one in inner)
-            total += op.flops() / once * count_flops(plan, inner) if once else 0
-            continue
-        total += op.flops() / plan.mesh.size(find_axes(plan, op))
-    return total
 
 
 class FusedBody:
@@ -140,28 +64,37 @@ class FusedBody:
     ):
         self.plan, self.hardware, self.outputs = plan, hardware, outputs
         self._sizes: dict[tuple[Tensor, Sharding], int] = {}
+        self._positions: dict[Op, range] = {}
         self.ops = self._find_live(ops)
         self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
-        self._kernel_flops = self._find_kernel_flops(ops)
+        self._replaced = self._find_replaced(ops)
         self._renaming: set[Op] = set()
         self.aliases: dict[Tensor, Tensor] = {}
         self._find_aliases()
         self.readers: Counter[Tensor] = Counter()
+        self._last_reader: dict[Tensor, Op] = {}
         for op in self.ops:
             if op not in self._renaming:
-                self.readers.update({self.resolve(op.inputs[i]) for i in self.read_positions(op)})
+                operands = {self.resolve(op.inputs[i]) for i in self.read_positions(op)}
+                self.readers.update(operands)
+                self._last_reader.update(dict.fromkeys(operands, op))
         self._demanded = self._find_demanded(owner)
         self._moved: set[Buffer] = set()
         self._within: dict[Tensor, Run] = {}  # for what is not written: how it is made
         self.runs = [run for op in self.ops if (run := self._make_run(op)) is not None]
+        if hardware.merges_sums:
+            self.runs = merge_sums(self.runs)
 
     def read_positions(self, op: Op) -> range:
         """Returns which operands an op reads when it runs; the others are for derivatives."""
-        if self.uses_kernel(op):
-            return range(len(op.outputs), len(op.inputs))
-        if op.rule in ("kernel", "pass_through"):
-            return range(len(op.outputs))
-        return range(len(op.inputs))
+        if op not in self._positions:
+            count = len(op.inputs)
+            if self.uses_kernel(op):
+                self._positions[op] = range(len(op.outputs), count)
+            else:
+                passes = op.rule in ("kernel", "pass_through")
+                self._positions[op] = range(len(op.outputs) if passes else count)
+        return self._positions[op]
 
     def uses_kernel(self, op: Op) -> bool:
         """Whether a kernel takes the place of the named ops that made an op's operands."""
@@ -197,7 +130,7 @@ class FusedBody:
             return False
         if self._is_barrier(op):
             return False
-        return op.elementwise or only_rearranges(op) or op.repeatable or _spreads(op)
+        return op.elementwise or only_rearranges(op) or op.repeatable or spreads(op)
 
     def _is_barrier(self, op: Op) -> bool:
         """Whether nothing runs across an op, and equal ones are all made."""
@@ -205,8 +138,6 @@ class FusedBody:
 
     def _flops_of(self, op: Op) -> float:
         """The floating point operations of an op on one device."""
-        if op in self._kernel_flops:
-            return self._kernel_flops[op]
         total = 0 if op.control else op.flops()
         return total / self.plan.mesh.size(find_axes(self.plan, op)) if total else 0.0
 
@@ -221,31 +152,27 @@ class FusedBody:
                 live.append(op)
         return live[::-1]
 
-    def _find_kernel_flops(self, ops: Sequence[Op]) -> dict[Op, float]:
-        """The floating point operations of kernels: those of the named ops they replace."""
-        kernels = [op for op in self.ops if self.uses_kernel(op)]
-        if not kernels:
-            return {}
-        live, counts = {*self.ops}, {}
-        producers = {tensor: op for op in ops for tensor in op.outputs}
+    def _find_replaced(self, ops: Sequence[Op]) -> dict[Op, list[Op]]:
+        """The named ops that kernels take the place of, by kernel."""
+        live, found = {*self.ops}, {op: [] for op in self.ops if self.uses_kernel(op)}
+        producers = {tensor: op for op in ops for tensor in op.outputs} if found else {}
         seen: set[Op] = set()
-        for kernel in kernels:
-            pending, total = list(kernel.inputs[: len(kernel.outputs)]), 0.0
+        for kernel, replaced in found.items():
+            pending = list(kernel.inputs[: len(kernel.outputs)])
             while pending:
                 op = producers.get(pending.pop())
                 if op is None or op in live or op in seen or op.given:
                     continue
                 seen.add(op)
-                if is_product(op):
-                    total += op.flops() / self.plan.mesh.size(find_axes(self.plan, op))
+                replaced.append(op)
                 pending += op.inputs
-            counts[kernel] = total
-        return counts
+        return found
 
     def _find_aliases(self) -> None:
         """Finds results that are an operand under another name, or what an equal op made before."""
         made: dict[Hashable, Op] = {}
         contents = Contents(self.plan, self.resolve)
+        barriers = [op for op in self.ops if self._is_barrier(op)]
         for op in self.ops:
             if op.control or self.uses_kernel(op) or self._is_barrier(op):
                 continue
@@ -258,19 +185,41 @@ class FusedBody:
             if earlier is not op:
                 self.aliases.update(zip(op.outputs, earlier.outputs, strict=True))
                 self._renaming.add(op)
+        ended = self._find_ended() if self.hardware.fuses_relu else []
+        for op in (*barriers, *ended):  # equal ops were told apart by barriers until here
+            if self._stays(op):
+                self.aliases[op.output] = op.inputs[0]
+                self._renaming.add(op)
+
+    def _find_ended(self) -> list[Op]:
+        """The ops relu that alone read a product: the product writes what they make."""
+        readers = Counter(x for op in self.ops for x in {*op.inputs})
+        return [
+            op
+            for op in self.ops
+            if op.kind == "relu"
+            and readers[op.inputs[0]] == 1
+            and op.inputs[0] in self._producers
+            and is_product(self._producers[op.inputs[0]])
+            and not moves_data(self.plan.moves.get(op.inputs[0], ()))
+        ]
 
     def _passes_on(self, op: Op) -> bool:
         """Whether an op's results have the numbers of its operands, which stay where they are."""
         positions = self.read_positions(op)
         passes = op.rule in ("kernel", "pass_through")
-        if not passes and not (len(positions) == 1 == len(op.outputs) and _keeps(op)):
+        if not passes and not (len(positions) == 1 == len(op.outputs) and keeps_numbers(op)):
             return False
+        return self._stays(op)
+
+    def _stays(self, op: Op) -> bool:
+        """Whether an op's results are as large as its operands, and nothing is moved."""
         return not self._sums_move(op) and not any(
             op.inputs[i] in self.plan.free
             or moves_data(self.plan.operands.get((op, i), ()))
             or moves_data(self.plan.moves.get(tensor, ()))
             or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
-            for i, tensor in zip(positions, op.outputs, strict=False)
+            for i, tensor in zip(self.read_positions(op), op.outputs, strict=False)
         )
 
     def _sums_move(self, op: Op) -> bool:
@@ -297,6 +246,8 @@ class FusedBody:
             demanded.update(
                 tensor for tensor in op.outputs if moves_data(plan.moves.get(tensor, ()))
             )
+            if self._is_barrier(op):
+                demanded.update(self.resolve(x) for x in op.inputs)
             if op in self._renaming:
                 continue
             moved = self._sums_move(op)
@@ -313,6 +264,11 @@ class FusedBody:
             return None
         run = self._read_operands(op)
         run.flops = self._flops_of(op)
+        for replaced in self._replaced.get(op, ()):
+            if is_product(replaced):
+                run.flops += self._flops_of(replaced)
+            else:
+                run.fused[replaced] = self._flops_of(replaced)
         fused = self.fuses(op)
         ends = self.hardware.fuses_products and is_product(op)
         if (fused or ends) and not any(self._is_written(run, tensor) for tensor in op.outputs):
@@ -334,15 +290,29 @@ class FusedBody:
         if tensor in self._demanded:
             return True
         readers, size = self.readers[tensor], self.bytes_of(tensor)
+        if is_product(run.op) and self._widens_later(tensor):
+            return True
         if readers < 2:
             return False
         if is_product(run.op) or any(is_product(op) for op in run.fused):
             return True  # it is made once
         repeats = self.hardware.repeats
-        if repeats == "none" or (repeats == "cheap" and run.op.kind in _COSTLY):
+        if repeats == "none" or (repeats == "cheap" and run.op.kind in COSTLY):
             return True
         read = sum(run.reads.values())
         return readers * read > read + (1 + readers) * size
+
+    def _widens_later(self, tensor: Tensor) -> bool:
+        """Whether several ops read what is made of a product one element at a time, and it is
+        larger than the product's own result: that is written then, and every reader makes the rest.
+        """
+        made = tensor
+        while self.readers[made] == 1 and made not in self._demanded:
+            reader = self._last_reader[made]
+            if not self.fuses(reader):
+                return False
+            made = reader.output
+        return made not in self._demanded and self.bytes_of(made) > self.bytes_of(tensor)
 
     def _read_operands(self, op: Op) -> Run:
         """What an op reads of memory, and what runs within it."""
@@ -377,17 +347,3 @@ class FusedBody:
         for (_, place), (i, _) in plan.captured.get(op, {}).items():
             run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
         return run
-
-
-def _spreads(op: Op) -> bool:
-    """Whether an op makes more of less without arithmetic, as a one-hot tensor of indices is."""
-    if op.manual or op.control or not op.inputs or op.flops():
-        return False
-    return all(x.shape.elements < op.output.shape.elements for x in op.inputs)
-
-
-def _keeps(op: Op) -> bool:
-    """Whether the only result has the numbers of the only operand."""
-    (x,), y = op.inputs, op.output
-    same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
-    return same and (op.elementwise or only_rearranges(op)) and not op.flops()

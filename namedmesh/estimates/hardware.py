@@ -23,10 +23,14 @@ class Hardware:
         memory_bandwidth: Bytes a second that a device reads and writes.
         network: How devices are connected.
         product_share: The share of `flops` that matrix products reach.
-        kernel_share: The same of kernels.
+        kernel_share: The share of `vector_flops` that kernels reach in what they compute beside
+            products.
         memory_share: The share of `memory_bandwidth` that ops reach.
         start: Seconds that an op takes before it computes.
-        fuses_products: Whether the compiler makes operands of matrix products within them.
+        fuses_products: Whether the compiler makes operands of matrix products within them, and
+            ends them in the elementwise ops that follow.
+        fuses_relu: Whether it ends them in a relu that follows.
+        merges_sums: Whether sums over the same dimensions that read the same run as one.
         rounds_products: Whether products round float32 operands to bfloat16 at default precision.
         repeats: What the compiler computes once for every reader rather than writing it to memory:
             "all" elementwise functions, "cheap" ones (no exponentials and the like), or "none".
@@ -52,6 +56,8 @@ class Hardware:
     memory_share: float = 1.0
     start: float = 0.0
     fuses_products: bool = False
+    fuses_relu: bool = False
+    merges_sums: bool = False
     rounds_products: bool = False
     repeats: str = "all"
     widens: bool = False
@@ -145,9 +151,11 @@ def _gpu(
         memory_bandwidth=bandwidth * 1e12,
         network=Nodes(8, inside * 1e9, across * 1e9, 1e-6, 5e-6, 5e-6),
         product_share=0.82,
-        kernel_share=0.35,
+        kernel_share=0.056,
         memory_share=0.85,
         start=2e-6,
+        fuses_relu=True,
+        merges_sums=True,
         kernels=True,
     )
 

@@ -22,7 +22,9 @@ from namedmesh.ir.tensor import FLOATS
 # What a file must have, and what it may have.
 _FIGURES = ("vector_flops", "memory_bytes", "memory_bandwidth")
 _SHARES = ("product_share", "kernel_share", "memory_share")
-_SWITCHES = ("fuses_products", "rounds_products", "widens", "kernels", "shared")
+_SWITCHES = (
+    "fuses_products", "fuses_relu", "merges_sums", "rounds_products", "widens", "kernels", "shared",
+)  # fmt: skip
 _REPEATS = ("all", "cheap", "none")
 _NETWORKS: dict[str, tuple[type[Network], tuple[str, ...], tuple[str, ...]]] = {
     "nodes": (Nodes, ("devices", "inside", "across"), ("inside_latency", "across_latency")),

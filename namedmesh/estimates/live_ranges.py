@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from namedmesh.dims.source import Source
-from namedmesh.estimates.fused_body import Buffer, FusedBody, Run
+from namedmesh.estimates.fused_body import FusedBody
+from namedmesh.estimates.fused_run import Buffer, Run
 from namedmesh.ir.tensor import Tensor
 
 

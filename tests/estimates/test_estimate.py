@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import namedmesh as nm
-from namedmesh.estimates.fused_body import count_flops
+from namedmesh.estimates.device_work import count_flops
 from namedmesh.estimates.links import Nodes
 from namedmesh.layers import Adam
 
@@ -96,6 +96,63 @@ def test_operands_of_a_product_are_written_unless_the_compiler_makes_them_within
     fused = cost(scaled, FUSING, **specs)
     assert [one.op.kind for one in fused.ops] == ["einsum", "add"]
     assert [one.bytes for one in fused.ops] == [x + y, z]
+
+
+def test_of_what_several_ops_make_of_a_product_the_narrowest_is_written():
+    """The product in bfloat16, of which both readers make exponentials in float32."""
+
+    def sums(x, y):
+        wide = nm.exp(nm.cast(nm.einsum([x, y], [A, C]), "float32"))
+        return nm.sum(wide, over=C), nm.sum(wide, over=A)
+
+    narrow: dict[str, Any] = {"x": nm.spec([A, B], "bfloat16"), "y": nm.spec([B, C], "bfloat16")}
+    found = cost(sums, FUSING, **narrow)
+    product = 2 * 64 * 16
+    assert [one.op.kind for one in found.ops] == ["einsum", "sum", "sum"]
+    assert [one.bytes for one in found.ops[1:]] == [product + FLOAT * 64, product + FLOAT * 16]
+    assert found.memory.peak_bytes - found.memory.kept_bytes == product + FLOAT * (64 + 16)
+    wide: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    kinds = [one.op.kind for one in cost(sums, FUSING, **wide).ops]
+    assert kinds == ["einsum", "exp", "sum", "sum"]
+
+
+def test_a_barrier_takes_neither_time_nor_memory():
+    def twice(x):
+        y = nm.cumsum(x, A)
+        return nm.cumsum(nm.compute_once(y), A) + y
+
+    found = cost(twice, x=nm.spec([A, B]))
+    assert [one.op.kind for one in found.ops] == ["cumsum", "cumsum", "add"]
+    assert found.memory.peak_bytes - found.memory.kept_bytes == 2 * FLOAT * 64 * 32
+
+
+def test_a_product_ends_in_relu_where_the_compiler_has_such_products():
+    def layer(x, y):
+        return nm.relu(nm.einsum([x, y], [A, C]))
+
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([B, C])}
+    assert [one.op.kind for one in cost(layer, **specs).ops] == ["einsum", "relu"]
+    (one,) = cost(layer, dataclasses.replace(ROUND, fuses_relu=True), **specs).ops
+    assert one.bytes == FLOAT * (64 * 32 + 32 * 16 + 64 * 16)
+
+
+def test_sums_over_the_same_dimensions_read_what_they_share_once():
+    def sums(x, y):
+        return nm.sum(x, over=B), nm.sum(x * y, over=B), nm.sum(x, over=A)
+
+    merging = dataclasses.replace(ROUND, merges_sums=True)
+    specs: dict[str, Any] = {"x": nm.spec([A, B]), "y": nm.spec([A, B])}
+    rows, columns = cost(sums, merging, **specs).ops
+    assert rows.bytes == FLOAT * (2 * 64 * 32 + 2 * 64)
+    assert columns.bytes == FLOAT * (64 * 32 + 32)
+
+
+def test_a_sum_that_needs_another_comes_after_it():
+    def variance(x):
+        return nm.sum(nm.square(x - nm.sum(x, over=B)), over=B)
+
+    found = cost(variance, dataclasses.replace(ROUND, merges_sums=True), x=nm.spec([A, B]))
+    assert [one.op.kind for one in found.ops] == ["sum", "sum"]
 
 
 def test_what_several_ops_read_is_written_where_that_is_less():
@@ -233,6 +290,8 @@ def test_kernels_take_the_place_of_the_named_ops_they_replace():
         "",
     )
     (one,) = [one for one in nm.cost(plan, "h200").ops if one.op.rule == "kernel"]
-    assert one.flops == 2 * (2 * 4 * 256 * 256 * 64)
+    products, logits = 2 * (2 * 4 * 256 * 256 * 64), 4 * 256 * 256
+    # Beside two products, a few operations for each logit: a difference, an exponential, a sum.
+    assert products + 3 * logits <= one.flops <= products + 12 * logits
     kinds = [one.op.kind for one in nm.cost(plan, "tpu-v3").ops]
     assert kinds.count("einsum") == 2
