@@ -1,10 +1,10 @@
-"""Layouts that a search finds, beside those that people write, and beside measured steps.
+"""Layouts that a search finds, beside those that people write.
 
-python -m benchmarks.search --json OUT            three models on 8 to 2,048 devices
-python -m benchmarks.search order --json OUT      ten layouts on 8 virtual CPU devices, measured
+python -m benchmarks.search --json OUT    three models on 8 to 2,048 devices
 
-Times are estimates for TPU v3 but for the measured ones. On 8 devices the best is compiled, by the
-TPU compiler where it is and for CPU devices elsewhere, and audited.
+Times are estimates for TPU v3. On 8 devices the best is compiled, by the TPU compiler where it is
+and for CPU devices elsewhere, and audited. The order of ten layouts by the estimates that a search
+goes by, beside that of measured steps, is in benchmarks.estimates layouts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any
 from absl import app, flags
 
 import namedmesh as nm
-from benchmarks.measured_order import measure_order
 from benchmarks.result import publish
 from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
 from namedmesh.choice.candidate import Candidate
@@ -105,12 +104,9 @@ def compare(name: str, devices: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Compares searches with layouts by hand, or their order with measured steps."""
+    """Compares searches with layouts by hand."""
     warnings.simplefilter("ignore", UserWarning)  # layouts by hand may leave devices idle
     use_cpu_devices(COMPILED)
-    if arguments[1:] == ["order"]:
-        publish(measure_order())
-        return
     rows = []
     for name in _MODELS.value:
         for devices in map(int, _DEVICES.value):
