@@ -14,6 +14,7 @@ from typing import Any
 import namedmesh as nm
 from namedmesh.ir.op import Op
 
+FACTOR = 1.5  # between an estimate and what was measured, where they are close
 LEAST = 0.1  # milliseconds: lines that take less, measured and estimated, are added up
 
 
@@ -26,7 +27,8 @@ def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
 
     Returns:
         Milliseconds of a step: `lines`, the longest first, `rest` of those that are short or that
-        nothing is known of, and `kinds` over all lines.
+        nothing is known of, and `kinds` over all lines. `close` counts the lines whose estimate is
+        within `FACTOR`, with their share of what was measured.
     """
     ops = {name: op for op, name in cost.plan.names.items()}
     measured: dict[str, Counter[str]] = defaultdict(Counter)
@@ -41,6 +43,8 @@ def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
     rows.sort(key=lambda row: (-max(row["measured_ms"], row["estimate_ms"]), row["line"]))
     long = [row for row in rows if row["line"] and _is_long(row)]
     short = [row for row in rows if not row["line"] or not _is_long(row)]
+    close = [row for row in long if _is_close(row)]
+    all_ms = sum(row["measured_ms"] for row in rows)
     totals = [sum(counters.values(), Counter()) for counters in (measured, estimated)]
     kinds = sorted({*totals[0], *totals[1]}, key=lambda kind: -max(t[kind] for t in totals))
     return {
@@ -48,6 +52,11 @@ def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
         "device": profile["device"],
         "busy_ms": round(profile["busy_ms"], 2),
         "estimate_ms": round(1e3 * cost.compute_seconds, 2),
+        "close": {
+            "lines": len(close),
+            "of": len(long),
+            "share": round(sum(row["measured_ms"] for row in close) / all_ms, 3),
+        },
         "lines": long,
         "rest": {
             name: round(sum(row[name] for row in short), 3)
@@ -85,9 +94,18 @@ def _is_long(row: Mapping[str, Any]) -> bool:
     return max(row["measured_ms"], row["estimate_ms"]) >= LEAST
 
 
+def _is_close(row: Mapping[str, Any]) -> bool:
+    measured, estimate = row["measured_ms"], row["estimate_ms"]
+    return measured <= FACTOR * estimate and estimate <= FACTOR * measured
+
+
 def lines_table(result: Mapping[str, Any], count: int = 10) -> str:
     """The longest lines of a model as a table for people."""
-    title = f"{result['model']}: estimated {result['estimate_ms']} ms, busy {result['busy_ms']} ms"
+    close = result["close"]
+    title = (
+        f"{result['model']}: estimated {result['estimate_ms']} ms, busy {result['busy_ms']} ms; "
+    )
+    title += f"{close['lines']} of {close['of']} lines within {FACTOR}, {close['share']:.0%} of it"
     names = ["line", "measured, ms", "estimate, ms", "ratio", "ops (measured / estimate)"]
     rows = [f"{title}\n", f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
     for row in result["lines"][:count]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import pathlib
 import time
 import warnings
@@ -253,13 +254,15 @@ def main(arguments: list[str] | None = None) -> None:
         ]
         print(*map(estimated_lines.lines_table, result), sep="\n\n")
     elif given.command == "layouts":
+        before = os.getloadavg()[0]
         rows = estimated_steps.measure()
         result = {
             "rows": rows,
             "rank_correlation": correlate(rows),
             "cores": estimated_steps.count_cores(),
+            "load": [round(before, 1), round(os.getloadavg()[0], 1)],  # before and after
         }
-        print(layouts_table(rows))
+        print(layouts_table(rows), f"\nload {result['load']} on {result['cores']} cores", sep="\n")
     else:
         long = [row for kind in ("tpu", "cpu") for row in estimate_long_sequences(kind)]
         memory = [*estimate_family(), *long]

@@ -150,7 +150,7 @@ def _gpu(
         memory_bytes=int(memory * 1e9),
         memory_bandwidth=bandwidth * 1e12,
         network=Nodes(8, inside * 1e9, across * 1e9, 1e-6, 5e-6, 5e-6),
-        product_share=0.82,
+        product_share=0.82,  # fitted, like the next, to profiles of an H200
         kernel_share=0.056,
         memory_share=0.85,
         start=2e-6,
@@ -160,8 +160,11 @@ def _gpu(
     )
 
 
-# NVIDIA's data sheets, dense: products in bfloat16, and float32 as TF32 or as it is. The links are
-# NVLink (half of what is sold as bidirectional) and one InfiniBand port for each GPU.
+# NVIDIA's data sheets of the SXM modules, as https://glennklockwood.com/garden/processors/h100 and
+# /A100 quote them: products in bfloat16 without sparsity, and float32 as TF32 or as it is. Inside a
+# node NVLink, half of what is sold as bidirectional; across one InfiniBand port for each GPU, of
+# 400 Gbit/s beside H100 and H200 (MLPerf's descriptions of systems) and of 200 beside A100. The
+# last figure is from memory, and latencies are assumed.
 _H100 = {"bfloat16": 989.0, "float16": 989.0, "float32": 494.5, "float32 highest": 67.0}
 _A100 = {"bfloat16": 312.0, "float16": 312.0, "float32": 156.0, "float32 highest": 19.5}
 _GPUS = {

@@ -27,13 +27,17 @@ class Chip:
     link: float
 
 
-# https://cloud.google.com/tpu/docs/v3 and the pages beside it; those give the links of a chip
-# together. Links of v2 and v3: Jouppi et al., "A Domain-Specific Supercomputer for Training Deep
-# Neural Networks" (496 and 656 Gbit/s).
+# FLOP/s and HBM: https://cloud.google.com/tpu/docs/v3 and the pages of v4, v5e, v5p and v6e.
+# Links: of v5e, v5p and v6e those pages have the bandwidth of a chip in both directions; of v3 and
+# v4 that of all-reduces in a Pod, which divided by its chips and their links gives 83 and 45 GB/s
+# (and the other page's figure for v5e and v6e). The scaling book (https://jax-ml.github.io/
+# scaling-book/tpus) has 100 and 45. Of v2 there is no such page any more: 180 TFLOP/s of four chips
+# (Google, 2017), 700 GB/s and half of v3's HBM (Hot Chips 2020); its links, 496 Gbit/s in Jouppi et
+# al., "A Domain-Specific Supercomputer for Training Deep Neural Networks", are from memory.
 _CHIPS = {
-    "v2": Chip(46, 16, 700, 62),
-    "v3": Chip(123, 32, 900, 82),
-    "v4": Chip(275, 32, 1200, 50),
+    "v2": Chip(45, 16, 700, 62),
+    "v3": Chip(123, 32, 900, 83),
+    "v4": Chip(275, 32, 1200, 45),
     "v5e": Chip(197, 16, 819, 50),
     "v5p": Chip(459, 95, 2765, 100),
     "v6e": Chip(918, 32, 1638, 100),
@@ -76,6 +80,7 @@ def find_tpu(text: str) -> dict[str, Any]:
         vector_flops=tera / 32,
         memory_bytes=int(chip.memory * 2**30 / cores),
         memory_bandwidth=chip.bandwidth * 1e9 / cores,
+        # What is not published is assumed: latencies, and the shares that programs reach.
         network=TorusSlice(generation, shape, chip.link * 1e9, latency=1e-6, start=2e-6),
         product_share=0.85,
         memory_share=0.85,
