@@ -18,13 +18,13 @@ _OPTIMIZER = "it assigns variables; tests/layers/test_optimizer_layouts.py runs 
 NOT_OPS = {
     **dict.fromkeys(("aot", "runtime", "training"), _TOOL),
     **dict.fromkeys(
-        ("compile", "evaluate", "export", "plan", "trace", "write_saved_model", "load_weights",
-         "save_weights"),
+        ("compile", "cost", "diff", "evaluate", "export", "load_plan", "plan", "report", "search",
+         "trace", "write_saved_model", "load_weights", "save_weights"),
         _TOOL,
     ),
     **dict.fromkeys(
-        ("Artifact", "Dimension", "Initializer", "InputSpec", "Layout", "LayoutConflict", "Mesh",
-         "NamedMeshError", "Op", "Placement", "Plan", "Program", "Shape", "Step", "Tensor"),
+        ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec", "Layout", "LayoutConflict", "Mesh",
+         "NamedMeshError", "Op", "Placement", "Plan", "PlanRecord", "Program", "Search", "Shape", "Step", "Tensor"),
         _VALUE,
     ),
     "dims": "it makes dimensions, not tensors",
