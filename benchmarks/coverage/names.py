@@ -23,8 +23,9 @@ NOT_OPS = {
         _TOOL,
     ),
     **dict.fromkeys(
-        ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec", "Layout", "LayoutConflict", "Mesh",
-         "NamedMeshError", "Op", "Placement", "Plan", "PlanRecord", "Program", "Search", "Shape", "Step", "Tensor"),
+        ("Artifact", "Cost", "Diff", "Dimension", "Hardware", "Initializer", "InputSpec", "Layout",
+         "LayoutConflict", "Mesh", "NamedMeshError", "Op", "Placement", "Plan", "PlanRecord",
+         "Program", "Search", "Shape", "Step", "Tensor"),
         _VALUE,
     ),
     "dims": "it makes dimensions, not tensors",
