@@ -306,5 +306,6 @@ def test_without_apt_the_next_corpus_is_taken(tmp_path, monkeypatch):
         "examples.m4.run.build_catalog_corpus",
         lambda root, progress: (_ for _ in ()).throw(NamedMeshError("no pip", fix="")),
     )
-    corpus = open_corpus("debian", tmp_path / "run", [], 0, said.append)
+    corpus = open_corpus("debian", tmp_path, [], 0, said.append)
     assert corpus.train and "no apt-get" in said[1] and "'catalogs' instead" in said[1]
+    assert {*open_corpus("debian", tmp_path, ["qab"], 0, said.append).train} == {"qab"}
