@@ -84,14 +84,21 @@ class Run:
         """Whether the run has settings."""
         return (self.folder / "settings.json").exists()
 
-    def start(self, settings: Settings, data: str, say: Say = print) -> Settings:
+    def start(
+        self,
+        settings: Settings,
+        data: str,
+        say: Say = print,
+        corpora: pathlib.Path | None = None,
+    ) -> Settings:
         """Prepare the run for training, with its data; return settings with its vocabulary sizes.
 
-        Safe to repeat: a run that has data keeps it. `data` must then be empty or the same.
+        Safe to repeat: a run that has data keeps it. `data` must then be empty or the same. A
+        corpus that has to be built is kept in `corpora`, by default beside the run.
         """
         if self.started:
             settings = self.fit_settings(settings)
-            if data and self.corpus not in (data, ""):
+            if data and self.corpus and not _is_same_corpus(self.corpus, data):
                 raise NamedMeshError(
                     f"{self.folder} is a run on other data: {self.corpus} there, {data} here",
                     fix="leave out --data, or name another folder with --run",
@@ -106,7 +113,7 @@ class Run:
         if Run(data).started:
             settings = self._copy_data(settings, Run(data), say)
         else:
-            settings = self._prepare_data(settings, data, say)
+            settings = self._prepare_data(settings, data, corpora or self.folder.parent, say)
         self._check_lengths(settings, say)
         self._write("data/corpus.txt", data)
         self.save_settings(settings)
@@ -169,10 +176,12 @@ class Run:
                 say(f"{name} is {value!r}, as it was when the data was made")
         return settings.but(**sizes, **same)
 
-    def _prepare_data(self, settings: Settings, data: str, say: Say) -> Settings:
+    def _prepare_data(
+        self, settings: Settings, data: str, corpora: pathlib.Path, say: Say
+    ) -> Settings:
         """Make vocabularies and tokens of a corpus; return settings with the vocabulary sizes."""
         languages = [code for code in settings.languages.split(",") if code]
-        corpus = open_corpus(data, self.folder, languages, settings.pairs, say)
+        corpus = open_corpus(data, corpora, languages, settings.pairs, say)
         say(str(corpus.report))
         if not corpus.dev:
             raise NamedMeshError(
@@ -282,16 +291,23 @@ def _link(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
+def _is_same_corpus(data: str, other: str) -> bool:
+    """Whether two values of --data name the same, e.g. with and without a slash at the end."""
+    if data in CORPORA or other in CORPORA:
+        return data == other
+    return os.path.abspath(data) == os.path.abspath(other)
+
+
 def open_corpus(
     data: str, folder: pathlib.Path, languages: list[str], pairs: int, say: Say
 ) -> Corpus:
-    """Open a corpus by its name, which is built beside the run's folder, or a directory.
+    """Open a corpus by its name, which is built in a folder, or a directory.
 
     Where the packages of one cannot be had, the next one is taken: debian, catalogs, synthetic.
     """
     if data not in CORPORA:
         return read_corpus(data, languages=languages or None)
-    root = folder.parent / f"corpus-{data}{f'-{pairs}' if pairs and data == 'debian' else ''}"
+    root = folder / f"corpus-{data}{f'-{pairs}' if pairs and data == 'debian' else ''}"
     if not root.exists():
         try:
             if data == "debian":
@@ -307,5 +323,5 @@ def open_corpus(
             if not following:
                 raise
             say(f"{error}\nusing the corpus {following[0]!r} instead")
-            return open_corpus(following[0], folder, [], 0, say)
+            return open_corpus(following[0], folder, languages, 0, say)
     return read_corpus(root, languages=languages or None)

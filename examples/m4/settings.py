@@ -48,7 +48,7 @@ class Settings:
     target_length: int = setting(96, "target tokens in a packed row")
     rows: int = setting(64, "packed rows in a batch; the groups of the paper")
     languages: str = setting("", "codes of languages to train on, with commas; all if empty")
-    pairs: int = setting(0, "train pairs of --data debian, at most; 0 for all")
+    pairs: int = setting(0, "train pairs of --data debian, about; 0 for all")
     repeat: str = setting(
         "pair", "what comes once before any of it comes back: a pair, or an English sentence"
     )

@@ -216,3 +216,11 @@ def test_help_has_the_default_of_every_hyperparameter_in_every_preset():
     assert describe_default(Settings, "beam") == (
         "default: 4 in small, base and the paper's, 2 in tiny"
     )
+
+
+def test_the_same_data_may_be_written_in_another_way(started, corpus, monkeypatch):
+    monkeypatch.chdir(corpus.parent)
+    for data in (f"{corpus}/", corpus.name):
+        Run(started).start(Run(started).settings, data)
+    with pytest.raises(NamedMeshError, match="a run on other data"):
+        Run(started).start(Run(started).settings, str(corpus.parent))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 import time
 from typing import Any
@@ -33,7 +34,7 @@ def _add_debian(commands: Any) -> None:
     )
     debian.add_argument("out")
     debian.add_argument("--languages", help="codes, with commas (default: all)", default="")
-    debian.add_argument("--pairs", type=int, help="train pairs, at most (default: all)")
+    debian.add_argument("--pairs", type=int, help="train pairs, about (default: all)")
     debian.add_argument(
         "--packages", help="names, with commas (default: those with many catalogs)", default=""
     )
@@ -121,8 +122,16 @@ def main(arguments: list[str] | None = None) -> int:
     except NamedMeshError as error:
         print(error, file=sys.stderr)
         return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        place = f"{error.filename}: " if error.filename else ""
+        print(f"{place}{error.strerror or error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped; the same command goes on from there", file=sys.stderr)
+        return 130
     return 0
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as ctrl-C
     sys.exit(main())

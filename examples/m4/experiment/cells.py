@@ -15,6 +15,7 @@ from examples.m4.settings import Settings
 from namedmesh.training import read_metrics
 
 Say = Callable[[str], None]
+FINISH = "finish.json"
 
 
 class Experiment:
@@ -32,7 +33,8 @@ class Experiment:
         """Make data and lowered programs of all cells; what is there stays.
 
         Mixtures and dense models share vocabularies and tokens, and so do the tries of a bilingual
-        model: its own, of the same corpus, which holds out the same sentences.
+        model: its own, of the same corpus, which holds out the same sentences and is built once.
+        Settings that may change between two starts become those of the cells.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         shared = {"": str(self.shared.folder)}
@@ -41,7 +43,7 @@ class Experiment:
         for cell in cells:  # a language that the corpus does not have is noticed early
             run = self.run_of(cell)
             source = shared.get(cell.language, data)
-            run.start(cell.settings, "" if run.started else source, say)
+            run.start(cell.settings, "" if run.started else source, say, corpora=self.folder)
             shared.setdefault(cell.language, str(run.folder))
         for cell in cells:
             run = self.run_of(cell)
@@ -49,6 +51,7 @@ class Experiment:
             started = run.fit_settings(cell.settings)
             for program in ("train", "evaluate", "translate"):
                 run.artifact(program, started, say)
+            run.save_settings(started)
 
     def train(self, cells: Sequence[Cell], sentences: int, say: Say) -> list[str]:
         """Train and evaluate every cell that is not done, in processes; return those that failed.
@@ -58,25 +61,44 @@ class Experiment:
         """
         failed = []
         for number, cell in enumerate(cells, 1):
-            if self.is_done(cell):
+            trained = self.is_done(cell)
+            if trained and self._read_finish(cell).get("sentences", sentences) == sentences:
                 say(f"{cell.name}: done ({number} of {len(cells)})")
                 continue
-            say(f"{cell.name}: training ({number} of {len(cells)}) ...")
+            task = "evaluating" if trained else "training"
+            say(f"{cell.name}: {task} ({number} of {len(cells)}) ...")
             checkpoint = "best" if cell.language else "newest"
             options = [f"--sentences={sentences}", f"--checkpoint={checkpoint}"]
-            if not (self._call("train", cell) and self._call("evaluate", cell, *options)):
+            if (trained or self._call("train", cell)) and self._call("evaluate", cell, *options):
+                self._write_finish(cell, sentences)
+            else:
                 say(f"{cell.name}: failed; {self.run_of(cell).folder / 'log.txt'} says why")
                 failed.append(cell.name)
         return failed
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether a cell was trained to its last step and evaluated since."""
+        """Whether a cell was trained to its last step or time limit, and evaluated since."""
         run = self.run_of(cell)
         evaluation = run.folder / "evaluation.json"
         if not (run.started and evaluation.exists() and run.metrics.exists()):
             return False
         rows = read_metrics(run.metrics)
-        return bool(rows) and rows[-1]["step"] >= run.settings.steps
+        settings, finish = run.settings, self._read_finish(cell)
+        limits = {"steps": settings.steps, "minutes": settings.minutes}
+        ended = bool(settings.minutes) and limits.items() <= finish.items()
+        return bool(rows) and (ended or rows[-1]["step"] >= settings.steps)
+
+    def _read_finish(self, cell: Cell) -> dict[str, Any]:
+        """The limits that a cell was trained to, and the sentences that it was evaluated on."""
+        path = self.run_of(cell).folder / FINISH
+        return json.loads(path.read_text()) if path.exists() else {}
+
+    def _write_finish(self, cell: Cell, sentences: int) -> None:
+        """Note that a cell is done: its last step alone does not tell, if time was the limit."""
+        run = self.run_of(cell)
+        settings = run.settings
+        finish = {"steps": settings.steps, "minutes": settings.minutes, "sentences": sentences}
+        (run.folder / FINISH).write_text(json.dumps(finish) + "\n")
 
     def _call(self, command: str, cell: Cell, *options: str) -> bool:
         """Run a command of the example on a cell, with its output in a file; whether it worked."""

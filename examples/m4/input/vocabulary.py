@@ -206,10 +206,16 @@ class Vocabularies(NamedTuple):
         )
         english = sorted({english for language in pairs.values() for _, english in language})
         chosen = permutation(len(english), seed, "english")[:sentences]
-        return cls(
-            Vocabulary.train(source, source_size, **options),
-            Vocabulary.train([english[index] for index in chosen], target_size, **options),
-        )
+        target = [english[index] for index in chosen]
+        vocabularies = []
+        for side, texts, size in (("source", source, source_size), ("target", target, target_size)):
+            try:
+                vocabularies.append(Vocabulary.train(texts, size, **options))
+            except NamedMeshError as error:
+                raise NamedMeshError(
+                    f"{side}: {error.problem}", *error.details, fix=f"{error.fix} (--{side}_vocab)"
+                ) from None
+        return cls(*vocabularies)
 
     @classmethod
     def load(cls, folder: str | os.PathLike) -> Vocabularies:

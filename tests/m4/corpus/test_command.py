@@ -14,3 +14,8 @@ def test_a_synthetic_corpus_is_made_and_checked(tmp_path, capsys):
 def test_a_mistake_is_said_in_words(tmp_path, capsys):
     assert main(["check", str(tmp_path / "none")]) == 1
     assert "does not exist" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_named_without_a_traceback(capsys):
+    assert main(["synthetic", "/proc/none/corpus", "--languages", "1"]) == 1
+    assert capsys.readouterr().err == "/proc/none: No such file or directory\n"

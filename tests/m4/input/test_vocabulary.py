@@ -99,6 +99,15 @@ def test_a_size_below_the_characters_names_the_least():
     assert Vocabulary.train(["abc", "def"], least).size == least > 256
 
 
+@pytest.mark.filterwarnings("ignore:1 sentences make a vocabulary")
+def test_a_size_that_is_too_small_names_its_flag():
+    pairs = {"de": [("äöü", "abc")]}
+    for side, sizes in {"source": (100, 300), "target": (300, 100)}.items():
+        with pytest.raises(NamedMeshError, match=f"{side}: a vocabulary of 100") as raised:
+            Vocabularies.train(pairs, *sizes)
+        assert raised.value.fix.endswith(f"(--{side}_vocab)")
+
+
 @pytest.mark.parametrize("texts", [[], ["", "  "]])
 def test_no_text_is_an_error(texts):
     with pytest.raises(NamedMeshError, match="no text"):

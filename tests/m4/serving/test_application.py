@@ -8,7 +8,7 @@ from examples.m4.serving.application import Limits, make_application
 from tests.m4.serving.live import listening
 
 FACTS = {"step": 7, "languages": ["de"], "experts": 2, "layers": 4}
-LIMITS = Limits(texts=3, characters=20, body=400, waiting=4)
+LIMITS = Limits(texts=3, characters=20, body=6000, waiting=4)
 
 
 def shout(questions):
@@ -44,11 +44,13 @@ BAD = {
     "none of them": (b'{"texts": []}', 400, "texts is empty"),
     "blank": (b'{"texts": ["a", " \\n"]}', 400, "texts[1] is empty"),
     "half a pair": (b'{"texts": ["\\ud800"]}', 400, "surrogate"),
+    "half a pair as a name": (b'{"\\ud800": 1}', 400, "unknown: \\ud800"),
+    "many digits": (b'{"texts": [' + b"9" * 5000 + b"]}", 400, "not JSON"),
     "misspelt": (b'{"text": ["a"]}', 400, "unknown: text"),
     "a wish of another type": (b'{"texts": ["a"], "experts": "yes"}', 400, "true or false"),
     "too many": (b'{"texts": ["a", "a", "a", "a"]}', 413, "4 texts; send at most 3"),
     "too long": (json.dumps({"texts": ["a" * 21]}).encode(), 413, "texts[0] has 21 characters"),
-    "too large": (b" " * 401, 413, "longer than 400 bytes"),
+    "too large": (b" " * 6001, 413, "longer than 6,000 bytes"),
 }
 
 
@@ -59,6 +61,16 @@ def test_bad_requests_are_told_what_is_wrong():
             assert response.status_code == status, name
             assert message in response.json()["error"], name
         assert requests.post(f"{url}/translate", json={"texts": ["a"]}).status_code == 200
+
+
+def test_the_longest_texts_are_taken_in_every_script_and_escaped():
+    limits = Limits()
+    application = make_application(shout, FACTS, most=8, limits=limits)
+    with listening(application) as url:
+        for character in ("a", "я", "語", "😀"):
+            texts = [character * limits.characters] * limits.texts
+            response = requests.post(f"{url}/translate", data=json.dumps({"texts": texts}))
+            assert response.status_code == 200, character
 
 
 def test_other_paths_and_methods_are_told_as_json():

@@ -72,7 +72,7 @@ class Apt:
         sources: A list of sources to use; by default the machine's own.
 
     Raises:
-        NamedMeshError: If this machine has no apt.
+        NamedMeshError: If this machine has no apt, or the list of sources is not a file.
     """
 
     def __init__(self, folder: str | os.PathLike, sources: str | os.PathLike | None = None):
@@ -83,6 +83,12 @@ class Apt:
                     "Ubuntu or a relative of theirs",
                     fix="use --data catalogs, which needs pip alone",
                 )
+        if sources is not None and not pathlib.Path(sources).is_file():
+            # Before the lists that are there are given up for those of other sources.
+            raise NamedMeshError(
+                f"the list of sources {str(sources)!r} is not a file",
+                fix="name a file as apt's sources.list, or leave out --sources",
+            )
         self.folder = pathlib.Path(folder).absolute()
         for name in ("state/lists/partial", "cache/archives/partial"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)

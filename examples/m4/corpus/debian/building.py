@@ -19,14 +19,20 @@ from examples.m4.corpus.debian.added import ADDED, add_corpus
 from examples.m4.corpus.debian.apt import Apt
 from examples.m4.corpus.debian.descriptions import read_descriptions
 from examples.m4.corpus.debian.extraction import RULES, extract_packages
-from examples.m4.corpus.debian.gathering import FEWEST, Counts, gather, write_corpus_files
+from examples.m4.corpus.debian.gathering import (
+    FEWEST,
+    Counts,
+    gather,
+    list_languages,
+    write_corpus_files,
+)
 from examples.m4.corpus.debian.heldout import hold_out_as_in
 from examples.m4.corpus.debian.records import read_facts, write_record
 from examples.m4.corpus.debian.selection import select_named, select_packages
 from examples.m4.corpus.folders import MARK, fresh_directory
 from examples.m4.corpus.packages import default_cache
 from examples.m4.corpus.parts import find_parts
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
 
 SOURCES, DESCRIPTIONS = "sources.tsv", "descriptions of packages"
 _COLUMNS = ("package", "version", "sha256", "bytes", "licence", "catalogs", "pages", "pairs")
@@ -40,7 +46,7 @@ class Wanted:
 
     Attributes:
         languages: The codes of its languages; all if empty.
-        pairs: How many train pairs, at most; all if none.
+        pairs: How many train pairs, about; all if none.
         packages: The names of packages to read; by a rule if empty.
         descriptions: Whether descriptions of packages are read.
         manuals: Whether manual pages are read.
@@ -84,6 +90,9 @@ def build_debian_corpus(
     Raises:
         NamedMeshError: If this machine has no apt, or its lists cannot be fetched.
     """
+    for name, size in (("pairs", wanted.pairs), ("workers", workers)):
+        if size is not None:
+            check_size(size, name)
     folder = pathlib.Path(cache) if cache is not None else default_cache() / "debian"
     reserved = _read_reserved(wanted)
     held = hold_out_as_in(wanted.held_out, reserved) if wanted.held_out is not None else None
@@ -110,7 +119,7 @@ def build_debian_corpus(
                 workers=workers,
             )
             counts = write_corpus_files(out, buckets, held, wanted.languages, wanted.pairs)
-            _check_languages(wanted, counts)
+            _check_languages(wanted, counts, buckets)
             _write_facts(out, apt, wanted, records, skipped, counts)
     progress(format_counts(counts))
 
@@ -164,7 +173,7 @@ def _read_reserved(wanted: Wanted) -> frozenset[str]:
         ) from None
 
 
-def _check_languages(wanted: Wanted, counts: Counts) -> None:
+def _check_languages(wanted: Wanted, counts: Counts, buckets: Sequence[pathlib.Path]) -> None:
     """Raise for a language that was asked for and has no pairs, and if there is none."""
     if not counts:
         raise NamedMeshError(
@@ -174,7 +183,7 @@ def _check_languages(wanted: Wanted, counts: Counts) -> None:
         if language not in counts:
             raise NamedMeshError(
                 f"the packages have too little of language {language!r}",
-                fix=did_you_mean(language, counts),
+                fix=did_you_mean(language, list_languages(buckets)),
             )
 
 

@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import multiprocessing
 import os
 import pathlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 
 from examples.m4.corpus.debian.apt import Apt, DebianPackage
 from examples.m4.corpus.debian.debs import read_package
 from examples.m4.corpus.debian.records import write_record
 from examples.m4.corpus.debian.selection import Selection
+from examples.m4.corpus.debian.workers import open_pool
 from namedmesh.dims.errors import NamedMeshError
 
 RULES = 1  # a change of what is extracted makes new records: raise this number
@@ -64,10 +64,9 @@ def extract_packages(
     done, skipped = len(records) - len(missing), Skipped()
     report(done)
     batches = _batches(missing)
-    context = multiprocessing.get_context("spawn")
     workers = workers or (os.cpu_count() or 1) + 2
     try:
-        with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        with open_pool(workers) as pool:
             extract = partial(_extract_batch, apt, selection.pages, folder)
             running: set[Future] = {
                 pool.submit(extract, batch) for batch in itertools.islice(batches, 2 * workers)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import pathlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
 from examples.m4.corpus.debian.buckets import (
@@ -22,6 +20,7 @@ from examples.m4.corpus.debian.heldout import HeldOut, hold_out_by_rule, is_held
 from examples.m4.corpus.debian.manuals import align_pages, read_blocks
 from examples.m4.corpus.debian.records import Group, read_pages, read_translations
 from examples.m4.corpus.debian.thinning import thin_to
+from examples.m4.corpus.debian.workers import open_pool
 from examples.m4.corpus.parts import SPLITS
 
 FEWEST = 200  # train pairs that a language needs, or it is left out
@@ -52,8 +51,7 @@ def gather(
     """
     habits = fill_buckets(read_groups(records, manuals), scratch)
     buckets = sorted(scratch.glob("*.tsv"))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+    with open_pool(workers) as pool:
         candidates = [*pool.map(partial(_merge, habits), buckets)]
         if held is None:
             groups = (group for part in candidates for group in part)
@@ -92,7 +90,7 @@ def write_corpus_files(
         buckets: What may be trained on.
         held: What is held out.
         languages: The languages to write; all if empty.
-        pairs: How many train pairs, at most; all if none.
+        pairs: How many train pairs, about; all if none.
 
     Returns:
         The pairs of each language and split.
@@ -126,6 +124,12 @@ def write_corpus_files(
                 path.write_text("".join(lines), encoding="utf-8", newline="\n")
             written[language][split] = len(lines)
     return written
+
+
+def list_languages(buckets: Sequence[pathlib.Path]) -> list[str]:
+    """List the languages that have enough pairs to train on."""
+    counts = Counter(language for _, pairs in _read(buckets, ()) for language, _ in pairs)
+    return sorted(language for language, count in counts.items() if count >= FEWEST)
 
 
 def _read(buckets: Sequence[pathlib.Path], languages: Sequence[str]) -> Iterator[Group]:

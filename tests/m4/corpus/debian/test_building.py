@@ -195,6 +195,46 @@ def test_a_killed_build_goes_on_and_makes_the_same(repository, built, tmp_path):
     assert sorted(name for name in left if not name.startswith(".corpus.")) == ["cache", "corpus"]
 
 
+def test_a_build_that_is_told_to_stop_ends_its_processes_and_says_how_to_go_on(
+    repository, tmp_path
+):
+    root, cache = tmp_path / "corpus", tmp_path / "cache"
+    command = [sys.executable, "-m", "examples.m4.corpus", "debian", root, "--cache", cache]
+    command += ["--sources", repository.folder / "sources.list", "--workers", "2"]
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    deadline = time.monotonic() + 60
+    while not any((cache / "records").glob("*.gz")) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)  # of the workers none gets it
+    said, _ = process.communicate(timeout=60)  # which waits for all that hold the pipe
+    assert process.returncode == 130
+    assert said.endswith("stopped; the same command goes on from there\n")
+    assert "Traceback" not in said
+    assert [path.name for path in tmp_path.iterdir()] == ["cache"]
+
+
+@pytest.mark.parametrize("options", [{"wanted": Wanted(pairs=0)}, {"workers": 0}])
+def test_a_size_that_is_not_positive_is_told_before_anything_is_done(repository, options, tmp_path):
+    with pytest.raises(NamedMeshError, match="has size 0"):
+        build(repository, tmp_path / "corpus", **options)
+    assert not any(tmp_path.iterdir())
+
+
+def test_an_unknown_language_is_told_with_those_that_there_are(repository, tmp_path):
+    with pytest.raises(NamedMeshError, match="too little of language 'klingon'") as caught:
+        build(repository, tmp_path / "corpus", Wanted(languages=["klingon", "de"]))
+    assert all(language in caught.value.fix for language in LANGUAGES)
+
+
+def test_a_list_of_sources_that_is_not_there_leaves_the_lists_as_they_are(repository, tmp_path):
+    build(repository, tmp_path / "corpus")
+    with pytest.raises(NamedMeshError, match="is not a file"):
+        build_debian_corpus(tmp_path / "other", cache=tmp_path / "cache", sources=tmp_path / "none")
+    assert not any("fetching" in line for line in build(repository, tmp_path / "corpus"))
+
+
 def test_descriptions_and_manual_pages_are_read(tmp_path):
     page = ".TH tool 1\n.SH NAME\ntool \\- does things\n.SH DESCRIPTION\n{}\n.PP\n{}\n"
     english = page.format("The \\fBtool\\fR reads a file. It then writes another.", "See below.")
@@ -266,5 +306,6 @@ def test_without_apt_the_next_corpus_is_taken(tmp_path, monkeypatch):
         "examples.m4.run.build_catalog_corpus",
         lambda root, progress: (_ for _ in ()).throw(NamedMeshError("no pip", fix="")),
     )
-    corpus = open_corpus("debian", tmp_path / "run", [], 0, said.append)
+    corpus = open_corpus("debian", tmp_path, [], 0, said.append)
     assert corpus.train and "no apt-get" in said[1] and "'catalogs' instead" in said[1]
+    assert {*open_corpus("debian", tmp_path, ["qab"], 0, said.append).train} == {"qab"}
