@@ -101,6 +101,8 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
     current = planner.place_in_use(op, 0, False)
+    if tensor in planner.plan.free:  # what it does not give up stays where the layout has it
+        current = planner.plan.shardings[tensor].with_partial(())
     for axes in (op.exact or {}).values():
         for axis in axes:
             if axis not in planner.mesh.axes:
