@@ -1,6 +1,7 @@
 """Every test runs on eight virtual CPU devices, and an unplanned collective is an error."""
 
 import os
+from collections import Counter
 
 os.environ["NAMEDMESH_STRICT"] = "1"
 # Collectives and numbers are the same, and compiling takes two thirds of the time.
@@ -12,7 +13,7 @@ os.environ["XLA_FLAGS"] = (
 import pytest
 
 from namedmesh.runtime import use_cpu_devices
-from tests.slow_tests import SLOW
+from tests.slow_tests import SLOW, THINNED
 
 use_cpu_devices(8)
 
@@ -20,6 +21,10 @@ use_cpu_devices(8)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the tests of `tests/slow_tests.py` as slow."""
     starts = tuple(f"tests/{start}" for start in SLOW)
+    seen: Counter[str] = Counter()
     for item in items:
-        if item.nodeid.startswith(starts):
+        name = item.nodeid.partition("[")[0]
+        every = THINNED.get(name.removeprefix("tests/"), 1)
+        if item.nodeid.startswith(starts) or seen[name] % every:
             item.add_marker(pytest.mark.slow)
+        seen[name] += 1
