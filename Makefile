@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all fast-tests lint types fuzz golden docs docs-outputs m4 clean
+.PHONY: env test test-all fast-tests lint types fuzz fuzz-files golden docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -41,6 +41,18 @@ SEED ?= 1
 CASES ?= 10000
 fuzz: env
 	$(RUN) -m tests.fuzz --seed $(SEED) --cases $(CASES)
+
+# Minutes: files of Artifacts and checkpoints, each changed at random and read.
+fuzz-files: env
+	$(RUN) -m tests.fuzz_files --seed $(SEED) --cases $(CASES)
+
+# An hour: processes that train are killed, stopped and refused, their disk fills up and their
+# checkpoints are damaged. Stop it when you like; the same command goes on. SEED chooses the faults.
+MINUTES ?= 60
+FAULTS ?= 100
+chaos: env
+	$(RUN) -m benchmarks.chaos --seed $(SEED) --minutes $(MINUTES) --faults $(FAULTS) \
+		--results benchmarks/results/chaos
 
 # Writes the plans of examples, presets and benchmarks to tests/golden again, where a change that
 # costs something shows as a diff.

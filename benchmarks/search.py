@@ -4,7 +4,8 @@ python -m benchmarks.search --json OUT    three models on 8 to 2,048 devices
 
 Times are estimates for TPU v3. On 8 devices the best is compiled, by the TPU compiler where it is
 and for CPU devices elsewhere, and audited. The order of ten layouts by the estimates that a search
-goes by, beside that of measured steps, is in benchmarks.estimates layouts.
+goes by, beside that of measured steps, is in benchmarks.estimates layouts. With --nocompile nothing
+is compiled, and TensorFlow is not needed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ COMPILED = 8  # devices, for which the best is compiled
 _MODELS = flags.DEFINE_list("models", list(MODELS), "which models")
 _DEVICES = flags.DEFINE_list("devices", [str(one) for one in DEVICES], "how many devices")
 _PROCESSES = flags.DEFINE_integer("processes", 2, "processes that plan", lower_bound=1)
+_COMPILE = flags.DEFINE_bool("compile", True, f"whether the best on {COMPILED} is compiled")
 _PLANS = flags.DEFINE_integer("plans", None, "candidates to plan at most", lower_bound=1)
 
 
@@ -76,7 +78,7 @@ def compare(name: str, devices: int) -> dict[str, Any]:
         hardware,
         plans=_PLANS.value,
         processes=_PROCESSES.value,
-        verify=1 if devices == COMPILED else 0,
+        verify=1 if devices == COMPILED and _COMPILE.value else 0,
         **case.choices,
     )
     spent = count_cpu_seconds() - before
@@ -106,7 +108,8 @@ def compare(name: str, devices: int) -> dict[str, Any]:
 def main(arguments: list[str]) -> None:
     """Compares searches with layouts by hand."""
     warnings.simplefilter("ignore", UserWarning)  # layouts by hand may leave devices idle
-    use_cpu_devices(COMPILED)
+    if _COMPILE.value:
+        use_cpu_devices(COMPILED)
     rows = []
     for name in _MODELS.value:
         for devices in map(int, _DEVICES.value):

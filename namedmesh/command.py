@@ -1,4 +1,4 @@
-"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot` and `completion`.
+"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot`, `launch`, ...
 
 Each command is a file in its room, imported when it is asked for: planning needs neither
 TensorFlow nor jax, and compiling ahead of time no TensorFlow.
@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.version import __version__
 
 Add = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
 SHELLS = ("bash", "zsh", "fish")
+INTERRUPTED = 130  # the status of what Ctrl-C ends, as in a shell
 FILES = ("OUT", "A", "B", "ARTIFACT", "PROGRAM")  # arguments that shells complete as files
 
 
@@ -67,6 +69,12 @@ def _load_aot() -> tuple[Add, str, Run]:
     return add_arguments, AOT_EXAMPLES, run_aot
 
 
+def _load_launch() -> tuple[Add, str, Run]:
+    from namedmesh.runtime.launch_command import LAUNCH_EXAMPLES, add_launch_arguments, run_launch
+
+    return add_launch_arguments, LAUNCH_EXAMPLES, run_launch
+
+
 def _load_completion() -> tuple[Add, str, Run]:
     return _add_completion_arguments, COMPLETION_EXAMPLES, _run_completion
 
@@ -81,6 +89,7 @@ COMMANDS = {
         "compile artifacts for devices that are not here, and report what they take there",
         _load_aot,
     ),
+    "launch": Command("start processes of a program on this machine", _load_launch),
     "completion": Command("print what makes a shell complete these commands", _load_completion),
 }
 COMPLETION_EXAMPLES = """\
@@ -130,12 +139,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         0 if all went well, 1 if something does not fit or a condition is met, 2 if something is
-        wrong.
+        wrong, 130 if the user interrupts it.
     """
     words = sys.argv[1:] if arguments is None else arguments
     asked = next((word for word in words if not word.startswith("-")), "")
     parsed = make_parser([asked]).parse_args(words)
-    return parsed.run(parsed)
+    try:
+        return parsed.run(parsed)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except NamedMeshError as error:
+        print(_format_problem(error), file=sys.stderr)
+        return 2
+
+
+def _format_problem(error: NamedMeshError) -> str:
+    """Formats an error without the line it was raised for, unless that is the user's own."""
+    source = error.source
+    inside = source.file.endswith(("/namedmesh/command.py", "/bin/namedmesh", "__main__.py"))
+    place = [f"  at {source}: {source.code}"] if source.code and not inside else []
+    details = [f"  {detail}" for detail in error.details]
+    return "\n".join([f"error: {error.problem}", *details, *place, f"  fix: {error.fix}"])
 
 
 def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:

@@ -50,9 +50,11 @@ TOPICS = (
     Topic(
         "meshes",
         "Meshes and layouts",
-        "Where dimensions live: device meshes, layouts, and the ops that state a placement.",
+        "Where dimensions live: device meshes, layouts, the ops that state a placement, and "
+        "collectives by hand.",
         modules=(
             "namedmesh.dims",
+            "namedmesh.ops.collective",
             "namedmesh.ops.manual",
             "namedmesh.ops.move",
         ),
@@ -70,9 +72,11 @@ TOPICS = (
         modules=(
             "namedmesh.ops.activation",
             "namedmesh.ops.arithmetic",
+            "namedmesh.ops.bitwise",
             "namedmesh.ops.elementwise",
             "namedmesh.ops.logic",
             "namedmesh.ops.mathematics",
+            "namedmesh.ops.rounding",
         ),
     ),
     Topic(
@@ -84,8 +88,12 @@ TOPICS = (
             "namedmesh.ops.einsum",
             "namedmesh.ops.reduce",
             "namedmesh.ops.arg_reduce",
+            "namedmesh.ops.cumulative",
+            "namedmesh.ops.moments",
+            "namedmesh.ops.ring_attention",
             "namedmesh.ops.softmax",
             "namedmesh.ops.softmax_attention",
+            "namedmesh.ops.ulysses",
         ),
         names=("sum",),
     ),
@@ -103,23 +111,37 @@ TOPICS = (
     Topic(
         "indexing",
         "Ops: indexing, sorting and windows",
-        "Reading and writing at computed positions, sorting, and windows of a dimension.",
+        "Reading and writing at computed positions, sorting, convolutions and other windows.",
         modules=(
             "namedmesh.ops.dynamic",
+            "namedmesh.ops.compress",
+            "namedmesh.ops.conv",
             "namedmesh.ops.index",
+            "namedmesh.ops.indexing",
             "namedmesh.ops.order",
+            "namedmesh.ops.pool",
+            "namedmesh.ops.resize",
+            "namedmesh.ops.sorting",
             "namedmesh.ops.windows",
         ),
     ),
     Topic(
         "control",
         "Control flow",
-        "Loops and branches decided at run time, and functions with a derivative of their own.",
+        "Loops and branches decided at run time, functions of functions, and functions with a "
+        "derivative of their own.",
         modules=(
             "namedmesh.ops.control",
+            "namedmesh.ops.associative",
             "namedmesh.ops.custom",
+            "namedmesh.ops.jax_code",
             "namedmesh.ops.loops",
+            "namedmesh.ops.pipeline",
+            "namedmesh.ops.recompute",
             "namedmesh.ops.scan",
+            "namedmesh.ops.show",
+            "namedmesh.ops.transforms",
+            "namedmesh.ops.vmap",
         ),
     ),
     Topic(
@@ -139,9 +161,10 @@ TOPICS = (
         "plans",
         "Plans",
         "Where every tensor lies and every collective of a step, before anything runs; what that "
-        "costs, two of them side by side, and a page of it all.",
+        "costs, two of them side by side, the best one found, and a page of it all.",
         modules=(
             "namedmesh.lowering",
+            "namedmesh.choice",
             "namedmesh.estimates",
             "namedmesh.comparison",
             "namedmesh.pages",

@@ -46,12 +46,24 @@ def start_run() -> tuple[Any, Settings]:
 
 
 def train() -> None:
-    """Train a run, or continue to."""
+    """Train a run, or continue to; in several processes if it was launched so."""
+    from examples.m4.run import Run
+    from namedmesh.runtime import start_processes
+
+    processes = start_processes()
+    if processes.count > 1 and not Run(flags.FLAGS.run).started:
+        raise NamedMeshError(
+            f"{flags.FLAGS.run} is not a run yet, and several processes cannot make its data",
+            fix="make it first, with the same flags: python -m examples.m4 export",
+        )
     run, settings = start_run()
     from examples.m4 import training
     from examples.m4.plots import draw
 
-    row = training.train(run, settings, profile=flags.FLAGS.profile)
+    say = print if processes.first else lambda text: None
+    row = training.train(run, settings, say, profile=flags.FLAGS.profile)
+    if not processes.first:
+        return
     loss = f"; loss {row['loss']:.3f}" if "loss" in row else ""
     print(f"trained {row['step']:,.0f} steps{loss}")
     for path in draw(run):
@@ -155,7 +167,8 @@ def export() -> None:
         print(f"{name}: {run.artifact(name, settings)}")
     run.save_settings(settings)
     needed = (
-        "jax, orbax, rich, safetensors, sentencepiece, sacrebleu, starlette, uvicorn and absl-py"
+        "jax, tensorstore, rich, safetensors, sentencepiece, sacrebleu, starlette, uvicorn "
+        "and absl-py"
     )
     print(f"copy {run.folder}, examples/ and namedmesh/ to a host with {needed}, and run there")
     print(f"  python -m examples.m4 train --run {run.folder.name}")

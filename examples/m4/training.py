@@ -18,7 +18,6 @@ from namedmesh.training import (
     TraceWindow,
     Trainer,
     average_results,
-    place_rows,
     share_state,
 )
 
@@ -65,7 +64,7 @@ def make_trainer(
 
     def feed(batch: dict[str, np.ndarray], steps_taken: int) -> dict[str, Any]:
         seed = (settings.seed * 1_000_003 + steps_taken) % 2**31
-        return {**place_rows(step, batch), "seed": np.int32(seed)}
+        return step.feed({**batch, "seed": np.int32(seed)})
 
     evaluate = None
     if settings.dev_every:
@@ -86,7 +85,8 @@ def make_trainer(
         summaries=run.summaries,
         seed=settings.seed,
         feed=feed,
-        count_tokens=count_tokens,
+        # Every process has as many packed rows, and about as many tokens in them.
+        count_tokens=lambda batch: count_tokens(batch) * jax.process_count(),
         evaluate=evaluate,
         advice=ADVICE,
         flops=step.artifact.flops,
@@ -118,7 +118,7 @@ def count_tokens(batch: dict[str, np.ndarray]) -> int:
 def measure_dev_loss(evaluate: Executable, state: State, run: Run, settings: Settings) -> float:
     """Measure the mean cross entropy of the first packed batches of the dev set."""
     stream = open_batches(run, settings, "dev").read_from(None)
-    batches = (place_rows(evaluate, next(stream)[0]) for _ in range(settings.dev_batches))
+    batches = (evaluate.feed(next(stream)[0]) for _ in range(settings.dev_batches))
     means = average_results(
         evaluate, share_state(state, evaluate), batches, names=["cross_entropy"]
     )

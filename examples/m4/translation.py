@@ -1,4 +1,4 @@
-"""Translation with a trained run: needs jax, orbax and sentencepiece, and no TensorFlow."""
+"""Translation with a trained run: needs jax, tensorstore and sentencepiece, and no TensorFlow."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from namedmesh.training import (
     NumberedBatches,
     Trainer,
     average_results,
-    place_rows,
     share_state,
 )
 
@@ -103,7 +102,7 @@ class Run:
 
     def score(self, state: nm.runtime.State) -> dict[str, float]:
         """Measure loss and intersection over union on the held-out images."""
-        batches = (place_rows(self.evaluate_step, batch) for batch in self.held_out)
+        batches = (self.evaluate_step.feed(batch) for batch in self.held_out)
         means = average_results(
             self.evaluate_step,
             share_state(state, self.evaluate_step),
@@ -116,5 +115,5 @@ class Run:
         """Return held-out images, and the scores of their pixels."""
         batch = self.held_out[0]
         shared = share_state(state, self.evaluate_step)
-        _, results = self.evaluate_step(shared, **place_rows(self.evaluate_step, batch))
+        _, results = self.evaluate_step(shared, **self.evaluate_step.feed(batch))
         return batch, np.asarray(results["scores"])

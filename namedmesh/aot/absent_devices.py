@@ -18,6 +18,7 @@ from namedmesh.aot.target import Target
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime.bridge import devices_are_fixed
 from namedmesh.runtime.devices import use_cpu_devices
+from namedmesh.runtime.host_order import order_by_host
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
 ENVIRONMENT = {
@@ -86,8 +87,10 @@ def _tpu_devices(target: Target) -> list[Any]:
             fix=_INSTALL,
         )
     try:
-        name = str(target).removeprefix("tpu-")
-        return list(topologies.get_topology_desc(platform="tpu", topology_name=name).devices)
+        name = str(target.one_slice).removeprefix("tpu-")
+        slices = {} if target.slices == 1 else {"num_slices": target.slices}
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices)
+        return order_by_host(found.devices)
     except Exception as error:
         raise NamedMeshError(
             f"the TPU compiler does not start for target {target} ({host})",

@@ -48,9 +48,12 @@ class Assignment:
 def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignment:
     """Decides which device takes which place of a mesh.
 
+    All slices are laid out alike. Where a mesh has several hosts in a slice, devices stay in listed
+    order, which is host by host.
+
     Args:
         mesh: The mesh; a device assignment that it has already is kept.
-        torus: The target's torus, if it has one.
+        torus: The torus of the target's slices, if it has one.
         traffic: What the plan sends along which axes.
 
     Returns:
@@ -61,9 +64,16 @@ def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignm
     """
     if torus is None:
         return Assignment(mesh.device_assignment, None, None)
-    order = mesh.device_assignment or torus_assignment(mesh, torus, traffic)
-    hops = mean_hops(mesh, torus, traffic, order)
-    return Assignment(order, hops, mean_hops(mesh, torus, traffic))
+    inner = mesh.one_block(mesh.slices)
+    within = inner.device_assignment
+    if within is None and mesh.hosts > mesh.slices:
+        within = tuple(range(inner.devices))
+    elif within is None:
+        within = torus_assignment(inner, torus, traffic)
+    starts = range(0, mesh.devices, inner.devices)
+    order = mesh.device_assignment or tuple(start + i for start in starts for i in within)
+    hops = mean_hops(inner, torus, traffic, within)
+    return Assignment(order, hops, mean_hops(inner, torus, traffic))
 
 
 def traffic_of(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float]:

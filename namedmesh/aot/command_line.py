@@ -23,6 +23,8 @@ AOT_EXAMPLES = """\
 examples:
   what a step takes on 2,048 cores of a TPU v3, and whether it fits
     namedmesh aot model.nmesh --target tpu-v3:32x32
+  on two slices of a TPU v5e, planned for a mesh with slices=2
+    namedmesh aot model.nmesh --target tpu-v5e:16x16:2
   rows for namedmesh diff
     namedmesh aot model.nmesh --target cpu:8 --json report.json
 """
@@ -38,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "artifacts", nargs="+", metavar="ARTIFACT", help="a file written by nm.export(...).save"
     )
     parser.add_argument(
-        "--target", required=True, help="tpu-v3:32x32, tpu-v5p:4x4x4, ..., or cpu:8"
+        "--target",
+        required=True,
+        help="tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as tpu-v5e:4x4:2, or cpu:8",
     )
     parser.add_argument(
         "--partitioner",

@@ -6,6 +6,7 @@ import contextlib
 import pathlib
 import tempfile
 import time
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -48,7 +49,8 @@ def compile_for(
 
     Args:
         artifact: The program.
-        target: Where it would run, such as `tpu-v3:32x32` or `cpu:8`.
+        target: Where it would run, such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two
+            slices that the data-centre network joins.
         name: The report's name for the model; by default the Artifact's own.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`.
 
@@ -70,6 +72,14 @@ def compile_for(
     """
     target = Target.parse(target) if isinstance(target, str) else target
     partitioner = choose_partitioner(partitioner)
+    if target.generation and artifact.mesh.slices != target.slices:
+        raise NamedMeshError(
+            f"{artifact.name} is planned for {artifact.mesh.slices} slices, "
+            f"and {target} has {target.slices}",
+            f"mesh: {artifact.mesh}",
+            fix=f"use --target {replace(target, slices=artifact.mesh.slices)}, or plan it for a "
+            f"mesh with slices={target.slices}",
+        )
     if artifact.mesh.devices != target.cores:
         raise NamedMeshError(
             f"{artifact.name} is planned for {artifact.mesh.devices} devices, "
@@ -150,6 +160,10 @@ def _report(
         compute_seconds=cycles / clock if cycles and clock else None,
         compile_seconds=seconds,
         assignment=assignment,
+        leaving={
+            block: sum(getattr(one, f"total_{block}_bytes") for one in artifact.collectives)
+            for block in artifact.mesh.blocks
+        },
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from namedmesh.dims.errors import NamedMeshError, did_you_mean
 
@@ -36,36 +36,38 @@ GENERATIONS = {
     "v5p": Generation(1, 1750e6, 3, 4, cubes=True),
     "v6e": Generation(1, None, 2, 16),
 }
-_EXAMPLES = "tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64) or cpu:8"
+_EXAMPLES = "tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), tpu-v5e:4x4:2 (two slices) or cpu:8"
 
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for: a slice of a TPU generation in chips, or a number of CPU devices.
+    """What to compile for: slices of a TPU generation in chips, or a number of CPU devices.
 
     Attributes:
         platform: `tpu` or `cpu`.
         generation: The TPU generation, such as `v3`; empty for CPUs.
-        shape: The chips along each dimension of the slice, or the number of CPU devices.
+        shape: The chips along each dimension of a slice, or the number of CPU devices.
+        slices: How many such slices the data-centre network joins.
 
     Example:
         >>> from namedmesh.aot import Target
         >>> Target("tpu", "v5p", (4, 4, 4)).cores
         64
-        >>> print(Target("cpu", "", (8,)))
-        cpu:8
+        >>> print(Target("cpu", "", (8,)), Target("tpu", "v5e", (4, 4), slices=2))
+        cpu:8 tpu-v5e:4x4:2
     """
 
     platform: str
     generation: str
     shape: tuple[int, ...]
+    slices: int = 1
 
     @classmethod
     def parse(cls, text: str) -> Target:
         """Reads a target from one word.
 
         Args:
-            text: Such as `tpu-v3:32x32` or `cpu:8`.
+            text: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
 
         Returns:
             The target.
@@ -78,12 +80,12 @@ class Target:
             2048
         """
         match = (
-            re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)", text)
+            re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?", text)
             if isinstance(text, str)
             else None
         )
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
-        if not match or not all(shape) or (match[2] and len(shape) != 1):
+        if not match or not all(shape) or (match[2] and (len(shape) != 1 or match[4])):
             raise NamedMeshError(
                 f"cannot read {text!r} as a target", fix=f"write a target such as {_EXAMPLES}"
             )
@@ -101,14 +103,18 @@ class Target:
                 f"not {len(shape)}",
                 fix=f"write a target such as {_EXAMPLES}",
             )
-        return cls("tpu", match[1], shape)
+        return cls("tpu", match[1], shape, int(match[4] or 1))
 
     @property
     def cores(self) -> int:
         """How many devices the target has."""
-        return math.prod(self.shape) * (
-            GENERATIONS[self.generation].cores if self.generation else 1
-        )
+        cores = GENERATIONS[self.generation].cores if self.generation else 1
+        return self.slices * math.prod(self.shape) * cores
+
+    @property
+    def one_slice(self) -> Target:
+        """One of its slices."""
+        return replace(self, slices=1)
 
     @property
     def rings(self) -> tuple[bool, ...]:
@@ -129,18 +135,19 @@ class Target:
         """
         if self.platform == "cpu":
             return f"use --target cpu:{devices}"
-        chips, rest = divmod(devices, GENERATIONS[self.generation].cores)
+        chips, rest = divmod(devices, GENERATIONS[self.generation].cores * self.slices)
         if rest or chips < 1:
             return f"plan it for a mesh of {self.cores} devices"
         shape = [1] * len(self.shape)
         for factor in _prime_factors(chips):
             shape[shape.index(min(shape))] *= factor
-        same = Target(self.platform, self.generation, tuple(sorted(shape)))
+        same = replace(self, shape=tuple(sorted(shape)))
         return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
 
     def __str__(self) -> str:
         name = f"tpu-{self.generation}" if self.generation else self.platform
-        return f"{name}:{'x'.join(map(str, self.shape))}"
+        slices = f":{self.slices}" if self.slices > 1 else ""
+        return f"{name}:{'x'.join(map(str, self.shape))}{slices}"
 
 
 def _prime_factors(number: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +51,8 @@ class TargetReport:
         compute_seconds: Time of a step's computation, by the compiler's estimate of cycles.
         compile_seconds: How long compiling took.
         assignment: Which device takes which place of the mesh.
+        leaving: The bytes that leave a host and a slice in a step, as planned, where there are
+            several.
 
     Example:
         >>> import namedmesh as nm
@@ -82,6 +85,7 @@ class TargetReport:
     compute_seconds: float | None
     compile_seconds: float
     assignment: Assignment
+    leaving: Mapping[str, int]
 
     @property
     def peak_bytes(self) -> int | None:
@@ -138,6 +142,7 @@ class TargetReport:
             "collectives_match_plan": self.audit.exact if self.audit and self.fits else None,
             "collectives": [{**vars(one), "axes": list(one.axes)} for one in self.collectives()],
             "wire_bytes": self.audit.wire_bytes if self.audit else None,
+            **{f"planned_{block}_bytes": size for block, size in self.leaving.items()},
             "problems": self.audit.describe_problems() if self.audit else [],
             "rules": dict(self.audit.rules) if self.audit else {},
             "matched_by_shape": len(self.audit.by_shape) if self.audit else 0,
@@ -187,6 +192,10 @@ class TargetReport:
             lines += format_rows(self.collectives(), 4)
             lines += [f"    {line}" for line in self.audit.describe_problems()]
             lines += [f"    {note}" for note in self.audit.notes]
+        lines += [
+            f"  {human(size)} leave a {block} in a step, as planned"
+            for block, size in self.leaving.items()
+        ]
         lines += [f"  {line}" for line in self._costs()]
         return "\n".join(lines)
 

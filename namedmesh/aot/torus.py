@@ -37,7 +37,7 @@ class Torus:
 
     @classmethod
     def of_target(cls, target: Target) -> Torus | None:
-        """The torus of a target, without its compiler.
+        """The torus of a target's slice, without its compiler.
 
         Hosts hold 2x2 chips and devices are listed host by host, in each dimension x first.
 
@@ -69,15 +69,16 @@ class Torus:
 
     @classmethod
     def of_devices(cls, devices: Sequence[Any], target: Target) -> Torus | None:
-        """The torus that devices report to lie on.
+        """The torus that devices report to lie on; of several slices, that of the first.
 
         Args:
-            devices: The target's devices, as jax lists them.
+            devices: The target's devices, slice by slice.
             target: The target.
 
         Returns:
             The torus; None for devices without coordinates.
         """
+        devices = devices[: len(devices) // target.slices]
         if not target.generation or not all(hasattr(device, "coords") for device in devices):
             return None
         places = tuple(tuple(device.coords[: len(target.shape)]) for device in devices)

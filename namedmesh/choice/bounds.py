@@ -7,7 +7,7 @@ layouts are planned first is decided by an estimate that counts other sums and m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -16,12 +16,15 @@ from numpy.typing import NDArray
 
 from namedmesh.choice.facts import ProgramFacts
 from namedmesh.choice.roles import Role, Roles
+from namedmesh.dims.crossing import count_crossing_bytes
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.source import Source
 from namedmesh.estimates.hardware import Hardware
 
 Array = NDArray[np.float64]
+GATHERS = 2.0  # collectives that gather parameters of the same dimensions, at least
 PROBE = 10**9  # bytes, of which the time of one byte is taken
 
 
@@ -47,10 +50,18 @@ class Bounds:
         facts: What is known of the program.
         hardware: The devices.
         devices: How many there are.
+        blocks: How many hosts and slices they lie on.
     """
 
-    def __init__(self, facts: ProgramFacts, hardware: Hardware, devices: int):
+    def __init__(
+        self,
+        facts: ProgramFacts,
+        hardware: Hardware,
+        devices: int,
+        blocks: Mapping[str, int] | None = None,
+    ):
         self._facts, self._hardware, self._devices = facts, hardware, devices
+        self._blocks = tuple((blocks or {}).items())
         self._slowdown = devices if hardware.shared else 1
         self._hits: dict[tuple[str, Role], Array] = {}
 
@@ -154,7 +165,7 @@ class Bounds:
         """The time of gathering parameters, forward and backward, that rest in smaller pieces."""
         used, resting = self._split("parameters", use), self._split("parameters", rest)
         size = _column(one.bytes for one in self._facts.parameters) * np.exp2(-(used @ logs))
-        return self._time("AllGather", (resting * (1 - used)) @ logs, size).sum(1)
+        return self._time("AllGather", (resting * (1 - used)) @ logs, size, GATHERS).sum(1)
 
     def _move_seconds(self, use: Sequence[Roles], logs: Array) -> Array:
         """The time of moving axes from one dimension to another."""
@@ -167,7 +178,7 @@ class Bounds:
         """The seconds of collectives: by the logarithm of the devices, the bytes and how many."""
         devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
         rates = np.array(
-            [_rate(self._hardware, self._devices, kind, int(n)) for n in devices]
+            [_rate(self._hardware, self._devices, kind, int(n), self._blocks) for n in devices]
         ).reshape(-1, 2)[places.reshape(group.shape)]
         return rates[..., 0] * size + rates[..., 1] * count
 
@@ -178,18 +189,38 @@ def _column(sizes: Iterable[int]) -> Array:
 
 
 @lru_cache(maxsize=1024)
-def _rate(hardware: Hardware, devices: int, kind: str, group: int) -> tuple[float, float]:
+def _rate(
+    hardware: Hardware, devices: int, kind: str, group: int, blocks: tuple[tuple[str, int], ...]
+) -> tuple[float, float]:
     """The seconds of one byte and of none, in groups of devices next to each other."""
     if group == 1:
         return 0.0, 0.0
-    mesh = Mesh(outer=max(1, devices // group), inner=group)
+    axes = {"outer": max(1, devices // group), "inner": group}
+    try:
+        mesh = Mesh(None, **axes, **dict(blocks))
+    except NamedMeshError:  # such a group lies elsewhere than on neighbours, if anywhere
+        mesh = Mesh(None, **axes)
     whole, none = (
-        hardware.network.seconds(_probe(kind, size, group), mesh, {}) for size in (PROBE, 0)
+        hardware.network.seconds(make_probe(kind, size, ("inner",), mesh), mesh, {})
+        for size in (PROBE, 0)
     )
     return (whole - none) / PROBE, none
 
 
-def _probe(kind: str, size: int, group: int) -> Collective:
-    return Collective(
-        kind, ("inner",), size // 4, "float32", size, 1, "", "", "forward", Source("", 0), group
+def make_probe(kind: str, size: int, axes: tuple[str, ...], mesh: Mesh) -> Collective:
+    """Makes a collective of no program, whose time can be asked for.
+
+    Args:
+        kind: Such as `AllReduce`.
+        size: The bytes of a device's buffer, on its larger side.
+        axes: The axes that it runs along.
+        mesh: The devices.
+
+    Returns:
+        The collective.
+    """
+    host, slice_ = (
+        count_crossing_bytes(kind, size, axes, mesh, blocks) for blocks in (mesh.hosts, mesh.slices)
     )
+    facts = (kind, axes, size // 4, "float32", size, 1, "", "", "forward", Source("", 0))
+    return Collective(*facts, devices=mesh.size(axes), host_bytes=host, slice_bytes=slice_)

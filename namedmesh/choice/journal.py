@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from namedmesh.choice.measure import Measure
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.paths import check_path, describe_os_error, write_file
 from namedmesh.dims.version import __version__
-from namedmesh.ir.op import every_op
+from namedmesh.ir.op import every_op, option_names
 from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
 
 FORMAT = 1
 
@@ -30,10 +32,42 @@ def fingerprint(programs: Iterable[Program], *settings: object) -> str:
     """
     digest = hashlib.sha256(repr(settings).encode())
     for program in programs:
-        for op in every_op(program.ops):
-            tensors = [(str(one.shape), one.dtype) for one in (*op.inputs, *op.outputs)]
-            digest.update(repr((op.kind, op.phase, tensors)).encode())
+        for line in _describe_program(program):
+            digest.update(repr(line).encode())
     return digest.hexdigest()
+
+
+def _describe_program(program: Program) -> Iterator[object]:
+    """Yields all of a program that a plan depends on, with tensors as numbers."""
+    numbers: dict[Tensor, int] = {}
+
+    def count(tensors: Iterable[Tensor]) -> list[int]:
+        return [numbers.setdefault(one, len(numbers)) for one in tensors]
+
+    for name, spec in program.specs.items():
+        yield name, sorted(spec.whole), count([program.inputs[name]])
+    for name, one in program.variables.items():
+        yield name, sorted(one.whole), one.trainable, one.at_rest, one.owner, count([one.tensor])
+    for op in every_op(program.ops):
+        options = [_describe_option(getattr(op, name)) for name in option_names(type(op))]
+        shapes = [(str(one.shape), one.dtype) for one in op.outputs]
+        yield op.kind, op.phase, options, shapes, count(op.inputs), count(op.outputs)
+        for body in op.bodies:
+            yield count(body.arguments), count(body.captured), count(body.outputs)
+    yield count(program.outputs), [*program.updates], count(program.updates.values())
+
+
+def _describe_option(value: object) -> object:
+    """Returns what prints alike in every process: contents, or the type of what has an address."""
+    if isinstance(value, (str, bool, int, float, complex, Dimension, Shape)) or value is None:
+        return repr(value)
+    if isinstance(value, (tuple, list)):
+        return [_describe_option(one) for one in value]
+    if isinstance(value, Mapping):
+        return [(_describe_option(key), _describe_option(one)) for key, one in value.items()]
+    if isinstance(value, (set, frozenset)):
+        return sorted(repr(_describe_option(one)) for one in value)
+    return type(value).__name__
 
 
 class Journal:
@@ -60,12 +94,9 @@ class Journal:
             with open(path, encoding="utf-8") as file:
                 document: Any = json.load(file)
             rows: Mapping[str, Mapping[str, Any]] = document["measures"]
-            measures = {
-                key: Measure(**{**row, "conflict": tuple(row["conflict"])})
-                for key, row in rows.items()
-            }
+            measures = {key: Measure.from_json(row) for key, row in rows.items()}
             identity = document["format"], document["version"], document["search"]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             reason = describe_os_error(error) if isinstance(error, OSError) else "it is not one"
             raise NamedMeshError(
                 f"cannot read {path!r} as the journal of a search: {reason}",

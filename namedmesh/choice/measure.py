@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import multiprocessing
 import signal
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from namedmesh.choice.candidate import Candidate
@@ -31,6 +34,7 @@ class Measure:
         collective_seconds: The time of communication alone.
         memory_bytes: The peak of its memory.
         wire_bytes: What it sends.
+        host_bytes: What its host sends to other hosts.
         refused: Why there is no plan; empty where there is one.
         conflict: The dimensions on which operands disagree, if that is why.
     """
@@ -41,12 +45,37 @@ class Measure:
     collective_seconds: float = 0.0
     memory_bytes: int = 0
     wire_bytes: int = 0
+    host_bytes: int = 0
     refused: str = ""
     conflict: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Returns it as values that JSON has."""
         return {**asdict(self), "conflict": list(self.conflict)}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Measure:
+        """Reads what `to_json` returned.
+
+        Args:
+            row: The values.
+
+        Returns:
+            The measure.
+
+        Raises:
+            TypeError: A field is unknown or missing, or has a value of another type.
+            ValueError: A number is negative or not finite.
+        """
+        found = cls(**{**row, "conflict": tuple(row["conflict"])})
+        for field in fields(cls):
+            value, default = getattr(found, field.name), field.default
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not isinstance(value, type(default)) and not (isinstance(default, float) and number):
+                raise TypeError(f"{field.name} is {value!r}")
+            if number and not 0 <= value < math.inf:
+                raise ValueError(f"{field.name} is {value!r}")
+        return found
 
 
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
@@ -74,6 +103,7 @@ def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware
         found.collective_seconds,
         found.memory.peak_bytes,
         plan.total_wire_bytes(),
+        plan.total_host_bytes(),
     )
 
 
@@ -107,7 +137,8 @@ def measuring(
         processes: How many; 1 for this one alone.
 
     Yields:
-        The function: from candidates to what they take, in the same order.
+        The function: from candidates to what they take, in the same order. It raises a
+        NamedMeshError if one of the processes is killed.
     """
     global _shared
     _shared = programs, hardware
@@ -116,11 +147,24 @@ def measuring(
             yield lambda candidates: list(map(_measure_shared, candidates))
             return
         context = multiprocessing.get_context("fork")
+        pool = ProcessPoolExecutor(processes, context, _start_worker)
+        try:
+            yield lambda candidates: _measure_in_pool(pool, candidates)
+        finally:
+            pool.shutdown(cancel_futures=True)
+    finally:
+        _shared = None
+
+
+def _measure_in_pool(pool: ProcessPoolExecutor, candidates: Sequence[Candidate]) -> list[Measure]:
+    """Measures candidates in other processes; the pool forks them when it is first used."""
+    try:
         with warnings.catch_warnings():
             # jax, where it runs already, warns of forks; the processes do not use it.
             warnings.filterwarnings("ignore", r"os\.fork\(\) was called", RuntimeWarning)
-            pool = context.Pool(processes, _start_worker)
-        with pool:
-            yield lambda candidates: pool.map(_measure_shared, candidates, chunksize=1)
-    finally:
-        _shared = None
+            return list(pool.map(_measure_shared, candidates))
+    except BrokenProcessPool:
+        raise NamedMeshError(
+            "search: a process that planned was killed, perhaps for the memory it took",
+            fix="give fewer processes (processes=1); with resume= nothing is planned twice",
+        ) from None

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement, product
 
 import networkx as nx
 
@@ -65,7 +66,9 @@ def covered_work(facts: ProgramFacts, role: Role) -> float:
 
 
 def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
-    """Yields the sets of different roles for up to so many axes, pinned axes in all of them.
+    """Yields the roles of up to so many axes, pinned axes in all of them.
+
+    Two axes may have the same role: parameters may rest along one of them in another way.
 
     Args:
         facts: The facts of a program.
@@ -83,7 +86,7 @@ def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[R
     options = [_extend(facts, core, free) for core in pinned.values()]
     for roles in product(*options):
         for count in range(max(0, most_axes - len(pinned)) + 1):
-            for more in combinations(free, count):
+            for more in combinations_with_replacement(free, count):
                 if roles or more:
                     yield RoleSet((*pinned, *("" for _ in more)), (*roles, *more))
 
@@ -118,7 +121,12 @@ def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
         return [(devices,)] if devices > 1 else []
     return [
         (first, *rest)
-        for first in range(2, devices // 2 + 1)
-        if devices % first == 0
+        for first in _find_divisors(devices)
         for rest in factorise(devices // first, axes - 1)
     ]
+
+
+def _find_divisors(number: int) -> list[int]:
+    """The divisors of a number between one and itself, the smallest first."""
+    small = [one for one in range(2, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import ast
+import inspect
 import json
 from typing import Any
 
 from namedmesh.choice.searching import search
-from namedmesh.comparison.planning_options import PROGRAM, print_text, run_reporting
+from namedmesh.comparison.planning_options import PROGRAM, print_text
 from namedmesh.comparison.references import find_program
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.ir.program import Program
@@ -23,6 +24,8 @@ examples:
   with and without recomputation, in at most 12 GiB, to be interrupted and gone on with
     namedmesh search model.py:train --try remat=none,full --devices 512 --target tpu-v3 \\
         --memory 12GiB --resume search.json
+  on four hosts of eight GPUs
+    namedmesh search model.py:train --devices 32 --hosts 4 --target h100
 """
 
 
@@ -50,6 +53,8 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
         help="an argument of the function that the search may choose, e.g. remat=none,full",
     )
     parser.add_argument("--devices", type=int, required=True, help="how many devices there are")
+    parser.add_argument("--hosts", type=int, default=1, help="how many hosts they lie on")
+    parser.add_argument("--slices", type=int, default=1, help="how many TPU slices they lie on")
     parser.add_argument(
         "--target", required=True, help="what they are: tpu-v3, h200, cpu, ..., or a YAML file"
     )
@@ -74,12 +79,12 @@ def run_search(arguments: argparse.Namespace) -> int:
         arguments: As `add_search_arguments` describes them.
 
     Returns:
-        0 if something fits, 1 if nothing does, 2 if something is wrong.
+        0 if something fits, 1 if nothing does.
+
+    Raises:
+        NamedMeshError: Something is wrong.
     """
-    return run_reporting(lambda: _run(arguments))
 
-
-def _run(arguments: argparse.Namespace) -> int:
     def make(**choices: Any) -> Program:
         settings = [f"{name}={value!r}" for name, value in choices.items()]
         found = find_program(arguments.program, [*arguments.settings, *settings])
@@ -90,6 +95,8 @@ def _run(arguments: argparse.Namespace) -> int:
         make,
         arguments.devices,
         arguments.target,
+        hosts=arguments.hosts,
+        slices=arguments.slices,
         pin=arguments.pin,
         memory=arguments.memory,
         axes=arguments.axes,
@@ -109,6 +116,11 @@ def _read_choice(text: str) -> tuple[str, list[Any]]:
     if not name.isidentifier() or not equals or not all(values.split(",")):
         raise NamedMeshError(
             f"--try {text!r} is not a name with values", fix="write e.g. --try remat=none,full"
+        )
+    if name in inspect.signature(search).parameters and name != "choices":
+        raise NamedMeshError(
+            f"--try {name}: a search has an option of that name itself",
+            fix=f"rename the parameter {name} of the function",
         )
     return name, [_read_value(value.strip()) for value in values.split(",")]
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from namedmesh.choice.exploration import OVER, TOO_LARGE
 from namedmesh.choice.measure import Measure
 from namedmesh.choice.verification import Verified
 from namedmesh.dims.errors import NamedMeshError
@@ -60,6 +61,11 @@ class Entry:
         """What one device sends in a step."""
         return self.takes.wire_bytes
 
+    @property
+    def host_bytes(self) -> int:
+        """What one host sends to others in a step."""
+        return self.takes.host_bytes
+
     def plan(self) -> Plan:
         """Returns the plan."""
         return make_plan(self.program, self.mesh, self.layout, self.params)
@@ -69,7 +75,7 @@ class Entry:
         takes = self.takes.to_json()
         del takes["refused"], takes["conflict"]
         return {
-            "mesh": self.mesh.axes,
+            "mesh": self.mesh.to_json(),
             "layout": self.layout.text,
             "params": None if self.params is None else self.params.text,
             "choices": dict(self.choices),
@@ -130,19 +136,28 @@ class Search:
         """
         if self.front:
             return self.front[0]
+        place = f"{self.program} on {self.devices:,} devices"
+        reasons = [f"{count:,}: {reason}" for reason, count in self.reasons.items()]
+        if not self._lacks_memory:
+            raise NamedMeshError(
+                f"no layout of {place} can be planned",
+                *reasons,
+                fix="pin less, or use a number of devices that divides more dimensions",
+            )
         least = min((one.memory_bytes for one in self.too_large), default=None)
-        found = (
-            "nothing could be planned"
-            if least is None
-            else f"the smallest that was planned takes {human(least)}"
-        )
+        if least is not None:
+            reasons = [f"the smallest that was planned takes {human(least)}"]
         raise NamedMeshError(
-            f"no layout of {self.program} on {self.devices:,} devices fits into "
-            f"{human(self.memory)}",
-            found,
+            f"no layout of {place} fits into {human(self.memory)}",
+            *reasons,
             fix="use more devices, offer the program with remat or smaller microbatches "
             "(nm.search(make_program, ..., remat=['none', 'full'])), or pin less",
         )
+
+    @property
+    def _lacks_memory(self) -> bool:
+        """Whether a candidate was left out for its memory."""
+        return any(reason in self.reasons for reason in (TOO_LARGE, OVER))
 
     def to_json(self) -> dict[str, Any]:
         """Returns the result as values that JSON has."""
@@ -179,7 +194,7 @@ class Search:
         if self.front:
             yield "\n".join(_tabulate(self.front, self.too_large))
         else:
-            yield "nothing fits"
+            yield "nothing fits" if self._lacks_memory else "nothing can be planned"
         if self.too_large:
             yield "\n".join(["faster, and too large", *_tabulate(self.too_large, ())])
 
@@ -187,7 +202,9 @@ class Search:
 def _tabulate(entries: tuple[Entry, ...], faster: tuple[Entry, ...]) -> list[str]:
     """A table of entries; each has what the next faster one takes."""
     names = [*entries[0].choices]
-    head = ["step", "overlapped", "memory", "sends", "mesh", "layout", "at rest", *names]
+    across = any(one.mesh.hosts > 1 for one in entries)
+    sizes = ["memory", "sends", *["leaves a host"] * across]
+    head = ["step", "overlapped", *sizes, "mesh", "layout", "at rest", *names]
     checked = any(one.verified for one in entries)
     head += ["compiled"] if checked else []
     rows = [[*head, "to be faster"]]
@@ -198,7 +215,8 @@ def _tabulate(entries: tuple[Entry, ...], faster: tuple[Entry, ...]) -> list[str
             format_seconds(one.least_seconds),
             human(one.memory_bytes),
             human(one.wire_bytes),
-            " ".join(f"{name}={size}" for name, size in one.mesh.axes.items()),
+            *[human(one.host_bytes)] * across,
+            " ".join(f"{name}={size}" for name, size in one.mesh.to_json().items()),
             one.layout.text,
             "" if one.params is None else one.params.text,
             *(str(one.choices[name]) for name in names),

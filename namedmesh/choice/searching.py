@@ -23,11 +23,12 @@ from namedmesh.choice.search_bar import SearchBar
 from namedmesh.choice.search_result import Entry, Search
 from namedmesh.choice.space import enumerate_space
 from namedmesh.choice.verification import find_target, verify_plan
-from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
+from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean, whole_number
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.estimates.estimate import cost
 from namedmesh.estimates.hardware import Hardware
+from namedmesh.ir.format import format_value
 from namedmesh.ir.op import every_op
 from namedmesh.ir.program import Program
 from namedmesh.lowering.planning import plan_step
@@ -51,6 +52,8 @@ def search(
     devices: int,
     target: str | os.PathLike | Hardware,
     *,
+    hosts: int = 1,
+    slices: int = 1,
     pin: LayoutLike = "",
     memory: float | str | None = None,
     axes: int = 3,
@@ -72,6 +75,8 @@ def search(
         program: What `nm.trace` returned, or a function that makes it of the choices.
         devices: How many devices there are.
         target: What they are, as for `nm.cost`.
+        hosts: How many hosts they lie on; the axis with the least traffic goes across them.
+        slices: How many TPU slices they lie on.
         pin: The part of the layout that stays, such as 'group:data'. Its axes keep their names, and
             other dimensions may share them. A dict can pin dimensions whole: `{"seq": []}`.
         memory: What a step may take on one device, in bytes or as text such as '15.5 GiB'; by
@@ -111,27 +116,32 @@ def search(
             fix="give the number of devices to split over",
         )
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
+    every = Mesh(None, devices=devices, hosts=hosts, slices=slices)
+    blocks = {f"{name}s": count for name, count in every.blocks.items()}
     check_size(axes, "axes")
+    verify = _check_count(verify, "verify")
+    processes = None if processes is None else check_size(processes, "processes")
     limit = hardware.memory_bytes if memory is None else parse_bytes(memory)
     pinned = Layout(pin)
     variants = [
-        _describe(made, one, hardware, devices) for made, one in _make_programs(program, choices)
+        _describe(made, one, hardware, devices, blocks)
+        for made, one in _make_programs(program, choices)
     ]
     for variant in variants:
         _check_pin(pinned, variant.program, devices, axes)
     if plans is None:
         plans = _count_plans(variants[0].program)
-    space = enumerate_space([(one.facts, one.bounds) for one in variants], devices, pinned, axes)
+    bounds = [(one.facts, one.bounds) for one in variants]
+    space = enumerate_space(bounds, devices, pinned, axes, blocks)
     exploration = Exploration(space, limit, check_size(plans, "plans"))
     programs = [one.program for one in variants]
-    journal = Journal(
-        resume, fingerprint(programs, hardware.name, devices, pinned.text, axes, choices)
-    )
+    settings = (hardware, devices, pinned.text, axes, choices, *blocks.items())
+    journal = Journal(resume, fingerprint(programs, *settings))
 
     def candidate(number: int) -> Candidate:
         family = space.families[space.family[number]]
         facts = variants[family.variant].facts
-        return make_candidate(facts, family, space.sizes_of(number), pinned)
+        return make_candidate(facts, family, space.sizes_of(number), pinned, blocks, hardware)
 
     with (
         SearchBar(progress, plans) as bar,
@@ -192,7 +202,7 @@ def _make_programs(
         return [({}, program)]
     if not callable(program):
         raise NamedMeshError(
-            f"search: {program!r} is a {type(program).__name__}, not a Program",
+            f"search: {format_value(program)} is a {type(program).__name__}, not a Program",
             fix="give what nm.trace returned, or a function that returns it",
         )
     _check_choices(program, choices)
@@ -231,19 +241,23 @@ def _check_choices(function: Callable[..., Program], choices: Mapping[str, Seque
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise NamedMeshError(
                 f"search: {name}={values!r} is not a list of values to try",
-                fix=f"write {name}=[{values!r}]",
+                fix=f"write {name}=[{values!r}]" if values != [] else f"leave {name} out",
             )
 
 
 def _describe(
-    choices: Mapping[str, Any], program: Program, hardware: Hardware, devices: int
+    choices: Mapping[str, Any],
+    program: Program,
+    hardware: Hardware,
+    devices: int,
+    blocks: Mapping[str, int],
 ) -> Variant:
     """Finds the facts of a program, and its bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone = cost(plan_step(program, Mesh(one=1)), hardware)
     facts = find_facts(alone, devices)
-    return Variant(choices, program, facts, Bounds(facts, hardware, devices))
+    return Variant(choices, program, facts, Bounds(facts, hardware, devices, blocks))
 
 
 def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
@@ -261,7 +275,15 @@ def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
 
 def _count_plans(program: Program) -> int:
     """How many plans take about a minute."""
-    return min(1024, max(96, 200_000 // sum(1 for _ in every_op(program.ops))))
+    return min(1024, max(96, 200_000 // max(1, sum(1 for _ in every_op(program.ops)))))
+
+
+def _check_count(number: object, what: str) -> int:
+    """Returns a number of things, of which there may be none, or raises."""
+    count = whole_number(number)
+    if count is None or count < 0:
+        raise NamedMeshError(f"{what} is {number!r}", fix="give a whole number, or 0 for none")
+    return count
 
 
 def _count_cores() -> int:
@@ -272,7 +294,7 @@ def _count_cores() -> int:
 def _verify(entry: Entry, hardware: Hardware) -> Entry:
     """Compiles an entry, and says what the compiler made of it."""
     plan = entry.plan()
-    return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh.devices)))
+    return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh)))
 
 
 def parse_bytes(memory: float | str) -> float:
@@ -291,10 +313,15 @@ def parse_bytes(memory: float | str) -> float:
         >>> parse_bytes("1.5 KiB")
         1536.0
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", str(memory))
-    number = isinstance(memory, (int, float)) and not isinstance(memory, bool) and memory > 0
-    if number or (isinstance(memory, str) and match and match[2].lower() in UNITS):
-        return float(memory) if number else float(match[1]) * UNITS[match[2].lower()]  # type: ignore[index, arg-type]
+    size: float = 0.0
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", memory)
+        if match and match[2].lower() in UNITS:
+            size = float(match[1]) * UNITS[match[2].lower()]
+    elif isinstance(memory, (int, float)) and not isinstance(memory, bool):
+        size = float(memory)
+    if size > 0:
+        return size
     raise NamedMeshError(
         f"memory={memory!r} is not a number of bytes", fix="write e.g. memory='15.5 GiB'"
     )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby
+from itertools import combinations, groupby, permutations
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,10 +14,13 @@ from numpy.typing import NDArray
 from namedmesh.choice.bounds import Bounds
 from namedmesh.choice.facts import ProgramFacts
 from namedmesh.choice.roles import Roles, RoleSet, choose_roles, factorise
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import Layout
+from namedmesh.dims.mesh import Mesh
 
 TOGETHER = 256  # layouts whose bounds are computed at once
 RESTING_DIMS = 2  # how many dimensions are tried for parameters at rest
+NO_BLOCKS: Mapping[str, int] = MappingProxyType({})  # of devices on one host
 
 
 @dataclass(frozen=True)
@@ -63,8 +68,49 @@ class Space:
         return self.sizes[len(family.rest)][self.choice[candidate]]
 
 
+def name_axes(sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]) -> Mesh:
+    """Makes a mesh of axes that are called by their numbers.
+
+    Args:
+        sizes: The sizes of the axes.
+        order: Their order.
+        blocks: How many hosts and slices there are.
+
+    Returns:
+        The mesh.
+    """
+    return Mesh(None, **{f"axis{i}": sizes[i] for i in order}, **blocks)
+
+
+def find_fitting_orders(
+    sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]
+) -> Iterator[list[int]]:
+    """Yields the orders of axes in which hosts and slices are equal blocks of the mesh.
+
+    Args:
+        sizes: The sizes of the axes.
+        order: The order that is tried first, by the numbers of the axes.
+        blocks: How many hosts and slices there are.
+
+    Yields:
+        The orders.
+
+    Example:
+        >>> list(find_fitting_orders([3, 2], [0, 1], {"hosts": 2}))
+        [[1, 0]]
+    """
+    for some in permutations(order):
+        with contextlib.suppress(NamedMeshError):
+            name_axes(sizes, some, blocks)
+            yield list(some)
+
+
 def enumerate_space(
-    variants: Sequence[tuple[ProgramFacts, Bounds]], devices: int, pin: Layout, most_axes: int
+    variants: Sequence[tuple[ProgramFacts, Bounds]],
+    devices: int,
+    pin: Layout,
+    most_axes: int,
+    blocks: Mapping[str, int] = NO_BLOCKS,
 ) -> Space:
     """Enumerates meshes, layouts and layouts at rest for every variant of a program.
 
@@ -73,12 +119,22 @@ def enumerate_space(
         devices: How many devices a mesh has.
         pin: The part of the layout that stays.
         most_axes: How many axes a mesh may have.
+        blocks: How many hosts and slices there are; sizes that do not fit them are left out.
 
     Returns:
         The space.
+
+    Raises:
+        NamedMeshError: There is nothing to split.
     """
-    counts = range(1, most_axes + 1)
-    sizes = {count: factorise(devices, count) for count in counts}
+    sizes = {
+        count: [
+            some
+            for some in factorise(devices, count)
+            if any(find_fitting_orders(some, range(count), blocks))
+        ]
+        for count in range(1, most_axes + 1)
+    }
     families: list[Family] = []
     rows: list[tuple[NDArray, ...]] = []
     uneven = 0
@@ -87,7 +143,8 @@ def enumerate_space(
             Family(number, roles, rest)
             for roles in choose_roles(facts, pin, most_axes)
             if sizes[len(roles.roles)]
-            for rest in choose_rest(facts, roles.roles)
+            for rest in choose_rest(facts, roles.roles, devices)
+            if not _has_twins(roles, rest)
         ]
         every.sort(key=lambda family: len(family.rest))
         for count, group in groupby(every, key=lambda family: len(family.rest)):
@@ -110,6 +167,15 @@ def enumerate_space(
                     )
                 )
                 families += some
+    if not rows:
+        program = variants[0][0].program
+        sizes = ", ".join(f"{name}={several[-1]}" for name, several in program.dims.items())
+        raise NamedMeshError(
+            f"search: no dimension of {program.name} can be split over {devices:,} devices",
+            f"dimensions: {sizes or 'none'}",
+            fix="give a number of devices that has a factor in common with a dimension on which "
+            "the program spends time or memory, or pin less",
+        )
     family, choice, least_seconds, least_bytes, seconds = map(
         np.concatenate, zip(*rows, strict=True)
     )
@@ -118,18 +184,26 @@ def enumerate_space(
     )
 
 
-def choose_rest(facts: ProgramFacts, use: Roles) -> Iterator[Roles]:
+def _has_twins(roles: RoleSet, rest: Roles) -> bool:
+    """Whether two axes in use alike are alike at rest too, and so one, or the other way round."""
+    free = [
+        (use, at) for name, use, at in zip(roles.names, roles.roles, rest, strict=True) if not name
+    ]
+    return any(one == other and not at < more for (one, at), (other, more) in combinations(free, 2))
+
+
+def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles]:
     """Yields where parameters may rest: as in use, or split along one more dimension.
 
-    Axes that split most parameters in use already are left alone.
+    Axes that split most of what a device would hold in use already are left alone.
     """
     yield use
     size = sum(one.bytes for one in facts.parameters)
-    open_axes = [
-        i
-        for i, role in enumerate(use)
-        if sum(one.bytes for one in facts.parameters if one.dims & role) < size / 2
-    ]
+    open_axes = []
+    for i, role in enumerate(use):
+        whole = sum(one.bytes for one in facts.parameters if not one.dims & role)
+        if whole > (size - whole) / devices:
+            open_axes.append(i)
     for name in facts.resting[:RESTING_DIMS]:
         for count in range(1, len(open_axes) + 1):
             for chosen in combinations(open_axes, count):

@@ -45,19 +45,19 @@ class Verified:
         return f"{self.target}: {verdict}{size}"
 
 
-def find_target(hardware: Hardware, devices: int) -> Target:
-    """Returns what to compile for: a TPU slice of as many cores, or CPU devices for anything else.
+def find_target(hardware: Hardware, mesh: Mesh) -> Target:
+    """Returns what to compile for: TPU slices of as many cores, or CPU devices for anything else.
 
     Args:
         hardware: The devices of a search.
-        devices: How many there are.
+        mesh: A mesh of them.
 
     Returns:
         The target.
     """
     if isinstance(hardware.network, TorusSlice):
-        return hardware.network.target(Mesh(all=devices))
-    return Target("cpu", "", (devices,))
+        return hardware.network.target(mesh)
+    return Target("cpu", "", (mesh.devices,))
 
 
 def verify_plan(plan: Plan, target: Target) -> Verified:

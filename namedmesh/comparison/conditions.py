@@ -118,14 +118,22 @@ class Condition:
         if self.metric == "different":
             return None if diff.same else f"{self.text}: the plans are not the same"
         before, after = diff.totals.get(self.metric, (0, 0))
-        if before is None or after is None:
-            which = "both plans" if before is after else "one of the plans"
+        absolute = not self.sign and self.unit not in ("%", "x")
+        if after is None or (before is None and not absolute):
+            which = (
+                "both plans"
+                if before is after
+                else f"the {'first' if before is None else 'second'} plan"
+            )
             raise NamedMeshError(
                 f"{self.text!r}: {self.metric} is not known of {which}",
-                fix="give --target, or save plans with one; audits and artifacts have no cost",
+                fix="give --target for what is planned, and save plans with one: "
+                "plan.save(path, target=...); audits and artifacts have no cost",
             )
-        if not self._holds(before, after):
+        if not self._holds(before or 0, after):
             return None
+        if before is None:
+            return f"{self.text}: {format_figure(self.metric, after)}"
         figures = " -> ".join(format_figure(self.metric, value) for value in (before, after))
         return f"{self.text}: {figures} ({format_change(before, after)})"
 

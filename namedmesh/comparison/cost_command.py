@@ -12,7 +12,6 @@ from namedmesh.comparison.planning_options import (
     check_given_once,
     make_plan,
     print_text,
-    run_reporting,
 )
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.estimates.estimate import cost
@@ -48,12 +47,11 @@ def run_cost(arguments: argparse.Namespace) -> int:
         arguments: As `add_cost_arguments` describes them.
 
     Returns:
-        0, or 2 if something is wrong.
+        0.
+
+    Raises:
+        NamedMeshError: Something is wrong.
     """
-    return run_reporting(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
     check_given_once(arguments)
     if os.path.isfile(arguments.program):
         raise NamedMeshError(

@@ -16,6 +16,7 @@ from namedmesh.comparison.plan_record import (
 )
 from namedmesh.comparison.record_sources import record_of
 from namedmesh.comparison.totals import measure
+from namedmesh.dims.errors import NamedMeshError, whole_number
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class Diff:
     def totals(self) -> dict[str, tuple[float | None, float | None]]:
         """Every figure of both plans, None where it is not known.
 
-        Those of a step: `bytes`, `wire_bytes`, `collectives`, `flops`, `memory`, `seconds`,
-        `AllGather` and the other kinds; and by phase or kind, as `wire_bytes.backward`.
+        Those of a step: `bytes`, `wire_bytes`, `host_bytes`, `slice_bytes`, `collectives`, `flops`,
+        `memory`, `seconds`, `AllGather` and the other kinds; and by phase or kind, as
+        `wire_bytes.backward`.
         """
         before, after = measure(self.before), measure(self.after)
         names = dict.fromkeys([*before, *after])
@@ -73,7 +75,14 @@ class Diff:
 
         Returns:
             The text.
+
+        Raises:
+            NamedMeshError: It is not a number of changes.
         """
+        if most is not None and ((number := whole_number(most)) is None or number < 0):
+            raise NamedMeshError(
+                f"{most!r} is not a number of changes", fix="give a whole number, or None for all"
+            )
         sides = (self.before, self.after)
         totals = {} if self.same else self.totals
         return format_diff(sides, totals, self.tensors, self.collectives, most)
@@ -173,7 +182,7 @@ def _find_whole_place(one: TensorRecord) -> object:
 
 def _describe_way(one: CollectiveRecord) -> object:
     facts = (one.kind, one.axes, one.hop, one.dtype, one.devices)
-    return *facts, one.bytes, one.wire_bytes, one.times
+    return *facts, one.bytes, one.wire_bytes, one.host_bytes, one.slice_bytes, one.times
 
 
 def _op_kind(op: str) -> str:

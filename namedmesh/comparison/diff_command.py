@@ -17,7 +17,6 @@ from namedmesh.comparison.planning_options import (
     check_given_once,
     make_plan,
     print_text,
-    run_reporting,
 )
 from namedmesh.comparison.record_sources import record_of
 from namedmesh.dims.errors import NamedMeshError
@@ -73,12 +72,11 @@ def run_diff(arguments: argparse.Namespace) -> int:
         arguments: As `add_diff_arguments` describes them.
 
     Returns:
-        0 if no condition is met, 1 if one is, 2 if something is wrong.
+        0 if no condition is met, 1 if one is.
+
+    Raises:
+        NamedMeshError: Something is wrong.
     """
-    return run_reporting(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
     conditions = [Condition.parse(text) for text in arguments.fail_if]
     check_given_once(arguments, most=2)
     _check_two_sides(arguments)
@@ -107,6 +105,10 @@ def _check_two_sides(arguments: argparse.Namespace) -> None:
 
 def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecord:
     """The record of a file, or of a program as the options say."""
+    if name.endswith(".py"):
+        raise NamedMeshError(
+            f"{name!r} does not name a program", fix=f"write {name}:function, e.g. {name}:train"
+        )
     if os.path.exists(name):
         _check_options_used(arguments)
         return record_of(name)

@@ -154,7 +154,15 @@ def _describe(one: CollectiveRecord) -> str:
     of = f" of {_name(one)}" if one.tensor else f" in {one.dtype}"
     times = f", {one.times} times" if one.times != 1 else ""
     size = human(one.total_wire_bytes)
-    return f"{one.phase} {one.kind}{of} over {_way(one)}: {size} on the wire{times}"
+    leaves = _leaves(one, one)
+    return f"{one.phase} {one.kind}{of} over {_way(one)}: {size} on the wire{leaves}{times}"
+
+
+def _leaves(old: CollectiveRecord, new: CollectiveRecord) -> str:
+    """What leaves a host, or a slice where hosts are not told apart from slices."""
+    if not old.host_bytes and not new.host_bytes:
+        return ""
+    return f", {_arrow(human(old.total_host_bytes), human(new.total_host_bytes))} leaves a host"
 
 
 def _change(old: CollectiveRecord, new: CollectiveRecord) -> str:
@@ -163,7 +171,8 @@ def _change(old: CollectiveRecord, new: CollectiveRecord) -> str:
     size = _arrow(human(old.total_wire_bytes), human(new.total_wire_bytes))
     dtype = "" if old.dtype == new.dtype else f", {old.dtype} -> {new.dtype}"
     times = "" if old.times == new.times else f", {old.times} -> {new.times} times"
-    return f"~ {new.phase} {kind}{of} over {way}: {size} on the wire{dtype}{times}"
+    leaves = _leaves(old, new)
+    return f"~ {new.phase} {kind}{of} over {way}: {size} on the wire{leaves}{dtype}{times}"
 
 
 def _locate(one: TensorRecord) -> str:

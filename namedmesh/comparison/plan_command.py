@@ -11,7 +11,6 @@ from namedmesh.comparison.planning_options import (
     check_given_once,
     make_plan,
     print_text,
-    run_reporting,
 )
 from namedmesh.comparison.record_sources import summarize_cost
 from namedmesh.lowering.plan import Plan
@@ -61,12 +60,11 @@ def run_plan(arguments: argparse.Namespace) -> int:
         arguments: As `add_plan_arguments` describes them.
 
     Returns:
-        0, or 2 if something is wrong.
+        0.
+
+    Raises:
+        NamedMeshError: Something is wrong.
     """
-    return run_reporting(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
     check_given_once(arguments)
     plan = make_plan(arguments, arguments.program)
     if arguments.save is not None:

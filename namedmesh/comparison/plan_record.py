@@ -15,6 +15,7 @@ from namedmesh.dims.text import name_some
 from namedmesh.lowering.plan import ALL_PHASES, Plan
 from namedmesh.lowering.plan_file import (
     COLLECTIVE_COLUMNS,
+    CROSSING_COLUMNS,
     FORMAT,
     TENSOR_COLUMNS,
     VERSION,
@@ -91,6 +92,8 @@ class CollectiveRecord:
         op: The name of its op.
         source: The file, and the line if it is known.
         function: The function that the line is in.
+        host_bytes: What one host's devices send to other hosts in one run.
+        slice_bytes: What one slice's devices send to other slices in one run.
     """
 
     phase: str
@@ -109,6 +112,8 @@ class CollectiveRecord:
     op: str = ""
     source: str = ""
     function: str = ""
+    host_bytes: int = 0
+    slice_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -120,6 +125,16 @@ class CollectiveRecord:
         """What one device sends in all its runs in a step."""
         return self.wire_bytes * self.times
 
+    @property
+    def total_host_bytes(self) -> int:
+        """What one host sends to others in all its runs in a step."""
+        return self.host_bytes * self.times
+
+    @property
+    def total_slice_bytes(self) -> int:
+        """What one slice sends to others in all its runs in a step."""
+        return self.slice_bytes * self.times
+
 
 @dataclass(frozen=True)
 class PlanRecord:
@@ -128,7 +143,7 @@ class PlanRecord:
     Attributes:
         origin: What it was made of: `plan`, `artifact`, `audit` or `report`.
         program: The name of the traced function.
-        mesh: The size of each mesh axis.
+        mesh: The size of each mesh axis, and hosts and slices where there are several.
         layout: The layout, as text.
         params: The layout of parameters at rest, as text.
         flops: The floating point operations of a step over all devices; None if not known.
@@ -337,7 +352,8 @@ def _expand(
 
 def _read_collective(cells: Mapping[str, JsonCursor]) -> CollectiveRecord:
     texts = {name: cells[name].text() for name in COLLECTIVE_COLUMNS if name not in _NUMBERS}
-    counts = ("elements", "bytes", "wire_bytes", "times", "devices")
+    crossing = [name for name in CROSSING_COLUMNS if name in cells]
+    counts = ("elements", "bytes", "wire_bytes", "times", "devices", *crossing)
     numbers = {name: cells[name].number() for name in counts}
     axes = tuple(one.text() for one in cells["axes"].items())
     phase = cells["phase"].text(ALL_PHASES)
@@ -364,9 +380,12 @@ def _read_cost(cost: JsonCursor) -> dict[str, Any]:
 
 def _check_totals(document: JsonCursor, record: PlanRecord) -> None:
     """Notes totals of a file that its collectives do not add up to."""
-    for name in ("bytes", "wire_bytes"):
+    totals = {"bytes": "bytes_per_device", "wire_bytes": "wire_bytes_per_device"}
+    crossing = {f"{block}_bytes": f"bytes_leaving_a_{block}" for block in ("host", "slice")}
+    totals |= {name: key for name, key in crossing.items() if document.has(key)}
+    for name, key in totals.items():
         for phase in ALL_PHASES:
-            stated = document.member(f"{name}_per_device").member(phase)
+            stated = document.member(key).member(phase)
             ones = (one for one in record.collectives if one.phase == phase)
             total = sum(getattr(one, f"total_{name}") for one in ones)
             if stated.number() != total:

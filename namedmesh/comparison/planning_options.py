@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from namedmesh.comparison import plan_methods as plan_methods  # as Plan.save looks up
 from namedmesh.comparison.references import find_program
@@ -34,7 +34,7 @@ def add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -
         action="append",
         default=[],
         metavar="MESH",
-        help=f"the devices along named axes, e.g. data=4,model=2{both}",
+        help=f"the devices along named axes, e.g. data=4,model=2, and hosts=2 if so{both}",
     )
     parser.add_argument(
         "--layout",
@@ -127,22 +127,6 @@ def check_given_once(arguments: argparse.Namespace, most: int = 1) -> None:
             )
 
 
-def run_reporting(run: Callable[[], int]) -> int:
-    """Runs a command, and prints what goes wrong in words.
-
-    Args:
-        run: What returns an exit status.
-
-    Returns:
-        The status; 2 if something is wrong.
-    """
-    try:
-        return run()
-    except NamedMeshError as error:
-        print(format_problem(error), file=sys.stderr)
-        return 2
-
-
 def print_text(text: str) -> None:
     """Prints what a command found, as far as someone reads it.
 
@@ -153,19 +137,3 @@ def print_text(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # `namedmesh plan ... | head` has read enough; Python flushes again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def format_problem(error: NamedMeshError) -> str:
-    """Formats an error without the line it was raised for, unless that is the user's own.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The problem, its details and the fix, a line each.
-    """
-    source = error.source
-    inside = source.file.endswith(("/namedmesh/command.py", "/bin/namedmesh", "__main__.py"))
-    place = [f"  at {source}: {source.code}"] if source.code and not inside else []
-    details = [f"  {detail}" for detail in error.details]
-    return "\n".join([f"error: {error.problem}", *details, *place, f"  fix: {error.fix}"])

@@ -118,7 +118,7 @@ def _record_artifact(artifact: Artifact) -> PlanRecord:
     return PlanRecord(
         origin="artifact",
         program=artifact.name,
-        mesh=dict(artifact.mesh.axes),
+        mesh=artifact.mesh.to_json(),
         layout=artifact.layout,
         params=artifact.params,
         flops=artifact.flops,
@@ -132,7 +132,7 @@ def _record_audit(audit: Audit, artifact: Artifact | None = None) -> PlanRecord:
     return PlanRecord(
         origin="audit",
         program=artifact.name if artifact else "",
-        mesh=dict(artifact.mesh.axes) if artifact else {},
+        mesh=artifact.mesh.to_json() if artifact else {},
         layout=artifact.layout if artifact else "",
         params=artifact.params if artifact else "",
         flops=artifact.flops if artifact else None,
@@ -157,10 +157,15 @@ def _record_collective(
 ) -> CollectiveRecord:
     """A planned collective, or what was made of it."""
     real = made or one
+    # The compiler's bytes cross hosts in the same shares as the plan's.
+    crossing = (
+        size * real.wire_bytes // max(1, one.wire_bytes)
+        for size in (one.host_bytes, one.slice_bytes)
+    )
     return CollectiveRecord(
         phase or one.phase, real.kind, real.axes or ("?",), str(one.hop or ""), one.tensor,
         real.dtype, real.elements, real.bytes, real.wire_bytes, real.times, real.open_ended,
-        real.devices, one.scope, one.op, str(one.source), one.source.function,
+        real.devices, one.scope, one.op, str(one.source), one.source.function, *crossing,
     )  # fmt: skip
 
 
@@ -223,4 +228,4 @@ def _read_made(row: JsonCursor) -> Iterator[CollectiveRecord]:
 
 def _parse_mesh(text: str) -> dict[str, int]:
     """The axes of a mesh as a report prints it: Mesh(data=2, expert=4)."""
-    return dict(Mesh.parse(text.removeprefix("Mesh(").removesuffix(")")).axes)
+    return Mesh.parse(text.removeprefix("Mesh(").removesuffix(")")).to_json()

@@ -9,7 +9,8 @@ from namedmesh.dims.text import human
 from namedmesh.lowering.plan import ALL_PHASES, KINDS
 
 SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
-COUNTED = ("bytes", "wire_bytes", "collectives")
+SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
+COUNTED = (*SIZES, "collectives")
 # Totals of a step; each of those that are counted also by phase and by kind, as in
 # wire_bytes.backward and bytes.AllGather. A kind alone is a number of collectives.
 METRICS = (*COUNTED, "flops", "memory", *SECONDS, *KINDS)
@@ -29,7 +30,7 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
     """
     counted: dict[str, Counter[str]] = {name: Counter() for name in COUNTED}
     for one in record.collectives:
-        amounts = (one.total_bytes, one.total_wire_bytes, one.times)
+        amounts = (*(getattr(one, f"total_{name}") for name in SIZES), one.times)
         parts = [one.phase] if one.phase == "init" else ["", one.phase, one.kind]
         for name, amount in zip(COUNTED, amounts, strict=True):
             for part in parts:
@@ -54,7 +55,7 @@ def unit_of(metric: str) -> str:
         `bytes`, `seconds`, or nothing for plain numbers.
     """
     name = metric.partition(".")[0]
-    if name in ("bytes", "wire_bytes", "memory"):
+    if name in (*SIZES, "memory"):
         return "bytes"
     return "seconds" if name in SECONDS else ""
 
@@ -99,6 +100,8 @@ def format_change(before: float, after: float) -> str:
     Example:
         >>> format_change(100, 105), format_change(8, 2), format_change(1, 30), format_change(0, 3)
         ('+5.0%', '-75.0%', '30.0x', 'new')
+        >>> format_change(10_000, 9_999)
+        '-<0.1%'
     """
     if before == after:
         return "same"
@@ -106,4 +109,7 @@ def format_change(before: float, after: float) -> str:
         return "new"
     if after / before >= 10:
         return f"{after / before:.1f}x"
-    return f"{100 * (after - before) / before:+.1f}%"
+    share = 100 * (after - before) / before
+    if abs(share) < 0.05:
+        return "+<0.1%" if share > 0 else "-<0.1%"
+    return f"{share:+.1f}%"

@@ -17,26 +17,44 @@ from namedmesh.dims.errors import (
 class Mesh:
     """Devices in a grid of named axes, the last axis changing fastest.
 
+    Devices lie on hosts in equal runs, so the first axes go across hosts and the last ones stay
+    inside. A mesh that says nothing of hosts counts as one host.
+
     Args:
         device_assignment: For each place of the grid, in row-major order, the number of the device
             that takes it; by default devices take their places in order.
+        hosts: How many hosts the devices lie on; by default as many as slices.
+        slices: How many TPU slices they lie on, which the data-centre network joins; a slice may
+            have many hosts.
         **axes: The size of each axis.
 
     Attributes:
         axes: The size of each axis, by name.
+        hosts: How many hosts there are.
+        slices: How many slices there are.
 
     Raises:
-        NamedMeshError: There is no axis, a size is not a positive whole number, or the assignment
-            does not place every device once.
+        NamedMeshError: There is no axis, a size is not a positive whole number, devices do not
+            divide among hosts and slices in whole blocks of the grid, or the assignment does not
+            place every device once, those of a host together.
 
     Example:
         >>> import namedmesh as nm
         >>> mesh = nm.Mesh(data=2, expert=4)
         >>> mesh.devices
         8
+        >>> nm.Mesh(data=2, expert=4, hosts=2)  # along expert, devices share a host
+        Mesh(data=2, expert=4, hosts=2)
     """
 
-    def __init__(self, device_assignment: Sequence[int] | None = None, **axes: int):
+    def __init__(
+        self,
+        device_assignment: Sequence[int] | None = None,
+        *,
+        hosts: int = 1,
+        slices: int = 1,
+        **axes: int,
+    ):
         written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
         self.axes: dict[str, int] = {
             check_identifier(name, "mesh axis", written): check_size(
@@ -49,9 +67,42 @@ class Mesh:
             raise NamedMeshError(
                 f"a mesh needs at least one axis{reason}", fix="write e.g. nm.Mesh(data=8)"
             )
+        self.slices = check_size(slices, "slices", written)
+        self.hosts = check_size(hosts, "hosts", written)
+        if self.hosts == 1:
+            self.hosts = self.slices
+        self._check_blocks("slices", self.slices)
+        self._check_blocks("hosts", self.hosts)
+        if self.hosts % self.slices:
+            raise NamedMeshError(
+                f"{self.hosts} hosts do not divide among {self.slices} slices",
+                f"mesh: {self}",
+                fix="give the hosts of all slices together, as many for each",
+            )
         self.device_assignment: tuple[int, ...] | None = None
         if device_assignment is not None:
             self.device_assignment = self._check_permutation(device_assignment)
+
+    def _check_blocks(self, what: str, count: int) -> None:
+        """Raises unless so many runs of devices are equal blocks of the grid."""
+        if self.devices % count:
+            fitting = [
+                str(n) for n in range(1, min(self.devices, 4096) + 1) if not self.devices % n
+            ]
+            raise NamedMeshError(
+                f"{self.devices} devices do not divide among {count} {what}",
+                f"mesh: {self}",
+                fix=f"use one of {what}={', '.join(fitting[:12])}",
+            )
+        inside = self.devices // count
+        for axis, size in reversed(self.axes.items()):
+            if inside % size and size % inside:
+                raise NamedMeshError(
+                    f"{count} {what} cut axis {axis} of {size} into unequal pieces",
+                    f"mesh: {self}",
+                    fix=f"let {what} divide the first axes, e.g. put an axis of {count} first",
+                )
+            inside = max(1, inside // size)
 
     def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """Returns the assignment when it has every device once, or raises."""
@@ -67,6 +118,17 @@ class Mesh:
                 f"mesh: {self}",
                 fix=f"give a permutation of 0 to {self.devices - 1}",
             )
+        for block, count in self.blocks.items():
+            inside = self.devices // count
+            for start in range(0, self.devices, inside):
+                if len({number // inside for number in numbers[start : start + inside]}) > 1:
+                    raise NamedMeshError(
+                        f"device_assignment puts devices of several {block}s into places {start} "
+                        f"to {start + inside - 1}, which are those of one {block}",
+                        f"mesh: {self}",
+                        fix=f"keep the {inside} devices of a {block} together, or leave out "
+                        f"{block}s=",
+                    )
         return tuple(numbers)
 
     @classmethod
@@ -74,7 +136,8 @@ class Mesh:
         """Makes a mesh from one line of text.
 
         Args:
-            text: Axes with sizes, such as 'data=2 expert=4', separated by spaces or commas.
+            text: Axes with sizes, such as 'data=2 expert=4', separated by spaces or commas, and
+                hosts and slices in the same way.
 
         Returns:
             The mesh.
@@ -86,6 +149,8 @@ class Mesh:
             >>> import namedmesh as nm
             >>> nm.Mesh.parse("data=2 expert=4")
             Mesh(data=2, expert=4)
+            >>> nm.Mesh.parse("data=2 expert=4 hosts=2").hosts
+            2
         """
         axes: dict[str, int] = {}
         for match in re.finditer(r"[^\s,;]+", check_text(text, "a mesh", "data=2 expert=4")):
@@ -142,16 +207,78 @@ class Mesh:
                 fix=did_you_mean(axis, self.axes),
             )
 
+    @property
+    def blocks(self) -> dict[str, int]:
+        """How many hosts and slices there are, where there are several; slices that are hosts once.
+
+        Example:
+            >>> Mesh(data=8, hosts=4, slices=2).blocks, Mesh(data=8, slices=2).blocks
+            ({'host': 4, 'slice': 2}, {'slice': 2})
+        """
+        counts = {"host": self.hosts if self.hosts != self.slices else 1, "slice": self.slices}
+        return {name: count for name, count in counts.items() if count > 1}
+
+    def members_of_block(self, axes: Sequence[str], blocks: int) -> int:
+        """Counts the devices of a group that lie in one block of the mesh.
+
+        Args:
+            axes: The axes along which the devices of the group differ.
+            blocks: How many equal blocks there are, such as hosts.
+
+        Returns:
+            The count, the same for every group and every block that has some of it.
+
+        Example:
+            >>> mesh = Mesh(data=4, expert=4, hosts=2)
+            >>> mesh.members_of_block(["data"], mesh.hosts)
+            2
+        """
+        return self.one_block(blocks).size(axes)
+
+    def one_block(self, blocks: int) -> "Mesh":
+        """Returns the part of the mesh that lies in the first of so many equal blocks.
+
+        Args:
+            blocks: How many blocks there are, such as hosts.
+
+        Returns:
+            A mesh of the same axes, of which those across blocks are shorter.
+
+        Example:
+            >>> Mesh(data=4, expert=4, hosts=2).one_block(2)
+            Mesh(data=2, expert=4)
+        """
+        if blocks == 1:
+            return self
+        inside = rest = self.devices // blocks
+        sizes: dict[str, int] = {}
+        for axis, size in reversed(self.axes.items()):
+            sizes[axis] = min(size, rest)
+            rest = max(1, rest // size)
+        order = self.device_assignment
+        first = None if order is None else [number % inside for number in order[:inside]]
+        return Mesh(first, **{axis: sizes[axis] for axis in self.axes})
+
+    def to_json(self) -> dict[str, int]:
+        """Returns what the mesh is made with: the axes, then hosts and slices if there are several.
+
+        Example:
+            >>> Mesh(data=2, expert=4, hosts=2).to_json()
+            {'data': 2, 'expert': 4, 'hosts': 2}
+        """
+        return {**self.axes, **{f"{name}s": count for name, count in self.blocks.items()}}
+
+    def _key(self) -> tuple[object, ...]:
+        """What equal meshes have in common."""
+        return tuple(self.axes.items()), self.device_assignment, self.hosts, self.slices
+
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Mesh) and (list(self.axes.items()), self.device_assignment) == (
-            list(other.axes.items()),
-            other.device_assignment,
-        )
+        return isinstance(other, Mesh) and self._key() == other._key()
 
     def __hash__(self) -> int:
-        return hash((tuple(self.axes.items()), self.device_assignment))
+        return hash(self._key())
 
     def __str__(self) -> str:
-        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.axes.items())})"
+        return f"Mesh({', '.join(f'{name}={size}' for name, size in self.to_json().items())})"
 
     __repr__ = __str__

@@ -55,6 +55,8 @@ def describe_os_error(error: Exception) -> str:
 def write_file(path: str, data: bytes, what: str) -> None:
     """Writes a file that survives a crash at any moment: the old one or the new one, whole.
 
+    A link stays a link, to the new contents. A pipe or a device is written to, not replaced.
+
     Args:
         path: The file.
         data: Its contents.
@@ -63,24 +65,33 @@ def write_file(path: str, data: bytes, what: str) -> None:
     Raises:
         NamedMeshError: If it cannot be written; nothing is left behind then.
     """
-    temporary = f"{path}.{os.getpid()}.{next(_counter)}.partial"
     try:
-        try:
-            with open(temporary, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.remove(temporary)
-            raise
-        _sync_folder(os.path.dirname(path) or ".")
+        if os.path.exists(path) and not os.path.isfile(path):
+            with open(path, "wb") as stream:
+                stream.write(data)
+        else:
+            _replace_file(os.path.realpath(path), data)
     except (OSError, ValueError) as error:
         raise NamedMeshError(
             f"cannot write {what} {path!r}: {describe_os_error(error)}",
             fix="check the path, that you may write there, and the space that is left",
         ) from None
+
+
+def _replace_file(path: str, data: bytes) -> None:
+    """Writes a file beside another, and then puts it in its place."""
+    temporary = f"{path}.{os.getpid()}.{next(_counter)}.partial"
+    try:
+        with open(temporary, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.remove(temporary)
+        raise
+    sync_folder(os.path.dirname(path))
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:
@@ -93,7 +104,7 @@ def sync_file(path: str | os.PathLike[str]) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_folder(folder: str) -> None:
+def sync_folder(folder: str) -> None:
     """Makes a rename in a folder last; some file systems cannot, and need not."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)

@@ -13,6 +13,18 @@ from namedmesh.dims.source import Source
 _PASSES = {"AllGather": 1, "AllReduce": 2, "AllToAll": 1, "ReduceScatter": 1}
 
 
+def count_passes(kind: str) -> int:
+    """Returns how often the bytes of a buffer pass through a device's link.
+
+    Args:
+        kind: The kind of collective.
+
+    Returns:
+        2 for an AllReduce, which scatters and gathers, and 1 for others.
+    """
+    return _PASSES.get(kind, 1)
+
+
 def count_wire_bytes(kind: str, bytes: int, devices: int) -> int:
     """Counts what one device sends, by the usual algorithm of a collective.
 
@@ -56,6 +68,8 @@ class Collective:
         times_outside: How often it would run outside the loop in which its tensor never changes; 0
             where that is not so.
         hop: Who sends to whom, where an op sends to its neighbours by a CollectivePermute.
+        host_bytes: What all devices of one host send to other hosts, each time.
+        slice_bytes: What all devices of one slice send to other slices, each time.
 
     Example:
         >>> sum = Collective("AllReduce", ("data",), 8, "float32", 32, 3, "loss", "sum.4",
@@ -80,6 +94,8 @@ class Collective:
     producer: str = ""
     times_outside: int = 0
     hop: Hop | None = None
+    host_bytes: int = 0
+    slice_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -95,6 +111,16 @@ class Collective:
     def total_wire_bytes(self) -> int:
         """What one device sends over all its executions in one step."""
         return self.wire_bytes * self.times
+
+    @property
+    def total_host_bytes(self) -> int:
+        """What one host sends to others over all its executions in one step."""
+        return self.host_bytes * self.times
+
+    @property
+    def total_slice_bytes(self) -> int:
+        """What one slice sends to others over all its executions in one step."""
+        return self.slice_bytes * self.times
 
 
 def format_times(times: int, open_ended: bool) -> str:

@@ -102,6 +102,7 @@ class Transfer:
     """One move on the way from one sharding to another.
 
     elements counts what one device sends or receives. sums says whether parts of a sum are added.
+    source is where the tensor lies before.
     """
 
     # AllGather, AllToAll, CollectivePermute, AllReduce or ReduceScatter; or, free, Slice, or Alone:
@@ -111,6 +112,7 @@ class Transfer:
     result: Sharding
     elements: int
     sums: bool = False
+    source: Sharding = field(default=Sharding(), compare=False)
 
 
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
@@ -141,7 +143,8 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         """Appends a move to where the axes lie now."""
         partial = (*pending, *(axis for axis in target.partial if axis in source.partial))
         place = Sharding.of(current, target.whole, target.partial if kind == "Alone" else partial)
-        steps.append(Transfer(kind, tuple(axes), place, elements, sums))
+        before = steps[-1].result if steps else source
+        steps.append(Transfer(kind, tuple(axes), place, elements, sums, before))
 
     def pieces() -> int:
         """Returns the elements of one device's piece of the tensor."""

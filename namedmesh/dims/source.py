@@ -82,6 +82,19 @@ def caller(layers: bool = True) -> Source:
     return _source_of(frame, _source_of(_leave(frame, _is_ours)))
 
 
+def describe_thread(frame: FrameType) -> str:
+    """Says which of the user's lines a thread is running, given its innermost frame."""
+    installed = (os.sep + "site-packages" + os.sep, os.path.dirname(os.__file__), "<frozen")
+    inner: FrameType | None = frame
+    while inner is not None:
+        file = inner.f_code.co_filename
+        if not _is_ours(file) and not any(part in file for part in installed):
+            source = _source_of(inner)
+            return f"{source} in {source.function}"
+        inner = inner.f_back
+    return str(_source_of(frame))
+
+
 def _source_of(frame: FrameType, outer: Source | None = None) -> Source:
     """Returns the line that a frame is running."""
     code = frame.f_code

@@ -94,7 +94,7 @@ class Cost:
         return {
             "program": self.plan.program.name,
             "hardware": self.hardware.name,
-            "mesh": self.plan.mesh.axes,
+            "mesh": self.plan.mesh.to_json(),
             "layout": self.plan.layout.text,
             "seconds": self.seconds,
             "least_seconds": self.least_seconds,

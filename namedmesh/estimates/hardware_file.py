@@ -28,8 +28,8 @@ _SWITCHES = (
 _REPEATS = ("all", "cheap", "none")
 _NETWORKS: dict[str, tuple[type[Network], tuple[str, ...], tuple[str, ...]]] = {
     "nodes": (Nodes, ("devices", "inside", "across"), ("inside_latency", "across_latency")),
-    "torus": (TorusSlice, ("generation", "bandwidth"), ("latency",)),
-    "host": (Host, ("bandwidth",), ()),
+    "torus": (TorusSlice, ("generation", "bandwidth"), ("latency", "across", "across_latency")),
+    "host": (Host, ("bandwidth",), ("across", "across_start")),
 }
 EXAMPLE = """\
 name: my-gpu

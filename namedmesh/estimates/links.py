@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.planned_collective import Collective, count_wire_bytes
 
@@ -36,10 +37,10 @@ class Nodes(Network):
 
     Devices fill nodes in the order of the mesh, its last axis first. What goes to other nodes is
     first cut into as many pieces as members of the group share a node, so that all of their links
-    carry some.
+    carry some. A mesh that says which hosts or slices it lies on has those for nodes.
 
     Attributes:
-        devices: The devices of a node.
+        devices: The devices of a node, where the mesh does not say.
         inside: Bytes a second that one device sends within its node.
         across: Bytes a second that one device sends to other nodes.
         inside_latency: Seconds of one message within a node.
@@ -68,7 +69,7 @@ class Nodes(Network):
         nodes = -(-one.devices // near)
         messages = 2 if one.kind == "AllReduce" else 1
         if one.kind == "CollectivePermute":
-            far = nodes > 1
+            far = nodes > 1 if mesh.hosts == 1 else max(one.host_bytes, one.slice_bytes) > 0
             bandwidth = self.across if far else self.inside
             latency = self.across_latency if far else self.inside_latency
             return self.start + latency + one.bytes / bandwidth
@@ -84,6 +85,8 @@ class Nodes(Network):
 
     def _members_of_a_node(self, one: Collective, mesh: Mesh) -> int:
         """How many devices of a group are in one node."""
+        if mesh.hosts > 1:
+            return mesh.members_of_block(one.axes, mesh.slices if mesh.slices > 1 else mesh.hosts)
         members, below = 1, 1  # devices of the axes behind, which lie next to each other
         for axis, size in reversed(mesh.axes.items()):
             if axis in one.axes:
@@ -96,16 +99,50 @@ class Nodes(Network):
 class Host(Network):
     """Devices that share one host's memory and cores: a collective is copies and a rendezvous.
 
+    Where a mesh has several hosts, they are processes of that host, and send to each other through
+    its network stack.
+
     Attributes:
         bandwidth: Bytes a second that all devices together copy.
         start: Seconds until the devices of a collective have met, for each of them.
+        across: Bytes a second that all processes together send to each other; 0 if not known.
+        across_start: Seconds that a collective between processes takes besides.
     """
 
     bandwidth: float
     start: float
+    across: float = 0.0
+    across_start: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimates how long a collective takes, once."""
         # Every device reads what it gets and writes it; a sum reads every part.
         moved = 2 * max(one.wire_bytes, one.bytes) * mesh.devices
-        return self.start * mesh.devices + moved / self.bandwidth
+        seconds = self.start * mesh.devices + moved / self.bandwidth
+        if one.host_bytes:
+            seconds += self.across_start
+            seconds += one.host_bytes * mesh.hosts / check_across(self.across, mesh, "hosts")
+        return seconds
+
+
+def check_across(rate: float, mesh: Mesh, what: str) -> float:
+    """Returns what a network sends between hosts or slices in a second, or raises.
+
+    Args:
+        rate: The bytes a second; 0 if that is not known.
+        mesh: The mesh.
+        what: What is sent between.
+
+    Returns:
+        The rate.
+
+    Raises:
+        NamedMeshError: It is not known.
+    """
+    if not rate:
+        raise NamedMeshError(
+            f"the hardware does not say how fast {what} send to each other",
+            f"mesh: {mesh}",
+            fix=f"give the network its rate, e.g. across: 12e9, or leave {what} out of the mesh",
+        )
+    return rate

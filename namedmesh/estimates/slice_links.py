@@ -19,8 +19,10 @@ from namedmesh.aot.target import GENERATIONS, Target
 from namedmesh.aot.torus import Torus
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.planned_collective import Collective
-from namedmesh.estimates.links import Network, Traffic
+from namedmesh.dims.planned_collective import Collective, count_passes
+from namedmesh.estimates.links import Network, Traffic, check_across
+
+MOST_CORES = 2**18  # more than any pod has; the places of more take long to list
 
 
 @dataclass(frozen=True)
@@ -118,14 +120,17 @@ class TorusSlice(Network):
     """A slice of a TPU generation, whose chips are connected to their neighbours.
 
     Devices take the places in which the heaviest traffic has the shortest ways, as
-    `namedmesh.aot` compiles programs.
+    `namedmesh.aot` compiles programs. Several slices are joined by the data-centre network: what
+    goes to others is cut into as many pieces as members of the group share a slice.
 
     Attributes:
         generation: The TPU generation, such as `v3`.
-        shape: The chips along each dimension; the most compact slice for the mesh if not given.
+        shape: The chips of a slice along each dimension; the most compact slice if not given.
         bandwidth: Bytes a second over one link, in one direction.
         latency: Seconds for each link on the way.
         start: Seconds before a collective sends anything.
+        across: Bytes a second that a chip sends to other slices; 0 if that is not known.
+        across_latency: Seconds of one message between slices.
     """
 
     generation: str
@@ -133,12 +138,32 @@ class TorusSlice(Network):
     bandwidth: float
     latency: float
     start: float
+    across: float = 0.0
+    across_latency: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimates how long a collective takes, once."""
         region = self.region_of(one.axes, mesh, traffic)
-        sent = region.link_bytes(one.kind, one.bytes) / self.bandwidth
-        return self.start + region.hops(one.kind) * self.latency + sent
+        size = one.bytes
+        if one.kind == "AllToAll":  # the rest of the buffer goes to other slices
+            size = size * mesh.members_of_block(one.axes, mesh.slices) // one.devices
+        within = region.link_bytes(one.kind, size) / self.bandwidth
+        within += region.hops(one.kind) * self.latency
+        if not one.slice_bytes:
+            return self.start + within
+        beyond = self._seconds_between_slices(one, mesh)
+        together = one.kind in ("AllToAll", "CollectivePermute")
+        return self.start + (max(within, beyond) if together else within + beyond)
+
+    def _seconds_between_slices(self, one: Collective, mesh: Mesh) -> float:
+        """Estimates how long what leaves a slice takes, over all of its chips' shares."""
+        chips = -(-mesh.devices // mesh.slices // GENERATIONS[self.generation].cores)
+        rate = chips * check_across(self.across, mesh, "slices")
+        turns = 1
+        if one.kind not in ("AllToAll", "CollectivePermute"):
+            slices = one.devices // mesh.members_of_block(one.axes, mesh.slices)
+            turns = (slices - 1) * count_passes(one.kind)
+        return turns * self.across_latency + one.slice_bytes / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
         """Estimates what passes over the busiest link, devices lying in the order of the mesh.
@@ -160,20 +185,29 @@ class TorusSlice(Network):
         return self.region_of(axes, mesh, {}).link_bytes(kind, size)
 
     def target(self, mesh: Mesh) -> Target:
-        """Returns the slice that a mesh lies on.
+        """Returns the slices that a mesh lies on.
 
         Args:
             mesh: The mesh.
 
         Returns:
-            The slice that was asked for, or the most compact one of as many cores.
+            The slice that was asked for, or the most compact one of as many cores; as often as the
+            mesh has slices.
 
         Raises:
-            NamedMeshError: The slice that was asked for has another number of cores.
+            NamedMeshError: The slice that was asked for has another number of cores, or there are
+                more than in any slice.
         """
+        if mesh.devices > MOST_CORES:
+            raise NamedMeshError(
+                f"the mesh has {mesh.devices:,} devices, and slices of TPU {self.generation} are "
+                f"estimated up to {MOST_CORES:,} cores",
+                f"mesh: {mesh}",
+                fix="estimate a smaller mesh",
+            )
         cores = GENERATIONS[self.generation].cores
         if self.shape is not None:
-            target = Target("tpu", self.generation, self.shape)
+            target = Target("tpu", self.generation, self.shape, mesh.slices)
             if target.cores != mesh.devices:
                 raise NamedMeshError(
                     f"{target} has {target.cores} cores and the mesh {mesh.devices} devices",
@@ -182,8 +216,8 @@ class TorusSlice(Network):
                     "or a slice of as many cores",
                 )
             return target
-        chips = max(1, -(-mesh.devices // cores))
-        return Target("tpu", self.generation, _compact(chips, self.dimensions))
+        chips = max(1, -(-mesh.devices // mesh.slices // cores))
+        return Target("tpu", self.generation, _compact(chips, self.dimensions), mesh.slices)
 
     @property
     def dimensions(self) -> int:
@@ -191,7 +225,7 @@ class TorusSlice(Network):
         return GENERATIONS[self.generation].dimensions
 
     def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
-        """Returns where the devices along some axes lie.
+        """Returns where the devices along some axes lie on the torus of one slice.
 
         Args:
             axes: The axes of a collective.
@@ -201,13 +235,15 @@ class TorusSlice(Network):
         Returns:
             Their region of the torus.
         """
+        target = self.target(mesh).one_slice
+        mesh = mesh.one_block(mesh.slices)
         wide = [axis for axis, size in mesh.axes.items() if size > 1]
         within = frozenset(axes) & frozenset(wide)
         if len(wide) < 2:  # then it does not matter which device is where
             heaviest: tuple[tuple[tuple[str, ...], float], ...] = ()
         else:
             heaviest = _round_traffic(traffic)
-        return _region_of(self.target(mesh), mesh, heaviest, within)
+        return _region_of(target, mesh, heaviest, within)
 
 
 def _compact(chips: int, dimensions: int) -> tuple[int, ...]:

@@ -19,12 +19,14 @@ class Chip:
         memory: GiB of HBM.
         bandwidth: GB/s of HBM.
         link: GB/s of one link, in one direction.
+        across: GB/s of a chip's share of its host's links to other slices.
     """
 
     tera: float
     memory: float
     bandwidth: float
     link: float
+    across: float
 
 
 # FLOP/s and HBM: https://cloud.google.com/tpu/docs/v3 and the pages of v4, v5e, v5p and v6e.
@@ -34,13 +36,16 @@ class Chip:
 # scaling-book/tpus) has 100 and 45. Of v2 there is no such page any more: 180 TFLOP/s of four chips
 # (Google, 2017), 700 GB/s and half of v3's HBM (Hot Chips 2020); its links, 496 Gbit/s in Jouppi et
 # al., "A Domain-Specific Supercomputer for Training Deep Neural Networks", are from memory.
+# Between slices: of v5e and v6e those pages have 6.4 and 25.6 Tbit/s for the 256 chips of a Pod; of
+# the others a host's ports are from memory, 100 Gbit/s for four chips of v2 and v3, and 200 for
+# four of v4 and v5p.
 _CHIPS = {
-    "v2": Chip(45, 16, 700, 62),
-    "v3": Chip(123, 32, 900, 83),
-    "v4": Chip(275, 32, 1200, 45),
-    "v5e": Chip(197, 16, 819, 50),
-    "v5p": Chip(459, 95, 2765, 100),
-    "v6e": Chip(918, 32, 1638, 100),
+    "v2": Chip(45, 16, 700, 62, 3.125),
+    "v3": Chip(123, 32, 900, 83, 3.125),
+    "v4": Chip(275, 32, 1200, 45, 6.25),
+    "v5e": Chip(197, 16, 819, 50, 3.125),
+    "v5p": Chip(459, 95, 2765, 100, 6.25),
+    "v6e": Chip(918, 32, 1638, 100, 12.5),
 }
 _PASSES = {"default": 1, "high": 3, "highest": 6}  # of bfloat16 products, for one of float32
 
@@ -66,7 +71,12 @@ def find_tpu(text: str) -> dict[str, Any]:
     if generation not in _CHIPS:
         known = [f"tpu-{one}" for one in _CHIPS]
         raise NamedMeshError(f"there is no TPU {name!r}", fix=did_you_mean(name, known))
-    shape = Target.parse(text).shape if colon else None
+    target = Target.parse(text) if colon else None
+    if target and target.slices > 1:
+        raise NamedMeshError(
+            f"{text!r} is hardware of {target.slices} slices, which the mesh says",
+            fix=f"write '{target.one_slice}', and slices={target.slices} in the mesh",
+        )
     chip, cores = _CHIPS[generation], GENERATIONS[generation].cores
     tera = chip.tera * 1e12 / cores
     return dict(
@@ -81,7 +91,15 @@ def find_tpu(text: str) -> dict[str, Any]:
         memory_bytes=int(chip.memory * 2**30 / cores),
         memory_bandwidth=chip.bandwidth * 1e9 / cores,
         # What is not published is assumed: latencies, and the shares that programs reach.
-        network=TorusSlice(generation, shape, chip.link * 1e9, latency=1e-6, start=2e-6),
+        network=TorusSlice(
+            generation,
+            target.shape if target else None,
+            chip.link * 1e9,
+            latency=1e-6,
+            start=2e-6,
+            across=chip.across * 1e9,
+            across_latency=2e-5,
+        ),
         product_share=0.85,
         memory_share=0.85,
         start=1e-6,

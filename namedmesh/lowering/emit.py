@@ -171,7 +171,7 @@ class Emitter(Context):
         known: dict[Tensor, Any] = {}
         for t, v in zip(arguments, values, strict=True):
             if t not in plan.free:
-                with self.emitting(plan.producers.get(t)):
+                with self.emitting(self._op or plan.producers.get(t)):  # a loop gives its body's
                     known[t] = self.at(v, t.shape, plan.shardings[t])
         moved: dict[Any, Any] = {
             (t, place): self.at(value, t.shape, place)

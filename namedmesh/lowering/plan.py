@@ -220,10 +220,33 @@ class Plan:
         """
         return sum(c.total_wire_bytes for phase in phases for c in self.of_phase(phase))
 
+    def total_host_bytes(self, phases: Iterable[str] = PHASES) -> int:
+        """Returns the bytes that one host's devices send to other hosts in one step.
+
+        Args:
+            phases: The phases to add up; by default those of a step.
+
+        Returns:
+            The bytes; 0 for a mesh of one host.
+        """
+        return sum(c.total_host_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
+
+    def total_slice_bytes(self, phases: Iterable[str] = PHASES) -> int:
+        """Returns the bytes that one slice's devices send to other slices in one step.
+
+        Args:
+            phases: The phases to add up; by default those of a step.
+
+        Returns:
+            The bytes; 0 for a mesh of one slice.
+        """
+        return sum(c.total_slice_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
+
     @property
     def communication(self) -> str:
         """The collectives alone, as a table: those of a step, then those of initialisation."""
-        return format_communication({phase: self.of_phase(phase) for phase in ALL_PHASES})
+        phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
+        return format_communication(phases, self.mesh)
 
     def tensor_rows(self) -> Iterator[TensorRow]:
         """Yields a row for each tensor but scalars and a derivative's inner values."""
@@ -258,7 +281,7 @@ class Plan:
         rows = Counter((row, row.phase, row.scope) for row in self.tensor_rows())
         return {
             "program": self.program.name,
-            "mesh": self.mesh.axes,
+            "mesh": self.mesh.to_json(),
             "layout": self.layout.text,
             "params": self.params.text,
             "flops": self.program.flops(),
@@ -283,7 +306,16 @@ class Plan:
             ],
             "bytes_per_device": {phase: self.total_bytes([phase]) for phase in phases},
             "wire_bytes_per_device": {phase: self.total_wire_bytes([phase]) for phase in phases},
+            **{
+                f"bytes_leaving_a_{block}": {phase: count([phase]) for phase in phases}
+                for block, count in self._crossing_totals().items()
+            },
         }
+
+    def _crossing_totals(self) -> dict[str, Callable[[Iterable[str]], int]]:
+        """What adds up the bytes that leave a host and a slice, where there are several."""
+        totals = {"host": self.total_host_bytes, "slice": self.total_slice_bytes}
+        return {block: totals[block] for block in self.mesh.blocks}
 
     def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
         """Writes the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
@@ -322,7 +354,8 @@ class Plan:
     def _repr_html_(self) -> str:
         header, said = self._describe()
         phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
-        return html_block(header, html_text(*said), *format_plan_html(self.tensor_rows(), phases))
+        tables = format_plan_html(self.tensor_rows(), phases, self.mesh)
+        return html_block(header, html_text(*said), *tables)
 
     def __str__(self) -> str:
         header, said = self._describe()

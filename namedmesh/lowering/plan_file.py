@@ -18,8 +18,9 @@ COLLECTIVE_COLUMNS = (
     "phase", "kind", "axes", "hop", "tensor", "dtype", "elements", "bytes", "wire_bytes", "times",
     "open_ended", "devices", "scope", "op", "source", "function",
 )  # fmt: skip
+CROSSING_COLUMNS = ("host_bytes", "slice_bytes")  # of meshes with several hosts
 _NUMBERED = {"source": r":\d+$", "op": r"\.\d+$"}
-_TABLES = {"tensors": TENSOR_COLUMNS, "collectives": COLLECTIVE_COLUMNS}
+_TABLES = ("tensors", "collectives")
 
 
 def write_plan(document: Mapping[str, Any], lines: bool) -> str:
@@ -35,7 +36,11 @@ def write_plan(document: Mapping[str, Any], lines: bool) -> str:
     facts = {"format": FORMAT, "version": VERSION}
     facts |= {name: value for name, value in document.items() if name not in _TABLES}
     parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in facts.items()]
-    for name, columns in _TABLES.items():
+    crossing = CROSSING_COLUMNS if {"hosts", "slices"} & {*document["mesh"]} else ()
+    for name, columns in (
+        ("tensors", TENSOR_COLUMNS),
+        ("collectives", COLLECTIVE_COLUMNS + crossing),
+    ):
         rows = document[name] if lines else [_strip_numbers(row) for row in document[name]]
         rows = _merge_equal(rows) if name == "tensors" else rows
         parts.append(f"{json.dumps(name)}: {_write_table(columns, rows)}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
+from namedmesh.dims.crossing import count_crossing_bytes
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.planned_collective import Collective
@@ -315,8 +316,9 @@ class Planner:
                 if step.sums:
                     owner = self.plan.summed_by.get(tensor, op)
                     label = self.summed_as.get(tensor, label)
+                way = (step.source, step.result)
                 self.record_collective(
-                    owner, tensor, step.kind, step.axes, step.elements, times, label
+                    owner, tensor, step.kind, step.axes, step.elements, times, label, way=way
                 )
 
     def record_collective(
@@ -330,10 +332,17 @@ class Planner:
         label: str | None = None,
         dtype: str | None = None,
         hop: Hop | None = None,
+        way: tuple[Sharding, Sharding] | None = None,
     ) -> None:
         """Records one collective."""
         dtype = dtype or tensor.dtype
-        ordered = tuple(axis for axis in self.mesh.axes if axis in axes)
+        mesh = self.mesh
+        ordered = tuple(axis for axis in mesh.axes if axis in axes)
+        size = elements * BYTES.get(dtype, 1)
+        host_bytes, slice_bytes = (
+            count_crossing_bytes(kind, size, ordered, mesh, blocks, hop or way)
+            for blocks in (mesh.hosts, mesh.slices)
+        )
         producer = self.givers.get(tensor) or self.plan.producers.get(tensor)
         self.plan.collectives.append(
             Collective(
@@ -341,18 +350,20 @@ class Planner:
                 ordered,
                 elements,
                 dtype,
-                elements * BYTES.get(dtype, 1),
+                size,
                 times,
                 label or tensor.label,
                 self.plan.names[op],
                 op.phase,
                 op.source.user,
-                self.mesh.size(ordered),
+                mesh.size(ordered),
                 self.open_loops > 0,
                 op.scope.rstrip("/"),
                 self.plan.names[producer] if producer else "",
                 self.invariant.get(tensor, 0),
                 hop,
+                host_bytes,
+                slice_bytes,
             )
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.notebook import html_details, html_table
 from namedmesh.dims.planned_collective import Collective, format_times
 from namedmesh.dims.source import Source
@@ -36,14 +37,15 @@ def format_tensors(tensors: Iterable[TensorRow]) -> str:
     return "\n".join(columns(rows))
 
 
-def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
+def format_communication(phases: Mapping[str, Sequence[Collective]], mesh: Mesh) -> str:
     """Formats every collective with the line it comes from, and the totals of each phase.
 
-    Beside the bytes of the buffer stands what a device sends, by the usual algorithm. Scopes have a
-    column if there are any.
+    Beside the bytes of the buffer stands what a device sends, by the usual algorithm, and what
+    leaves a host or slice where there are several. Scopes have a column if there are any.
     """
     scoped = any(one.scope for collectives in phases.values() for one in collectives)
-    sizes = ("bytes/device", "on the wire", "times")
+    crossing = [f"leaves a {block}" for block in mesh.blocks]
+    sizes = ("bytes/device", "on the wire", *crossing, "times")
     head = ("phase", "collective", "axes", "tensor", *sizes, *["scope"] * scoped, "line")
     rows: list[tuple[str, ...]] = [head]
     totals = []
@@ -53,7 +55,7 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
             line = f"{one.source}: {one.source.code}"
             axes, times = "+".join(one.axes), format_times(one.times, one.open_ended)
             axes += f" {one.hop.direction}" if one.hop else ""
-            sizes = (human(one.bytes), human(one.wire_bytes), times)
+            sizes = (human(one.bytes), human(one.wire_bytes), *_crossing_cells(one, mesh), times)
             scope = [one.scope] * scoped
             rows.append((phase, one.kind, axes, one.tensor, *sizes, *scope, line))
             kinds[one.kind] = kinds.get(one.kind, 0) + one.times
@@ -61,21 +63,39 @@ def format_communication(phases: Mapping[str, Sequence[Collective]]) -> str:
         moved = sum(one.total_bytes for one in collectives)
         sent = sum(one.total_wire_bytes for one in collectives)
         wire = f", {human(sent)} on the wire" if collectives else ""
+        wire += "".join(
+            f"; of a {block}'s {human(sent * (mesh.devices // count))}, "
+            f"{human(_sum_crossing(collectives, block))} go to other {block}s"
+            for block, count in mesh.blocks.items()
+            if collectives
+        )
         totals.append(f"  total {phase}: {text}, {human(moved)} per device{wire}")
     return "\n".join(([*columns(rows), ""] if len(rows) > 1 else []) + totals)
 
 
+def _crossing_cells(one: Collective, mesh: Mesh) -> list[str]:
+    """What leaves a host and a slice each time, where there are several."""
+    return [human(getattr(one, f"{block}_bytes")) for block in mesh.blocks]
+
+
+def _sum_crossing(collectives: Iterable[Collective], block: str) -> int:
+    """What leaves a host, or a slice, in all runs of some collectives."""
+    return sum(getattr(one, f"total_{block}_bytes") for one in collectives)
+
+
 def format_plan_html(
-    tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]]
+    tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]], mesh: Mesh
 ) -> list[str]:
     """Formats a plan for notebooks: totals, and collectives and tensors that unfold."""
-    sizes = ("collectives", "bytes/device", "on the wire", "times")
+    crossing = tuple(f"leaves a {block}" for block in mesh.blocks)
+    sizes = ("collectives", "bytes/device", "on the wire", *crossing, "times")
     totals = [
         (
             phase,
             f"{sum(one.times for one in ones):,}",
             human(sum(one.total_bytes for one in ones)),
             human(sum(one.total_wire_bytes for one in ones)),
+            *(human(_sum_crossing(ones, block)) for block in mesh.blocks),
         )
         for phase, ones in phases.items()
         if ones
@@ -84,9 +104,10 @@ def format_plan_html(
         (row.tensor, human(row.bytes_per_device), row.place, str(row.source))
         for row in dict.fromkeys(tensors)
     ]
-    rows = [_collective_cells(phase, one) for phase, ones in phases.items() for one in ones]
-    head = ("phase", "collective", "axes", "tensor", "on the wire", "times", "scope", "line")
-    heads = (("phase", *sizes[:3]), head, ("tensor", "bytes/device", "dims", "line"))
+    rows = [_collective_cells(phase, one, mesh) for phase, ones in phases.items() for one in ones]
+    sent = ("on the wire", *crossing, "times")
+    head = ("phase", "collective", "axes", "tensor", *sent, "scope", "line")
+    heads = (("phase", *sizes[:-1]), head, ("tensor", "bytes/device", "dims", "line"))
     made, moved, placed = (
         html_table(head, cells, sizes)
         for head, cells in zip(heads, (totals, rows, named), strict=True)
@@ -98,8 +119,9 @@ def format_plan_html(
     ]
 
 
-def _collective_cells(phase: str, one: Collective) -> tuple[str, ...]:
+def _collective_cells(phase: str, one: Collective, mesh: Mesh) -> tuple[str, ...]:
     """A collective as a row of a table in a notebook."""
     axes = "+".join(one.axes) + (f" {one.hop.direction}" if one.hop else "")
     line, times = f"{one.source}: {one.source.code}", format_times(one.times, one.open_ended)
-    return phase, one.kind, axes, one.tensor, human(one.wire_bytes), times, one.scope, line
+    sent = (human(one.wire_bytes), *_crossing_cells(one, mesh), times)
+    return phase, one.kind, axes, one.tensor, *sent, one.scope, line

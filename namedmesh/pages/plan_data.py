@@ -61,6 +61,7 @@ class PlanData:
             "program": plan.program.name,
             "axes": [[name, size] for name, size in plan.mesh.axes.items()],
             "devices": list(plan.mesh.device_assignment or ()),
+            "blocks": plan.mesh.blocks,
             "layout": plan.layout.text,
             "params": plan.params.text if plan.params != plan.layout else "",
             "notes": list(plan.program.notes),
@@ -227,10 +228,13 @@ class PlanData:
                 self._op_numbers.get(op, -1),
                 self._op_numbers.get(producer, -1),
                 self.texts.add(one.hop.direction if one.hop else ""),
+                one.host_bytes,
+                one.slice_bytes,
             )
             for one, phase, op, producer in [*step, *first]
         ]
-        return make_columns((*names, "phase", "line", "op", "producer", "hop"), rows)
+        more = ("phase", "line", "op", "producer", "hop", "host", "slice")
+        return make_columns((*names, *more), rows)
 
 
 def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:

@@ -9,7 +9,6 @@ from namedmesh.comparison.planning_options import (
     add_planning_options,
     check_given_once,
     make_plan,
-    run_reporting,
 )
 from namedmesh.pages.report import report
 
@@ -47,12 +46,11 @@ def run_report(arguments: argparse.Namespace) -> int:
         arguments: As `add_report_arguments` describes them.
 
     Returns:
-        0, or 2 if something is wrong.
+        0.
+
+    Raises:
+        NamedMeshError: Something is wrong.
     """
-    return run_reporting(lambda: _run(arguments))
-
-
-def _run(arguments: argparse.Namespace) -> int:
     check_given_once(arguments, most=2)
     two = max(len(arguments.mesh), len(arguments.layout), len(arguments.params)) > 1
     plan = make_plan(arguments, arguments.program)

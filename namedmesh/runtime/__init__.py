@@ -13,6 +13,11 @@ from typing import TYPE_CHECKING
 # starts its CPU client, so it is set before jax is imported.
 os.environ.setdefault("NPROC", "64")
 
+# What XLA logs is read once too; namedmesh/runtime/collective_trace.py says what for.
+if os.environ.get("NAMEDMESH_TRACE_COLLECTIVES") not in (None, "", "0"):
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    os.environ.setdefault("TF_CPP_VMODULE", "collective_thunk=3")
+
 if TYPE_CHECKING:
     from namedmesh.runtime.artifact import Artifact as Artifact
     from namedmesh.runtime.audit import Audit as Audit
@@ -20,8 +25,13 @@ if TYPE_CHECKING:
     from namedmesh.runtime.description import VariableSpec as VariableSpec
     from namedmesh.runtime.devices import use_cpu_devices as use_cpu_devices
     from namedmesh.runtime.executable import Executable as Executable
-    from namedmesh.runtime.executable import cache_compilations as cache_compilations
-    from namedmesh.runtime.executable import load as load
+    from namedmesh.runtime.fetching import Piece as Piece
+    from namedmesh.runtime.loading import cache_compilations as cache_compilations
+    from namedmesh.runtime.loading import load as load
+    from namedmesh.runtime.lost import LostProcess as LostProcess
+    from namedmesh.runtime.processes import Processes as Processes
+    from namedmesh.runtime.processes import current_processes as current_processes
+    from namedmesh.runtime.starting import start_processes as start_processes
     from namedmesh.runtime.state import State as State
     from namedmesh.runtime.usage import Report as Report
 
@@ -29,12 +39,17 @@ _FILES = {
     "Artifact": "artifact",
     "Audit": "audit",
     "Executable": "executable",
+    "LostProcess": "lost",
+    "Piece": "fetching",
+    "Processes": "processes",
     "Report": "usage",
     "State": "state",
     "TensorSpec": "description",
     "VariableSpec": "description",
-    "cache_compilations": "executable",
-    "load": "executable",
+    "cache_compilations": "loading",
+    "current_processes": "processes",
+    "load": "loading",
+    "start_processes": "starting",
     "use_cpu_devices": "devices",
 }
 

@@ -18,7 +18,7 @@ from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.padding import remember_sizes, unpadded_sizes
 
 
-class _Mismatch(Exception):
+class Mismatch(Exception):
     """One value that does not fit: what is wrong, and details of it."""
 
     def __init__(self, problem: str, *details: str):
@@ -56,33 +56,22 @@ def put_arrays(
         NamedMeshError: If names are unknown or missing, or arrays of another shape or dtype; it
             names all of them.
     """
-    _check_names(program, what, specs, values)
+    check_names(program, what, specs, values)
     places = {name: sharding(spec) for name, spec in specs.items()}
     outside = {
         name
         for name, spec in specs.items()
-        if not _in_place(spec, values[name], mesh, places[name])
+        if not lies_in_place(spec, values[name], mesh, places[name])
     }
-    mismatches: list[tuple[TensorSpec, _Mismatch]] = []
+    mismatches: list[tuple[str, Mismatch]] = []
     for name, spec in specs.items():
         if name in outside:
             try:
                 _check_array(what, spec, values[name])
-            except _Mismatch as mismatch:
-                mismatches.append((spec, mismatch))
-    if len(mismatches) == 1:
-        spec, mismatch = mismatches[0]
-        raise NamedMeshError(
-            mismatch.problem,
-            *mismatch.details,
-            fix=f"give an array of shape {spec.sizes} and dtype {spec.dtype}",
-        )
-    if mismatches:
-        raise NamedMeshError(
-            f"{len(mismatches)} {what}s of {program} do not fit",
-            *(mismatch.problem for _, mismatch in mismatches),
-            fix="give arrays of these shapes and dtypes",
-        )
+            except Mismatch as mismatch:
+                fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
+                mismatches.append((fix, mismatch))
+    raise_mismatches(program, what, mismatches)
     arrays = {}
     for name, spec in specs.items():
         value = values[name]
@@ -94,10 +83,20 @@ def put_arrays(
     return arrays
 
 
-def _check_names(
+def check_names(
     program: str, what: str, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]
 ) -> None:
-    """Raises if a name is unknown or missing, naming every such one."""
+    """Raises if a name is unknown or missing, naming every such one.
+
+    Args:
+        program: The name of the program.
+        what: What the arrays are: `input` or `variable`.
+        specs: What the program takes, by name.
+        values: What was given, by name.
+
+    Raises:
+        NamedMeshError: If the names are not those of the specs.
+    """
     unknown = [name for name in values if name not in specs]
     missing = [name for name in specs if name not in values]
     if not unknown and not missing:
@@ -118,8 +117,40 @@ def _check_names(
     raise NamedMeshError(", and ".join(problems), *known, fix=fix)
 
 
-def _in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> bool:
-    """Whether a value is an array that lies on the devices as the program wants it, padding too."""
+def raise_mismatches(program: str, what: str, mismatches: list[tuple[str, Mismatch]]) -> None:
+    """Raises if there are values that do not fit, naming all of them.
+
+    Args:
+        program: The name of the program.
+        what: What the arrays are: `input` or `variable`.
+        mismatches: What is wrong, each with what to do about it.
+
+    Raises:
+        NamedMeshError: If there are any.
+    """
+    if len(mismatches) == 1:
+        fix, mismatch = mismatches[0]
+        raise NamedMeshError(mismatch.problem, *mismatch.details, fix=fix)
+    if mismatches:
+        raise NamedMeshError(
+            f"{len(mismatches)} {what}s of {program} do not fit",
+            *(mismatch.problem for _, mismatch in mismatches),
+            fix="give arrays of these shapes and dtypes",
+        )
+
+
+def lies_in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> bool:
+    """Whether a value is an array that lies on the devices as the program wants it, padding too.
+
+    Args:
+        spec: What the program wants.
+        value: What was given.
+        mesh: The program's mesh.
+        sharding: Where the array is to lie.
+
+    Returns:
+        Whether it can be used as it is.
+    """
     return (
         isinstance(value, jax.Array)
         and not value.is_deleted()
@@ -133,22 +164,34 @@ def _in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding)
 def _check_array(what: str, spec: TensorSpec, value: Any) -> None:
     """Raises if a value cannot stand for a tensor; arrays on devices are not fetched for it."""
     if isinstance(value, jax.Array) and value.is_deleted():
-        raise _Mismatch(
+        raise Mismatch(
             f"{what} {spec.name} is an array that an earlier step used up", f"expected {spec.text}"
         )
-    array = _as_array(what, spec, value)
-    right_dtype = array.dtype == dtype_of(spec.dtype) or _fits(value, spec.dtype)
+    array = as_array(what, spec, value)
+    right_dtype = array.dtype == dtype_of(spec.dtype) or fits_dtype(value, spec.dtype)
     sizes = unpadded_sizes(array)
     if sizes != spec.sizes or not right_dtype:
-        raise _Mismatch(
+        raise Mismatch(
             f"{what} {spec.name} was given as {array.dtype}{list(sizes)}, not {spec.text}"
         )
 
 
-def _as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
-    """A value as an array, without fetching it from devices."""
+def as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
+    """A value as an array, without fetching it from devices.
+
+    Args:
+        what: What the array is: `input` or `variable`.
+        spec: What the program takes.
+        value: What was given.
+
+    Returns:
+        The array.
+
+    Raises:
+        Mismatch: If the value is not an array.
+    """
     if isinstance(value, np.ma.MaskedArray):
-        raise _Mismatch(f"{what} {spec.name} is a masked array, whose mask would be lost")
+        raise Mismatch(f"{what} {spec.name} is a masked array, whose mask would be lost")
     if isinstance(value, (np.ndarray, jax.Array)):
         return value
     try:
@@ -157,7 +200,7 @@ def _as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array
         problem = f"is a ragged {type(value).__name__}, not {spec.text}"
     except Exception as error:  # whatever the conversion of a user's own class raises
         problem = f"is a {type(value).__name__} that is not an array: {type(error).__name__}"
-    raise _Mismatch(f"{what} {spec.name} {problem}")
+    raise Mismatch(f"{what} {spec.name} {problem}")
 
 
 def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> jax.Array:
@@ -179,8 +222,16 @@ def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> j
     return jax.make_array_from_callback(sizes, sharding, read_piece)
 
 
-def _fits(value: Any, dtype: str) -> bool:
-    """Whether a plain Python number can stand for a scalar of a dtype."""
+def fits_dtype(value: Any, dtype: str) -> bool:
+    """Whether a plain Python number can stand for a scalar of a dtype.
+
+    Args:
+        value: What was given.
+        dtype: The name of the dtype.
+
+    Returns:
+        Whether it is a number that the dtype can hold.
+    """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if dtype == "bool":

@@ -69,7 +69,7 @@ class Artifact(Manifest):
         Raises:
             NamedMeshError: If the order does not name each of the mesh's devices once.
         """
-        mesh = Mesh(device_assignment=order, **self.mesh.axes)
+        mesh = Mesh(device_assignment=order, **self.mesh.to_json())
         return dataclasses.replace(self, mesh=mesh)
 
     def manifest(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from namedmesh.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.hlo.module import Module
 from namedmesh.runtime.backend_rules import find_rules
 from namedmesh.runtime.matching import match_collectives
+from namedmesh.runtime.slice_matching import match_slices
 
 _ENCLOSING = "/namedmesh/"  # jax puts jit(...)/namedmesh/ before the names of a module's ops
 
@@ -224,10 +225,14 @@ def audit(
     Raises:
         NamedMeshError: If the module has an opcode that nobody knows, which may communicate.
     """
-    # A collective among groups of one device communicates nothing, and neither does one that the
-    # code never runs.
-    compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
-    result = match_collectives(planned, compiled, mesh, find_rules(backend, precision))
+    rules = find_rules(backend, precision)
+    if mesh.slices > 1 and backend == "tpu":
+        result = match_slices(planned, module, mesh, rules)
+    else:
+        # A collective among groups of one device communicates nothing, and neither does one that
+        # the code never runs.
+        compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
+        result = match_collectives(planned, compiled, mesh, rules)
     return Audit(
         matched=result.matched,
         merged=result.merged,

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 
+from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.runtime.arrays import put_arrays as put_arrays
 from namedmesh.runtime.artifact import Artifact
+from namedmesh.runtime.audit import Audit
+from namedmesh.runtime.collective_trace import current_trace
 from namedmesh.runtime.devices import device_mesh as device_mesh
 from namedmesh.runtime.failure import describe_failure, report_failure
+from namedmesh.runtime.fetching import fetch_nested as fetch_nested
+from namedmesh.runtime.lost import LostProcess as LostProcess
+from namedmesh.runtime.own_rows import feed_arrays as feed_arrays
+from namedmesh.runtime.own_rows import own_rows as own_rows
+from namedmesh.runtime.processes import current_processes
 from namedmesh.runtime.ready_inputs import ReadyInputs as ReadyInputs
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step
 from namedmesh.runtime.stages import named_sharding as named_sharding
+from namedmesh.runtime.watch import current_watch
+
+
+def agree_on_program(artifact: Artifact, partitioner: str) -> None:
+    """Raises unless all processes are about to compile the same program.
+
+    Args:
+        artifact: This process's program.
+        partitioner: What splits it over the devices.
+
+    Raises:
+        NamedMeshError: If another process has another one, or none.
+    """
+    processes = current_processes()
+    if processes.count > 1:
+        text = f"{artifact.name} {artifact.digest[:16]} on {artifact.mesh}, {partitioner}"
+        processes.agree("program", text)
+
+
+def check_span(artifact: Artifact, devices: JaxMesh) -> None:
+    """Raises unless every process has a device of the mesh.
+
+    Args:
+        artifact: The program.
+        devices: The devices in its mesh.
+
+    Raises:
+        NamedMeshError: If a process could not take part.
+    """
+    present = {device.process_index for device in devices.devices.flat}
+    absent = [str(one) for one in range(jax.process_count()) if one not in present]
+    if absent:
+        names = name_all("process", absent, "processes")
+        raise NamedMeshError(
+            f"{names} of {jax.process_count()} would have no device of the mesh of {artifact.name}",
+            f"mesh: {artifact.mesh}",
+            f"devices: {len(jax.devices())}, {jax.local_device_count()} of them of this process",
+            fix="use a mesh of all devices, or start fewer processes",
+        )
 
 
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
@@ -81,11 +129,30 @@ def run_step(name: str, compiled: jax.stages.Compiled, operands: list[Any], wait
     Returns:
         The results.
     """
-    try:
-        results = compiled(*operands)
-        return jax.block_until_ready(results) if wait else results
-    except jax.errors.JaxRuntimeError as error:
-        raise describe_failure(f"{name} failed on its devices", error) from error
+    watch = current_watch()
+    with contextlib.nullcontext() if watch is None else watch.step(name):
+        try:
+            results = compiled(*operands)
+            if wait:
+                return jax.block_until_ready(results)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
+            raise describe_failure(f"{name} failed on its devices", error) from error
+    if watch is not None and results:
+        watch.expect(results[0])
+    return results
+
+
+def learn_collectives(name: str, compiled: jax.stages.Compiled, found: Audit) -> None:
+    """Tells the trace of collectives, if there is one, what a program's collectives are.
+
+    Args:
+        name: The program.
+        compiled: The compiled step.
+        found: Its audit.
+    """
+    trace = current_trace()
+    if trace is not None:
+        trace.learn(name, compiled.as_text() or "", found.matched)
 
 
 def keep_compilations(folder: str) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.hlo.element_types import count_bytes
 
-SMALL_PIECE_BYTES = 2**16
+SMALL_PIECE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,8 @@ RULES = (
         bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
         bytes="twice as many on the wire",
         evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in pieces; "
-        "benchmarks/results/operators: pieces of 8 KiB on 128 to 2,048 cores, and of 64 KiB on 128",
+        "benchmarks/results/operators: pieces of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
+        "benchmarks/results/search: pieces of 256 KiB of two weights at once on 64",
         alter=_sum_of_pieces,
     ),
 )
@@ -172,7 +173,28 @@ TILED_SCATTER = BackendRule(
     evidence="8,192 rows over 4 devices, in pieces of 2,080 on TPU v3; 96 rows are sent on",
 )
 MOST_PADDING = 1.05
-_COMBINING = (AXES_IN_ONE, TILED_SCATTER)
+# A rule for programs of several slices.
+BETWEEN_SLICES = BackendRule(
+    name="sums over slices made as Sends and Recvs of what each slice adds up",
+    backends=("tpu",),
+    condition="an AllReduce along axes that go across slices",
+    bound="as much is received as sent, and every device sends at least its piece; inside a slice "
+    "as much is added up as planned, along the planned axes, and all that is scattered is gathered",
+    bytes="pieces are padded to whole tiles",
+    evidence="AllReduces over two and over four devices on two slices of TPU v5e",
+)
+# A rule that makes one collective of several that are equal.
+EQUAL_ONCE = BackendRule(
+    name="CollectivePermutes of the same rows of a tensor made as one",
+    backends=("tpu",),
+    condition="two CollectivePermutes of one tensor along the same way, as of a convolution's "
+    "input and its filter's derivative",
+    bound="exactly the same tensor, devices, dtype, elements and times",
+    bytes="those of one",
+    evidence="benchmarks/results/search: the image of a U-Net on 2,048 cores",
+    combines=True,
+)
+_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:

@@ -5,13 +5,15 @@ Works with jax 0.10, 0.11 and 0.12.
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import config, distributed, xla_bridge
+from jax._src import api, clusters, config, distributed, xla_bridge
 from jax._src.interpreters.mlir import make_ir_context, merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
@@ -23,6 +25,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.collective_calls import write_collectives
 from namedmesh.runtime.foreign_code import insert_code
 from namedmesh.runtime.kernels.choice import settle_kernels
+from namedmesh.runtime.process_arguments import ProcessArguments
 from namedmesh.runtime.shardy import use_shardy_annotations
 
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
@@ -116,3 +119,56 @@ def devices_are_fixed() -> bool:
 def is_one_of_several() -> bool:
     """Whether this process is one of several that share their devices (jax.distributed)."""
     return distributed.global_state.client is not None
+
+
+def place_among_processes() -> tuple[int, int, str | None]:
+    """The number of processes, the index of this one, and the coordinator's address."""
+    state = distributed.global_state
+    return state.num_processes, state.process_id, state.coordinator_address
+
+
+def coordination_client() -> Any:
+    """jax's connection to the coordinator, which stores short texts for all processes."""
+    return distributed.global_state.client
+
+
+def detection_methods() -> list[str]:
+    """The names of the environments in which jax finds out about processes by itself."""
+    names = {kind.name for kind in clusters.ClusterEnv._cluster_types if kind.name}
+    return sorted({*names, "deactivate"})
+
+
+def detect_processes(arguments: ProcessArguments) -> tuple[str | None, int | None, int | None]:
+    """What jax finds out about the processes, where it is not known already.
+
+    Args:
+        arguments: What is known.
+
+    Returns:
+        The coordinator's address, the number of processes and the index of this one; None where
+        the environment does not say it.
+    """
+    known = (arguments.coordinator, arguments.count, arguments.index)
+    if arguments.method == "deactivate":
+        return known
+    detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
+        *known, None, arguments.method, arguments.timeout
+    )
+    return detected[:3]
+
+
+def forget_processes() -> None:
+    """Drops a connection to other processes that failed, so that another can be tried."""
+    state = distributed.global_state
+    if state.service is not None:
+        state.service.shutdown()
+    state.client = state.service = state.preemption_sync_manager = None
+
+
+def drop_connection() -> None:
+    """Makes jax leave without the other processes: it would wait for them, and then abort."""
+    state = distributed.global_state
+    for one in (state.client, state.service, state.preemption_sync_manager):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # its destructor waits too
+    state.client = state.service = state.preemption_sync_manager = None
+    atexit.unregister(api.clean_up)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh as JaxMesh
 from namedmesh.dims.errors import NamedMeshError, whole_number
 from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime.bridge import devices_are_fixed, is_one_of_several
+from namedmesh.runtime.host_order import check_hosts, order_by_host
 
 _MOST = 2**20  # virtual devices of one process
 
@@ -50,7 +51,8 @@ def use_cpu_devices(count: int) -> None:
 def device_mesh(mesh: Mesh) -> JaxMesh:
     """jax's devices arranged as a mesh says, in the order of its device assignment if it has one.
 
-    On a CPU that has not started yet, as many virtual devices as the mesh needs are made.
+    They are counted host by host: the first axes of the mesh go across hosts. On a CPU that has not
+    started yet, as many virtual devices as the mesh needs are made.
 
     Args:
         mesh: The mesh.
@@ -59,14 +61,16 @@ def device_mesh(mesh: Mesh) -> JaxMesh:
         The devices in a mesh of the same axes.
 
     Raises:
-        NamedMeshError: If there are fewer devices than the mesh has.
+        NamedMeshError: If there are fewer devices than the mesh has, or they lie on other hosts
+            than it says.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "").split(",")
     if not devices_are_fixed() and not is_one_of_several() and platforms[0] in ("", "cpu"):
         use_cpu_devices(mesh.devices)
-    devices = jax.devices()
+    devices = order_by_host(jax.devices())
     if len(devices) < mesh.devices:
         raise _too_few(mesh.devices, "the mesh", f"mesh: {mesh}")
+    check_hosts(devices[: mesh.devices], mesh)
     return arrange_devices(devices, mesh)
 
 
@@ -74,7 +78,7 @@ def arrange_devices(devices: Sequence[Any], mesh: Mesh) -> JaxMesh:
     """Devices in the places that a mesh gives them.
 
     Args:
-        devices: At least as many of jax's devices as the mesh has, in the order jax lists them.
+        devices: At least as many of jax's devices as the mesh has, host by host.
         mesh: The mesh.
 
     Returns:

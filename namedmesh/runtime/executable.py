@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from namedmesh.dims.errors import NamedMeshError, whole_number
+from namedmesh.dims.errors import NamedMeshError, did_you_mean, whole_number
 from namedmesh.dims.inputs import name_inputs
-from namedmesh.dims.paths import check_path, describe_os_error
 from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.printed import unwrap_results
 from namedmesh.hlo.parse import parse_module
@@ -58,8 +56,8 @@ class Executable:
         initial_audit: The same for initialisation; None before `init` has compiled it.
 
     Raises:
-        NamedMeshError: If there are too few devices or no such partitioner, or if strict and the
-            compiled step is not as planned.
+        NamedMeshError: If there are too few devices or no such partitioner, if other processes
+            run another program, or if strict and the compiled step is not as planned.
 
     Example:
         >>> import numpy as np
@@ -83,7 +81,9 @@ class Executable:
         self._backend = _load_backend()
         self.artifact = check_artifact(artifact)
         self.partitioner = choose_partitioner(partitioner)
+        self._backend.agree_on_program(artifact, self.partitioner)
         self.mesh = self._backend.device_mesh(artifact.mesh)
+        self._backend.check_span(artifact, self.mesh)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
         self._updated = [spec.name for spec in artifact.variables if spec.updated]
@@ -103,6 +103,7 @@ class Executable:
         self._strict = strict
         self.initial_audit: Audit | None = None
         self.audit: Audit = self._audit(self._step, artifact.collectives)
+        self._backend.learn_collectives(artifact.name, self._step, self.audit)
 
     def _audit(self, program: jax.stages.Compiled, planned: Sequence[Collective]) -> Audit:
         """Audits a compiled program, and warns or raises if it is not as planned."""
@@ -206,6 +207,62 @@ class Executable:
         """
         return self._put("input", self.inputs, self._name_inputs((), inputs))
 
+    def rows(self, name: str) -> slice:
+        """Which rows of an input this process feeds: those that its devices read.
+
+        Args:
+            name: The input.
+
+        Returns:
+            The rows along the first dimension; all of them where there is one process.
+
+        Raises:
+            NamedMeshError: If there is no such input, or it is a scalar.
+        """
+        if not isinstance(name, str) or name not in self.inputs:
+            raise NamedMeshError(
+                f"{self.artifact.name} has no input {name!r}", fix=did_you_mean(name, self.inputs)
+            )
+        spec = self.inputs[name]
+        return self._backend.own_rows(spec, self.artifact.mesh, self.sharding(spec))
+
+    def feed(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Inputs of which each process gives its own rows; every process must call it.
+
+        Args:
+            batch: For each input by name the rows `rows(name)` of it, whole along the other
+                dimensions; scalars are the same in every process.
+
+        Returns:
+            Arrays over all processes, to call the step with.
+
+        Raises:
+            NamedMeshError: If inputs are unknown or missing, or arrays do not fit; all of them
+                are named.
+        """
+        if not isinstance(batch, Mapping):
+            raise NamedMeshError(
+                f"feed was given a {type(batch).__name__}",
+                fix="give this process's rows by name: feed({name: rows})",
+            )
+        values = self._name_inputs((), batch)
+        name, mesh = self.artifact.name, self.artifact.mesh
+        return self._backend.feed_arrays(name, self.inputs, values, mesh, self.sharding)
+
+    def fetch(self, results: Any) -> Any:
+        """Results as whole numpy arrays; every process must call it, and gets all of them.
+
+        Args:
+            results: What a step returned besides the state, or a part of it.
+
+        Returns:
+            The same nesting of numpy arrays.
+
+        Raises:
+            NamedMeshError: If they cannot be brought together, e.g. since a process is gone.
+        """
+        return self._backend.fetch_nested(results)
+
     def _put(
         self,
         what: str,
@@ -259,7 +316,9 @@ class Executable:
         name = self.artifact.name
         try:
             return self._backend.run_step(name, self._step, [*operands, *variables], self._block)
-        except (RuntimeError, NamedMeshError):
+        except (RuntimeError, NamedMeshError) as error:
+            if isinstance(error, self._backend.LostProcess):
+                raise
             state = State(dict(zip(self.variables, variables, strict=True)), self.variables)
             check_state(self.artifact, self.variables, state, self.sharding)
             raise
@@ -290,66 +349,3 @@ def _check_seed(seed: object) -> None:
             f"the seed {seed!r} is not an int32",
             fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",
         )
-
-
-def load(
-    path: str | os.PathLike[str], *, strict: bool | None = None, partitioner: str | None = None
-) -> Executable:
-    """Reads an Artifact and compiles it for the devices at hand.
-
-    Args:
-        path: A file that `Artifact.save` wrote.
-        strict: As for Executable.
-        partitioner: As for Executable.
-
-    Returns:
-        The step, ready to run.
-
-    Raises:
-        NamedMeshError: If the file cannot be read, or the program cannot run here.
-
-    Example:
-        >>> from namedmesh.runtime import load
-        >>> import tempfile
-        >>> import numpy as np
-        >>> import namedmesh as nm
-        >>> (B,) = nm.dims("batch=4")
-        >>> program = nm.trace(lambda x: nm.square(x), x=nm.spec([B]))
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     nm.export(program, nm.Mesh(data=1), "").save(f"{folder}/square.nmesh")
-        ...     step = load(f"{folder}/square.nmesh")
-        >>> _, squares = step(None, np.arange(4, dtype=np.float32))
-        >>> squares.tolist()
-        [0.0, 1.0, 4.0, 9.0]
-    """
-    return Executable(Artifact.load(path), strict=strict, partitioner=partitioner)
-
-
-def cache_compilations(folder: str | os.PathLike[str]) -> None:
-    """Keeps compiled programs in a folder, so that the next process starts without compiling.
-
-    Args:
-        folder: Where to keep them; it is made if it is not there.
-
-    Example:
-        >>> import tempfile
-        >>> import jax
-        >>> from namedmesh.runtime import cache_compilations
-        >>> options = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
-        ...            "jax_persistent_cache_min_entry_size_bytes")
-        >>> previous = {name: getattr(jax.config, name) for name in options}
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     cache_compilations(folder)
-        ...     jax.config.jax_compilation_cache_dir == folder
-        True
-        >>> for name, value in previous.items():  # jax's own settings again
-        ...     jax.config.update(name, value)
-    """
-    name = check_path(folder, "the folder of compiled programs")
-    try:
-        os.makedirs(name, exist_ok=True)
-    except (OSError, ValueError) as error:
-        raise NamedMeshError(
-            f"cannot make the folder {name!r}: {describe_os_error(error)}", fix="check the path"
-        ) from None
-    _load_backend().keep_compilations(name)

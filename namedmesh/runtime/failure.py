@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.lost import find_lost
 
 
 @contextlib.contextmanager
@@ -25,7 +26,9 @@ def report_failure(problem: str) -> Iterator[None]:
     """
     try:
         yield
-    except jax.errors.JaxRuntimeError as error:
+    except NamedMeshError:
+        raise
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
         raise describe_failure(problem, error) from error
 
 
@@ -39,6 +42,9 @@ def describe_failure(problem: str, error: Exception) -> NamedMeshError:
     Returns:
         The error to raise.
     """
+    lost = find_lost(problem, error)
+    if lost is not None:
+        return lost
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     memory = "RESOURCE_EXHAUSTED" in str(error)
     return NamedMeshError(

@@ -42,6 +42,10 @@ class JsonCursor:
             self.note(f"{path} is missing")
         return JsonCursor(self.value.get(key, _MISSING), path, self.problems)
 
+    def has(self, key: str) -> bool:
+        """Whether an object has a key that need not be there."""
+        return isinstance(self.value, dict) and key in self.value
+
     def items(self) -> list[JsonCursor]:
         """The values of a list."""
         if not isinstance(self.value, list):

@@ -25,6 +25,8 @@ from namedmesh.runtime.structure_json import read_structure, write_structure
 PRECISIONS = ("default", "high", "highest")
 _LARGEST_SIZE = 2**40  # of a dimension: compilers count elements in 63 bits
 _TEXTS = ("name", "layout", "params")
+_COUNTS = ("hosts", "slices")
+_CROSSING = ("host_bytes", "slice_bytes")
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def write_manifest(manifest: Manifest) -> dict[str, Any]:
     mesh = manifest.mesh
     return {
         **{name: getattr(manifest, name) for name in _TEXTS},
-        "mesh": {"axes": mesh.axes, "device_assignment": _list(mesh.device_assignment)},
+        "mesh": _write_mesh(mesh),
         "precision": manifest.precision,
         "inputs": [_write_spec(spec) for spec in manifest.inputs],
         "groups": {argument: list(names) for argument, names in manifest.groups.items()},
@@ -194,17 +196,25 @@ def _list(numbers: tuple[int, ...] | None) -> list[int] | None:
     return None if numbers is None else list(numbers)
 
 
+def _write_mesh(mesh: Mesh) -> dict[str, Any]:
+    """The mesh as JSON, hosts and slices where there are several."""
+    counts = {name: mesh.to_json()[name] for name in _COUNTS if name in mesh.to_json()}
+    return {"axes": mesh.axes, "device_assignment": _list(mesh.device_assignment), **counts}
+
+
 def _read_mesh(cursor: JsonCursor) -> Mesh | None:
     """The mesh; None if it is wrong."""
     known = len(cursor.problems)
     axes = {name: size.number() for name, size in cursor.member("axes").members().items()}
     assignment = cursor.member("device_assignment")
     order = None if assignment.value is None else [one.number() for one in assignment.items()]
-    if "device_assignment" in axes:
-        cursor.note(f"{cursor.path}.axes: device_assignment is not the name of an axis")
+    for name in ("device_assignment", *_COUNTS):
+        if name in axes:
+            cursor.note(f"{cursor.path}.axes: {name} is not the name of an axis")
+    counts = {name: cursor.member(name).number() for name in _COUNTS if cursor.has(name)}
     if len(cursor.problems) > known:
         return None
-    return cursor.build(lambda: Mesh(device_assignment=order, **axes), None)
+    return cursor.build(lambda: Mesh(device_assignment=order, **counts, **axes), None)
 
 
 def _write_spec(spec: TensorSpec) -> dict[str, Any]:
@@ -271,9 +281,10 @@ def _read_axes(cursor: JsonCursor, mesh: Mesh | None) -> tuple[str, ...]:
 
 
 def _write_collective(collective: Collective) -> dict[str, Any]:
-    """A collective as JSON."""
+    """A collective as JSON, without what crosses hosts where nothing does."""
+    facts = vars(collective)
     return {
-        **vars(collective),
+        **{name: facts[name] for name in facts if name not in _CROSSING or facts[name]},
         "axes": list(collective.axes),
         "source": str(collective.source),
         "hop": str(collective.hop or ""),
@@ -300,6 +311,7 @@ def _read_collectives(cursor: JsonCursor, mesh: Mesh | None) -> tuple[Collective
             producer=one.member("producer").text(),
             times_outside=one.member("times_outside").number(),
             hop=_read_hop(one.member("hop"), mesh),
+            **{name: one.member(name).number() for name in _CROSSING if one.has(name)},
         )
         for one in cursor.items()
     )

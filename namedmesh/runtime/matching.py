@@ -15,6 +15,7 @@ from namedmesh.hlo.communication import CompiledCollective
 from namedmesh.hlo.mesh_axes import Pairs, reordering_pairs
 from namedmesh.runtime.backend_rules import (
     AXES_IN_ONE,
+    EQUAL_ONCE,
     MOST_PADDING,
     TILED_SCATTER,
     BackendRule,
@@ -88,6 +89,8 @@ def match_collectives(
         matcher.match_axes_in_one()
     if TILED_SCATTER in rules:
         matcher.match_tiled_scatters()
+    if EQUAL_ONCE in rules:
+        matcher.merge_equal_permutes()
     matcher.match_differing()
     return matcher.finish()
 
@@ -277,6 +280,14 @@ class _Matcher:
         """Whether a CollectivePermute sends no more than a padded ReduceScatter has in excess."""
         same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
         return same and rest.elements <= one.elements - planned
+
+    def merge_equal_permutes(self) -> None:
+        """Takes out what sends the same rows of a tensor as a collective that was made."""
+        made = {(plan.tensor, _facts(plan)) for plan, _ in self.result.matched if plan.hop}
+        for i, plan in list(self.plans.items()):
+            if (plan.tensor, _facts(plan)) in made:
+                self.result.merged.append(self.plans.pop(i))
+                self.result.rules[EQUAL_ONCE.name] += 1
 
     def match_differing(self) -> None:
         """Pairs what is left of one op and kind: it was made, but not as planned."""

@@ -46,7 +46,7 @@ class ReadyInputs:
             )
             for name, spec in specs.items()
         ]
-        # Arrays of several processes are put together piece by piece.
+        # For several processes, what is not on devices yet is laid out piece by piece.
         self._alone = all(place.is_fully_addressable for place in places.values())
 
     def take(self, values: Mapping[str, Any]) -> list[Any] | None:
@@ -59,11 +59,13 @@ class ReadyInputs:
             An operand for each input, in order. Numpy arrays are copies: their owner may write the
             next batch into them while this one is read.
         """
-        if len(values) != len(self._inputs) or not self._alone:
+        if len(values) != len(self._inputs):
             return None
         operands = []
         for name, sizes, padded, dtype, place, risky in self._inputs:
             value = values.get(name)
+            if not self._alone and not isinstance(value, jax.Array):
+                return None
             if type(value) is np.ndarray:
                 if value.shape != sizes or sizes != padded or value.dtype != dtype:
                     return None

@@ -14,6 +14,8 @@ from namedmesh.runtime.description import TensorSpec
 if TYPE_CHECKING:
     import jax
 
+    from namedmesh.runtime.fetching import Piece
+
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
     """A state's variables on one line, the first eight of them.
@@ -110,22 +112,32 @@ class State(Mapping[str, Any]):
             self._fits = {}
         return known
 
-    def __getitem__(self, name: str) -> Any:
+    def _array(self, name: str) -> jax.Array:
+        """The array of a variable as it is on the devices."""
         if name not in self:
             raise NamedMeshError(
                 f"the state has no variable {name!r}",
                 f"state: {self!r}",
                 fix=did_you_mean(name, self.arrays),
             )
-        array, sizes = self.arrays[name], self.specs[name].sizes
-        if array.is_deleted():
+        if self.arrays[name].is_deleted():
             raise NamedMeshError(
                 f"variable {name} of this state was used up by an earlier step",
                 f"{name}: {self.specs[name].text}",
                 fix="read it from the state that step returned",
             )
+        return self.arrays[name]
+
+    def __getitem__(self, name: str) -> Any:
+        array, sizes = self._array(name), self.specs[name].sizes
         if array.shape == sizes:
             return array
+        if not array.is_fully_addressable:
+            raise NamedMeshError(
+                f"variable {name} is padded, and other processes have pieces of it",
+                f"{name}: {self.specs[name].sharded_text}",
+                fix=f"call state.fetch({name!r}) in every process, or state.pieces({name!r})",
+            )
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -141,6 +153,54 @@ class State(Mapping[str, Any]):
         if name not in self:
             return default
         return self[name]
+
+    def fetch(self, name: str) -> np.ndarray:
+        """A variable as a whole numpy array; every process must call it, and gets all of it.
+
+        Args:
+            name: The variable.
+
+        Returns:
+            Its elements, without padding.
+
+        Raises:
+            NamedMeshError: If there is no such variable, or it cannot be brought together.
+        """
+        from namedmesh.runtime.fetching import fetch_array  # imports jax
+
+        return fetch_array(self._array(name), self.specs[name].sizes)
+
+    def pieces(self, name: str) -> list[Piece]:
+        """The different pieces of a variable that devices of this process have.
+
+        Args:
+            name: The variable.
+
+        Returns:
+            The pieces in order, without padding.
+
+        Raises:
+            NamedMeshError: If there is no such variable.
+        """
+        from namedmesh.runtime.fetching import own_pieces  # imports jax
+
+        return own_pieces(self._array(name), self.specs[name].sizes)
+
+    def digest(self) -> str:
+        """A digest of all variables; every process must call it, and gets the same.
+
+        It depends on names, types and bits alone, not on the mesh, the layout or the number of
+        processes. All copies of a piece are compared on the way.
+
+        Returns:
+            Sixteen hexadecimal digits.
+
+        Raises:
+            NamedMeshError: If devices that should have the same piece have different ones.
+        """
+        from namedmesh.runtime.digest import digest_state  # imports jax
+
+        return digest_state({name: self._array(name) for name in self.arrays}, self.specs)
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and name in self.arrays

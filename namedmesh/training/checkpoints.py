@@ -1,19 +1,19 @@
-"""Checkpoints on orbax: sharded, asynchronous, atomic, readable under another mesh and layout."""
+"""Checkpoints: sharded, asynchronous, atomic, verified, readable under another mesh and layout."""
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import pathlib
+import warnings
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-import orbax.checkpoint as ocp
-
-from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.dims.errors import NamedMeshError, join_names, name_all
 from namedmesh.dims.paths import describe_os_error
+from namedmesh.dims.source import caller
 from namedmesh.runtime import Executable, State
+from namedmesh.runtime.processes import current_processes
 from namedmesh.training.arguments import (
     check_count,
     check_executable,
@@ -22,31 +22,16 @@ from namedmesh.training.arguments import (
     check_metrics,
     check_saveable,
 )
-from namedmesh.training.orbax_items import (
-    item_handlers,
-    manager_options,
-    read_arrays,
-    report_damage,
-)
-from namedmesh.training.saved_variables import SavedVariable, describe_state, match_variables
+from namedmesh.training.background_save import BackgroundSave
+from namedmesh.training.checkpoint_catalog import CheckpointCatalog
+from namedmesh.training.checkpoint_folder import CheckpointFolder
+from namedmesh.training.checkpoint_record import Record, encode_record
+from namedmesh.training.chunk_store import describe_arrays
+from namedmesh.training.damage import DamagedCheckpoint
+from namedmesh.training.restoring import Checkpoint, read_record, restore_together
+from namedmesh.training.saved_variables import SavedVariable, describe_state
 
-logging.getLogger("absl").setLevel(logging.ERROR)  # orbax logs every file that it writes
-
-
-class Checkpoint(NamedTuple):
-    """A restored checkpoint: the step it was saved at, the state, and the JSON saved beside it.
-
-    Example:
-        >>> from namedmesh.runtime import State
-        >>> from namedmesh.training import Checkpoint
-        >>> checkpoint = Checkpoint(10, State({}, {}), {"position": 640})
-        >>> checkpoint.step, checkpoint.extra["position"]
-        (10, 640)
-    """
-
-    step: int
-    state: State
-    extra: dict[str, Any]
+READ_WINDOW = 2**30  # bytes on their way from disk to devices, where host_memory does not say
 
 
 class Checkpoints:
@@ -61,6 +46,9 @@ class Checkpoints:
         keep: How many of the newest to keep; None to only read: saving is an error then.
         metric: The metric that decides which checkpoint is the best. The best one is kept as well.
         mode: "min" if lower is better, "max" if higher is.
+        host_memory: How many bytes of the state may be copied to this host's memory at once while
+            saving, and be on their way to devices while restoring. By default `save` copies all of
+            this process's part and returns; with less, it returns when the rest is written.
 
     Raises:
         NamedMeshError: If an argument is not what it should be.
@@ -91,6 +79,7 @@ class Checkpoints:
         *,
         metric: str = "dev_loss",
         mode: str = "min",
+        host_memory: int | None = None,
     ):
         if not isinstance(mode, str) or mode not in ("min", "max"):
             raise NamedMeshError(f"mode={mode!r} is not a choice", fix="give 'min' or 'max'")
@@ -98,6 +87,8 @@ class Checkpoints:
             raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")
         if keep is not None:
             keep = check_count(keep, "keep", least=1)
+        if host_memory is not None:
+            host_memory = check_count(host_memory, "host_memory", least=1)
         path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints"))
         try:
             path = path.resolve()
@@ -110,26 +101,26 @@ class Checkpoints:
         if other:
             raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
         self.folder, self.metric = path, metric
-        self._writing, self._open = keep is not None, True
-        self._manager = ocp.CheckpointManager(
-            self.folder, options=manager_options(keep, metric, mode), item_handlers=item_handlers()
-        )
+        self._writes, self._host_memory, self._open = keep is not None, host_memory, True
+        self._files, self._processes = CheckpointFolder(path), current_processes()
+        self._saving: BackgroundSave | None = None
+        rank = min if mode == "min" else max
+        self._catalog = CheckpointCatalog(self._files, self._processes, keep, metric, rank)
 
     @property
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, in order."""
-        return sorted(self._manager.all_steps())
+        return self._catalog.steps
 
     @property
     def latest(self) -> int | None:
-        """The step of the newest checkpoint; None if there is no checkpoint."""
-        return self._manager.latest_step()
+        """The step of the newest complete checkpoint; None if there is no checkpoint."""
+        return max(self._catalog.steps, default=None)
 
     @property
     def best(self) -> int | None:
         """The step of the checkpoint with the best metric; the newest if none was measured."""
-        best = self._manager.best_step()
-        return self.latest if best is None else best
+        return self._catalog.best
 
     def find(self, which: str) -> int | None:
         """Find the step of a checkpoint by what a user typed.
@@ -177,6 +168,7 @@ class Checkpoints:
         self.check_writable()
         step, state = check_count(step, "step"), check_saveable(state)
         items, numbers = check_json(extra, "extra"), check_metrics(metrics, "metrics")
+        self.wait()
         latest = self.latest
         if step == latest:
             return
@@ -185,18 +177,32 @@ class Checkpoints:
                 f"step {step} cannot be saved after step {latest}, which {self.folder} has",
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
-        value = numbers.get(self.metric, math.nan)
-        variables = {
-            name: {"sizes": list(one.sizes), "dtype": one.dtype}
-            for name, one in describe_state(state).items()
-        }
-        composite = ocp.args.Composite(
-            state=ocp.args.PyTreeSave(dict(state.arrays)),
-            variables=ocp.args.JsonSave(variables),
-            extra=ocp.args.JsonSave(items),
+        self._check_reach(state)
+        sizes = {name: one.sizes for name, one in describe_state(state).items()}
+        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
+        record = Record(step, describe_arrays(state.arrays, sizes), finite, items)
+        encode_record(record)  # what is too large is an error here, not in the thread
+        saving = BackgroundSave(
+            self._files, record, self._processes, self._host_memory, self._catalog.prune
         )
-        ranking = {self.metric: value} if math.isfinite(value) else None
-        self._manager.save(step, args=composite, metrics=ranking)
+        self._saving = saving
+        saving.start(state.arrays)
+
+    def _check_reach(self, state: State) -> None:
+        """Raise if the folder is gone, or if only this process has the state."""
+        if not self.folder.is_dir():
+            raise NamedMeshError(
+                f"the folder of the checkpoints {self.folder} has vanished",
+                fix="mount or restore it, or open Checkpoints again to start with an empty one",
+            )
+        if self._processes.count > 1:
+            alone = [name for name, one in state.arrays.items() if one.is_fully_addressable]
+            if alone:
+                raise NamedMeshError(
+                    f"{name_all('variable', alone[:8])} are on the devices of one process only",
+                    f"there are {self._processes.count} processes",
+                    fix="save the state of a program whose mesh spans all processes",
+                )
 
     def check_writable(self) -> None:
         """Check that checkpoints can be saved here.
@@ -205,7 +211,7 @@ class Checkpoints:
             NamedMeshError: If the folder was opened without `keep`, or is closed.
         """
         self._check_open()
-        if not self._writing:
+        if not self._writes:
             raise NamedMeshError(
                 f"the checkpoints in {self.folder} were opened without keep=, only to be read",
                 fix="say how many to keep: Checkpoints(folder, keep=3)",
@@ -229,9 +235,8 @@ class Checkpoints:
             NamedMeshError: If the folder was opened without `keep`, or is closed.
         """
         self.check_writable()
-        self._manager.wait_until_finished()
-        if step in self.steps and len(self.steps) > 1:
-            self._manager.delete(step)
+        self.wait()
+        self._catalog.delete(step)
 
     def read_extra(self, step: int | None = None) -> dict[str, Any]:
         """Read what was saved beside a state.
@@ -242,7 +247,7 @@ class Checkpoints:
         Returns:
             What was given to `save` as `extra`.
         """
-        return self._read_json(self._resolve(step), "extra")
+        return dict(read_record(self._files, self._resolve(step)).extra)
 
     def read_variables(self, step: int | None = None) -> dict[str, SavedVariable]:
         """Read the names, sizes and dtypes of a checkpoint's variables, without their values.
@@ -253,13 +258,8 @@ class Checkpoints:
         Returns:
             The variables by name.
         """
-        step = self._resolve(step)
-        entries = self._read_json(step, "variables")
-        with report_damage(self.folder, step):
-            return {
-                name: SavedVariable(tuple(one["sizes"]), one["dtype"])
-                for name, one in entries.items()
-            }
+        record = read_record(self._files, self._resolve(step))
+        return {name: stored.variable for name, stored in record.variables.items()}
 
     def restore(
         self,
@@ -271,9 +271,13 @@ class Checkpoints:
     ) -> Checkpoint:
         """Restore the variables of a program, sharded as it needs them; the others are not read.
 
+        Every chunk that is read is verified. If the newest checkpoint is damaged, the newest that
+        is not is restored instead, with a warning; the damaged ones are set aside under another
+        name if the folder was opened with `keep`.
+
         Args:
             executable: The program; its mesh, layout and padding may differ from the saved ones.
-            step: Which checkpoint; by default the newest.
+            step: Which checkpoint; by default the newest that is not damaged.
             missing: "error", or "init" to initialize variables that the checkpoint does not have.
             seed: The seed of that initialization.
 
@@ -281,55 +285,89 @@ class Checkpoints:
             The step, the state and the extra JSON.
 
         Raises:
-            NamedMeshError: If there is no such checkpoint, or its files are damaged, or if
-                variables are missing or have another size or dtype; the error lists all of them.
+            NamedMeshError: If there is no such checkpoint, or its files are damaged (by default:
+                those of all of them), or if variables are missing or have another size or dtype;
+                the error lists all of them.
         """
         check_executable(executable, "the program to restore")
-        step = self._resolve(step)
-        saved, specs = self.read_variables(step), executable.variables
-        fix = "use the settings that the checkpoint was trained with"
-        where = f"the checkpoint of step {step}"
-        names = match_variables(where, saved, specs, missing=missing, fix=fix)
-        with report_damage(self.folder, step):
-            arrays = read_arrays(self._manager, step, executable, names)
-        if len(names) < len(specs):
-            arrays = executable.init(seed).arrays | arrays
-        ordered = {name: arrays[name] for name in specs}
-        return Checkpoint(step, State(ordered, specs), self._read_json(step, "extra"))
+        newest = self._resolve(step)
+        options: dict[str, Any] = {"executable": executable, "missing": missing, "seed": seed}
+        options["window"] = self._host_memory or READ_WINDOW
+        damaged: dict[int, DamagedCheckpoint] = {}
+        for candidate in [newest] if step is not None else reversed(self.steps):
+            try:
+                checkpoint = restore_together(self._processes, self._files, candidate, **options)
+            except DamagedCheckpoint as error:
+                if step is not None:
+                    raise
+                damaged[candidate] = error
+                continue
+            if damaged:
+                self._set_aside(damaged, candidate)
+            return checkpoint
+        if len(damaged) == 1:
+            raise damaged[newest]
+        raise NamedMeshError(
+            f"all {len(damaged)} checkpoints in {self.folder} are damaged",
+            *(f"{one}: {'; '.join(error.details)}" for one, error in damaged.items()),
+            fix="restore the folder from a copy, or start again in another one",
+        )
+
+    def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], restored: int) -> None:
+        """Give damaged checkpoints another name, and say so."""
+        places = {step: self._catalog.set_aside(step) for step in damaged if self._writes}
+        if self._processes.first:
+            line = caller()
+            for step, error in damaged.items():
+                reasons = "; ".join(error.details)
+                text = f"{error.problem} ({reasons}); step {restored} was restored instead"
+                if self._writes:
+                    text += f", and the damaged one is now {places[step]}"
+                warnings.warn_explicit(text, UserWarning, line.file, line.line)
 
     def _resolve(self, step: int | None) -> int:
         """The step of a checkpoint that is there: the one asked for, or the newest."""
         self._check_open()
+        self.wait()
         step = self.latest if step is None else check_count(step, "step")
         if step is None:
             raise NamedMeshError(f"{self.folder} has no checkpoint", fix="train first")
-        if step not in self._manager.all_steps():
+        if step not in self.steps:
             there = join_names([str(one) for one in self.steps])
             raise NamedMeshError(
                 f"{self.folder} has no complete checkpoint of step {step}", fix=f"it has {there}"
             )
         return step
 
-    def _read_json(self, step: int, item: str) -> Any:
-        """Read one of the JSON items of a checkpoint."""
-        items = ocp.args.Composite(**{item: ocp.args.JsonRestore()})
-        with report_damage(self.folder, step):
-            return self._manager.restore(step, args=items)[item]
-
     def wait(self) -> None:
-        """Wait until everything saved so far is written."""
-        if self._open:
-            self._manager.wait_until_finished()
+        """Wait until everything saved so far is written.
+
+        Raises:
+            NamedMeshError: If it could not be saved; the checkpoints before it are still there.
+        """
+        if self._saving is not None:
+            saving, self._saving = self._saving, None
+            saving.wait()
+            self._catalog.add(saving.record)
 
     def close(self) -> None:
-        """Wait until everything is written, and close the folder."""
-        if self._open:
-            self.wait()
-            self._open = False
-            self._manager.close()
+        """Wait until everything is written, and close the folder.
+
+        Raises:
+            NamedMeshError: If the last checkpoint could not be saved.
+        """
+        self._open = False
+        self.wait()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self.close()
+        except NamedMeshError as failure:
+            if error is None:
+                raise
+            # The error that ends the with statement is the one to see first.
+            line = caller()
+            warnings.warn_explicit(str(failure), UserWarning, line.file, line.line)

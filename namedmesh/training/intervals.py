@@ -1,4 +1,4 @@
-"""How long to train, and how often to log, save and evaluate."""
+"""How long to train, and how often to log, save, evaluate and repeat a step."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ class Intervals:
         save_every: Steps between two checkpoints.
         evaluate_every: Steps between two evaluations; 0 for none.
         minutes: A time limit, compilation not counted; 0 for none.
+        repeat_every: Steps between two that are taken twice, to find devices that compute wrongly;
+            0 for none.
 
     Raises:
         NamedMeshError: If a number is too small, or not a number; the error lists all of them.
@@ -33,9 +35,11 @@ class Intervals:
     save_every: int = 200
     evaluate_every: int = 0
     minutes: float = 0.0
+    repeat_every: int = 0
 
     def __post_init__(self) -> None:
-        least = {"steps": 1, "log_every": 1, "save_every": 1, "evaluate_every": 0, "minutes": 0}
+        least = {"steps": 1, "log_every": 1, "save_every": 1}
+        least |= {"evaluate_every": 0, "minutes": 0, "repeat_every": 0}
         problems = []
         for name, bound in least.items():
             value = getattr(self, name)
@@ -46,6 +50,6 @@ class Intervals:
         if problems:
             raise NamedMeshError(
                 f"intervals cannot have {', '.join(problems)}",
-                fix="give positive whole numbers; evaluate_every and minutes may be 0, and minutes"
-                " may be a fraction",
+                fix="give positive whole numbers; evaluate_every, repeat_every and minutes may be "
+                "0, and minutes may be a fraction",
             )

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-import jax
-
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime import Executable
-from namedmesh.training.arguments import check_executable, check_named_arrays
 
 Item = TypeVar("Item")
 
@@ -136,35 +132,3 @@ def _prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
         closed.set()
         room.release()
         thread.join()
-
-
-def place_rows(executable: Executable, batch: Mapping[str, Any]) -> dict[str, Any]:
-    """Make global inputs of the rows that each process has.
-
-    Args:
-        executable: The program that takes the inputs.
-        batch: This process's rows of each input by name.
-
-    Returns:
-        The same batch if there is one process; else arrays that all processes share.
-
-    Example:
-        >>> import numpy as np
-        >>> import namedmesh as nm
-        >>> from namedmesh.training import place_rows
-        >>> B = nm.Dimension("batch", 4)
-        >>> step = nm.compile(lambda x: nm.mean(x), nm.spec([B]), mesh=nm.Mesh(data=1))
-        >>> batch = place_rows(step, {"x": np.arange(4, dtype=np.float32)})
-        >>> batch["x"].tolist()  # one process has all the rows
-        [0.0, 1.0, 2.0, 3.0]
-    """
-    check_executable(executable, "the program that takes the rows")
-    batch = check_named_arrays(batch)
-    if jax.process_count() == 1:
-        return batch
-    return {
-        name: jax.make_array_from_process_local_data(
-            executable.sharding(executable.inputs[name]), rows
-        )
-        for name, rows in batch.items()
-    }

@@ -9,27 +9,30 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import jax
 import numpy as np
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
+from namedmesh.runtime.processes import current_processes
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
+from namedmesh.training.divergence import Divergence
 from namedmesh.training.intervals import Intervals
 from namedmesh.training.metrics import MetricsLog
 from namedmesh.training.profiling import StepProfiler, TraceWindow
 from namedmesh.training.progress import ProgressBar
+from namedmesh.training.repeated_step import repeat_step
+from namedmesh.training.shared_stop import SharedStop
 from namedmesh.training.signals import StopRequest, graceful_stop
-from namedmesh.training.streams import Stream, place_rows, prefetch
+from namedmesh.training.streams import Stream, prefetch
 from namedmesh.training.throughput import model_flops_utilization
 from namedmesh.training.trainer_arguments import (
-    check_batch,
     check_item,
     check_options,
     check_scalar_results,
     check_stream,
     choose_watched,
+    feed_batch,
     find_peak_flops,
 )
 
@@ -42,6 +45,10 @@ class Trainer:
     SIGTERM and SIGINT stop it after the current step, with a checkpoint. A loss or gradient that is
     not finite stops it with an error, and the last good checkpoint is kept.
 
+    Of several processes each makes a Trainer with the same arguments; those that have other data or
+    other settings are refused. A signal to one of them stops all after the same step. The first one
+    prints and writes metrics.
+
     Args:
         executable: The train step: it takes a batch and returns a dict of scalars to log.
         stream: The batches, e.g. `NumberedBatches`.
@@ -52,11 +59,14 @@ class Trainer:
         initial: The first state; by default `executable.init(seed)`.
         seed: The seed of that.
         feed: The inputs of a step, from a batch and the number of steps taken before; by default
-            the batch itself, of which each process has its rows.
-        count_tokens: The number of tokens in a batch, to log tokens per second.
+            the batch itself, which is whole in every process, or has each process's own rows
+            (`executable.rows`).
+        count_tokens: The number of tokens in a batch, of all processes, to log tokens per second.
         evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
         watch: The results that must be finite; by default loss and grad_norm, if there are such.
-        advice: What to do when one is not, for the error.
+        divergence: How many times its median over the last 100 steps the first of them may be, e.g.
+            3.0; by default there is no such limit.
+        advice: What to do when a result is not as it should be, for the error.
         flops: The FLOPs of a step, to log the model FLOPs utilization.
         peak_flops: The peak of one device for that; by default `device_peak_flops`, and if that
             does not know the device, a message says that no utilization is logged.
@@ -117,6 +127,7 @@ class Trainer:
         count_tokens: Callable[[Any], int] | None = None,
         evaluate: Callable[[State], Mapping[str, float]] | None = None,
         watch: Sequence[str] | None = None,
+        divergence: float | None = None,
         advice: str = "lower the learning rate or lengthen its warmup, and start again",
         flops: float | None = None,
         peak_flops: float | None = None,
@@ -126,19 +137,26 @@ class Trainer:
         results = check_scalar_results(check_executable(executable, "the step to train"))
         check_options(intervals, checkpoints, initial, metrics, profile)
         self.executable, self.stream, self.intervals = executable, check_stream(stream), intervals
+        self._processes = current_processes()
+        self._writes = self._processes.first  # the other processes have the same numbers
+        say = say if self._writes else _say_nothing
         self.checkpoints, self._say = checkpoints, say
-        self._feed = feed or (lambda batch, _step: place_rows(executable, check_batch(batch)))
+        self._feed = feed or (lambda batch, _step: feed_batch(executable, batch))
         self._count_tokens, self._evaluate = count_tokens, evaluate
         self._watch, self._advice = choose_watched(watch, results, say), advice
+        self._divergence = None if divergence is None else Divergence(divergence)
         self._flops, self._peak = flops, peak_flops or find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)
         self.steps_taken, self.tokens, self.position = 0, 0, None
+        self._processes.agree("the data", f"stream {self.stream.digest}")
+        self._processes.agree("the settings", f"{intervals}, seed {seed}, watch {self._watch}")
+        latest = None if checkpoints is None else checkpoints.latest
+        self._processes.agree("the newest checkpoint", f"step {latest}")
         if checkpoints is not None and checkpoints.latest is not None:
             self.state = self._resume(checkpoints)
         else:
             self.state = executable.init(seed) if initial is None else initial
         self.first_step = self.steps_taken
-        self._writes = jax.process_index() == 0  # the other processes have the same numbers
         self._log: MetricsLog | None = None
         if metrics is not None and self._writes:
             self._log = MetricsLog(metrics, self.steps_taken, summaries)
@@ -183,6 +201,8 @@ class Trainer:
         deadline = time.monotonic() + intervals.minutes * 60 if intervals.minutes else math.inf
         with ExitStack() as stack:
             self.stop = stack.enter_context(graceful_stop())
+            shared = SharedStop(self.stop, self._processes)
+            stack.callback(shared.close)
             if self._log is not None:
                 stack.callback(self._log.close)
             progress = self._open_progress(stack)
@@ -191,8 +211,9 @@ class Trainer:
             batches = prefetch(self.stream.read_from(self.position))
             stack.callback(batches.close)
             for item in batches:
-                out_of_time = time.monotonic() > deadline
-                if self.steps_taken >= intervals.steps or self.stop or out_of_time:
+                if time.monotonic() > deadline:
+                    shared.ask()
+                if self.steps_taken >= intervals.steps or not shared.allows(self.steps_taken + 1):
                     break
                 self.take_step(*check_item(item))
                 self._do_what_is_due(progress)
@@ -200,7 +221,7 @@ class Trainer:
             self._show_row(progress)
             self._write_row()
             # Skip the evaluation when stopping on a signal: the process may be killed soon.
-            if self._evaluate is not None and self.steps_taken > self.first_step and not self.stop:
+            if self.steps_taken > self.first_step and not shared.interrupted:
                 self._measure()
             self._save()
         if self.stop:
@@ -234,7 +255,11 @@ class Trainer:
         inputs = self._feed(batch, self.steps_taken)
         if self._profiler is not None:
             self._profiler.before(number)
-        self.state, results = self.executable(self.state, **inputs)
+        every = self.intervals.repeat_every
+        if every and number % every == 0:
+            self.state, results = repeat_step(self.executable, self.state, inputs, number)
+        else:
+            self.state, results = self.executable(self.state, **inputs)
         if self._profiler is not None:
             self._profiler.after(number, results)
         self.steps_taken, self.position = number, position
@@ -282,7 +307,7 @@ class Trainer:
         now = time.monotonic()
         seconds, self._since, self._paused = now - self._since - self._paused, now, 0.0
         for step, tokens, values in rows:
-            self._check_finite(step, values)
+            self._check_values(step, values)
             self.tokens += tokens
         names = rows[-1][2]
         means = {name: float(np.mean([values[name] for _, _, values in rows])) for name in names}
@@ -302,24 +327,33 @@ class Trainer:
         if self._log is not None:
             self._log.write(row)
 
-    def _check_finite(self, step: int, values: Mapping[str, float]) -> None:
-        """Stop if a watched result is not finite."""
+    def _check_values(self, step: int, values: Mapping[str, float]) -> None:
+        """Stop if a watched result is not finite, or the first of them diverges."""
         wrong = [name for name in self._watch if not math.isfinite(values.get(name, 0.0))]
-        if not wrong:
+        if wrong:
+            others = [f"so is its {name}: {values[name]}" for name in wrong[1:]]
+            raise self._failure(
+                step, f"the {wrong[0]} of step {step} is {values[wrong[0]]}", others
+            )
+        if self._divergence is None or not self._watch:
             return
+        name = self._watch[0]
+        median = self._divergence.note(values[name])
+        if median is not None:
+            problem = f"the {name} of step {step} is {values[name]:.6g}"
+            limit = f"that is more than {self._divergence.factor:g} times its median, {median:.6g}"
+            raise self._failure(step, problem, [limit])
+
+    def _failure(self, step: int, problem: str, details: Sequence[str]) -> NamedMeshError:
+        """The error for a step whose results are wrong, once a checkpoint of them is deleted."""
         good = None
         if self.checkpoints is not None:
             self.checkpoints.delete(step - 1)  # its weights are what led to this
             self.checkpoints.wait()
             good = self.checkpoints.latest
-        raise NamedMeshError(
-            f"the {wrong[0]} of step {step} is {values[wrong[0]]}",
-            *(f"so is its {name}: {values[name]}" for name in wrong[1:]),
-            "there is no checkpoint yet"
-            if good is None
-            else f"the last good checkpoint, of step {good}, is kept",
-            fix=self._advice,
-        )
+        kept = f"the last good checkpoint, of step {good}, is kept"
+        left = "there is no checkpoint yet" if good is None else kept
+        return NamedMeshError(problem, *details, left, fix=self._advice)
 
     def _save(self) -> None:
         """Save a checkpoint, once everything up to it is known to be finite."""
@@ -345,3 +379,7 @@ class Trainer:
             tokens = {} if self._count_tokens is None else {"tokens": self.tokens}
             self._append({"step": self.steps_taken, **tokens, **values})
         self._paused += time.monotonic() - start
+
+
+def _say_nothing(_text: str) -> None:
+    """What a process prints that is not the first."""

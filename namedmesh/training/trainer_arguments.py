@@ -135,6 +135,27 @@ def check_batch(batch: object) -> Mapping[str, Any]:
     )
 
 
+def feed_batch(executable: Executable, batch: object) -> Mapping[str, Any]:
+    """The inputs of a step from a batch of a stream.
+
+    Args:
+        executable: The step.
+        batch: All rows of each input by name, or those of this process.
+
+    Returns:
+        The same batch if it has all rows, which the step cuts by itself; else what
+        `executable.feed` makes of it.
+
+    Raises:
+        NamedMeshError: If it is not a mapping, or does not fit.
+    """
+    arrays = check_batch(batch)
+    whole = {name: spec.sizes for name, spec in executable.inputs.items()}
+    if {name: getattr(one, "shape", None) for name, one in arrays.items()} == whole:
+        return arrays
+    return executable.feed(arrays)
+
+
 def check_scalar_results(executable: Executable) -> list[str]:
     """Return the names of the results of a step, or raise if they are not a dict of scalars.
 

@@ -11,7 +11,6 @@ from typing import Any, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -267,12 +266,7 @@ def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
 
 def _fetch_array(state: State, name: str) -> np.ndarray:
     """A variable whole on this host, without padding."""
-    array = state.arrays[name]
-    if not array.is_fully_addressable:  # other processes have pieces of it
-        array = multihost_utils.process_allgather(array, tiled=True)
-        array = np.asarray(array)[tuple(slice(size) for size in state.specs[name].sizes)]
-    else:
-        array = np.asarray(state[name])
+    array = state.fetch(name)
     return np.ascontiguousarray(array).reshape(array.shape)
 
 

@@ -11,6 +11,8 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.moe import Sizes, program
+from namedmesh.runtime.backend_rules import BETWEEN_SLICES
+from tests.aot.stack import B, M, train
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None,
@@ -19,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
+def aot(folder, *artifacts: nm.Artifact, target: str = "tpu-v3:2x2") -> list[dict]:
     """The rows of one run of the command in a process of its own."""
     paths = []
     for i, artifact in enumerate(artifacts):
@@ -32,7 +34,7 @@ def aot(folder, *artifacts: nm.Artifact) -> list[dict]:
         "namedmesh.aot",
         *paths,
         "--target",
-        "tpu-v3:2x2",
+        target,
         "--json",
         str(out),
     ]
@@ -58,3 +60,14 @@ def test_layers_that_fit_and_that_do_not(tmp_path):
     }
     assert not large["fits"] and large["error"].startswith("out of memory by")
     assert large["peak_bytes"] > large["hbm_bytes"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["data=2 model=4", "data=4 model=2"])
+def test_two_slices_add_up_inside_and_send_the_pieces(axes, tmp_path):
+    mesh = nm.Mesh.parse(f"{axes} slices=2")
+    stack = nm.trace(train, x=nm.spec([B, M]))
+    artifact = nm.export(stack, mesh, "batch:data, hidden:model", precision="highest")
+    (row,) = aot(tmp_path, artifact, target="tpu-v5e:2x2:2")
+    assert row["fits"] and row["collectives_match_plan"], row["problems"]
+    assert row["rules"] == {BETWEEN_SLICES.name: 3}

@@ -28,11 +28,15 @@ def trace_step(remat: str = "none", layers: int = 1) -> nm.Program:
     return nm.trace(train, nm.spec([B, M]), nm.spec([B, M]))
 
 
-def trace_mixture() -> nm.Program:
-    """Tokens that are sent to experts and back."""
+def trace_mixture(shared: bool = False) -> nm.Program:
+    """Tokens that are sent to experts and back, through a layer that all share if asked for."""
     G, S, E, K, F = nm.dims("group=8 token=256 expert=8 width=256 inner=1024")
+    D = nm.Dimension("depth", 4096)
 
     def train(x: nm.Tensor, mask: nm.Tensor) -> nm.Tensor:
+        if shared:
+            deep = nm.relu(nm.einsum([x, nm.param("down", [K, D])], [G, S, D]))
+            x = nm.einsum([deep, nm.param("up", [D, K])], [G, S, K])
         sent = nm.reshard(nm.einsum([x, mask], [E, G, K]), E)
         inner = nm.relu(nm.einsum([sent, nm.param("wi", [E, K, F])], [E, G, F]))
         made = nm.reshard(nm.einsum([inner, nm.param("wo", [E, F, K])], [E, G, K]), G)

@@ -1,5 +1,9 @@
 """Floors are floors: no plan takes less."""
 
+import itertools
+import math
+from collections import Counter
+
 import pytest
 
 import namedmesh as nm
@@ -61,10 +65,32 @@ def test_loops_and_inner_dims_are_not_split():
 
 def test_axes_are_not_enumerated_in_two_orders():
     facts = facts_of(trace_step())
-    sets = [frozenset(one.roles) for one in choose_roles(facts, nm.Layout(""), 2)]
+    sets = [frozenset(Counter(one.roles).items()) for one in choose_roles(facts, nm.Layout(""), 2)]
     assert len(sets) == len({*sets})
+
+
+def test_no_candidate_is_enumerated_twice():
+    facts = facts_of(trace_mixture(shared=True))
+    bounds = Bounds(facts, nm.Hardware.parse("tpu-v3"), 8)
+    space = enumerate_space([(facts, bounds)], 8, nm.Layout(""), 3)
+    keys = [
+        make_candidate(facts, space.families[family], space.sizes_of(i), nm.Layout("")).key
+        for i, family in enumerate(space.family)
+    ]
+    assert len(keys) == len({*keys})
+    assert "0 | x=4 y=2 | group:x+y, expert:x+y | expert:x+y, width:y" in keys
 
 
 @pytest.mark.parametrize("devices, axes, count", [(8, 1, 1), (8, 2, 2), (8, 3, 1), (2048, 3, 45)])
 def test_factorisations(devices, axes, count):
     assert len(factorise(devices, axes)) == count
+
+
+@pytest.mark.parametrize("number, axes", [(1, 2), (7, 2), (36, 3), (64, 3), (96, 2)])
+def test_factors_are_those_of_every_product(number, axes):
+    every = itertools.product(range(2, number + 1), repeat=axes)
+    assert factorise(number, axes) == [one for one in every if math.prod(one) == number]
+
+
+def test_factors_of_a_large_number_are_found_at_once():
+    assert len(factorise(2**31, 2)) == 30

@@ -1,6 +1,8 @@
 """A search that is interrupted goes on where it was, in one process or in several."""
 
 import json
+import os
+import signal
 
 import pytest
 
@@ -17,6 +19,16 @@ def test_two_processes_find_what_one_finds():
     assert search(program, 64, "tpu-v3", processes=2, **OPTIONS) == search(
         program, 64, "tpu-v3", processes=1, **OPTIONS
     )
+
+
+def test_a_process_that_is_killed_ends_the_search(monkeypatch):
+    def die(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr("namedmesh.choice.measure.measure_candidate", die)
+    with pytest.raises(nm.NamedMeshError, match="was killed") as error:
+        search(trace_step(), 8, "tpu-v3", processes=2, **OPTIONS)
+    assert "processes=1" in error.value.fix
 
 
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch):
@@ -67,7 +79,57 @@ def test_the_journal_of_another_search_is_refused(tmp_path, change):
     assert "name another file" in error.value.fix
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{", '{"measures": {"a": {"b": 1}}}'])
+def trace_move(to):
+    """A program of which only the options of an op, or of a parameter, say where things lie."""
+    B, S, M = nm.dims("batch=16 seq=16 model=16")
+
+    def move(x):
+        w = nm.param("w", [M], whole=[M] if to == "whole" else [])
+        return nm.sum(nm.reshard(nm.exp(x), S if to == "seq" else B) * w)
+
+    return nm.trace(move, nm.spec([B, S, M]))
+
+
+@pytest.mark.parametrize("to", ["seq", "whole"])
+def test_the_journal_of_a_program_that_moves_otherwise_is_refused(tmp_path, to):
+    path = tmp_path / "search.json"
+    search(trace_move("batch"), 4, "tpu-v3", processes=1, resume=path, progress=False)
+    again = search(trace_move("batch"), 4, "tpu-v3", processes=1, resume=path, progress=False)
+    assert again.front
+    with pytest.raises(nm.NamedMeshError, match="belongs to another search"):
+        search(trace_move(to), 4, "tpu-v3", processes=1, resume=path, progress=False)
+
+
+def test_the_journal_of_a_hardware_file_that_has_changed_is_refused(tmp_path):
+    path, file = tmp_path / "search.json", tmp_path / "mine.yaml"
+    text = (
+        "name: mine\nflops: {float32: 2e14}\nvector_flops: 3e13\nmemory_bytes: 80e9\n"
+        "memory_bandwidth: 3e12\nnetwork: {kind: host, bandwidth: 50e9}\n"
+    )
+    file.write_text(text)
+    search(trace_step(), 4, file, processes=1, resume=path, progress=False)
+    file.write_text(text.replace("3e12", "3e9"))
+    with pytest.raises(nm.NamedMeshError, match="belongs to another search"):
+        search(trace_step(), 4, file, processes=1, resume=path, progress=False)
+
+
+@pytest.mark.parametrize(
+    "field, value",
+    [("seconds", "1"), ("seconds", None), ("seconds", float("nan")), ("memory_bytes", [1])],
+)
+def test_a_journal_with_wrong_values_is_refused(tmp_path, field, value):
+    path = tmp_path / "search.json"
+    search(trace_step(), 4, "tpu-v3", processes=1, resume=path, progress=False)
+    document = json.loads(path.read_text())
+    next(iter(document["measures"].values()))[field] = value
+    path.write_text(json.dumps(document))
+    with pytest.raises(nm.NamedMeshError, match=r"cannot read .* as the journal of a search"):
+        search(trace_step(), 4, "tpu-v3", resume=path, progress=False)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"measures": {"a": {"b": 1}}}', "[" * 100_000], ids=range(5)
+)
 def test_what_is_not_a_journal_is_refused(tmp_path, text):
     path = tmp_path / "search.json"
     path.write_text(text)

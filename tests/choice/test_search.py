@@ -124,6 +124,15 @@ def test_nothing_fits():
         _ = found.best
 
 
+def test_what_divides_nothing_is_not_told_to_lack_memory():
+    found = nm.search(trace_step(), 12, "tpu-v3", pin="hidden:data", axes=1, progress=False)
+    assert not found.front and "nothing can be planned" in str(found)
+    with pytest.raises(nm.NamedMeshError, match="can be planned") as error:
+        found.best  # noqa: B018
+    assert "does not divide a dimension evenly" in str(error.value)
+    assert "pin less" in error.value.fix
+
+
 def test_a_function_of_choices():
     found = search(
         lambda remat: trace_step(remat, 8),
@@ -142,6 +151,47 @@ def test_a_function_of_choices():
     assert found.enumerated == sum(one.enumerated for one in alone)
     assert {one.choices["remat"] for one in found.front} <= {"none", "full"}
     assert "remat" in str(found)
+
+
+def trace_accumulation(microbatches: int) -> nm.Program:
+    """A step of a wide layer on 4,096 rows, some of them at a time."""
+    rows = nm.Dimension("batch", 4096 // microbatches)
+    A, M, H = nm.dims(f"microbatch={microbatches} model=64 hidden=4096")
+
+    def loss_of(total, x):
+        wi, wo = nm.param("wi", [M, H]), nm.param("wo", [H, M])
+        h = nm.relu(nm.einsum([x, wi], [rows, H]))
+        return total + nm.mean(nm.square(nm.einsum([h, wo], [rows, M]) - x)), None
+
+    def step(x):
+        loss, _ = nm.scan(loss_of, nm.zeros([]), x, over=A, remat="full")
+        grads = nm.grad(loss / A.size)
+        for name, weight in nm.parameters().items():
+            nm.assign(weight, weight - grads[name])
+        return loss
+
+    return nm.trace(step, nm.spec([A, rows, M]))
+
+
+def test_microbatches_are_chosen_where_memory_asks_for_them():
+    def best(memory=None):
+        return search(
+            trace_accumulation,
+            4,
+            "tpu-v3",
+            pin="batch:data",
+            memory=memory,
+            axes=1,
+            progress=False,
+            processes=1,
+            microbatches=[1, 2, 8],
+        ).best
+
+    fastest = best()
+    assert fastest.choices["microbatches"] == 1
+    tight = best(fastest.memory_bytes // 3)
+    assert tight.choices["microbatches"] == 8
+    assert tight.seconds > fastest.seconds
 
 
 def test_more_candidates_than_plans():
@@ -177,4 +227,4 @@ def test_the_best_is_compiled_and_exact():
     "hardware, devices, target", [("tpu-v3", 8, "tpu-v3:2x2"), ("h200", 8, "cpu:8")]
 )
 def test_what_to_compile_for(hardware, devices, target):
-    assert str(find_target(nm.Hardware.parse(hardware), devices)) == target
+    assert str(find_target(nm.Hardware.parse(hardware), nm.Mesh(all=devices))) == target

@@ -15,6 +15,14 @@ WRONG = {
     "pinned axes": (dict(pin="batch:a+b, hidden:c+d"), "4 axes are pinned"),
     "choices of a program": (dict(remat=["none"]), "can be chosen only where"),
     "plans": (dict(plans=0), "plans"),
+    "no memory": (dict(memory="0 GiB"), "not a number of bytes"),
+    "verify": (dict(verify=-1), "verify is -1"),
+    "verify in words": (dict(verify="all"), "verify is 'all'"),
+    "processes": (dict(processes=-1), "processes"),
+    "no processes": (dict(processes=0), "processes"),
+    "odd devices": (dict(devices=7), "can be split over 7 devices"),
+    "all pinned whole": (dict(pin=dict(batch=[], model=[], hidden=[])), "can be split over 4"),
+    "a slice of millions": (dict(devices=2**31), "up to 262,144 cores"),
 }
 
 
@@ -46,6 +54,25 @@ def test_functions(name):
 def test_what_is_not_a_program():
     with pytest.raises(nm.NamedMeshError, match="not a Program"):
         search("train", 4, "tpu-v3")  # type: ignore[arg-type]
+    plan = nm.plan(trace_step(), nm.Mesh(data=4), "batch:data")
+    with pytest.raises(nm.NamedMeshError, match="is a Plan, not a Program") as error:
+        search(plan, 4, "tpu-v3")  # type: ignore[arg-type]
+    assert len(str(error.value)) < 400
+
+
+def test_no_values_to_try_are_left_out():
+    with pytest.raises(nm.NamedMeshError, match="not a list") as error:
+        search(trace_step, 4, "tpu-v3", remat=[])
+    assert error.value.fix == "leave remat out"
+
+
+@pytest.mark.parametrize("shape", [None, []], ids=["empty", "scalar"])
+def test_a_program_with_nothing_to_split(shape):
+    specs = {} if shape is None else {"x": nm.spec(shape)}
+    program = nm.trace(lambda **inputs: [one * 2.0 for one in inputs.values()], **specs)
+    with pytest.raises(nm.NamedMeshError, match="no dimension of <lambda> can be split") as error:
+        search(program, 4, "tpu-v3")
+    assert "dimensions: none" in str(error.value)
 
 
 @pytest.mark.parametrize(

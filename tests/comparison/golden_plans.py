@@ -41,11 +41,12 @@ def plan_unet(mesh: str, layout: str) -> nm.Plan:
     return nm.plan(train_program(UNet(), 5e-3, 400), nm.Mesh.parse(mesh), layout)
 
 
-def plan_llama(name: str) -> nm.Plan:
+def plan_llama(name: str, hosts: int = 1) -> nm.Plan:
     """Plans two layers of benchmarks/llama_plans, forward and backward."""
     case = llama_plans.CASES[name]
     program = llama_plans.trace_stack(case, 2)
-    return nm.plan(program, nm.Mesh.parse(case.mesh), case.layout, case.params)
+    mesh = nm.Mesh.parse(f"{case.mesh} hosts={hosts}")
+    return nm.plan(program, mesh, case.layout, case.params)
 
 
 def plan_paper(name: str) -> nm.Plan:
@@ -66,6 +67,7 @@ PLANS: dict[str, Callable[[], nm.Plan]] = {
         f"llama_{name.replace('+', '_')}": lambda name=name: plan_llama(name)
         for name in ("tp+sp", "fsdp+tp", "dp+cp", "ep")
     },
+    "llama_fsdp_tp_hosts": lambda: plan_llama("fsdp+tp", hosts=2),
     "paper_moe_2048e_36l": lambda: plan_paper("moe_2048e_36l"),
 }
 

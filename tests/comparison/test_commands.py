@@ -103,6 +103,8 @@ WRONG = [
     ("plan tests.comparison.models:trace_stack --set sizes.row=2", "no parameter 'row'", "'rows'"),
     ("plan tests.comparison.models:step --mesh data=4 --save no/folder/x", "cannot write", "path"),
     ("diff nothing nothing", "neither a file nor a program", "module:function"),
+    ("diff tests/comparison/models.py tests/golden/unet.json --mesh a=2",
+     "does not name a program", "tests/comparison/models.py:function"),
     ("diff tests.comparison.models:step --layout batch:data", "with nothing", "--layout"),
     ("diff tests.comparison.models:step --layout batch:data --layout hidden:data",
      "there is no mesh", "--mesh"),

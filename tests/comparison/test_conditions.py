@@ -110,8 +110,22 @@ def test_a_figure_that_is_not_known_is_an_error(text):
         Condition.parse(text).explain(between(side(1), side(2)))
     assert "--target" in raised.value.fix
     one = dataclasses.replace(side(1), memory=3, seconds={"seconds": 1.0})
-    with pytest.raises(nm.NamedMeshError, match="of one of the plans"):
+    with pytest.raises(nm.NamedMeshError, match="not known of the second plan"):
+        Condition.parse(text).explain(between(one, side(1)))
+
+
+@pytest.mark.parametrize("text", ["seconds > +5%", "memory > 1.2x", "memory < -1GiB"])
+def test_a_change_needs_both_figures(text):
+    one = dataclasses.replace(side(1), memory=3, seconds={"seconds": 1.0})
+    with pytest.raises(nm.NamedMeshError, match="not known of the first plan"):
         Condition.parse(text).explain(between(side(1), one))
+
+
+def test_a_limit_needs_the_second_figure_alone():
+    late = between(side(1), side(1, 2**30, seconds=0.5))
+    assert Condition.parse("memory > 2GiB").explain(late) is None
+    assert Condition.parse("memory > 0.5GiB").explain(late) == "memory > 0.5GiB: 1.0 GiB"
+    assert Condition.parse("seconds >= 20ms").explain(late) == "seconds >= 20ms: 500 ms"
 
 
 @pytest.mark.parametrize(

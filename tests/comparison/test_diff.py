@@ -253,3 +253,10 @@ def test_changes_add_up_to_the_totals_both_ways(a, b, devices, others):
                     sum(row.bytes_per_device for row in each.tensor_rows()) for each in (one, other)
                 ]
                 assert change == rows[1] - rows[0]
+
+
+@pytest.mark.parametrize("most", ["x", 1.5, -1])
+def test_a_wrong_number_of_changes(most):
+    plan = nm.plan(nm.trace(lambda x: nm.exp(x), nm.spec([nm.Dimension("b", 4)])), nm.Mesh(a=2))
+    with pytest.raises(nm.NamedMeshError, match="not a number of changes"):
+        nm.diff(plan, plan).describe(most)

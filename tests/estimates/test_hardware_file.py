@@ -79,7 +79,13 @@ def test_what_is_not_yaml_or_not_there(parse, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "fix"),
-    [("h20", "did you mean"), ("tpu-v9", "tpu-v"), ("gpu", "YAML"), ("h200:8", "did you mean")],
+    [
+        ("h20", "did you mean"),
+        ("tpu-v9", "tpu-v"),
+        ("gpu", "(or give the path of a YAML file)"),
+        ("h200:8", "did you mean"),
+        ("cpu:8", "did you mean 'cpu'?"),
+    ],
 )
 def test_unknown_names_are_said(name, fix):
     with pytest.raises(nm.NamedMeshError) as caught:

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 
-import jax
 import numpy as np
-import orbax.checkpoint as ocp
+import tensorstore
 
 from examples.m4.corpus import build_synthetic_corpus
 
@@ -108,17 +108,20 @@ def steps(folder: pathlib.Path) -> list[int]:
 
 
 def checkpoint(folder: pathlib.Path, step: int) -> dict[str, np.ndarray]:
-    """Every variable of a checkpoint as orbax reads it, padding and all."""
-    path = folder.resolve() / "checkpoints" / str(step) / "state"
-    with ocp.StandardCheckpointer() as reader:
-        tree = reader.metadata(path)
-        tree = getattr(getattr(tree, "item_metadata", tree), "tree", tree)
-        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-        wanted = {
-            name: jax.ShapeDtypeStruct(found.shape, found.dtype, sharding=here)
-            for name, found in dict(tree).items()
-        }
-        return {name: np.asarray(value) for name, value in reader.restore(path, wanted).items()}
+    """Every variable of a checkpoint as tensorstore reads it, padding and all."""
+    path = folder.resolve() / "checkpoints" / str(step)
+    arrays = {}
+    for name in record(folder, step)["variables"]:
+        database = {"driver": "ocdbt", "base": f"file://{path}/arrays/", "path": f"{name}/"}
+        array = tensorstore.open({"driver": "zarr3", "kvstore": database}, open=True).result()
+        arrays[name] = array.read().result()
+    return arrays
+
+
+def record(folder: pathlib.Path, step: int) -> dict[str, Any]:
+    """What else a checkpoint has."""
+    path = folder / "checkpoints" / str(step) / "record.json"
+    return json.loads(path.read_text())["record"]
 
 
 def losses(folder: pathlib.Path) -> list[tuple[int, float]]:

@@ -1,6 +1,5 @@
 """Training that is stopped, killed or diverges, and continues as if nothing had happened."""
 
-import json
 import random
 import shutil
 import signal
@@ -12,7 +11,18 @@ import pytest
 
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints
-from tests.m4.runs import DENSE, MIXTURES, Training, checkpoint, copied, good, losses, run, steps
+from tests.m4.runs import (
+    DENSE,
+    MIXTURES,
+    Training,
+    checkpoint,
+    copied,
+    good,
+    losses,
+    record,
+    run,
+    steps,
+)
 
 
 def same(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> bool:
@@ -27,7 +37,7 @@ def poison(folder, step: int) -> None:
     arrays = {name: np.array(value) for name, value in checkpoint(folder, step).items()}
     name = max(name for name in arrays if not name.startswith("adam") and arrays[name].ndim > 1)
     arrays[name].flat[0] = np.nan
-    extra = json.loads((folder / "checkpoints" / str(step) / "extra" / "metadata").read_text())
+    extra = record(folder, step)["extra"]
     shutil.rmtree(folder / "checkpoints" / str(step))
     checkpoints = Checkpoints(folder / "checkpoints", keep=9)
     checkpoints.save(

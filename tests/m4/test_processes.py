@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.m4.runs import BLOCKED, ROOT, copied, environment
+from tests.m4.runs import BLOCKED, ROOT, arguments, copied, environment, good, losses, run
 
 pytestmark = pytest.mark.slow
 
@@ -83,3 +83,20 @@ def test_two_processes_with_half_of_the_rows_each_equal_one(experts, tmp_path):
             np.testing.assert_allclose(
                 value, alone[name], rtol=1e-4, atol=1e-5 * np.abs(alone[name]).max(), err_msg=name
             )
+
+
+def test_a_launched_run_goes_on_in_fewer_processes(experts, tmp_path):
+    alone, launched = (copied(experts, tmp_path / name) for name in ("alone", "launched"))
+    good(run("train", alone, {"steps": 6, "log_every": 1, "save_every": 3}))
+    for processes, steps in ((4, 3), (2, 6)):
+        words = ["launch", "-n", str(processes), "--devices", str(4 // processes), "--"]
+        flags = {"steps": steps, "log_every": 1, "save_every": 3}
+        command = arguments("train", launched, flags, blocked=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "namedmesh", *words, *command], cwd=ROOT, env=environment(),
+            capture_output=True, text=True, timeout=600,
+        )  # fmt: skip
+        assert f"[0] trained {steps} steps" in good(done)
+    one, other = losses(alone), losses(launched)
+    assert [step for step, _ in one] == [step for step, _ in other] == list(range(1, 7))
+    np.testing.assert_allclose([loss for _, loss in other], [loss for _, loss in one], rtol=1e-5)

@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import warnings
 
 import pytest
 
@@ -56,6 +57,19 @@ def test_plans_that_lack_something_have_pages_too(open_page, tmp_path, name):
     told = page.get_attribute("#tensor svg[role=slider]", "aria-valuetext")
     first = (plan.mesh.device_assignment or (0,))[0]
     assert told.startswith(f"device {first} at {next(iter(plan.mesh.axes))}=0")
+
+
+@pytest.mark.parametrize("specs, kept", [([], "0 B"), ([nm.spec(nm.dims("batch=8"))], "16 B")])
+def test_a_plan_without_ops_has_a_page_too(open_page, tmp_path, specs, kept):
+    program = nm.trace(lambda *inputs: inputs, *specs)
+    layout = "batch:data" if specs else ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # nothing uses the axis
+        plan = nm.plan(program, nm.Mesh(data=2), layout)
+    plan.report(tmp_path / "plan.html")
+    page = open_page(tmp_path / "plan.html", width=390)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert f"inputs and variables take {kept}" in page.inner_text("#memory")
 
 
 @pytest.mark.parametrize("name", ["small", "two"])

@@ -8,7 +8,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.ir.op import every_op
 from namedmesh.pages.plan_data import PlanData
-from tests.pages.models import LAYOUT, small_plan
+from tests.pages.models import LAYOUT, small_plan, small_program
 
 PLANS = [LAYOUT, "batch:data+tensor", ""]
 
@@ -101,6 +101,19 @@ def test_collectives_add_up_to_the_plans_totals(plan, data):
         of_kind = [i for i in rows if data["texts"][columns["kind"][i]] == kind]
         runs = sum(columns["times"][i] for i in of_kind if columns["phase"][i] != step)
         assert runs == plan.count(kind)
+
+
+def test_bytes_between_hosts_add_up_to_the_plans_totals():
+    plan = nm.plan(small_program(), nm.Mesh(data=2, tensor=4, hosts=4, slices=2), LAYOUT)
+    data = PlanData(plan).to_json()
+    columns, init = data["collectives"], data["phases"].index("init")
+    step = [i for i, phase in enumerate(columns["phase"]) if phase != init]
+    host, slice_ = (
+        sum(columns[name][i] * columns["times"][i] for i in step) for name in ("host", "slice")
+    )
+    assert data["blocks"] == {"host": 4, "slice": 2}
+    assert (host, slice_) == (plan.total_host_bytes(), plan.total_slice_bytes())
+    assert host and slice_ and host != slice_
 
 
 def test_a_collective_names_its_op_and_its_line(plan, data):

@@ -8,7 +8,14 @@ from namedmesh.dims.hop import Hop
 from namedmesh.hlo.module import Module
 from namedmesh.hlo.parse import parse_module
 from namedmesh.runtime.audit import audit
-from namedmesh.runtime.backend_rules import AXES_IN_ONE, RULES, TILED_SCATTER, find_rules
+from namedmesh.runtime.backend_rules import (
+    AXES_IN_ONE,
+    BETWEEN_SLICES,
+    EQUAL_ONCE,
+    RULES,
+    TILED_SCATTER,
+    find_rules,
+)
 from tests.runtime.test_audit import LINE, MESH, UNNAMED, audit_of, planned
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
@@ -18,7 +25,7 @@ ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
 
 
 def test_every_rule_says_what_it_is():
-    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER)
+    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
     assert len({rule.name for rule in rules}) == len(rules)
     for rule in rules:
         assert {*rule.backends} <= {"cpu", "gpu", "tpu"} and rule.backends
@@ -54,6 +61,22 @@ def test_tpu_sends_what_matrix_products_read_as_bfloat16():
     assert audit_of(GATHER, plan, backend="tpu", precision="highest").differences
     assert audit_of(GATHER, plan, backend="cpu").differences
     assert audit_of(HALF, planned(), backend="tpu").differences, "sums keep their precision"
+
+
+def test_tpu_sends_the_same_rows_once():
+    ring = "{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}"
+    line = LINE.replace("all-reduce", "collective-permute").replace("to_apply=%add, ", "")
+    line = line.replace("replica_groups=[2,4]<=[8]", f"source_target_pairs={{{ring}}}")
+    hop = Hop(-1, 0, 3, cyclic=True, axes=("model",))
+    plan = planned(kind="CollectivePermute", hop=hop)
+    again = replace(plan, op="conv_window.9")
+    result = audit_of(line, plan, again, backend="tpu")
+    assert result.exact and result.rules == {EQUAL_ONCE.name: 1}
+    assert not audit_of(line, plan, again, backend="cpu").exact
+    other = replace(again, tensor="another")
+    assert [one.tensor for one in audit_of(line, plan, other, backend="tpu").missing] == ["another"]
+    back = replace(again, hop=replace(hop, by=1))
+    assert len(audit_of(line, plan, back, backend="tpu").missing) == 1, "the other way"
 
 
 def test_tpu_passes_on_operands_of_products_in_bfloat16():

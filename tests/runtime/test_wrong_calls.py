@@ -73,13 +73,14 @@ def functions(things: dict[str, Any]) -> dict[str, Any]:
         "of_phase": plan.of_phase, "count": plan.count, "total": plan.total_bytes,
         "plan.save": plan.save, "bytes": plan.bytes_per_device, "value_of": plan.value_of,
         "state": state.__getitem__, "get": state.get, "in": state.__contains__,
+        "state.fetch": state.fetch, "pieces": state.pieces,
         "save_weights": training.save_weights, "load_weights": training.load_weights,
         "Intervals": training.Intervals, "metrics": training.read_metrics,
         "MetricsLog": training.MetricsLog, "table": training.render_table,
         "duration": training.format_duration, "share": training.share_state,
         "average": training.average_results, "time_steps": training.time_steps,
         "TraceWindow": training.TraceWindow, "ProgressBar": training.ProgressBar,
-        "place_rows": training.place_rows, "prefetch": training.prefetch,
+        "feed": step.feed, "rows": step.rows, "fetch": step.fetch, "prefetch": training.prefetch,
         "peak": training.device_peak_flops, "use": training.model_flops_utilization,
     }  # fmt: skip
 

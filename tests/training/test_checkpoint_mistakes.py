@@ -133,21 +133,3 @@ def test_closed_checkpoints_are_an_error(folder):
             use()
         assert error.value.problem == f"the checkpoints in {folder} are closed"
     assert sorted(path.name for path in folder.iterdir()) == ["10"]
-
-
-@pytest.mark.parametrize("way", ["cut", "missing"])
-@pytest.mark.parametrize(
-    "pattern", ["variables/metadata", "extra/metadata", "state/_METADATA", "state/manifest.ocdbt",
-                "state/d/*"]
-)  # fmt: skip
-def test_a_damaged_checkpoint_is_said_to_be_damaged(folder, pattern, way):
-    (file,) = (folder / "10").glob(pattern)
-    content = file.read_bytes()
-    file.unlink()
-    if way == "cut":
-        file.write_bytes(content[: len(content) // 2])
-    with Checkpoints(folder) as checkpoints, pytest.raises(NamedMeshError) as error:
-        checkpoints.restore(compiled("decode", "one"))
-    assert error.value.problem == f"the checkpoint of step 10 in {folder} is damaged"
-    assert "tensorstore_spec" not in str(error.value)
-    assert error.value.fix == (f"delete {folder}/10 to continue from an older one, or train again")

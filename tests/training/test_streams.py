@@ -4,12 +4,10 @@ import itertools
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from namedmesh.dims.errors import NamedMeshError
-from namedmesh.training import NumberedBatches, place_rows, prefetch
-from tests.training.programs import batch, compiled
+from namedmesh.training import NumberedBatches, prefetch
 
 
 def test_a_stream_continues_from_any_position():
@@ -57,9 +55,3 @@ def test_prefetching_stays_within_its_depth_and_ends_when_closed():
 def test_the_depth_is_checked_before_anything_is_made(depth):
     with pytest.raises(NamedMeshError, match="depth="):
         prefetch([], depth)
-
-
-def test_one_process_has_all_rows():
-    rows = place_rows(compiled("train", "two"), batch())
-    assert rows.keys() == {"x", "y"} and rows["x"] is not None
-    np.testing.assert_array_equal(rows["x"], batch()["x"])

@@ -272,8 +272,8 @@ def test_an_initial_state_and_a_finite_stream(tmp_path):
 
 def test_positions_are_saved_as_json(tmp_path):
     train(tmp_path, Intervals(3))
-    path = tmp_path / "checkpoints" / "3" / "extra" / "metadata"
-    assert json.loads(path.read_text()) == {"position": 3, "stream": "data", "tokens": 180}
+    record = json.loads((tmp_path / "checkpoints" / "3" / "record.json").read_text())["record"]
+    assert record["extra"] == {"position": 3, "stream": "data", "tokens": 180}
 
 
 @pytest.mark.parametrize(
@@ -283,6 +283,7 @@ def test_positions_are_saved_as_json(tmp_path):
         ({"steps": 5, "log_every": 0, "minutes": -1}, "log_every=0, minutes=-1"),
         ({"steps": "10", "save_every": 2.5}, "steps='10', save_every=2.5"),
         ({"steps": True, "minutes": None}, "steps=True, minutes=None"),
+        ({"steps": 5, "repeat_every": -1}, "repeat_every=-1"),
     ],
 )
 def test_intervals_are_checked(options, problem):

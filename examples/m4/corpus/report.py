@@ -37,7 +37,7 @@ class Report:
         return lines
 
     def __str__(self) -> str:
-        from namedmesh.training import render_table  # here, since it imports jax and orbax
+        from namedmesh.training import render_table  # here, since it imports jax
 
         header = ["set", "split", "languages", "pairs", "largest", "median", "smallest"]
         rows = []

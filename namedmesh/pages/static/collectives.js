@@ -14,6 +14,7 @@ function Status({ status: [status, text] }) {
 }
 
 function collectiveColumns(model, costs) {
+  const blocks = Object.keys(model.data.blocks);
   const link = (one) => {
     const tensor = model.tensorOf(one);
     return tensor >= 0 ? html`<${TensorLink} model=${model} tensor=${tensor}>${one.tensor}<//>` : one.tensor;
@@ -22,9 +23,11 @@ function collectiveColumns(model, costs) {
     { key: "phase", title: "Phase", sort: (one) => model.phases.indexOf(one.phase), cell: (one) => html`<${PhaseBadge} phase=${one.phase} />` },
     { key: "kind", title: "Collective", sort: (one) => one.kind, cell: (one) => html`<b>${one.kind}</b>` },
     { key: "axes", title: "Over", kind: "whole", sort: (one) => one.axes.join(), cell: (one) => html`<${AxisChips} model=${model} axes=${one.axes} />${one.hop ? ` ${one.hop}` : ""}` },
-    { key: "tensor", title: "Tensor", kind: "name", sort: (one) => one.tensor, cell: link },
+    { key: "tensor", title: "Tensor", kind: blocks.length ? "name short" : "name", sort: (one) => one.tensor, cell: link },
     { key: "bytes", title: "Bytes × times", number: true, sort: (one) => one.bytes, cell: (one) => `${formatBytes(one.bytes)} × ${formatNumber(one.times)}${one.open ? " per turn" : ""}` },
     { key: "sent", title: "Sent", number: true, sort: (one) => one.wire * one.times, cell: (one) => formatBytes(one.wire * one.times) },
+    // Of hosts and slices the slower links: a table with both would not fit.
+    ...blocks.slice(-1).map((block) => ({ key: block, title: `Leaves ${block}`, number: true, sort: (one) => one[block] * one.times, cell: (one) => formatBytes(one[block] * one.times) })),
     { key: "seconds", title: "Time", number: true, sort: (one) => costs.collectiveSeconds(one.i), cell: (one) => (one.phase === "init" ? "–" : formatSeconds(costs.collectiveSeconds(one.i))) },
     { key: "line", title: "Line", sort: (one) => model.lineText(one.line), cell: (one) => html`<${LineLink} model=${model} line=${one.line} />` },
     {

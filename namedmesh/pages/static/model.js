@@ -62,7 +62,7 @@ class Model {
       times: all.times[i], open: Boolean(all.open[i]), dtype: this.text(all.dtype[i]),
       tensor: this.text(all.tensor[i]), scope: this.text(all.scope[i]),
       phase: this.phases[all.phase[i]], line: all.line[i], op: all.op[i], producer: all.producer[i],
-      hop: this.text(all.hop[i]), status: this.data.audit ? this.data.audit.statuses[i] : null,
+      hop: this.text(all.hop[i]), host: all.host[i], slice: all.slice[i], status: this.data.audit ? this.data.audit.statuses[i] : null,
     };
   }
 

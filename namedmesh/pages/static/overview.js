@@ -13,12 +13,18 @@ function facts(model) {
     { key: "weights", title: "Weights", value: formatCount(data.weights), note: `${formatBytes(data.weight_bytes)} on a device`, number: data.weights },
     { key: "flops", title: "Work of a device", value: formatFlops(sum(data.flops)), note: "in one step", number: sum(data.flops) },
     { key: "sent", title: "Sent by a device", value: formatBytes(sent), note: "in one step", number: sent },
+    ...Object.entries(data.blocks).map(([block, count]) => {
+      const crossing = sum(step.map((one) => one[block] * one.times));
+      const inside = sent * (model.devices / count);
+      return { key: `${block}s`, title: `Leaves a ${block}`, value: formatBytes(crossing), note: `${formatShare(crossing, inside)} of what its devices send`, number: crossing };
+    }),
     { key: "collectives", title: "Collectives", value: formatNumber(runs), note: `runs of ${formatNumber(step.length)} in the plan${data.audit ? (data.audit.exact ? ", all made as planned" : ", not all made as planned") : ""}`, number: runs },
   ];
 }
 
 function Overview({ model }) {
   const { data } = model;
+  const blocks = Object.entries(data.blocks).map(([name, count]) => plural(count, name)).join(" in ");
   const remarks = [
     ...data.warnings.map((text) => ["Warning", text]),
     ...data.notes.map((text) => ["Note", text]),
@@ -27,7 +33,7 @@ function Overview({ model }) {
   return html`<div class="overview">
     <dl class="setting">
       <div><dt>mesh</dt><dd>${model.axes.map((axis) => html`<span key=${axis.name}><${AxisChip} axis=${axis} /> ${formatNumber(axis.size)}</span>`)}
-        <span class="faint">${plural(model.devices, "device")}</span></dd></div>
+        <span class="faint">${plural(model.devices, "device")}${blocks && ` on ${blocks}`}</span></dd></div>
       <div><dt>layout</dt><dd><code>${data.layout || "nothing is split"}</code></dd></div>
       ${data.params && html`<div><dt>parameters at rest</dt><dd><code>${data.params}</code></dd></div>`}
     </dl>

@@ -150,6 +150,22 @@ def test_all_processes_together_have_the_batch_of_one(data, processes):
     assert_same(joined, whole)
 
 
+def test_a_stream_that_goes_on_with_fewer_processes_has_the_same_batches(data):
+    whole = iter(taken(stream(data).read_from(None), 18))
+    position = None
+    for processes in (4, 2, 1):
+        shards = [
+            taken(stream(data, process=one, processes=processes).read_from(position), 6)
+            for one in range(processes)
+        ]
+        for parts in zip(*shards, strict=True):
+            arrays, position = next(whole)
+            assert all(other == position for _, other in parts)
+            for name in NAMES:
+                joined = np.concatenate([own[name] for own, _ in parts])
+                np.testing.assert_array_equal(joined, arrays[name])
+
+
 def test_rows_have_at_most_so_many_segments(data):
     arrays, _ = taken(stream(data, source=64, target=64, most=2), 1)[0]
     assert arrays["source_segments"].max() == 2 == arrays["target_segments"].max()

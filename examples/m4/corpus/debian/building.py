@@ -218,7 +218,7 @@ def _write_facts(
 
 def format_counts(counts: Counts) -> str:
     """Format the pairs of each language, the largest first, and of all."""
-    from namedmesh.training import render_table  # here, since it imports jax and orbax
+    from namedmesh.training import render_table  # here, since it imports jax
 
     header = ["language", "train", "dev", "test"]
     order = sorted(counts, key=lambda language: (-counts[language]["train"], language))
@@ -231,7 +231,7 @@ def format_counts(counts: Counts) -> str:
 @contextlib.contextmanager
 def _progress_bar(total: int) -> Iterator[Callable[[int], None]]:
     """Show how many packages are done: a bar on a terminal, a line now and then elsewhere."""
-    from namedmesh.training import ProgressBar  # here, since it imports jax and orbax
+    from namedmesh.training import ProgressBar  # here, since it imports jax
 
     bars: list[ProgressBar] = []
 

@@ -1,0 +1,1 @@
+"""A campaign of faults against a training run in several processes."""

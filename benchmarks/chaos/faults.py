@@ -1,0 +1,161 @@
+"""The faults: what is done to a running attempt, or between two."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.chaos.attempt import LONGEST, Attempt, Run
+
+DISK = 24 * 2**20  # bytes of the file system of a run's checkpoints
+STOPPED = 10.0  # seconds of SIGSTOP
+
+Fault = Callable[[Attempt, random.Random], dict[str, Any]]
+
+
+def kill(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of one process at a random moment."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    time.sleep(rng.uniform(0, 0.1))
+    attempt.send(rng, signal.SIGKILL)
+    return {}
+
+
+def kill_while_starting(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of one process after they have met, before or during the first steps."""
+    attempt.wait_for(lambda: len(attempt.pids()) == attempt.place.processes)
+    time.sleep(rng.uniform(0, 3.0))
+    attempt.send(rng, signal.SIGKILL)
+    return {}
+
+
+def kill_while_saving(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of one process while a checkpoint is being written."""
+    attempt.wait_for_steps(rng.randint(1, 3))
+    attempt.wait_for(attempt.run.is_saving)
+    time.sleep(rng.uniform(0, 0.03))
+    saving = attempt.run.is_saving()
+    attempt.send(rng, signal.SIGKILL)
+    return {"saving": saving}
+
+
+def kill_all(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGKILL of the launcher, whose guard kills all processes: a machine that goes out."""
+    attempt.wait_for_steps(rng.randint(1, 5))
+    if rng.random() < 0.5:
+        attempt.wait_for(attempt.run.is_saving)
+        time.sleep(rng.uniform(0, 0.03))
+    saving = attempt.run.is_saving()
+    attempt.process.send_signal(signal.SIGKILL)
+    return {"saving": saving}
+
+
+def terminate(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGTERM to one process: all save after the same step, and stop."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    time.sleep(rng.uniform(0, 0.1))
+    attempt.send(rng, signal.SIGTERM)
+    return {"expected": 143}
+
+
+def pause(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """SIGSTOP of one process for ten seconds: the others wait for it, or give it up."""
+    attempt.wait_for_steps(rng.randint(1, 7))
+    index = attempt.send(rng, signal.SIGSTOP)
+    time.sleep(STOPPED)
+    if index is not None:
+        attempt.send_to(index, signal.SIGCONT)
+    return {}
+
+
+def fill_disk(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+    """A disk that is full for some steps: checkpoints cannot be written."""
+    attempt.wait_for_steps(rng.randint(1, 4))
+    ballast = attempt.run.disk / "ballast"
+    with open(ballast, "wb") as file:
+        left = os.statvfs(attempt.run.disk)
+        with contextlib.suppress(OSError):  # if others take a part meanwhile, little is left
+            os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
+    before = attempt.run.last_step()
+    attempt.wait_for_steps(12)
+    ballast.unlink()
+    return {"steps_with_full_disk": attempt.run.last_step() - before}
+
+
+def damage(how: str) -> Fault:
+    """A file of the newest checkpoint is damaged, with no process running."""
+
+    def apply(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
+        attempt.wait_for_steps(rng.randint(1, 7))
+        attempt.wait_for(lambda: len(attempt.run.complete_steps()) >= 2)
+        attempt.end()
+        steps = attempt.run.complete_steps()
+        if len(steps) < 2:
+            return {"skipped": "fewer than two checkpoints"}
+        newest = attempt.run.checkpoints / str(steps[-1])
+        files = sorted(one for one in newest.rglob("*") if one.is_file() and one.stat().st_size)
+        sizes = [one.stat().st_size for one in files]
+        (target,) = rng.choices(files, sizes)  # as a bad block of a disk would hit them
+        DAMAGES[how](target, rng)
+        return {"damaged": steps[-1], "file": str(target.relative_to(newest))}
+
+    return apply
+
+
+def flip_bit(path: pathlib.Path, rng: random.Random) -> None:
+    """One bit of a file is another."""
+    data = bytearray(path.read_bytes())
+    data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+    path.write_bytes(data)
+
+
+def truncate(path: pathlib.Path, rng: random.Random) -> None:
+    """A file ends too early."""
+    os.truncate(path, rng.randrange(path.stat().st_size))
+
+
+def tear(path: pathlib.Path, rng: random.Random) -> None:
+    """Of a file only some blocks were written; the others are zeros."""
+    data = bytearray(path.read_bytes())
+    start = rng.randrange(len(data))
+    data[start:] = bytes(len(data) - start)
+    path.write_bytes(data)
+
+
+DAMAGES = {"bit flipped": flip_bit, "truncated": truncate, "torn": tear}
+
+
+def mount_disk(run: Run) -> bool:
+    """Gives a run's checkpoints a small file system of their own; False if that is not allowed."""
+    run.disk.mkdir(parents=True, exist_ok=True)
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", str(run.disk)]
+    return subprocess.run(command, capture_output=True).returncode == 0
+
+
+def unmount_disk(run: Run) -> None:
+    """Takes the small file system away."""
+    end = time.monotonic() + LONGEST
+    while os.path.ismount(run.disk) and time.monotonic() < end:
+        if subprocess.run(["umount", str(run.disk)], capture_output=True).returncode:
+            time.sleep(0.2)
+
+
+FAULTS: dict[str, Fault] = {
+    "SIGKILL": kill,
+    "SIGKILL while starting": kill_while_starting,
+    "SIGKILL while saving": kill_while_saving,
+    "SIGKILL of all": kill_all,
+    "SIGTERM": terminate,
+    "SIGSTOP for 10 s": pause,
+    "disk full": fill_disk,
+    **{f"file {how}": damage(how) for how in DAMAGES},
+}
+WRONG_PEERS = ("data", "settings", "layout", "version")
+KINDS = (*FAULTS, *(f"wrong peer: {what}" for what in WRONG_PEERS))

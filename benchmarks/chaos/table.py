@@ -1,0 +1,73 @@
+"""The table of a campaign, written by the program that made it."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.chaos.campaign import RunRow
+from benchmarks.chaos.faults import KINDS
+
+
+def summarize(rows: Sequence[RunRow]) -> dict[str, Any]:
+    """The figures of a campaign."""
+    faults = [fault for row in rows for fault in row.faults]
+    problems = [problem for row in rows for problem in row.problems]
+    same, others = [row for row in rows if row.same], [row for row in rows if not row.same]
+    return {
+        "faults": len(faults),
+        "runs": len(rows),
+        "attempts": sum(row.attempts for row in rows),
+        "minutes": round(sum(row.seconds for row in rows) / 60, 1),
+        "hangs": sum("hung" in problem for problem in problems),
+        "lost_checkpoints": sum("lost checkpoint" in problem for problem in problems),
+        "problems": len(problems),
+        "runs_in_one_place": len(same),
+        "equal_bit_for_bit": sum(row.equal for row in same),
+        "runs_in_changing_places": len(others),
+        "largest_difference": max((row.difference for row in others), default=0.0),
+    }
+
+
+def format_table(rows: Sequence[RunRow], command: str) -> str:
+    """The page of a campaign."""
+    figures = summarize(rows)
+    faults = [fault for row in rows for fault in row.faults]
+    lines = [
+        "# Faults against training in several processes",
+        "",
+        f"{figures['faults']} faults in {figures['runs']} runs and {figures['minutes']} minutes; "
+        f"{figures['attempts']} launches. Hangs over 60 s: {figures['hangs']}. Lost checkpoints: "
+        f"{figures['lost_checkpoints']}. Other problems: "
+        f"{figures['problems'] - figures['hangs'] - figures['lost_checkpoints']}. Measured on "
+        f"{os.cpu_count()} cores.",
+        "",
+        f"- Runs whose attempts all had the same processes, mesh and layout: the last state is "
+        f"that of an undisturbed run bit for bit in {figures['equal_bit_for_bit']} of "
+        f"{figures['runs_in_one_place']}.",
+        f"- Runs whose processes, mesh and layout changed at every restart: "
+        f"{figures['runs_in_changing_places']}; the largest difference from an undisturbed run is "
+        f"{figures['largest_difference']:.1e} of the largest number of a variable (allowed: 1e-6).",
+        "",
+        "| fault | times | processes ended | training went on | seconds to the end or the next "
+        "step: median | longest | problems |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind in [*KINDS, "none"]:
+        chosen = [fault for fault in faults if fault["kind"] == kind]
+        if not chosen:
+            continue
+        seconds = [fault["seconds"] for fault in chosen]
+        ended = sum(fault["status"] is not None for fault in chosen)
+        problems = sum(len(fault["problems"]) for fault in chosen)
+        lines.append(
+            f"| {kind} | {len(chosen)} | {ended} | {len(chosen) - ended} | "
+            f"{statistics.median(seconds):.1f} | {max(seconds):.1f} | {problems} |"
+        )
+    lines += ["", "```bash", command, "```", ""]
+    for row in rows:
+        for problem in row.problems:
+            lines.append(f"- run {row.number}: {problem.splitlines()[0]}")
+    return "\n".join(lines).rstrip() + "\n"

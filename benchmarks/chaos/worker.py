@@ -1,0 +1,70 @@
+"""One process of a training run under attack: `python -m benchmarks.chaos.worker FOLDER ...`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pathlib
+import sys
+import time
+from typing import Any
+
+from benchmarks.chaos.training import SAVE_EVERY, make_batch
+from namedmesh.runtime import load, start_processes, starting
+from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer, save_weights
+
+DATA = "numbered batches"
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Trains to the last step, or as far as it comes; returns the exit status."""
+    folder = pathlib.Path(arguments.folder)
+    if arguments.wrong == "version" and os.environ.get("JAX_PROCESS_ID") == str(arguments.peer):
+        starting.__version__ = "0.0.0"
+    processes = start_processes()
+    pid = folder / f"process-{processes.index}.pid"
+    pid.write_text(str(os.getpid()))
+    wrong = arguments.wrong if processes.index == arguments.peer else ""
+    artifact = arguments.other_artifact if wrong == "layout" else arguments.artifact
+    step = load(artifact, strict=True)
+
+    def feed(batch: dict[str, Any], _steps_taken: int) -> dict[str, Any]:
+        time.sleep(arguments.pause)
+        return batch
+
+    intervals = Intervals(
+        arguments.steps + (wrong == "settings"), log_every=1, save_every=SAVE_EVERY
+    )
+    with Checkpoints(folder / "disk" / "checkpoints", keep=4) as checkpoints:
+        trainer = Trainer(
+            step,
+            NumberedBatches(make_batch, "other batches" if wrong == "data" else DATA),
+            intervals,
+            checkpoints=checkpoints,
+            metrics=folder / "metrics.jsonl",
+            feed=feed,
+        )
+        if processes.first:
+            print(f"training from step {trainer.first_step}", flush=True)
+        trainer.run()
+    if trainer.stop:
+        return trainer.stop.exit_status
+    save_weights(folder / "final.safetensors", trainer.state, everything=True)
+    return 0
+
+
+def main() -> None:
+    """Runs one process."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("folder", help="where the run is")
+    parser.add_argument("--artifact", required=True, help="the program")
+    parser.add_argument("--other_artifact", default="", help="that of a wrong peer")
+    parser.add_argument("--steps", type=int, default=100, help="the last step")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--peer", type=int, default=-1, help="which process is wrong")
+    parser.add_argument("--wrong", default="", help="how: data, settings, layout or version")
+    sys.exit(run(parser.parse_args()))
+
+
+if __name__ == "__main__":
+    main()

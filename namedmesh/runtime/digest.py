@@ -1,0 +1,131 @@
+"""A digest of a state that does not depend on where its pieces lie.
+
+Every element is mixed with its place in the whole array into 64 bits, and these are added up, so
+that the sum over pieces is the same however the array is cut.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.description import TensorSpec
+from namedmesh.runtime.processes import current_processes
+
+_CHUNK = 2**20  # elements mixed at once
+Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a piece, and device
+
+
+def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]) -> str:
+    """The digest of a state, the same in every process; every process must call it.
+
+    Args:
+        arrays: The variables as they are on the devices.
+        specs: What they are.
+
+    Returns:
+        Sixteen hexadecimal digits.
+
+    Raises:
+        NamedMeshError: If copies of a piece differ.
+    """
+    own = {name: _sum_pieces(array, specs[name].sizes) for name, array in arrays.items()}
+    texts = current_processes().exchange("digest of the state", json.dumps(own))
+    everyone: list[Sums] = [json.loads(text) for text in texts]
+    whole = hashlib.sha256()
+    for name in sorted(arrays):
+        total = sum(_merge(name, [one[name] for one in everyone]).values()) % 2**64
+        whole.update(f"{name} {specs[name].text} {total:016x}\n".encode())
+    return whole.hexdigest()[:16]
+
+
+def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
+    """The sum of every piece of a variable, or an error if copies of one differ."""
+    pieces: dict[str, dict[str, int]] = {}
+    for part in parts:
+        for start, by_device in part.items():
+            pieces.setdefault(start, {}).update(by_device)
+    for start, by_device in pieces.items():
+        if len(set(by_device.values())) > 1:
+            owners: dict[int, list[str]] = {}
+            for device, value in by_device.items():
+                owners.setdefault(value, []).append(device)
+            groups = sorted(owners.values(), key=len)
+            raise NamedMeshError(
+                f"copies of a piece of {name} differ between devices",
+                f"the piece that starts at [{start}]",
+                *(f"devices {', '.join(group)}: one value" for group in groups[:4]),
+                fix="restore the last checkpoint; if it comes again, the hardware of the devices "
+                "in the smaller group is suspect",
+            )
+    return {start: next(iter(by_device.values())) for start, by_device in pieces.items()}
+
+
+def _sum_pieces(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
+    """The sums of the pieces on this process's devices, by the start of the piece and device."""
+    sums: dict[str, dict[str, int]] = {}
+    for shard in array.addressable_shards:
+        bounds = [one.indices(n)[:2] for one, n in zip(shard.index, array.shape, strict=True)]
+        inside = tuple(
+            slice(0, max(0, min(stop, size) - start))
+            for (start, stop), size in zip(bounds, sizes, strict=True)
+        )
+        starts = [start for start, _ in bounds]
+        value = sum_elements(np.asarray(shard.data)[inside], starts, sizes)
+        key = ", ".join(map(str, starts))
+        sums.setdefault(key, {})[str(shard.device.id)] = value
+    return sums
+
+
+def sum_elements(piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -> int:
+    """The sum over a piece's elements, each mixed with its place in the whole array.
+
+    Args:
+        piece: The piece.
+        starts: Where it starts in the whole array.
+        sizes: The sizes of the whole array.
+
+    Returns:
+        A number below 2**64.
+
+    Example:
+        >>> import numpy as np
+        >>> from namedmesh.runtime.digest import sum_elements
+        >>> whole = np.arange(12, dtype=np.float32).reshape(4, 3)
+        >>> top = sum_elements(whole[:2], [0, 0], whole.shape)
+        >>> bottom = sum_elements(whole[2:], [2, 0], whole.shape)
+        >>> (top + bottom) % 2**64 == sum_elements(whole, [0, 0], whole.shape)
+        True
+    """
+    total = 0
+    for bits, places in _chunks(piece, starts, sizes):
+        mixed = bits + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed ^= mixed >> np.uint64(31)
+        total += int(mixed.sum(dtype=np.uint64))
+    return total % 2**64
+
+
+def _chunks(
+    piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]
+) -> Iterator[tuple[Any, Any]]:
+    """The bits of a piece's elements, and their places in the whole array, some at a time."""
+    flat = np.ascontiguousarray(piece).reshape(-1)
+    if flat.dtype.itemsize > 8:  # complex128: two numbers each
+        flat, piece = flat.view(np.uint64), piece.view(np.uint64).reshape(*piece.shape, 2)
+        starts, sizes = [*starts, 0], (*sizes, 2)
+    bits = flat.view(f"u{flat.dtype.itemsize}")
+    for first in range(0, bits.size, _CHUNK):
+        numbers = np.arange(first, min(first + _CHUNK, bits.size))
+        local = np.unravel_index(numbers, piece.shape) if piece.shape else ()
+        places = np.zeros(numbers.size, np.uint64)
+        for one, start, size in zip(local, starts, sizes, strict=True):
+            places = places * np.uint64(size) + (one + start).astype(np.uint64)
+        yield bits[first : first + _CHUNK].astype(np.uint64), places

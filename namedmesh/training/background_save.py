@@ -1,0 +1,281 @@
+"""A checkpoint on its way to disk: copied at once, written by a thread, committed by process 0."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+import queue
+import shutil
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime.processes import Processes
+from namedmesh.training.checkpoint_folder import CheckpointFolder
+from namedmesh.training.checkpoint_record import Record
+from namedmesh.training.chunk_store import Bounds, ChunkWriter, pieces_to_write
+from namedmesh.training.first_process import run_on_first, shorten_error
+
+BATCH_BYTES = 64 * 2**20  # written and synchronized together
+PEER_SECONDS = 600.0  # how long a process that has written its part waits for the others
+_NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
+
+HostPiece = tuple[str, Bounds, np.ndarray]
+
+
+class BackgroundSave:
+    """Saves one checkpoint, by a thread in each process.
+
+    Args:
+        folder: Where it goes.
+        record: What it holds.
+        processes: The processes that save it together.
+        host_memory: How many bytes of copies there may be at once; None for any number.
+        finish: What process 0 does once the checkpoint is there.
+    """
+
+    def __init__(
+        self,
+        folder: CheckpointFolder,
+        record: Record,
+        processes: Processes,
+        host_memory: int | None,
+        finish: Callable[[Record], None],
+    ):
+        self.step, self.record, self.error = record.step, record, None
+        self._folder, self._processes, self._finish = folder, processes, finish
+        self._budget = Budget(host_memory)
+        self._queue: queue.SimpleQueue[HostPiece | None] = queue.SimpleQueue()
+        self._interrupted = ""
+        # Alone, a process finishes its checkpoint before it exits. With others it must not: it
+        # would wait for those that are gone.
+        self._thread = threading.Thread(
+            target=self._run, name=f"checkpoint {self.step}", daemon=processes.count > 1
+        )
+
+    def start(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Copy this process's pieces, and start to write them.
+
+        Returns when everything is copied. With a bound on memory that may be when most of it is
+        written.
+
+        Args:
+            arrays: The arrays of the state.
+        """
+        self._thread.start()
+        try:
+            for piece in pieces_to_write(arrays):
+                self._budget.take(piece.bytes)
+                self._queue.put((piece.name, piece.bounds, copy_to_host(piece.data)))
+        except BaseException as error:
+            self._interrupted = f"the state could not be copied: {shorten_error(error)}"
+            raise
+        finally:
+            self._queue.put(None)
+
+    def wait(self) -> None:
+        """Wait until the checkpoint is there, on every process.
+
+        Raises:
+            NamedMeshError: On every process, if one could not write its part or process 0 could
+                not commit it. Nothing of the checkpoint is left then.
+        """
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+    def _run(self) -> None:
+        """Write, agree with the others, commit."""
+        lower_priority()
+        try:
+            self._agree(self._write_all())
+            run_on_first(
+                self._processes,
+                f"commit of checkpoints in {self._folder.path}",
+                self._commit,
+                fix=self._advice(""),
+                timeout=PEER_SECONDS,
+            )
+        except NamedMeshError as error:
+            self.error = error
+        except BaseException as error:  # nobody but `wait` would ever hear of it
+            self.error = self._failure(shorten_error(error))
+
+    def _commit(self) -> None:
+        """Make the checkpoint appear, or remove its parts; on process 0."""
+        try:
+            self._folder.commit(self.record, self._processes.count)
+        except (OSError, ValueError) as error:
+            self._remove_part()
+            raise self._failure(shorten_error(error)) from None
+        self._finish(self.record)
+
+    def _agree(self, problem: str) -> None:
+        """Raise on every process if one could not write its part."""
+        what = f"outcome of saving to {self._folder.path}"
+        texts = self._processes.exchange(what, f"{problem}.", timeout=PEER_SECONDS)
+        failed = {index: text[:-1] for index, text in enumerate(texts) if text != "."}
+        if not failed:
+            return
+        run_on_first(
+            self._processes,
+            f"clearing up in {self._folder.path}",
+            self._remove_part,
+            fix="",
+            timeout=PEER_SECONDS,
+        )
+        if self._processes.count == 1:
+            raise self._failure(problem)
+        details = [f"process {index}: {text}" for index, text in failed.items()]
+        raise self._failure(next(iter(failed.values())), *details)
+
+    def _remove_part(self) -> None:
+        """Remove what was written, so that the step can be saved again."""
+        shutil.rmtree(self._folder.part_path(self.step), ignore_errors=True)
+
+    def _write_all(self) -> str:
+        """Write every piece that is copied; returns what went wrong, or nothing."""
+        own = self._folder.process_path(self.step, self._processes.index)
+        problems: list[str] = []
+        under_way: deque[tuple[Any, int]] = deque()
+        with contextlib.ExitStack() as stack:
+            with _collect(problems):
+                own.mkdir(parents=True, exist_ok=True)
+                is_there = stack.enter_context(_hold(own))
+            writer = ChunkWriter(own, self.record.variables, declares=self._processes.first)
+            for batch in self._batches():
+                size, written = sum(values.nbytes for _, _, values in batch), None
+                if not problems:
+                    with _collect(problems):
+                        written = writer.write(batch)
+                under_way.append((written, size))
+                # One batch is written while the next is made ready, unless there is none yet: what
+                # is under way may be all that memory allows.
+                while len(under_way) > 1 or (under_way and self._queue.empty()):
+                    written, size = under_way.popleft()
+                    with _collect(problems):
+                        if written is not None:
+                            written.result()
+                    self._budget.give(size)
+                del batch  # the next piece may need its memory
+            if not problems and not is_there():
+                problems.append(f"{own} vanished while it was written")
+        return self._interrupted or "".join(problems[:1])
+
+    def _batches(self) -> Iterator[list[HostPiece]]:
+        """The copied pieces, as many together as are there; at least one batch, if empty."""
+        batch: list[HostPiece] = []
+        ended = False
+        while not ended:
+            size = 0
+            with contextlib.suppress(queue.Empty):
+                while size < BATCH_BYTES:
+                    piece = self._queue.get(block=not batch)
+                    if piece is None:
+                        ended = True
+                        break
+                    batch.append(piece)
+                    size += piece[2].nbytes
+            yield batch
+            batch = []
+
+    def _failure(self, problem: str, *details: str) -> NamedMeshError:
+        """The error of a save that failed."""
+        return NamedMeshError(
+            f"step {self.step} could not be saved in {self._folder.path}: {problem}",
+            *details,
+            fix=self._advice(problem),
+        )
+
+    def _advice(self, problem: str) -> str:
+        """What to do about a problem."""
+        if any(words in problem.lower() for words in _NO_SPACE):
+            return "free space on that disk or raise the quota, and save again"
+        return "check that the folder is there and that you may write to it, and save again"
+
+
+class Budget:
+    """Bytes that may be held at once; something larger than all of it is held alone.
+
+    Args:
+        limit: How many; None for any number.
+
+    >>> budget = Budget(10)
+    >>> budget.take(25)  # larger than all of it, and nothing else is held
+    >>> budget.give(25)
+    """
+
+    def __init__(self, limit: int | None):
+        self._limit, self._held, self._changed = limit, 0, threading.Condition()
+
+    def take(self, count: int) -> None:
+        """Wait until so many bytes may be held."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._limit is None or not self._held or self._held + count <= self._limit
+            )
+            self._held += count
+
+    def give(self, count: int) -> None:
+        """Give back what was taken."""
+        with self._changed:
+            self._held -= count
+            self._changed.notify_all()
+
+
+def copy_to_host(data: jax.Array) -> np.ndarray:
+    """Copy the values of one device, which the next step may then overwrite.
+
+    Args:
+        data: An array on one device.
+
+    Returns:
+        The copy.
+    """
+    (device,) = data.devices()
+    if device.platform == "cpu":
+        return np.array(data)
+    # An array keeps the host's copy of its values for as long as it lives: read a view instead.
+    view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
+    return np.asarray(view)
+
+
+def lower_priority() -> None:
+    """Let a thread, and those that it starts, run when the step leaves time (Linux only)."""
+    with contextlib.suppress(OSError, AttributeError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
+
+
+@contextlib.contextmanager
+def _collect(problems: list[str]) -> Iterator[None]:
+    """Note what goes wrong, and go on: all that is copied must be taken from the queue."""
+    try:
+        yield
+    except Exception as error:
+        problems.append(shorten_error(error))
+
+
+@contextlib.contextmanager
+def _hold(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
+    """Keep a folder open; what it yields says whether that folder is still at its path.
+
+    One that was removed and made again is another folder, and has lost what was in it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+
+    def is_there() -> bool:
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(folder))
+        except OSError:
+            return False
+
+    try:
+        yield is_there
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,160 @@
+"""The checkpoints of a run as all processes know them: steps, their metric, and which are kept."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable
+from typing import Any
+
+from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.runtime.processes import Processes
+from namedmesh.training.checkpoint_folder import CheckpointFolder
+from namedmesh.training.checkpoint_record import Record
+from namedmesh.training.first_process import run_on_first
+from namedmesh.training.restoring import read_record
+
+_SECONDS = 300.0  # how long processes wait for each other
+
+
+class CheckpointCatalog:
+    """The complete checkpoints in a folder; process 0 looks, and changes it, for all processes.
+
+    Args:
+        files: The folder.
+        processes: The processes.
+        keep: How many of the newest to keep; None to only read.
+        metric: The metric that decides which checkpoint is the best.
+        rank: `min` or `max`: the checkpoint with this metric is kept too.
+    """
+
+    def __init__(
+        self,
+        files: CheckpointFolder,
+        processes: Processes,
+        keep: int | None,
+        metric: str,
+        rank: Callable[..., Any],
+    ):
+        self._files, self._processes = files, processes
+        self._keep, self._metric, self._rank = keep, metric, rank
+        self._metrics: dict[int, float | None] = dict(self._on_first("opening", self._look))
+        if processes.count > 1:
+            self._check_shared()
+
+    def _look(self) -> list[tuple[int, float | None]]:
+        """Each step with its metric; what is left over of a killed process is removed."""
+        if self._keep is not None:
+            self._files.path.mkdir(parents=True, exist_ok=True)
+            self._files.remove_leftovers()
+        return [(step, self._read_metric(step)) for step in self._files.list_steps()]
+
+    def _read_metric(self, step: int) -> float | None:
+        """The metric of a checkpoint; None if it has none, or is damaged."""
+        try:
+            value = read_record(self._files, step).metrics.get(self._metric)
+        except NamedMeshError:
+            return None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def _check_shared(self) -> None:
+        """Raise on every process if one does not see the checkpoints that process 0 sees."""
+        seen = self._files.list_steps()
+        absent = [str(step) for step in self._metrics if step not in seen]
+        text = f"no step {join_names(absent)}" if absent else "all"
+        what = f"the checkpoints in {self._files.path}, which all of them must see"
+        self._processes.agree(what, text)
+
+    def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
+        """Do something on process 0."""
+        fix = "check that the folder is there and that you may write to it"
+        what = f"{what} {self._files.path}"
+        return run_on_first(self._processes, what, action, fix=fix, timeout=_SECONDS)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps in order."""
+        return sorted(self._metrics)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric; the newest if none was measured."""
+        best = best_step(self._metrics, self._rank)
+        return max(self._metrics, default=None) if best is None else best
+
+    def prune(self, record: Record) -> None:
+        """Delete what is not kept beside a new checkpoint; on process 0, from any thread.
+
+        Args:
+            record: The new one.
+        """
+        for step in self._find_old(record):
+            with contextlib.suppress(OSError):  # a reader may hold it; the next start removes it
+                self._files.delete(step)
+
+    def add(self, record: Record) -> None:
+        """Enter a new checkpoint, in the place of those that are not kept beside it.
+
+        Args:
+            record: The new one.
+        """
+        old = self._find_old(record)
+        self._metrics[record.step] = record.metrics.get(self._metric)
+        for step in old:
+            del self._metrics[step]
+
+    def _find_old(self, record: Record) -> list[int]:
+        """The steps that are not kept beside a new checkpoint."""
+        metrics = self._metrics | {record.step: record.metrics.get(self._metric)}
+        newest = sorted(metrics)[-(self._keep or len(metrics)) :]
+        best = best_step(metrics, self._rank)
+        return [step for step in sorted(metrics) if step not in newest and step != best]
+
+    def delete(self, step: int) -> None:
+        """Delete a checkpoint, unless it is the only one.
+
+        Args:
+            step: Its step; one that is not there is ignored.
+
+        Raises:
+            NamedMeshError: If it cannot be deleted.
+        """
+        if step in self._metrics and len(self._metrics) > 1:
+            self._on_first("deleting from", lambda: self._files.delete(step))
+            del self._metrics[step]
+
+    def set_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint, so that its step can be saved again.
+
+        Args:
+            step: Its step.
+
+        Returns:
+            Its new name.
+
+        Raises:
+            NamedMeshError: If it cannot be renamed.
+        """
+        name = self._on_first("setting aside in", lambda: self._files.set_aside(step).name)
+        del self._metrics[step]
+        return name
+
+
+def best_step(metrics: dict[int, float | None], rank: Callable[..., Any]) -> int | None:
+    """The step with the best metric, the newest of equals.
+
+    Args:
+        metrics: The metric of each step, or None.
+        rank: `min` or `max`.
+
+    Returns:
+        The step, or None if none was measured.
+
+    >>> best_step({1: 2.0, 2: 1.0, 3: 1.0, 4: None}, min)
+    3
+    """
+    measured = {step: value for step, value in metrics.items() if value is not None}
+    if not measured:
+        return None
+    best = rank(measured.values())
+    return max(step for step, value in measured.items() if value == best)

@@ -1,0 +1,150 @@
+"""Reading a checkpoint's arrays: each device its own piece, chunks verified, memory bounded."""
+
+from __future__ import annotations
+
+import math
+import pathlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import tensorstore as ts
+
+from namedmesh.training.checkpoint_record import StoredArray, check_file_size
+from namedmesh.training.chunk_store import (
+    MANIFEST,
+    Bounds,
+    array_spec,
+    make_context,
+    piece_bounds,
+)
+
+
+@dataclass(frozen=True)
+class ArrayTarget:
+    """An array to restore: how it is stored, and the shape and place that it gets."""
+
+    stored: StoredArray
+    shape: tuple[int, ...]
+    sharding: jax.sharding.Sharding
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """A piece that this process needs."""
+
+    name: str
+    bounds: Bounds
+    devices: Sequence[Any]
+    bytes: int
+
+
+def read_arrays(
+    folder: pathlib.Path, targets: Mapping[str, ArrayTarget], window: int
+) -> dict[str, jax.Array]:
+    """Read arrays; what the stored array does not have is padding, of zeros.
+
+    Args:
+        folder: The database of a checkpoint.
+        targets: The arrays by name.
+        window: How many bytes may be on their way from disk to devices at once.
+
+    Returns:
+        The arrays by name.
+
+    Raises:
+        ValueError: If a chunk is missing, or its checksum differs.
+        OSError: If a file cannot be read.
+    """
+    check_file_size(folder / MANIFEST)
+    context, held = make_context(), 0
+    reads: deque[tuple[_Piece, ts.Future]] = deque()
+    placed: dict[str, list[jax.Array]] = {name: [] for name in targets}
+
+    def finish_one() -> int:
+        piece, read = reads.popleft()
+        values = _pad(read.result(), tuple(stop - start for start, stop in piece.bounds))
+        placed[piece.name] += [jax.device_put(values, device) for device in piece.devices]
+        return piece.bytes
+
+    for name, target in targets.items():
+        array = _open(folder, name, target.stored, context)
+        for piece in _find_pieces(name, target):
+            while reads and held + piece.bytes > window:
+                held -= finish_one()
+            stored = tuple(
+                slice(min(start, size), min(stop, size))
+                for (start, stop), size in zip(piece.bounds, target.stored.shape, strict=True)
+            )
+            reads.append((piece, array[stored].read()))
+            held += piece.bytes
+    while reads:
+        finish_one()
+    return {
+        name: jax.make_array_from_single_device_arrays(
+            target.shape, target.sharding, placed[name], dtype=jnp.dtype(target.stored.dtype)
+        )
+        for name, target in targets.items()
+    }
+
+
+def clear_padding(array: jax.Array, sizes: Sequence[int], saved: Sequence[int]) -> jax.Array:
+    """Set to zero what was padding when the array was saved and is padding of another size now.
+
+    Padding of the same size stays as it was, so that a resumed run continues bit for bit.
+
+    Args:
+        array: The restored array.
+        sizes: Its sizes without padding.
+        saved: Its shape when it was saved.
+
+    Returns:
+        The array.
+    """
+    common = [min(now, before) for now, before in zip(array.shape, saved, strict=True)]
+    cut = all(count <= size for count, size in zip(common, sizes, strict=True))
+    if cut or array.shape == tuple(saved):
+        return array
+
+    def clear(values: jax.Array) -> jax.Array:
+        inside = jnp.ones((), bool)
+        for axis, size in enumerate(sizes):
+            inside &= jax.lax.broadcasted_iota(jnp.int32, values.shape, axis) < size
+        return jnp.where(inside, values, jnp.zeros((), values.dtype))
+
+    return jax.jit(clear, out_shardings=array.sharding)(array)
+
+
+def _open(
+    folder: pathlib.Path, name: str, stored: StoredArray, context: ts.Context
+) -> ts.TensorStore:
+    """Open an array as the record describes it, whatever the database says that it is."""
+    spec = array_spec(folder, name, stored) | {"fill_missing_data_reads": False}
+    return ts.open(
+        ts.Spec(spec), context=context, open=True, read=True, assume_metadata=True
+    ).result()
+
+
+def _find_pieces(name: str, target: ArrayTarget) -> Iterator[_Piece]:
+    """The pieces of an array that this process needs, each once."""
+    devices: dict[Bounds, list[Any]] = {}
+    indices = target.sharding.addressable_devices_indices_map(target.shape)
+    for device, index in indices.items():
+        devices.setdefault(piece_bounds(index or (), target.shape), []).append(device)
+    itemsize = jnp.dtype(target.stored.dtype).itemsize
+    for bounds, holders in devices.items():
+        count = math.prod(stop - start for start, stop in bounds)
+        yield _Piece(name, bounds, holders, count * itemsize)
+
+
+def _pad(values: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
+    """Values with zeros behind them up to some sizes."""
+    if values.shape == sizes:
+        return values
+    padded = np.zeros(sizes, values.dtype)
+    padded[tuple(slice(size) for size in values.shape)] = values
+    return padded

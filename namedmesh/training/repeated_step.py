@@ -1,0 +1,78 @@
+"""A step taken twice from the same state: other bits mean that a device computes wrongly."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable, State
+from namedmesh.runtime.processes import current_processes
+
+_SAME = "the same bits"
+
+
+def repeat_step(
+    executable: Executable, state: State, inputs: Mapping[str, Any], step: int
+) -> tuple[State, Any]:
+    """Take a step twice and compare the bits of its state and its results.
+
+    It needs memory for a second state. All processes must call it.
+
+    Args:
+        executable: The step.
+        state: The state, which is used up.
+        inputs: Its inputs by name.
+        step: The number of the step, for the error.
+
+    Returns:
+        The next state and the results.
+
+    Raises:
+        NamedMeshError: On every process if the bits differ, with the variables and devices.
+    """
+    copy = State({name: _copy_array(one) for name, one in state.arrays.items()}, state.specs)
+    first, results = executable(state, **inputs)
+    second, again = executable(copy, **inputs)
+    differences = [
+        *_find_differences(first.arrays, second.arrays),
+        *_find_differences(results, again),
+    ]
+    summary = "; ".join(differences[:4]) or _SAME
+    texts = current_processes().exchange("the repeated step", summary)
+    if any(text != _SAME for text in texts):
+        raise NamedMeshError(
+            f"step {step} made other bits when it was repeated",
+            *(f"process {index}: {text}" for index, text in enumerate(texts)),
+            fix="test the devices that are named; go on from a checkpoint of before the last "
+            "repetition that was the same, on other devices if they are broken. On GPUs set "
+            "XLA_FLAGS=--xla_gpu_deterministic_ops=true first: some operations are not repeatable",
+        )
+    return first, results
+
+
+def _copy_array(array: jax.Array) -> jax.Array:
+    """A copy of an array, made by each device of its own piece."""
+    pieces = [jnp.copy(shard.data) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
+
+
+def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The arrays whose bits differ, each with the devices of this process that have them."""
+    lines = []
+    for name in one:
+        pairs = zip(one[name].addressable_shards, other[name].addressable_shards, strict=True)
+        devices = [str(a.device.id) for a, b in pairs if not _have_same_bits(a.data, b.data)]
+        if devices:
+            lines.append(f"{name} on device {', '.join(devices)}")
+    return lines
+
+
+def _have_same_bits(one: jax.Array, other: jax.Array) -> bool:
+    """Whether two pieces are the same bit for bit."""
+    left, right = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
+    return np.array_equal(left, right)

@@ -1,0 +1,160 @@
+"""One checkpoint, restored into a program whatever mesh, layout and padding it was saved with."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import Executable, State
+from namedmesh.runtime.processes import Processes
+from namedmesh.training.checkpoint_folder import ARRAYS, CheckpointFolder
+from namedmesh.training.checkpoint_record import Record
+from namedmesh.training.chunk_reading import ArrayTarget, clear_padding, read_arrays
+from namedmesh.training.damage import DamagedCheckpoint, report_damage
+from namedmesh.training.older_checkpoints import is_older, read_older_arrays, read_older_record
+from namedmesh.training.saved_variables import match_variables
+
+_SECONDS = 600.0  # how long a process that has read its part waits for the others
+
+
+class Checkpoint(NamedTuple):
+    """A restored checkpoint: the step it was saved at, the state, and the JSON saved beside it.
+
+    Example:
+        >>> from namedmesh.runtime import State
+        >>> from namedmesh.training import Checkpoint
+        >>> checkpoint = Checkpoint(10, State({}, {}), {"position": 640})
+        >>> checkpoint.step, checkpoint.extra["position"]
+        (10, 640)
+    """
+
+    step: int
+    state: State
+    extra: dict[str, Any]
+
+
+def read_record(folder: CheckpointFolder, step: int) -> Record:
+    """Read the record of a checkpoint, of an older one too.
+
+    Args:
+        folder: The checkpoints.
+        step: Which one.
+
+    Returns:
+        The record.
+
+    Raises:
+        NamedMeshError: If it is damaged or cannot be read.
+    """
+    path = folder.step_path(step)
+    with report_damage(path):
+        return read_older_record(path, step) if is_older(path) else folder.read_record(step)
+
+
+def restore_step(
+    folder: CheckpointFolder,
+    step: int,
+    executable: Executable,
+    *,
+    missing: str,
+    seed: int,
+    window: int,
+) -> Checkpoint:
+    """Restore the variables of a program from one checkpoint.
+
+    Args:
+        folder: The checkpoints.
+        step: Which one.
+        executable: The program.
+        missing: "error", or "init" to initialize variables that the checkpoint does not have.
+        seed: The seed of that initialization.
+        window: How many bytes may be on their way from disk to devices at once.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        NamedMeshError: If it is damaged, cannot be read, or does not fit the program.
+    """
+    record, specs = read_record(folder, step), executable.variables
+    saved = {name: stored.variable for name, stored in record.variables.items()}
+    fix = "use the settings that the checkpoint was trained with"
+    where = f"the checkpoint of step {step}"
+    names = match_variables(where, saved, specs, missing=missing, fix=fix)
+    arrays = _read_values(folder, record, executable, names, window)
+    if len(names) < len(specs):
+        arrays = executable.init(seed).arrays | arrays
+    ordered = {name: arrays[name] for name in specs}
+    return Checkpoint(step, State(ordered, specs), dict(record.extra))
+
+
+def restore_together(
+    processes: Processes, folder: CheckpointFolder, step: int, **options: Any
+) -> Checkpoint:
+    """Restore one checkpoint on all processes, or on none.
+
+    Args:
+        processes: The processes, all of which call this.
+        folder: The checkpoints.
+        step: Which one.
+        **options: Those of `restore_step`.
+
+    Returns:
+        The checkpoint.
+
+    Raises:
+        NamedMeshError: On every process, if one cannot restore its part; a DamagedCheckpoint if
+            that is because of damage.
+    """
+    outcome, text = None, "restored"
+    try:
+        outcome = restore_step(folder, step, **options)
+    except NamedMeshError as error:
+        outcome = error
+        kind = "damaged" if isinstance(error, DamagedCheckpoint) else "failed"
+        text = ": ".join([kind, error.problem, *error.details])
+    texts = processes.exchange(f"restoring from {folder.path}", text, timeout=_SECONDS)
+    for kind, error_class in (("damaged: ", DamagedCheckpoint), ("failed: ", NamedMeshError)):
+        failed = {index: other for index, other in enumerate(texts) if other.startswith(kind)}
+        if isinstance(outcome, NamedMeshError) and processes.index in failed:
+            raise outcome
+        if failed:
+            raise error_class(
+                f"the checkpoint of step {step} in {folder.path} could not be restored",
+                *(f"process {index}: {other[len(kind) :]}" for index, other in failed.items()),
+                fix="look at the output of that process",
+            )
+    assert not isinstance(outcome, NamedMeshError)
+    return outcome
+
+
+def _read_values(
+    folder: CheckpointFolder, record: Record, executable: Executable, names: list[str], window: int
+) -> dict[str, jax.Array]:
+    """Read some variables, with the padding that the program has."""
+    if not names:
+        return {}
+    mesh, specs, path = (
+        executable.artifact.mesh,
+        executable.variables,
+        folder.step_path(record.step),
+    )
+    targets = {
+        name: ArrayTarget(
+            record.variables[name],
+            tuple(specs[name].padded(mesh)),
+            executable.sharding(specs[name]),
+        )
+        for name in names
+    }
+    with report_damage(path):
+        if is_older(path):
+            arrays, shapes = read_older_arrays(path, targets)
+        else:
+            arrays = read_arrays(path / ARRAYS, targets, window)
+            shapes = {name: target.stored.shape for name, target in targets.items()}
+    return {
+        name: clear_padding(arrays[name], tuple(specs[name].sizes), shapes[name]) for name in names
+    }

@@ -1,0 +1,154 @@
+"""A stop after the same step in all processes, whichever of them was asked to stop."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import jax
+
+from namedmesh.dims.errors import NamedMeshError, name_all
+from namedmesh.runtime.coordination import read_texts, store_text
+from namedmesh.runtime.processes import Processes, current_processes
+from namedmesh.training.signals import StopRequest
+
+_PAUSE = 0.25  # seconds between two looks at what the others say
+_PATIENCE = 60.0  # seconds for all processes to say how far they are
+_runs = itertools.count()
+
+
+class SharedStop:
+    """Decides after which step all processes stop.
+
+    A process that was asked to stop tells the others through the coordinator. Each says which step
+    it has begun, and all end after the highest of these. That happens in a thread, so that a
+    process that waits for the others in a collective answers too.
+
+    Args:
+        request: Whether this process was asked to stop; noted here when another one was.
+        processes: All processes; by default those of this program.
+
+    Example:
+        >>> from namedmesh.training import StopRequest
+        >>> from namedmesh.training.shared_stop import SharedStop
+        >>> request = StopRequest()
+        >>> stop = SharedStop(request)
+        >>> stop.allows(1)
+        True
+        >>> request.note(15)
+        >>> stop.allows(2), stop.interrupted
+        (False, True)
+        >>> stop.close()
+    """
+
+    def __init__(self, request: StopRequest, processes: Processes | None = None):
+        self._request = request
+        self._processes = current_processes() if processes is None else processes
+        self._interrupted, self._asked = False, False
+        self._lock, self._closed = threading.Lock(), threading.Event()
+        self._begun = 0  # the last step that this process may have begun
+        self._last: int | None = None  # the last step of all processes
+        self._signal = 0  # the signal that one of them got
+        self._error: NamedMeshError | None = None
+        self._key = f"stop/{next(_runs)}"  # every process makes the same runs in the same order
+        self._thread: threading.Thread | None = None
+        if self._processes.count > 1:
+            self._thread = threading.Thread(target=self._watch, name="stop", daemon=True)
+            self._thread.start()
+
+    def ask(self) -> None:
+        """Ask all processes to stop, though no signal has arrived."""
+        self._asked = True
+
+    def allows(self, step: int) -> bool:
+        """Whether a step may begin; every process gets the same answer for the same step.
+
+        Args:
+            step: Its number.
+
+        Returns:
+            False if it is beyond the last one.
+
+        Raises:
+            NamedMeshError: If the processes were asked to stop and one of them did not answer.
+        """
+        if self._thread is None:
+            return not (self._request or self._asked)
+        with self._lock:  # held by the thread from this process's answer to the decision
+            if self._error is not None:
+                raise self._error
+            if self._last is not None and step > self._last:
+                self._interrupted = self._signal != 0
+                return False
+            self._begun = step
+            return True
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether a signal ended the steps; the same in all processes once they have ended.
+
+        Of several processes, a signal that came too late to keep a step from beginning does not
+        count: the others may not have heard of it.
+        """
+        return self._interrupted if self._processes.count > 1 else bool(self._request)
+
+    def close(self) -> None:
+        """End the thread; processes that are asked to stop later do not wait for this one."""
+        if self._thread is not None:
+            self._closed.set()
+            self._thread.join()
+            self._thread = None
+
+    def _watch(self) -> None:
+        """Pass on a request to stop, and decide with the others when one was made."""
+        told = False
+        try:
+            while not self._closed.wait(_PAUSE):
+                if not told and (self._request or self._asked):
+                    store_text(f"{self._key}/request", "stop")
+                    told = True
+                if "request" in read_texts(self._key):
+                    self._decide()
+                    return
+            self._answer()
+        except NamedMeshError as error:
+            self._error = error
+        except jax.errors.JaxRuntimeError as error:
+            self._error = NamedMeshError(
+                f"the coordinator of the processes does not answer: {str(error)[:200]}",
+                fix="look at the output of process 0; start all processes again",
+            )
+
+    def _answer(self) -> None:
+        """Say, once, which step this process has begun and which signal it got."""
+        text = f"{self._begun} {self._request.number}"
+        store_text(f"{self._key}/{self._processes.index}", text)
+
+    def _decide(self) -> None:
+        """Agree with the others on the last step."""
+        with self._lock:
+            self._answer()
+            answers = [tuple(map(int, text.split())) for text in self._await_answers()]
+            self._last = max(begun for begun, _ in answers)
+            self._signal = max(signal for _, signal in answers)
+            if self._signal:
+                self._request.note(self._signal)
+
+    def _await_answers(self) -> list[str]:
+        """What all processes say."""
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            texts = read_texts(self._key)
+            absent = [str(one) for one in range(self._processes.count) if str(one) not in texts]
+            if not absent:
+                return [texts[str(index)] for index in range(self._processes.count)]
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_PAUSE / 5)
+        raise NamedMeshError(
+            f"the processes were asked to stop, and {name_all('process', absent, 'processes')} "
+            f"did not answer within {_PATIENCE:g} seconds",
+            f"this is {self._processes}",
+            fix="look at the output of those processes; start all processes again",
+        )

@@ -1,0 +1,255 @@
+"""Saving that fails: nothing of the checkpoint is left, those before stay, the error says why."""
+
+import contextlib
+import errno
+import json
+import os
+import pathlib
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.runtime import State
+from namedmesh.training import Checkpoints, background_save
+from tests.training.programs import batch, compiled, same, values
+
+ROOT = pathlib.Path(__file__).parent.parent.parent
+
+
+def large_state(step: int, count: int = 2**18) -> State:
+    """A megabyte of different numbers."""
+    return State({"w": jnp.arange(count, dtype=jnp.float32) + step}, {})
+
+
+@contextlib.contextmanager
+def largest_file(size: int):
+    """A quota: no file of this process may be larger."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("size", [0, 100, 3000, 2**19])
+def test_a_quota_leaves_the_last_checkpoint_and_nothing_else(tmp_path, size):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        checkpoints.save(1, large_state(1))
+        checkpoints.wait()
+        with largest_file(size):
+            checkpoints.save(2, large_state(2))
+            with pytest.raises(NamedMeshError) as error:
+                checkpoints.wait()
+        assert error.value.problem.startswith(f"step 2 could not be saved in {tmp_path}: ")
+        assert "File too large" in error.value.problem
+        assert error.value.fix == "free space on that disk or raise the quota, and save again"
+        assert checkpoints.steps == [1]
+        assert [path.name for path in tmp_path.iterdir()] == ["1"]
+        checkpoints.save(2, large_state(2))  # with space, it works
+    assert Checkpoints(tmp_path).steps == [1, 2]
+
+
+@pytest.mark.parametrize("place", ["write", "commit"])
+def test_a_full_disk_is_an_error_of_the_next_call(tmp_path, monkeypatch, place):
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    owner, name = {
+        "write": (background_save.ChunkWriter, "write"),
+        "commit": (background_save.CheckpointFolder, "commit"),
+    }[place]
+    state = compiled("train", "two").place(values())
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints.save(1, state)
+    checkpoints.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, refuse)
+        checkpoints.save(2, state)
+        with pytest.raises(NamedMeshError) as error:
+            checkpoints.save(3, state)
+    assert error.value.problem == (
+        f"step 2 could not be saved in {tmp_path}: No space left on device"
+    )
+    checkpoints.save(3, state)
+    checkpoints.close()
+    assert Checkpoints(tmp_path).steps == [1, 3]
+
+
+def test_the_error_of_the_with_statement_comes_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(background_save.ChunkWriter, "write", lambda *_: 1 / 0)
+    with pytest.warns(UserWarning, match="step 1 could not be saved"):
+        with pytest.raises(KeyError, match="mine"), Checkpoints(tmp_path, keep=3) as checkpoints:
+            checkpoints.save(1, large_state(1))
+            raise KeyError("mine")
+
+
+def test_a_folder_that_vanishes_is_an_error_that_says_so(tmp_path):
+    folder = tmp_path / "checkpoints"
+    with Checkpoints(folder, keep=3) as checkpoints:
+        checkpoints.save(1, large_state(1))
+        checkpoints.wait()
+        shutil.rmtree(folder)
+        with pytest.raises(NamedMeshError) as error:
+            checkpoints.save(2, large_state(2))
+        assert error.value.problem == f"the folder of the checkpoints {folder} has vanished"
+        assert error.value.fix.startswith("mount or restore it")
+    assert not folder.exists()
+
+
+def test_a_folder_that_vanishes_while_it_is_written_is_no_checkpoint(tmp_path, monkeypatch):
+    write = background_save.ChunkWriter.write
+
+    def write_after_removal(writer, pieces):
+        shutil.rmtree(tmp_path / "1.part", ignore_errors=True)
+        return write(writer, pieces)
+
+    monkeypatch.setattr(background_save.ChunkWriter, "write", write_after_removal)
+    checkpoints = Checkpoints(tmp_path, keep=3)
+    checkpoints.save(1, large_state(1))
+    with pytest.raises(NamedMeshError, match="vanished while it was written"):
+        checkpoints.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_folder_that_may_not_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NamedMeshError) as error:
+        Checkpoints(tmp_path / "file" / "checkpoints", keep=3)
+    assert "file" in str(error.value) and error.value.fix
+
+
+def test_extra_that_is_too_large_to_be_read_back_is_an_error(tmp_path):
+    with Checkpoints(tmp_path, keep=3) as checkpoints:
+        with pytest.raises(NamedMeshError) as error:
+            checkpoints.save(1, large_state(1), {"text": "x" * (64 * 2**20)})
+        assert error.value.fix.startswith("save what is large in a file of its own")
+    assert list(tmp_path.iterdir()) == []
+
+
+LOOP = """
+import sys
+import jax.numpy as jnp
+from namedmesh.runtime import State
+from namedmesh.training import Checkpoints
+with Checkpoints(sys.argv[1], keep=2) as checkpoints:
+    step = (checkpoints.latest or 0)
+    while True:
+        step += 1
+        arrays = {f"w{n}": jnp.full((50_000,), step, jnp.float32) for n in range(8)}
+        checkpoints.save(step, State(arrays, {}), {"step": step})
+        print(step, flush=True)
+"""
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_process_that_is_killed_while_it_saves_loses_no_checkpoint(tmp_path, seed):
+    chance = random.Random(seed)
+    child = subprocess.Popen(
+        [sys.executable, "-c", LOOP, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    for _ in range(chance.randrange(2, 6)):
+        started = int(child.stdout.readline())
+    time.sleep(chance.random() * 0.05)
+    child.send_signal(signal.SIGKILL)
+    rest = child.stdout.read().split()
+    child.wait()
+    started = int(rest[-1]) if rest else started
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        assert checkpoints.latest in (started - 1, started)
+        assert {path.name for path in tmp_path.iterdir()} == {str(one) for one in checkpoints.steps}
+        for step in checkpoints.steps:
+            assert checkpoints.read_extra(step) == {"step": step}
+            assert stored_values(tmp_path, step) == {float(step)}
+
+
+def stored_values(folder: pathlib.Path, step: int) -> set[float]:
+    """All values of a checkpoint, as tensorstore reads them."""
+    import tensorstore
+
+    found: set[float] = set()
+    for name in json.loads((folder / str(step) / "record.json").read_text())["record"]["variables"]:
+        database = {"driver": "ocdbt", "base": f"file://{folder}/{step}/arrays/"}
+        spec = {"driver": "zarr3", "kvstore": {**database, "path": f"{name}/"}}
+        spec |= {"fill_missing_data_reads": False}
+        array = tensorstore.open(spec, open=True).result()
+        found |= set(np.unique(array.read().result()).tolist())
+    return found
+
+
+MEMORY = """
+import re, sys
+def most():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read()).group(1))
+from namedmesh.runtime import State, use_cpu_devices
+use_cpu_devices(2)
+import jax, jax.numpy as jnp
+from namedmesh.training import Checkpoints
+bound = int(sys.argv[2]) or None
+arrays = {f"w{n}": jnp.full((2**22,), n, jnp.float32) for n in range(20)}  # 320 MiB
+jax.block_until_ready(arrays)
+with Checkpoints(sys.argv[1], keep=1, host_memory=bound) as checkpoints:
+    checkpoints.save(1, State({"w": jnp.zeros(10)}, {}))
+    checkpoints.wait()
+    before = most()
+    checkpoints.save(2, State(arrays, {}))
+print(most() - before)
+"""
+
+
+def test_copies_stay_within_the_memory_given(tmp_path):
+    grown = {}
+    for bound in (0, 32 * 2**20):
+        command = [sys.executable, "-c", MEMORY, str(tmp_path / str(bound)), str(bound)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+        grown[bound] = int(done.stdout) / 2**10
+    assert grown[0] > 200  # some is written, and free again, while the rest is copied
+    assert grown[32 * 2**20] < 130
+
+
+@pytest.mark.parametrize("bound", [1, 100, 10**9])
+def test_a_state_may_be_used_up_while_it_is_saved_with_any_bound(tmp_path, bound):
+    executable, expected = compiled("train", "two"), values()
+    with Checkpoints(tmp_path, keep=1, host_memory=bound) as checkpoints:
+        state = executable.place(expected)
+        checkpoints.save(1, state)
+        executable(state, **batch())
+    with Checkpoints(tmp_path, host_memory=bound) as checkpoints:
+        restored = checkpoints.restore(executable).state
+    assert all(same(restored[name], expected[name]) for name in expected)
+
+
+def test_host_memory_is_checked(tmp_path):
+    for wrong in (0, -1, "1 GB", 1.5):
+        with pytest.raises(NamedMeshError) as error:
+            Checkpoints(tmp_path, keep=1, host_memory=wrong)  # pyright: ignore
+        assert error.value.problem == f"host_memory={wrong!r}"
+
+
+def test_no_thread_and_no_file_handle_is_left(tmp_path):
+    import threading
+
+    def open_files() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, large_state(step))
+        checkpoints.wait()
+        threads, files = threading.active_count(), open_files()
+        for step in range(4, 12):
+            checkpoints.save(step, large_state(step))
+        checkpoints.wait()
+        jax.block_until_ready(large_state(0).arrays)
+        assert threading.active_count() <= threads and open_files() <= files
