@@ -19,6 +19,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.training import read_metrics
 
 LONGEST = 60.0  # seconds without an end or a step after which a run counts as hanging
+SLOW = 0.05  # seconds that each part of a save waits, in a run under attack
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
 
@@ -79,7 +80,7 @@ class Attempt:
         launch += ["--devices", str(place.devices), "--grace", "15", "--"]
         worker = [sys.executable, "-m", "benchmarks.chaos.worker", str(run.folder)]
         worker += ["--artifact", str(run.artifacts / place.artifact), "--steps", str(run.steps)]
-        worker += ["--pause", str(run.pause), *extra]
+        worker += ["--pause", str(run.pause), "--slow", str(SLOW if run.pause else 0.0), *extra]
         with open(self.output, "wb") as log:
             self.process = subprocess.Popen(
                 [*launch, *worker], cwd=ROOT, stdout=log, stderr=subprocess.STDOUT

@@ -147,9 +147,9 @@ class Campaign:
         run = self._open(f"run-{plan.number}", self.pause)
         expected = self.reference(plan.places[0] if plan.same else PLACES[0])
         start, rows, problems = time.monotonic(), [], []
-        mounted = mount_disk(run)
+        mount_disk(run)
         try:
-            attempts = Attacks(run, plan, mounted, rows).make()
+            attempts = Attacks(run, plan, rows).make()
             final = run.folder / "final.safetensors"
             if not final.exists():
                 problems.append("the run did not reach its last step")
@@ -182,8 +182,8 @@ def _relative(one: np.ndarray, other: np.ndarray) -> float:
 class Attacks:
     """The attempts of one run, one after another."""
 
-    def __init__(self, run: Run, plan: Plan, mounted: bool, rows: list[FaultRow]):
-        self.run, self.plan, self.mounted, self.rows = run, plan, mounted, rows
+    def __init__(self, run: Run, plan: Plan, rows: list[FaultRow]):
+        self.run, self.plan, self.rows = run, plan, rows
         self.rng = random.Random(f"{plan}")
         self.left = list(plan.kinds)
         self.places = list(plan.places)
@@ -232,9 +232,6 @@ class Attacks:
 
     def _attack(self, attempt: Attempt, kind: str) -> None:
         """Makes one fault and waits until the processes have ended, or go on."""
-        if kind == "disk full" and not self.mounted:
-            self.left.pop(0)  # a file system of their own needs the right to mount one
-            return
         if kind != "SIGKILL while starting" and not attempt.wait_for_steps(1):
             self._note_hang(attempt, kind)
             return

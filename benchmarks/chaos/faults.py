@@ -6,15 +6,17 @@ import contextlib
 import os
 import pathlib
 import random
+import resource
 import signal
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from benchmarks.chaos.attempt import LONGEST, Attempt, Run
+from benchmarks.chaos.attempt import LONGEST, SLOW, Attempt, Run
 
 DISK = 24 * 2**20  # bytes of the file system of a run's checkpoints
+FILE = 96 * 2**10  # bytes of a file in a quota's stead: the arrays have more, all else less
 STOPPED = 10.0  # seconds of SIGSTOP
 
 Fault = Callable[[Attempt, random.Random], dict[str, Any]]
@@ -40,7 +42,7 @@ def kill_while_saving(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
     """SIGKILL of one process while a checkpoint is being written."""
     attempt.wait_for_steps(rng.randint(1, 3))
     attempt.wait_for(attempt.run.is_saving)
-    time.sleep(rng.uniform(0, 0.03))
+    time.sleep(rng.uniform(0, 4 * SLOW))
     saving = attempt.run.is_saving()
     attempt.send(rng, signal.SIGKILL)
     return {"saving": saving}
@@ -51,7 +53,7 @@ def kill_all(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
     attempt.wait_for_steps(rng.randint(1, 5))
     if rng.random() < 0.5:
         attempt.wait_for(attempt.run.is_saving)
-        time.sleep(rng.uniform(0, 0.03))
+        time.sleep(rng.uniform(0, 4 * SLOW))
     saving = attempt.run.is_saving()
     attempt.process.send_signal(signal.SIGKILL)
     return {"saving": saving}
@@ -76,17 +78,37 @@ def pause(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
 
 
 def fill_disk(attempt: Attempt, rng: random.Random) -> dict[str, Any]:
-    """A disk that is full for some steps: checkpoints cannot be written."""
+    """A disk that is full for some steps, or a limit on files: checkpoints cannot be written."""
     attempt.wait_for_steps(rng.randint(1, 4))
-    ballast = attempt.run.disk / "ballast"
+    mounted = os.path.ismount(attempt.run.disk) and rng.random() < 0.5
+    before = attempt.run.last_step()
+    with _full(attempt.run.disk) if mounted else _limited(attempt):
+        attempt.wait_for_steps(12)
+    by = "file system" if mounted else "limit"
+    return {"by": by, "steps_with_full_disk": attempt.run.last_step() - before}
+
+
+@contextlib.contextmanager
+def _full(disk: pathlib.Path) -> Iterator[None]:
+    """A file system without space."""
+    ballast = disk / "ballast"
     with open(ballast, "wb") as file:
-        left = os.statvfs(attempt.run.disk)
+        left = os.statvfs(disk)
         with contextlib.suppress(OSError):  # if others take a part meanwhile, little is left
             os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
-    before = attempt.run.last_step()
-    attempt.wait_for_steps(12)
+    yield
     ballast.unlink()
-    return {"steps_with_full_disk": attempt.run.last_step() - before}
+
+
+@contextlib.contextmanager
+def _limited(attempt: Attempt) -> Iterator[None]:
+    """Processes that may write small files only."""
+    for most in (FILE, resource.RLIM_INFINITY):
+        for pid in attempt.pids():
+            with contextlib.suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+        if most == FILE:
+            yield
 
 
 def damage(how: str) -> Fault:
@@ -132,11 +154,11 @@ def tear(path: pathlib.Path, rng: random.Random) -> None:
 DAMAGES = {"bit flipped": flip_bit, "truncated": truncate, "torn": tear}
 
 
-def mount_disk(run: Run) -> bool:
-    """Gives a run's checkpoints a small file system of their own; False if that is not allowed."""
+def mount_disk(run: Run) -> None:
+    """Gives a run's checkpoints a small file system of their own, if that is allowed."""
     run.disk.mkdir(parents=True, exist_ok=True)
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "chaos", str(run.disk)]
-    return subprocess.run(command, capture_output=True).returncode == 0
+    subprocess.run(command, capture_output=True)
 
 
 def unmount_disk(run: Run) -> None:

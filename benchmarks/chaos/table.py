@@ -15,6 +15,8 @@ def summarize(rows: Sequence[RunRow]) -> dict[str, Any]:
     """The figures of a campaign."""
     faults = [fault for row in rows for fault in row.faults]
     problems = [problem for row in rows for problem in row.problems]
+    saving = [fault for fault in faults if fault["details"].get("saving")]
+    damaged = [fault for fault in faults if fault["details"].get("damaged")]
     same, others = [row for row in rows if row.same], [row for row in rows if not row.same]
     return {
         "faults": len(faults),
@@ -24,6 +26,9 @@ def summarize(rows: Sequence[RunRow]) -> dict[str, Any]:
         "hangs": sum("hung" in problem for problem in problems),
         "lost_checkpoints": sum("lost checkpoint" in problem for problem in problems),
         "problems": len(problems),
+        "killed_while_saving": len(saving),
+        "damaged_files": len(damaged),
+        "damage_noticed": sum((one["resumed"] or 0) < one["details"]["damaged"] for one in damaged),
         "runs_in_one_place": len(same),
         "equal_bit_for_bit": sum(row.equal for row in same),
         "runs_in_changing_places": len(others),
@@ -50,6 +55,12 @@ def format_table(rows: Sequence[RunRow], command: str) -> str:
         f"- Runs whose processes, mesh and layout changed at every restart: "
         f"{figures['runs_in_changing_places']}; the largest difference from an undisturbed run is "
         f"{figures['largest_difference']:.1e} of the largest number of a variable (allowed: 1e-6).",
+        f"- A process, or all of them, died while a checkpoint was being written: "
+        f"{figures['killed_while_saving']} times. It is whole then, or it is not there; "
+        "the one before it stays.",
+        f"- Files of the newest checkpoint were damaged {figures['damaged_files']} times; "
+        f"{figures['damage_noticed']} times that was noticed and training went on from the one "
+        "before it, otherwise the damaged bytes are among those that nobody reads.",
         "",
         "| fault | times | processes ended | training went on | seconds to the end or the next "
         "step: median | longest | problems |",

@@ -7,18 +7,44 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from benchmarks.chaos.training import SAVE_EVERY, make_batch
 from namedmesh.runtime import load, start_processes, starting
-from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer, save_weights
+from namedmesh.training import (
+    Checkpoints,
+    Intervals,
+    NumberedBatches,
+    Trainer,
+    checkpoint_folder,
+    chunk_store,
+    save_weights,
+)
 
 DATA = "numbered batches"
+
+
+def slow_down_disk(seconds: float) -> None:
+    """Lets each part of a save wait: a real one takes minutes, in which a process can be killed."""
+
+    def after_a_while(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            time.sleep(seconds)
+            return function(*arguments, **options)
+
+        return call
+
+    chunk_store.ChunkWriter.write = after_a_while(chunk_store.ChunkWriter.write)
+    checkpoint_folder.join_databases = after_a_while(checkpoint_folder.join_databases)
+    checkpoint_folder.write_file = after_a_while(checkpoint_folder.write_file)
+    checkpoint_folder.sync_folder = after_a_while(checkpoint_folder.sync_folder)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Trains to the last step, or as far as it comes; returns the exit status."""
     folder = pathlib.Path(arguments.folder)
+    slow_down_disk(arguments.slow)
     if arguments.wrong == "version" and os.environ.get("JAX_PROCESS_ID") == str(arguments.peer):
         starting.__version__ = "0.0.0"
     processes = start_processes()
@@ -61,6 +87,7 @@ def main() -> None:
     parser.add_argument("--other_artifact", default="", help="that of a wrong peer")
     parser.add_argument("--steps", type=int, default=100, help="the last step")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds of each part of a save")
     parser.add_argument("--peer", type=int, default=-1, help="which process is wrong")
     parser.add_argument("--wrong", default="", help="how: data, settings, layout or version")
     sys.exit(run(parser.parse_args()))

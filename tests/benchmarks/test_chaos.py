@@ -42,6 +42,7 @@ def test_damage_changes_a_file(damage, tmp_path):
 
 def test_the_table_counts_what_went_wrong():
     fault = {"kind": "SIGKILL", "status": 137, "seconds": 2.0, "problems": ["hung: no end"]}
+    fault |= {"resumed": 5, "details": {"saving": True}}
     wrong = ["SIGKILL: hung: no end", "SIGTERM: lost checkpoint 5: went on from 0"]
     rows = [
         RunRow(0, True, 60.0, 2, True, 0.0, [fault], wrong),
