@@ -58,9 +58,9 @@ def format_table(rows: Sequence[RunRow], command: str) -> str:
         f"- A process, or all of them, died while a checkpoint was being written: "
         f"{figures['killed_while_saving']} times. It is whole then, or it is not there; "
         "the one before it stays.",
-        f"- Files of the newest checkpoint were damaged {figures['damaged_files']} times; "
-        f"{figures['damage_noticed']} times that was noticed and training went on from the one "
-        "before it, otherwise the damaged bytes are among those that nobody reads.",
+        f"- Files of the newest checkpoint were damaged {figures['damaged_files']} times. That was "
+        f"noticed {figures['damage_noticed']} times, and training went on from the one before it; "
+        f"otherwise nobody reads the damaged bytes.",
         "",
         "| fault | times | processes ended | training went on | seconds to the end or the next "
         "step: median | longest | problems |",

@@ -10,7 +10,7 @@ import jax
 
 from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.runtime.bridge import drop_connection
-from namedmesh.runtime.watch import Watch, current_watch
+from namedmesh.runtime.watch import SECOND_HAND, Watch, current_watch
 
 _WAIT = 8.0  # seconds that process 0 stays for the others to notice
 # What jax says when another process, or the way to it, is gone.
@@ -47,7 +47,7 @@ def find_lost(problem: str, error: Exception) -> LostProcess | None:
     except jax.errors.JaxRuntimeError:
         silent, stopped = {}, {0: "it is the coordinator, and does not answer"}
     details = [f"process {index} stopped: {reason}" for index, reason in stopped.items()]
-    gone = {index for index, reason in stopped.items() if not reason.startswith("LostProcess")}
+    gone = {index for index, reason in stopped.items() if not reason.startswith(SECOND_HAND)}
     for index in silent:
         if index not in stopped:
             details.append(f"process {index} gives no sign of life")

@@ -13,37 +13,47 @@ import time
 from typing import Any
 
 from namedmesh.dims.errors import NamedMeshError, name_all
+from namedmesh.runtime.connections import Connections
 from namedmesh.runtime.process_arguments import ProcessArguments, split_address
 
 _LONGEST_LINE = 2**16  # bytes; an answer names processes
 _PATIENCE = 5.0  # seconds for a line of someone who has connected
 _LATE = 10.0  # seconds to wait for the rest once something is wrong
+Message = dict[str, Any]
+Outcome = tuple[Message, dict[int, socket.socket]]  # what process 0 found, and the connections
 _SAME = "start every process with the same code, packages, settings and data"
 
 
-def meet(arguments: ProcessArguments, versions: str) -> None:
+def meet(arguments: ProcessArguments, versions: str) -> Connections:
     """Waits until all processes have come to the coordinator's address.
 
     Args:
         arguments: Which process this is, and where to meet.
         versions: What it runs; processes with other versions are refused.
 
+    Returns:
+        The connections by which they met.
+
     Raises:
         NamedMeshError: In every process that came, if one is missing, came twice, counts
             differently or runs other versions; or if the address leads nowhere.
     """
     hello = {"index": arguments.index, "count": arguments.count, "versions": versions}
-    answer = _receive(arguments, hello) if arguments.index == 0 else _visit(arguments, hello)
+    meeting = _receive if arguments.index == 0 else _visit
+    answer, sockets = meeting(arguments, hello)
     if answer["problem"]:
+        for one in sockets.values():
+            one.close()
         raise NamedMeshError(
             answer["problem"],
             *answer["details"],
             f"this is process {arguments.index} of {arguments.count}",
             fix=answer["fix"],
         )
+    return Connections(sockets, split_address(str(arguments.coordinator), "coordinator"))
 
 
-def _receive(arguments: ProcessArguments, own: dict[str, Any]) -> dict[str, Any]:
+def _receive(arguments: ProcessArguments, own: Message) -> Outcome:
     """Process 0: hears all others, and tells them what it found."""
     assert arguments.count is not None
     present, guests = {0: own}, []
@@ -54,7 +64,7 @@ def _receive(arguments: ProcessArguments, own: dict[str, Any]) -> dict[str, Any]
             guest, hello = _admit(door, deadline)
             if guest is None:
                 continue
-            guests.append(guest)
+            guests.append((guest, hello["index"]))
             if not answer["problem"]:
                 answer = _compare(hello, present, arguments.count)
                 present.setdefault(hello["index"], hello)
@@ -62,9 +72,9 @@ def _receive(arguments: ProcessArguments, own: dict[str, Any]) -> dict[str, Any]
                     deadline = min(deadline, time.monotonic() + _LATE)
     if not answer["problem"]:
         answer = _name_missing(present, arguments)
-    for guest in guests:
+    for guest, _ in guests:
         _say(guest, answer)
-    return answer
+    return answer, {index: guest for guest, index in guests}
 
 
 def _listen(arguments: ProcessArguments) -> socket.socket:
@@ -88,7 +98,7 @@ def _listen(arguments: ProcessArguments) -> socket.socket:
     return door
 
 
-def _admit(door: socket.socket, deadline: float) -> tuple[socket.socket | None, dict[str, Any]]:
+def _admit(door: socket.socket, deadline: float) -> tuple[socket.socket | None, Message]:
     """The next one who comes in time and says who it is; others are sent away."""
     door.settimeout(max(0.01, deadline - time.monotonic()))
     try:
@@ -104,7 +114,7 @@ def _admit(door: socket.socket, deadline: float) -> tuple[socket.socket | None, 
     return None, {}
 
 
-def _compare(hello: dict[str, Any], present: dict[int, dict[str, Any]], count: int) -> Any:
+def _compare(hello: Message, present: dict[int, Message], count: int) -> Any:
     """What is wrong with one who came, if anything."""
     index, own = hello["index"], present[0]
     if hello["count"] != count:
@@ -128,7 +138,7 @@ def _compare(hello: dict[str, Any], present: dict[int, dict[str, Any]], count: i
     return _answer("")
 
 
-def _name_missing(present: dict[int, dict[str, Any]], arguments: ProcessArguments) -> Any:
+def _name_missing(present: dict[int, Message], arguments: ProcessArguments) -> Any:
     """What is wrong if not all came in time."""
     missing = [str(one) for one in range(arguments.count or 0) if one not in present]
     if not missing:
@@ -143,46 +153,46 @@ def _name_missing(present: dict[int, dict[str, Any]], arguments: ProcessArgument
     )
 
 
-def _visit(arguments: ProcessArguments, hello: dict[str, Any]) -> dict[str, Any]:
+def _visit(arguments: ProcessArguments, hello: Message) -> Outcome:
     """Another process: says who it is, and hears what process 0 found."""
     address = split_address(str(arguments.coordinator), "coordinator")
     deadline = time.monotonic() + arguments.timeout
     reason = "nobody listens there"
     while (left := deadline - time.monotonic()) > 0:
         try:
-            with socket.create_connection(address, timeout=left) as host:
-                _say(host, hello)
-                host.settimeout(left + _PATIENCE)
-                answer = _hear(host)
+            host = socket.create_connection(address, timeout=left)
+            _say(host, hello)
+            host.settimeout(left + _PATIENCE)
+            answer = _hear(host)
             if isinstance(answer.get("problem"), str):
-                return answer
+                return answer, {0: host}
+            host.close()
             reason = "whoever listens there is not process 0 of this program, or has gone"
         except OSError as error:
             reason = error.strerror or str(error)
         time.sleep(min(0.2, max(0.0, left)))
-    return _answer(
+    answer = _answer(
         f"process 0 cannot be reached at {arguments.coordinator} "
         f"within {arguments.timeout} seconds: {reason}",
         fix="start process 0 too, and give an address of its machine that this one can reach",
     )
+    return answer, {}
 
 
-def _answer(problem: str, *details: str, fix: str = "") -> dict[str, Any]:
+def _answer(problem: str, *details: str, fix: str = "") -> Message:
     """What process 0 tells the others; no problem means that jax may connect."""
     return {"problem": problem, "details": details, "fix": fix}
 
 
-def _say(peer: socket.socket, message: dict[str, Any]) -> None:
+def _say(peer: socket.socket, message: Message) -> None:
     """Sends one line; whoever has gone meanwhile does not matter here."""
     try:
         peer.sendall(json.dumps(message).encode() + b"\n")
-        if "problem" in message:
-            peer.close()
     except OSError:
         peer.close()
 
 
-def _hear(peer: socket.socket) -> dict[str, Any]:
+def _hear(peer: socket.socket) -> Message:
     """One line of someone; empty if it is too long, not JSON or does not come."""
     data = b""
     try:

@@ -14,7 +14,7 @@ from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.bridge import module_function, partition_with
+from namedmesh.runtime.bridge import is_one_of_several, module_function, partition_with
 from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.partitioner import choose_partitioner
 
@@ -45,6 +45,9 @@ OPTIONS = {
         "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
     }
 }
+# Between processes, gloo makes sums that XLA has joined one by one, and goes on with the next
+# when one fails: what it then receives is another's, and it aborts the process.
+GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
 
@@ -170,6 +173,7 @@ def compile_lowered(
         The compiled program.
     """
     own = OPTIONS.get(module.platform, {}) if module.donates else {}
-    chosen = {**own, **(options or {})}
+    between = GLOO_OPTIONS if module.platform == "cpu" and is_one_of_several() else {}
+    chosen = {**own, **between, **(options or {})}
     with partition_with(module.partitioner):
         return module.lowered.compile(compiler_options=chosen)

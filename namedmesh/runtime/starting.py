@@ -12,6 +12,7 @@ from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.dims.version import __version__
 from namedmesh.runtime import bridge
 from namedmesh.runtime.collective_trace import current_trace
+from namedmesh.runtime.connections import Connections
 from namedmesh.runtime.devices import use_cpu_devices
 from namedmesh.runtime.lost import leave_in_order
 from namedmesh.runtime.meeting import meet
@@ -24,7 +25,7 @@ from namedmesh.runtime.process_arguments import (
     read_arguments,
 )
 from namedmesh.runtime.processes import Processes, current_processes
-from namedmesh.runtime.watch import current_watch, start_watch
+from namedmesh.runtime.watch import Watch, current_watch, start_watch
 
 
 def start_processes(
@@ -36,7 +37,7 @@ def start_processes(
     bind: str | None = None,
     method: str | None = None,
     timeout: float = 300,
-    heartbeat: float = 10,
+    heartbeat: float = 15,
     hang_seconds: float | None = 60,
 ) -> Processes:
     """Connects this process with the others that run the same program.
@@ -93,10 +94,10 @@ def start_processes(
             "the processes cannot be connected: jax has looked at its devices already",
             fix="call start_processes first, before nm.compile, load and jax.devices()",
         )
-    meet(arguments, _versions())
+    connections = meet(arguments, _versions())
     current_trace()  # from here on jax logs
     _connect(arguments)
-    return _watch(current_processes(), limit)
+    return _watch(current_processes(), limit, connections, arguments.heartbeat)
 
 
 def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
@@ -113,10 +114,15 @@ def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
     return running
 
 
-def _watch(processes: Processes, limit: float | None) -> Processes:
+def _watch(
+    processes: Processes,
+    limit: float | None,
+    connections: Connections | None = None,
+    heartbeat: float = 15,
+) -> Processes:
     """Returns the processes, watched from now on if they are not yet."""
     if current_watch() is None:
-        leave_in_order(start_watch(processes, limit))
+        leave_in_order(start_watch(Watch(processes, limit, connections, heartbeat)))
     return processes
 
 
@@ -167,8 +173,8 @@ def _connect(arguments: ProcessArguments) -> None:
             arguments.index,
             cluster_detection_method=arguments.method,
             initialization_timeout=arguments.timeout,
-            heartbeat_timeout_seconds=arguments.heartbeat,
-            shutdown_timeout_seconds=max(arguments.timeout, arguments.heartbeat),
+            heartbeat_timeout_seconds=2 * arguments.heartbeat,  # the watch says more, and first
+            shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
         )
     except (RuntimeError, ValueError) as error:

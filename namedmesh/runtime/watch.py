@@ -20,13 +20,16 @@ import jax
 
 from namedmesh.dims.source import describe_thread
 from namedmesh.runtime.collective_trace import current_trace
+from namedmesh.runtime.connections import Connections
 from namedmesh.runtime.coordination import read_texts, store_text
 from namedmesh.runtime.processes import Processes
+from namedmesh.runtime.silence import Silence
 
 _SECONDS = 1.0  # between two records
 _SILENCE = 2.5  # seconds without a new record after which a process is silent
 _GRACE = 3.0  # seconds for a step to end by itself once another process has stopped with an error
 _PATIENCE = 15.0  # the same if it has ended in good order: the step may be about to end too
+SECOND_HAND = ("process ", "LostProcess")  # how reasons begin that are another process's
 _MOST_SHOWN = 32  # processes in a report
 Record = dict[str, Any]
 
@@ -42,20 +45,19 @@ def current_watch() -> Watch | None:
     return _watch
 
 
-def start_watch(processes: Processes, hang_seconds: float | None) -> Watch:
+def start_watch(watch: Watch) -> Watch:
     """Starts the watch of this process.
 
     Args:
-        processes: Which process this is.
-        hang_seconds: How long a step may take before it is reported; None for ever.
+        watch: The watch.
 
     Returns:
         The watch.
     """
     global _watch
-    _watch = Watch(processes, hang_seconds)
-    _watch.start()
-    return _watch
+    _watch = watch
+    watch.start()
+    return watch
 
 
 class Watch:
@@ -64,6 +66,8 @@ class Watch:
     Args:
         processes: Which process this is.
         hang_seconds: How long a step may take before it is reported; None for ever.
+        connections: Connections that end with the processes.
+        heartbeat: Seconds without a record after which a process counts as gone.
 
     Attributes:
         processes: Which process this is.
@@ -71,7 +75,13 @@ class Watch:
         failure: Why this process cannot go on, once that is known; empty before.
     """
 
-    def __init__(self, processes: Processes, hang_seconds: float | None):
+    def __init__(
+        self,
+        processes: Processes,
+        hang_seconds: float | None,
+        connections: Connections | None = None,
+        heartbeat: float = 15.0,
+    ):
         self.processes, self.hang_seconds, self.failure = processes, hang_seconds, ""
         self._trace = current_trace()
         self._main = threading.main_thread().ident
@@ -80,6 +90,8 @@ class Watch:
         self._pending: Any = None
         self._beat, self._reported = 0, 0.0
         self._gone: set[int] = set()  # processes that were found silent
+        self._connections, self._silence = connections, Silence(processes, connections, heartbeat)
+        self._reasons: dict[int, str] = {}  # why others have stopped
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
         self._ended = threading.Event()
 
@@ -87,6 +99,8 @@ class Watch:
         """Starts the thread."""
         self._tell()
         threading.Thread(target=self._run, name="watch", daemon=True).start()
+        if self._connections is not None and not self.processes.first:
+            threading.Thread(target=self._follow_first, name="link", daemon=True).start()
 
     def say_ended(self) -> None:
         """Tells the others that this process ends in good order."""
@@ -124,6 +138,11 @@ class Watch:
     def place(self) -> str:
         """What this process is doing, in words."""
         return _describe(self._record())
+
+    @property
+    def _waits(self) -> bool:
+        """Whether a step runs, or has not given its result yet."""
+        return self._record()["inside"]
 
     def silent(self) -> dict[int, Record]:
         """The other processes that give no sign of life now, with their last records.
@@ -191,6 +210,7 @@ class Watch:
                 self._tell()
                 if self._trace is not None:
                     self._trace.pass_on()
+                self._find_silent()
                 self._stop_with_others()
                 if self.processes.first and self.hang_seconds is not None:
                     self._report_hang(self.hang_seconds)
@@ -226,28 +246,60 @@ class Watch:
             "at": "" if self._trace is None else self._trace.last(self._program),
         }
 
+    def _find_silent(self) -> None:
+        """In process 0, tells the others who is gone; leaves if that is said of this process."""
+        said = read_texts("stopped")
+        if str(self.processes.index) in said and not self._ended.is_set():
+            self._leave(
+                f"the others have given up {self.processes}: {said[str(self.processes.index)]}",
+                "start all processes again; heartbeat= is how long a process may be silent",
+            )
+        if not self.processes.first:
+            return  # as many records as processes, read by one of them
+        for index, reason in self._silence.find(self._records()).items():
+            if str(index) not in said and index not in self.stopped("ended"):
+                store_text(f"stopped/{index}", reason)
+
+    def _follow_first(self) -> None:
+        """Leaves when process 0 is gone: jax would abort without a word of what this was doing."""
+        assert self._connections is not None
+        self._connections.wait_for_end(0)
+        if self._ended.is_set() or self._connections.coordinator_answers():
+            return
+        reason = self._reasons.get(0)
+        self._leave(
+            f"process 0 of {self.processes.count} "
+            + (f"has stopped: {reason}" if reason else "is gone, and the coordinator with it"),
+            "look at the output of process 0, and start all processes again",
+        )
+
+    def _leave(self, problem: str, fix: str) -> None:
+        """Ends this process, whose main thread may wait inside of a step and cannot raise."""
+        place = f"this is process {self.processes.index}, {self.place}"
+        sys.stderr.write(f"{problem}\n  {place}\n  fix: {fix}\n")
+        sys.stderr.flush()
+        os._exit(1)
+
     def _stop_with_others(self) -> None:
         """Ends this process if its step waits for a process that has stopped."""
         reasons, patience = self.stopped(), _GRACE
         if not reasons:
             reasons, patience = self.stopped("ended"), _PATIENCE
-        if not reasons or not self._inside:
+        self._reasons = reasons
+        if not reasons or not self._waits:
             return
         now, since = time.monotonic(), self._since
         if self._waiting[0] != since:
             self._waiting = (since, now)
         if now - self._waiting[1] < patience:
             return  # the step may raise an error of its own, or end
-        index, reason = next(iter(reasons.items()))
-        text = (
-            f"process {index} of {self.processes.count} has stopped: {reason}\n"
-            f"  this is process {self.processes.index}, {self.place}, which cannot end\n"
-            f"  fix: mend what stopped process {index}, and start all processes again\n"
+        # Those that stopped because of another come last.
+        index = min(reasons, key=lambda one: (reasons[one].startswith(SECOND_HAND), one))
+        self.say_stopped(f"{SECOND_HAND[0]}{index} has stopped")
+        self._leave(
+            f"process {index} of {self.processes.count} has stopped: {reasons[index]}",
+            f"mend what stopped process {index}, and start all processes again",
         )
-        self.say_stopped(f"process {index} has stopped")
-        sys.stderr.write(text)
-        sys.stderr.flush()
-        os._exit(1)  # the main thread waits inside of the step and cannot raise
 
     def _report_hang(self, limit: float) -> None:
         """Writes what every process does if a step has taken too long; again after twice that."""

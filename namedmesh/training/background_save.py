@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.dims.errors import NamedMeshError, name_all
 from namedmesh.runtime.processes import Processes
 from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
@@ -87,8 +87,8 @@ class BackgroundSave:
                 not commit it. Nothing of the checkpoint is left then.
         """
         self._thread.join()
-        if self.error is not None:
-            raise self.error
+        if self.error is not None:  # made in the thread, which has no line of the user's
+            raise NamedMeshError(self.error.problem, *self.error.details, fix=self.error.fix)
 
     def _run(self) -> None:
         """Write, agree with the others, commit."""
@@ -133,7 +133,8 @@ class BackgroundSave:
         if self._processes.count == 1:
             raise self._failure(problem)
         details = [f"process {index}: {text}" for index, text in failed.items()]
-        raise self._failure(next(iter(failed.values())), *details)
+        who = name_all("process", [str(index) for index in failed], "processes")
+        raise self._failure(f"{who} could not write", *details[:8])
 
     def _remove_part(self) -> None:
         """Remove what was written, so that the step can be saved again."""
@@ -190,13 +191,15 @@ class BackgroundSave:
         return NamedMeshError(
             f"step {self.step} could not be saved in {self._folder.path}: {problem}",
             *details,
-            fix=self._advice(problem),
+            fix=self._advice(" ".join([problem, *details])),
         )
 
     def _advice(self, problem: str) -> str:
         """What to do about a problem."""
         if any(words in problem.lower() for words in _NO_SPACE):
             return "free space on that disk or raise the quota, and save again"
+        if "does not see" in problem:
+            return "name a folder on a file system that all processes share"
         return "check that the folder is there and that you may write to it, and save again"
 
 

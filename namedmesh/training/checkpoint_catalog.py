@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,9 @@ from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
 from namedmesh.training.first_process import run_on_first
 from namedmesh.training.restoring import read_record
+from namedmesh.training.writer_lock import WriterLock, read_writer
 
+_LOOKS = 10  # of a process at what process 0 has written
 _SECONDS = 300.0  # how long processes wait for each other
 
 
@@ -38,16 +41,26 @@ class CheckpointCatalog:
     ):
         self._files, self._processes = files, processes
         self._keep, self._metric, self._rank = keep, metric, rank
-        self._metrics: dict[int, float | None] = dict(self._on_first("opening", self._look))
+        self._lock: WriterLock | None = None
+        processes.agree("the folder of the checkpoints", str(files.path))
+        writer, found = self._on_first("opening", self._look)
+        self._metrics: dict[int, float | None] = {step: value for step, value in found}
         if processes.count > 1:
-            self._check_shared()
+            self._check_shared(writer)
 
-    def _look(self) -> list[tuple[int, float | None]]:
-        """Each step with its metric; what is left over of a killed process is removed."""
+    def _look(self) -> tuple[str, list[tuple[int, float | None]]]:
+        """Who writes, and each step with its metric; what a killed process left is removed."""
         if self._keep is not None:
             self._files.path.mkdir(parents=True, exist_ok=True)
+            self._lock = WriterLock(self._files.path)
             self._files.remove_leftovers()
-        return [(step, self._read_metric(step)) for step in self._files.list_steps()]
+        found = [(step, self._read_metric(step)) for step in self._files.list_steps()]
+        return self._lock.text if self._lock is not None else "", found
+
+    def close(self) -> None:
+        """Let others save in the folder."""
+        if self._lock is not None:
+            self._lock.release()
 
     def _read_metric(self, step: int) -> float | None:
         """The metric of a checkpoint; None if it has none, or is damaged."""
@@ -57,13 +70,26 @@ class CheckpointCatalog:
             return None
         return value if isinstance(value, int | float) and math.isfinite(value) else None
 
-    def _check_shared(self) -> None:
-        """Raise on every process if one does not see the checkpoints that process 0 sees."""
-        seen = self._files.list_steps()
-        absent = [str(step) for step in self._metrics if step not in seen]
-        text = f"no step {join_names(absent)}" if absent else "all"
-        what = f"the checkpoints in {self._files.path}, which all of them must see"
-        self._processes.agree(what, text)
+    def _check_shared(self, writer: str) -> None:
+        """Raise on every process if one does not see the folder that process 0 sees."""
+        text = "all"
+        for _ in range(_LOOKS):
+            seen = self._files.list_steps()
+            absent = [str(step) for step in self._metrics if step not in seen]
+            text = f"no step {join_names(absent)}" if absent else "all"
+            if not absent and writer and read_writer(self._files.path) != writer:
+                text = "another folder than process 0"
+            if text == "all":
+                break
+            time.sleep(0.5)  # a network's file system may be late
+        texts = self._processes.exchange(f"what is in {self._files.path}", text)
+        others = [f"process {one} sees {text}" for one, text in enumerate(texts) if text != "all"]
+        if others:
+            raise NamedMeshError(
+                f"{self._files.path} is not the same folder for all processes",
+                *others[:8],
+                fix="name a folder on a file system that all processes share",
+            )
 
     def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
         """Do something on process 0."""

@@ -357,7 +357,10 @@ class Checkpoints:
             NamedMeshError: If the last checkpoint could not be saved.
         """
         self._open = False
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._catalog.close()
 
     def __enter__(self) -> Checkpoints:
         return self

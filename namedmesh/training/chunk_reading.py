@@ -23,6 +23,8 @@ from namedmesh.training.chunk_store import (
     piece_bounds,
 )
 
+_ALIGNMENT = 64  # bytes
+
 
 @dataclass(frozen=True)
 class ArrayTarget:
@@ -62,12 +64,12 @@ def read_arrays(
     """
     check_file_size(folder / MANIFEST)
     context, held = make_context(), 0
-    reads: deque[tuple[_Piece, ts.Future]] = deque()
+    reads: deque[tuple[_Piece, np.ndarray, ts.Future]] = deque()
     placed: dict[str, list[jax.Array]] = {name: [] for name in targets}
 
     def finish_one() -> int:
-        piece, read = reads.popleft()
-        values = _pad(read.result(), tuple(stop - start for start, stop in piece.bounds))
+        piece, values, read = reads.popleft()
+        read.result()
         placed[piece.name] += [jax.device_put(values, device) for device in piece.devices]
         return piece.bytes
 
@@ -76,11 +78,7 @@ def read_arrays(
         for piece in _find_pieces(name, target):
             while reads and held + piece.bytes > window:
                 held -= finish_one()
-            stored = tuple(
-                slice(min(start, size), min(stop, size))
-                for (start, stop), size in zip(piece.bounds, target.stored.shape, strict=True)
-            )
-            reads.append((piece, array[stored].read()))
+            reads.append((piece, *_start_read(array, piece.bounds)))
             held += piece.bytes
     while reads:
         finish_one()
@@ -141,10 +139,24 @@ def _find_pieces(name: str, target: ArrayTarget) -> Iterator[_Piece]:
         yield _Piece(name, bounds, holders, count * itemsize)
 
 
-def _pad(values: np.ndarray, sizes: tuple[int, ...]) -> np.ndarray:
-    """Values with zeros behind them up to some sizes."""
-    if values.shape == sizes:
-        return values
-    padded = np.zeros(sizes, values.dtype)
-    padded[tuple(slice(size) for size in values.shape)] = values
-    return padded
+def _start_read(array: ts.TensorStore, bounds: Bounds) -> tuple[np.ndarray, ts.Future]:
+    """Start to read a piece; what the stored array does not have is zero."""
+    ends = [
+        (min(start, size), min(stop, size))
+        for (start, stop), size in zip(bounds, array.shape, strict=True)
+    ]
+    sizes = tuple(stop - start for start, stop in bounds)
+    inside = tuple(slice(stop - start) for start, stop in ends)
+    values = _allocate(sizes, array.dtype.numpy_dtype)
+    if values[inside].shape != sizes:
+        values[...] = 0
+    stored = array[tuple(slice(*one) for one in ends)]
+    return values, ts.array(values[inside]).write(stored[ts.d[:].translate_to[0]])
+
+
+def _allocate(sizes: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory that a CPU device takes as it is; it would copy what begins elsewhere."""
+    count = math.prod(sizes) * dtype.itemsize
+    memory = np.empty(count + _ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % _ALIGNMENT
+    return memory[start : start + count].view(dtype).reshape(sizes)

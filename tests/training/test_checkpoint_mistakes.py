@@ -101,7 +101,7 @@ def test_only_a_state_with_its_values_is_saved(folder):
             checkpoints.save(11, used)
         assert error.value.problem == "the state to save was used up by a step"
         assert len(error.value.details) == 4
-    assert sorted(path.name for path in folder.iterdir()) == ["10"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["10"]
 
 
 def test_a_program_must_be_compiled_before_it_is_restored(folder):
@@ -132,4 +132,4 @@ def test_closed_checkpoints_are_an_error(folder):
         with pytest.raises(NamedMeshError) as error:
             use()
         assert error.value.problem == f"the checkpoints in {folder} are closed"
-    assert sorted(path.name for path in folder.iterdir()) == ["10"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["10"]

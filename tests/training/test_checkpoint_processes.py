@@ -102,14 +102,14 @@ def test_a_full_disk_of_one_process_is_an_error_in_all_and_the_last_checkpoint_s
     for index in (0, 1):
         failed = rows[index][2]
         assert failed["result"]["problem"] == (
-            f"step 2 could not be saved in {folder}: No space left on device"
+            f"step 2 could not be saved in {folder}: process 1 could not write"
         )
         assert failed["result"]["details"] == ["process 1: No space left on device"]
         assert failed["result"]["fix"].startswith("free space on that disk")
         assert failed["seconds"] < 10
         assert rows[index][3]["result"] == [1, {"p": "1"}, True, []]
         assert [row["result"] for row in rows[index][5:]] == [[1, 2], [2, {"p": "2"}, True, []]]
-    assert {path.name for path in folder.iterdir()} == {"1", "2"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"1", "2"}
 
 
 def test_damage_that_one_process_sees_makes_all_of_them_go_back(tmp_path):
@@ -121,4 +121,4 @@ def test_damage_that_one_process_sees_makes_all_of_them_go_back(tmp_path):
     for index, (row,) in enumerate(rows):
         step, extra, same, warned = row["result"]
         assert (step, extra, same, len(warned)) == (1, {"p": "1"}, True, 1 - index)
-    assert {path.name for path in folder.iterdir()} == {"1", "2.damaged"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"1", "2.damaged"}

@@ -217,7 +217,7 @@ def test_the_newest_and_the_best_checkpoints_are_kept(tmp_path, mode, best):
             checkpoints.save(step, State({"w": jax.numpy.ones(3)}, {}), {}, metrics)
     with Checkpoints(tmp_path, metric="score", mode=mode) as found:
         assert found.steps == [best, 5, 6]
-        assert sorted(int(path.name) for path in tmp_path.iterdir()) == [best, 5, 6]
+        assert sorted(int(path.name) for path in tmp_path.glob("[!.]*")) == [best, 5, 6]
         assert (found.find("best"), found.find("newest"), found.find("5")) == (best, 6, 5)
         with pytest.raises(NamedMeshError) as error:
             found.find("bset")

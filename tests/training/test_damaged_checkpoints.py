@@ -114,7 +114,7 @@ def test_several_damaged_ones_are_passed_over(folder):
     with Checkpoints(folder, keep=3) as checkpoints, pytest.warns(UserWarning) as warned:
         assert checkpoints.restore(compiled("one")).step == 10
     assert len(warned) == 2
-    assert {path.name for path in folder.iterdir()} == {"10", "20.damaged", "30.damaged"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"10", "20.damaged", "30.damaged"}
 
 
 def test_a_reader_renames_nothing(folder):
@@ -122,7 +122,7 @@ def test_a_reader_renames_nothing(folder):
     with Checkpoints(folder) as checkpoints, pytest.warns(UserWarning) as warned:
         assert checkpoints.restore(compiled("one")).step == 20
     assert str(warned[0].message).endswith("step 20 was restored instead")
-    assert {path.name for path in folder.iterdir()} == {"10", "20", "30"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"10", "20", "30"}
 
 
 def test_if_all_are_damaged_nothing_is_renamed_and_training_does_not_start_again(folder):
@@ -132,7 +132,7 @@ def test_if_all_are_damaged_nothing_is_renamed_and_training_does_not_start_again
         checkpoints.restore(compiled("one"))
     assert error.value.problem == f"all 3 checkpoints in {folder} are damaged"
     assert [detail.split(":")[0] for detail in error.value.details] == ["30", "20", "10"]
-    assert {path.name for path in folder.iterdir()} == {"10", "20", "30"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"10", "20", "30"}
 
 
 def test_a_program_that_does_not_fit_is_not_damage(folder):
@@ -153,7 +153,7 @@ def test_a_file_that_may_not_be_read_is_not_damage(folder, monkeypatch):
         with pytest.raises(NamedMeshError) as error:
             checkpoints.restore(compiled("one"))
     assert error.value.problem == f"the checkpoint of step 30 in {folder} cannot be read"
-    assert {path.name for path in folder.iterdir()} == {"10", "20", "30"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"10", "20", "30"}
 
 
 def rewrite(folder, change) -> None:

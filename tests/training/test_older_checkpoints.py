@@ -57,7 +57,7 @@ def test_a_run_goes_on_in_the_same_folder(folder):
         checkpoints.save(15, state, {"position": 15}, {"dev_loss": 1.0})
         checkpoints.wait()
         assert (checkpoints.steps, checkpoints.best) == ([10, 15], 15)
-    assert {path.name for path in folder.iterdir()} == {"10", "15"}
+    assert {path.name for path in folder.glob("[!.]*")} == {"10", "15"}
     with Checkpoints(folder) as checkpoints:
         again = checkpoints.restore(compiled("train", "mixed")).state
     assert all(same(again[name], state[name]) for name in state)

@@ -55,7 +55,7 @@ def test_a_quota_leaves_the_last_checkpoint_and_nothing_else(tmp_path, size):
         assert "File too large" in error.value.problem
         assert error.value.fix == "free space on that disk or raise the quota, and save again"
         assert checkpoints.steps == [1]
-        assert [path.name for path in tmp_path.iterdir()] == ["1"]
+        assert [path.name for path in tmp_path.glob("[!.]*")] == ["1"]
         checkpoints.save(2, large_state(2))  # with space, it works
     assert Checkpoints(tmp_path).steps == [1, 2]
 
@@ -119,7 +119,7 @@ def test_a_folder_that_vanishes_while_it_is_written_is_no_checkpoint(tmp_path, m
     checkpoints.save(1, large_state(1))
     with pytest.raises(NamedMeshError, match="vanished while it was written"):
         checkpoints.wait()
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("[!.]*")) == []
 
 
 def test_a_folder_that_may_not_be_made_is_an_error(tmp_path):
@@ -134,7 +134,7 @@ def test_extra_that_is_too_large_to_be_read_back_is_an_error(tmp_path):
         with pytest.raises(NamedMeshError) as error:
             checkpoints.save(1, large_state(1), {"text": "x" * (64 * 2**20)})
         assert error.value.fix.startswith("save what is large in a file of its own")
-    assert list(tmp_path.iterdir()) == []
+    assert list(tmp_path.glob("[!.]*")) == []
 
 
 LOOP = """
@@ -168,7 +168,8 @@ def test_a_process_that_is_killed_while_it_saves_loses_no_checkpoint(tmp_path, s
     started = int(rest[-1]) if rest else started
     with Checkpoints(tmp_path, keep=2) as checkpoints:
         assert checkpoints.latest in (started - 1, started)
-        assert {path.name for path in tmp_path.iterdir()} == {str(one) for one in checkpoints.steps}
+        names = {path.name for path in tmp_path.glob("[!.]*")}
+        assert names == {str(one) for one in checkpoints.steps}
         for step in checkpoints.steps:
             assert checkpoints.read_extra(step) == {"step": step}
             assert stored_values(tmp_path, step) == {float(step)}

@@ -1,0 +1,52 @@
+"""Connections that the operating system closes when a process ends, however it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+from collections.abc import Mapping
+
+_PATIENCE = 2.0  # seconds for the coordinator to answer
+
+
+class Connections:
+    """The connections of this process: process 0 has one with each other, they have one with it.
+
+    Nothing is sent. An end of a connection is a hint and no proof: networks close some too.
+
+    Args:
+        sockets: The connections by process.
+        coordinator: Where process 0 listens.
+    """
+
+    def __init__(self, sockets: Mapping[int, socket.socket], coordinator: tuple[str, int]):
+        self._sockets, self._coordinator = dict(sockets), coordinator
+        for one in self._sockets.values():
+            one.settimeout(None)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def closed(self) -> set[int]:
+        """The processes whose connections are closed."""
+        waiter = select.poll()
+        numbers = {one.fileno(): index for index, one in self._sockets.items()}
+        for number in numbers:
+            waiter.register(number, select.POLLIN)  # nobody sends: there is only an end to read
+        return {numbers[number] for number, _ in waiter.poll(0)}
+
+    def wait_for_end(self, index: int) -> None:
+        """Waits until the connection with a process is closed.
+
+        Args:
+            index: The process.
+        """
+        with contextlib.suppress(OSError):
+            self._sockets[index].recv(1)
+
+    def coordinator_answers(self) -> bool:
+        """Whether somebody listens at the coordinator's address."""
+        try:
+            socket.create_connection(self._coordinator, timeout=_PATIENCE).close()
+        except OSError:
+            return False
+        return True
