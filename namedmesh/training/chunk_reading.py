@@ -148,10 +148,11 @@ def _start_read(array: ts.TensorStore, bounds: Bounds) -> tuple[np.ndarray, ts.F
     sizes = tuple(stop - start for start, stop in bounds)
     inside = tuple(slice(stop - start) for start, stop in ends)
     values = _allocate(sizes, array.dtype.numpy_dtype)
-    if values[inside].shape != sizes:
+    there = values[(*inside, ...)]  # a view, also of an array without dimensions
+    if there.shape != sizes:
         values[...] = 0
     stored = array[tuple(slice(*one) for one in ends)]
-    return values, ts.array(values[inside]).write(stored[ts.d[:].translate_to[0]])
+    return values, ts.array(there).write(stored[ts.d[:].translate_to[0]])
 
 
 def _allocate(sizes: tuple[int, ...], dtype: np.dtype) -> np.ndarray:

@@ -12,7 +12,12 @@ B, M = nm.dims("batch=4 model=4")
 STEPS = (
     START
     + """
+import subprocess
 from namedmesh.runtime import load
+def stand_still(seconds):
+    waker = f"sleep {seconds}; kill -CONT {os.getpid()}"
+    subprocess.Popen(["sh", "-c", waker])
+    os.kill(os.getpid(), signal.SIGSTOP)
 step = load(sys.argv[1])
 batch = step.feed({"x": np.ones((4, 4), np.float32)[step.rows("x")]})
 state = step.init(0)
@@ -22,8 +27,9 @@ for number in range(10**6):
         {"kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
          "raise": lambda: [][processes.count],
          "exit": lambda: sys.exit(0),
+         "still": lambda: stand_still(10),
          "wait": lambda: time.sleep(8)}[sys.argv[2]]()
-    if number == 5 and sys.argv[2] == "wait":
+    if number == 5 and sys.argv[2] in ("wait", "still"):
         break
     state, _ = step(state, **batch)
 print("done")
@@ -46,14 +52,62 @@ def artifact(tmp_path_factory) -> str:
     return str(path)
 
 
+def train_more(x):
+    w, v, scale = nm.param("w", [M]), nm.param("v", [B, M]), nm.param("scale", [])
+    loss = nm.mean(nm.square(nm.einsum([x, w], [B]) * scale + nm.sum(v, over=M) - 1))
+    for name, gradient in nm.grad(loss).items():
+        nm.assign(nm.parameters()[name], nm.parameters()[name] - gradient)
+    return loss
+
+
+@pytest.fixture(scope="module")
+def four_devices(tmp_path_factory) -> str:
+    """A program with several sums, of which gloo sends messages between devices of one process."""
+    path = tmp_path_factory.mktemp("lost") / "more.nmesh"
+    nm.export(nm.trace(train_more, nm.spec([B, M])), nm.Mesh(data=4), "batch:data").save(path)
+    return str(path)
+
+
 def run(
-    artifact: str, what: str, index: int, variables: dict[str, str] | None = None
+    artifact: str,
+    what: str,
+    index: int,
+    variables: dict[str, str] | None = None,
+    devices: int = 1,
 ) -> tuple[list[Ended], float]:
     """How two processes end if one of them does something, and the seconds it takes."""
     start = time.monotonic()
     arguments = (artifact, what, str(index))
-    ended = run_processes(STEPS, 2, *arguments, timeout=90, variables=variables)
+    ended = run_processes(STEPS, 2, *arguments, devices=devices, timeout=90, variables=variables)
     return ended, time.monotonic() - start
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["kill", "raise"])
+def test_devices_that_wait_for_each_other_do_not_keep_a_process(four_devices, what):
+    ended, seconds = run(four_devices, what, 1, devices=2)
+    assert [one.status for one in ended] == [1, {"kill": -9, "raise": 1}[what]], ended[0].errors
+    errors = ended[0].errors
+    assert "process 1 of 2 " in errors and "in step 4 of train_more for" in errors
+    assert {"kill": "it was killed", "raise": "IndexError"}[what] in errors or "is gone" in errors
+    assert "terminate called" not in errors and "Check failure" not in errors
+    assert seconds < 60
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_for_a_while_is_waited_for(artifact):
+    ended, _ = run(artifact, "still", 1)
+    assert [(one.status, one.output.splitlines()[-1]) for one in ended] == [(0, "done")] * 2
+
+
+@pytest.mark.slow
+def test_a_process_that_stands_still_for_long_is_given_up(artifact):
+    ended, _ = run(artifact, "still", 1, {"TEST_OPTIONS": '{"heartbeat": 4}'})
+    assert [one.status for one in ended] == [1, 1]
+    assert "process 1 of 2 has stopped: it has given no sign of life for" in ended[0].errors
+    # It finds out from the others, or finds that they have left.
+    given_up = ("the others have given up process 1 of 2", "process 0 of 2 ")
+    assert any(text in ended[1].errors for text in given_up)
 
 
 def test_a_killed_process_is_named_by_the_others(artifact):
@@ -65,13 +119,12 @@ def test_a_killed_process_is_named_by_the_others(artifact):
     assert "fix: look at the output of process 1; start all processes again" in errors
 
 
-@pytest.mark.slow
-def test_when_the_coordinator_is_killed_the_others_end_too(artifact):
+def test_when_the_coordinator_is_killed_the_others_say_so(artifact):
     ended, seconds = run(artifact, "kill", 0)
     assert ended[0].status == -9
     # jax ends a process by itself when its coordinator is gone, sometimes before Python can speak.
     assert ended[1].status in (1, -6)
-    assert "Socket closed" in ended[1].errors or "process 0" in ended[1].errors
+    assert "Socket closed" in ended[1].errors or "process 0 of 2 is gone" in ended[1].errors
     assert seconds < 60
 
 

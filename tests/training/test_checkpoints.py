@@ -300,3 +300,22 @@ def test_a_state_is_shared_with_another_program(place):
     assert (shared.arrays["layer/w"] is state.arrays["layer/w"]) == (place == "three")
     with pytest.raises(NamedMeshError, match="has no variable 'slots/"):
         share_state(shared, compiled("train", place))
+
+
+def test_scalars_come_back(tmp_path):
+    def count(x):
+        for index in range(8):
+            counter = nm.state(f"counter_{index}", [], dtype="int32")
+            nm.assign(counter, counter * 31 + 1000 * index + 7)
+        return nm.sum(x)
+
+    step = nm.compile(count, nm.spec([nm.Dimension("model", 4)]), mesh=nm.Mesh(data=2))
+    state = step.init(0)
+    for _ in range(3):
+        state, _ = step(state, np.ones(4, np.float32))
+    expected = {name: int(state[name]) for name in state}
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(3, state)
+        restored = checkpoints.restore(step).state
+    assert {name: int(restored[name]) for name in restored} == expected
+    assert len(set(expected.values())) == 8
