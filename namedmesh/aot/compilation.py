@@ -73,12 +73,13 @@ def compile_for(
     target = Target.parse(target) if isinstance(target, str) else target
     partitioner = choose_partitioner(partitioner)
     if target.generation and artifact.mesh.slices != target.slices:
+        same = replace(target, slices=artifact.mesh.slices)
+        of_the_size = same.suggest(artifact.mesh.devices).partition(", or plan")[0]
         raise NamedMeshError(
-            f"{artifact.name} is planned for {artifact.mesh.slices} slices, "
+            f"{artifact.name} is planned for slices={artifact.mesh.slices}, "
             f"and {target} has {target.slices}",
             f"mesh: {artifact.mesh}",
-            fix=f"use --target {replace(target, slices=artifact.mesh.slices)}, or plan it for a "
-            f"mesh with slices={target.slices}",
+            fix=f"{of_the_size}, or plan it for a mesh with slices={target.slices}",
         )
     if artifact.mesh.devices != target.cores:
         raise NamedMeshError(

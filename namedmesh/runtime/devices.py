@@ -96,6 +96,15 @@ def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
     return NamedMeshError(
         f"{what} needs {count} devices, and this process has {len(devices)} ({platform})",
         *details,
-        fix=f"use a smaller mesh, or on CPU call namedmesh.runtime.use_cpu_devices({count}) "
-        "before anything else uses jax",
+        fix=f"use a smaller mesh, or on CPU {_give_more(count)}",
+    )
+
+
+def _give_more(count: int) -> str:
+    """How to have so many CPU devices."""
+    processes = jax.process_count()
+    if processes == 1:
+        return f"call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax"
+    return (
+        f"give each process {-(-count // processes)}: start_processes(devices=), launch --devices"
     )

@@ -128,7 +128,7 @@ class Trainer:
         evaluate: Callable[[State], Mapping[str, float]] | None = None,
         watch: Sequence[str] | None = None,
         divergence: float | None = None,
-        advice: str = "lower the learning rate or lengthen its warmup, and start again",
+        advice: str = "mend the data or lower the learning rate, and start again",
         flops: float | None = None,
         peak_flops: float | None = None,
         profile: TraceWindow | None = None,
@@ -178,6 +178,8 @@ class Trainer:
         if extra["stream"] != self.stream.digest:
             raise NamedMeshError(
                 f"the checkpoint of step {step} in {checkpoints.folder} was trained on other data",
+                f"its data: {str(extra['stream'])[:200]}",
+                f"the data now: {self.stream.digest[:200]}",
                 fix="restore the data, or start another run",
             )
         self.steps_taken, self.tokens, self.position = step, extra["tokens"], extra["position"]

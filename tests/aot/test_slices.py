@@ -49,8 +49,8 @@ def test_hosts_of_a_slice_stay_in_listed_order():
 def test_a_plan_of_other_slices_is_refused(artifact):
     with pytest.raises(nm.NamedMeshError) as raised:
         compile_for(artifact, "tpu-v5e:2x2:2")
-    assert raised.value.problem.endswith("is planned for 1 slices, and tpu-v5e:2x2:2 has 2")
-    assert "--target tpu-v5e:2x2" in raised.value.fix
+    assert raised.value.problem.endswith("is planned for slices=1, and tpu-v5e:2x2:2 has 2")
+    assert "--target tpu-v5e:2x4," in raised.value.fix
 
 
 def test_a_report_says_what_leaves_a_host():

@@ -1,0 +1,110 @@
+"""A folder of checkpoints has one writer at a time, and all processes see the same folder."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+
+import pytest
+
+from namedmesh.dims.errors import NamedMeshError
+from namedmesh.training import Checkpoints
+from namedmesh.training.writer_lock import WRITER, WriterLock
+from tests.runtime.workers import ROOT, START, run_processes
+
+HOLD = """
+import sys
+from namedmesh.training import Checkpoints
+checkpoints = Checkpoints(sys.argv[1], keep=1)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path):
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_run_is_refused_and_told_who_has_the_folder(other, tmp_path):
+    (tmp_path / "10.part").mkdir()  # what the other one is writing
+    with pytest.raises(NamedMeshError) as error:
+        Checkpoints(tmp_path, keep=1)
+    who = f"process {other.pid} on {platform.node()}"
+    assert error.value.problem == f"{tmp_path} is in use: {who} saves checkpoints there"
+    assert (tmp_path / "10.part").exists()
+    assert Checkpoints(tmp_path).steps == []  # reading is no second run
+    other.kill()
+    other.wait()
+    with Checkpoints(tmp_path, keep=1):  # the lock has gone with its process
+        assert not (tmp_path / "10.part").exists()
+        assert f"process {os.getpid()} on" in (tmp_path / WRITER).read_text()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_process_may_open_its_folder_again(tmp_path):
+    first = Checkpoints(tmp_path, keep=1)
+    Checkpoints(tmp_path, keep=1).close()
+    first.close()
+
+
+def test_a_file_that_its_owner_has_just_removed_is_not_taken(tmp_path, monkeypatch):
+    opened = os.open
+
+    def open_and_lose_it(path, *options):
+        number = opened(path, *options)
+        monkeypatch.setattr(os, "open", opened)
+        os.unlink(path)
+        return number
+
+    monkeypatch.setattr(os, "open", open_and_lose_it)
+    lock = WriterLock(tmp_path)
+    assert (tmp_path / WRITER).read_text() == lock.text != ""
+    lock.release()
+
+
+def test_where_nothing_can_be_written_nobody_is_kept_away(tmp_path):
+    lock = WriterLock(tmp_path / "absent")
+    assert lock.text == ""
+    lock.release()
+
+
+OPEN = (
+    START
+    + """
+from namedmesh import NamedMeshError
+from namedmesh.training import Checkpoints, checkpoint_catalog
+said = []
+def attempt(folder):
+    try:
+        Checkpoints(folder, keep=1).close()
+        said.append("opened")
+    except NamedMeshError as error:
+        said.append([error.problem, *error.details, error.fix])
+attempt(f"{sys.argv[1]}/{processes.index}")
+if processes.index == 1:  # a folder of the same name on a disk of its own
+    checkpoint_catalog.read_writer = lambda folder: "another"
+attempt(f"{sys.argv[1]}/same")
+print(json.dumps(said))
+"""
+)
+
+
+@pytest.mark.slow
+def test_processes_must_share_one_folder(tmp_path):
+    ended = run_processes(OPEN, 2, str(tmp_path), timeout=90)
+    assert [one.status for one in ended] == [0, 0], ended[0].errors
+    for one in ended:
+        different, private = json.loads(one.output.splitlines()[-1])
+        assert different[0] == "the processes do not agree on the folder of the checkpoints"
+        assert different[1:3] == [f"process {i}: {tmp_path / str(i)}" for i in (0, 1)]
+        assert private[0] == f"{tmp_path / 'same'} is not the same folder for all processes"
+        assert private[1] == "process 1 sees another folder than process 0"
+        assert "share" in private[-1]
