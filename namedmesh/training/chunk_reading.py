@@ -152,7 +152,7 @@ def _start_read(array: ts.TensorStore, bounds: Bounds) -> tuple[np.ndarray, ts.F
     if there.shape != sizes:
         values[...] = 0
     stored = array[tuple(slice(*one) for one in ends)]
-    return values, ts.array(there).write(stored[ts.d[:].translate_to[0]])
+    return values, ts.array(there).write(stored[ts.d[:].translate_to[0]]).commit
 
 
 def _allocate(sizes: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
