@@ -1,4 +1,8 @@
-"""How long the other processes have been silent."""
+"""How long the other processes have been silent.
+
+Silence alone is no proof: a thread that computes for long may hold Python's lock, and the record of
+its process then waits too. jax's own heartbeat does not need that lock.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 from namedmesh.runtime.connections import Connections
 from namedmesh.runtime.processes import Processes
 
-_CLOSED = 2.5  # seconds of silence, if the connection is closed too
+_CLOSED = 2.5  # seconds of silence after which a process whose connection is closed is gone
 _LONGEST = 2.0  # seconds between two looks that count: in more, this process itself stood still
 
 
@@ -19,42 +23,47 @@ class Silence:
     Args:
         processes: Which process this is.
         connections: Connections that end with the processes.
-        heartbeat: Seconds without a new record after which a process counts as gone.
 
     Example:
         >>> from namedmesh.runtime import Processes
-        >>> silence = Silence(Processes(2, 0), None, heartbeat=15)
-        >>> silence.find({0: {"beat": 7}, 1: {"beat": 7}})
-        {}
+        >>> silence = Silence(Processes(2, 0), None)
+        >>> silence.listen({0: {"beat": 7}, 1: {"beat": 7}})
+        >>> silence.gone, silence.longer_than(10)
+        (set(), {})
     """
 
-    def __init__(self, processes: Processes, connections: Connections | None, heartbeat: float):
-        self._own, self._connections, self._heartbeat = processes.index, connections, heartbeat
+    def __init__(self, processes: Processes, connections: Connections | None):
+        self._own, self._connections = processes.index, connections
         self._beats: dict[int, int] = {}
         self._seconds: dict[int, float] = {}
         self._last = time.monotonic()
 
-    def find(self, records: Mapping[int, Mapping[str, Any]]) -> dict[int, str]:
-        """Finds processes that are gone.
+    def listen(self, records: Mapping[int, Mapping[str, Any]]) -> None:
+        """Notes which records have changed.
 
         Args:
             records: The latest record of each process.
-
-        Returns:
-            What is known of each.
         """
         now = time.monotonic()
         passed, self._last = min(now - self._last, _LONGEST), now
-        closed = self._connections.closed() if self._connections is not None else set()
-        gone: dict[int, str] = {}
         for index, record in records.items():
-            if index == self._own:
-                continue
-            same = self._beats.get(index) == record["beat"]
+            same = index != self._own and self._beats.get(index) == record["beat"]
             self._beats[index] = record["beat"]
             self._seconds[index] = self._seconds.get(index, 0.0) + passed if same else 0.0
-            if self._seconds[index] >= (_CLOSED if index in closed else self._heartbeat):
-                gone[index] = f"it has given no sign of life for {self._seconds[index]:.0f} s"
-                if index in closed:
-                    gone[index] = "it was killed, or its machine is gone"
-        return gone
+
+    @property
+    def gone(self) -> set[int]:
+        """The processes that are silent and whose connection is closed."""
+        closed = self._connections.closed() if self._connections is not None else set()
+        return {index for index in closed if self._seconds.get(index, 0.0) >= _CLOSED}
+
+    def longer_than(self, seconds: float) -> dict[int, float]:
+        """The processes that have been silent for long, and how long.
+
+        Args:
+            seconds: What counts as long.
+
+        Returns:
+            The seconds by process.
+        """
+        return {index: time for index, time in self._seconds.items() if time >= seconds}

@@ -60,7 +60,8 @@ def start_processes(
         method: The detection to use, e.g. `mpi4py` or `slurm`; None tries those that jax tries,
             and `deactivate` none.
         timeout: Seconds to wait until all processes are there.
-        heartbeat: Seconds without a sign of life after which a process counts as gone.
+        heartbeat: Seconds that a process may stand still; after at most twice as many it counts as
+            gone. One that is killed is noticed sooner.
         hang_seconds: Seconds after which process 0 reports a step that has not ended, with what
             every process is doing; None for no reports.
 
@@ -173,7 +174,8 @@ def _connect(arguments: ProcessArguments) -> None:
             arguments.index,
             cluster_detection_method=arguments.method,
             initialization_timeout=arguments.timeout,
-            heartbeat_timeout_seconds=2 * arguments.heartbeat,  # the watch says more, and first
+            # jax's signs of life come at half of this: one may be due at once.
+            heartbeat_timeout_seconds=2 * arguments.heartbeat,
             shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
         )

@@ -28,6 +28,7 @@ from namedmesh.runtime.silence import Silence
 _SECONDS = 1.0  # between two records
 _SILENCE = 2.5  # seconds without a new record after which a process is silent
 _GRACE = 3.0  # seconds for a step to end by itself once another process has stopped with an error
+_WARNING = 0.5  # of the heartbeat, after which silence is reported
 _PATIENCE = 15.0  # the same if it has ended in good order: the step may be about to end too
 SECOND_HAND = ("process ", "LostProcess")  # how reasons begin that are another process's
 _MOST_SHOWN = 32  # processes in a report
@@ -67,7 +68,7 @@ class Watch:
         processes: Which process this is.
         hang_seconds: How long a step may take before it is reported; None for ever.
         connections: Connections that end with the processes.
-        heartbeat: Seconds without a record after which a process counts as gone.
+        heartbeat: Seconds without a sign of life after which jax ends all processes.
 
     Attributes:
         processes: Which process this is.
@@ -90,7 +91,8 @@ class Watch:
         self._pending: Any = None
         self._beat, self._reported = 0, 0.0
         self._gone: set[int] = set()  # processes that were found silent
-        self._connections, self._silence = connections, Silence(processes, connections, heartbeat)
+        self._connections, self._silence = connections, Silence(processes, connections)
+        self._heartbeat, self._quiet = heartbeat, set[int]()  # those that were reported as silent
         self._reasons: dict[int, str] = {}  # why others have stopped
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
         self._ended = threading.Event()
@@ -252,13 +254,22 @@ class Watch:
         if str(self.processes.index) in said and not self._ended.is_set():
             self._leave(
                 f"the others have given up {self.processes}: {said[str(self.processes.index)]}",
-                "start all processes again; heartbeat= is how long a process may be silent",
+                "start all processes again",
             )
         if not self.processes.first:
             return  # as many records as processes, read by one of them
-        for index, reason in self._silence.find(self._records()).items():
-            if str(index) not in said and index not in self.stopped("ended"):
-                store_text(f"stopped/{index}", reason)
+        self._silence.listen(self._records())
+        for index in self._silence.gone - set(map(int, said)) - set(self.stopped("ended")):
+            store_text(f"stopped/{index}", "it was killed, or its machine is gone")
+        quiet = self._silence.longer_than(_WARNING * self._heartbeat)
+        for index in set(quiet) - self._quiet - set(map(int, said)) - set(self.stopped("ended")):
+            sys.stderr.write(
+                f"process {index} of {self.processes.count} has given no sign of life for "
+                f"{quiet[index]:.0f} s; if it stands still, jax ends all processes after "
+                f"{self._heartbeat:g} to {2 * self._heartbeat:g} s\n"
+            )
+            sys.stderr.flush()
+        self._quiet = set(quiet)
 
     def _follow_first(self) -> None:
         """Leaves when process 0 is gone: jax would abort without a word of what this was doing."""

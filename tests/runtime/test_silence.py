@@ -26,45 +26,45 @@ def pair():
         yield Connections({1: ours}, ("127.0.0.1", 9)), theirs
 
 
-def watch(silence, clock, seconds, beats, every=1.0):
-    """What is found when one looks every second at a process that tells its last beat."""
-    found = {}
+def listen(silence, clock, seconds, beats, every=1.0):
+    """Looks every second at what a process tells."""
     end = clock.now + seconds
     while clock.now < end:
         clock.now += every
-        found = silence.find({0: {"beat": 1}, 1: {"beat": beats(clock.now)}})
-    return found
+        silence.listen({0: {"beat": 1}, 1: {"beat": beats(clock.now)}})
 
 
 def test_a_process_that_goes_on_is_there(clock):
-    silence = Silence(Processes(2, 0), None, heartbeat=5)
-    assert watch(silence, clock, 100, beats=int) == {}
+    silence = Silence(Processes(2, 0), None)
+    listen(silence, clock, 100, beats=int)
+    assert silence.longer_than(1) == {}
 
 
-def test_a_silent_one_is_gone_after_the_heartbeat_and_not_before(clock):
-    silence = Silence(Processes(2, 0), None, heartbeat=5)
-    assert watch(silence, clock, 5, beats=lambda now: 7) == {}
-    assert watch(silence, clock, 1, beats=lambda now: 7) == {
-        1: "it has given no sign of life for 5 s"
-    }
+def test_seconds_without_a_new_record_are_counted_until_one_comes(clock):
+    silence = Silence(Processes(2, 0), None)
+    listen(silence, clock, 6, beats=lambda now: 7)
+    assert silence.longer_than(5) == {1: 5} and silence.longer_than(6) == {}
+    listen(silence, clock, 1, beats=lambda now: 8)
+    assert silence.longer_than(1) == {}
 
 
-def test_a_closed_connection_shortens_the_wait_and_proves_nothing(clock, pair):
+def test_only_who_is_silent_and_not_connected_is_gone(clock, pair):
     connections, theirs = pair
-    silence = Silence(Processes(2, 0), connections, heartbeat=50)
-    assert watch(silence, clock, 10, beats=lambda now: 7) == {}
+    silence = Silence(Processes(2, 0), connections)
+    listen(silence, clock, 100, beats=lambda now: 7)
+    assert silence.gone == set()  # it may hold Python's lock
     theirs.close()
-    assert connections.closed() == {1}
-    assert watch(silence, clock, 10, beats=int) == {}  # its records still come
-    assert watch(silence, clock, 4, beats=lambda now: 7) == {
-        1: "it was killed, or its machine is gone"
-    }
+    listen(silence, clock, 10, beats=int)
+    assert silence.gone == set()  # a network may have closed it
+    listen(silence, clock, 4, beats=lambda now: 7)
+    assert silence.gone == {1}
 
 
 def test_while_this_process_stood_still_the_others_were_not_silent(clock):
-    silence = Silence(Processes(2, 0), None, heartbeat=5)
-    assert watch(silence, clock, 2, beats=lambda now: 7) == {}
-    assert watch(silence, clock, 60, beats=lambda now: 7, every=60) == {}
+    silence = Silence(Processes(2, 0), None)
+    listen(silence, clock, 2, beats=lambda now: 7)
+    listen(silence, clock, 60, beats=lambda now: 7, every=60)
+    assert silence.longer_than(5) == {}
 
 
 def test_an_end_is_noticed_at_once_and_an_open_connection_is_not_one(pair):
