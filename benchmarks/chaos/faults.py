@@ -96,19 +96,26 @@ def _full(disk: pathlib.Path) -> Iterator[None]:
         left = os.statvfs(disk)
         with contextlib.suppress(OSError):  # if others take a part meanwhile, little is left
             os.posix_fallocate(file.fileno(), 0, left.f_bavail * left.f_frsize)
-    yield
-    ballast.unlink()
+    try:
+        yield
+    finally:
+        ballast.unlink()
 
 
 @contextlib.contextmanager
 def _limited(attempt: Attempt) -> Iterator[None]:
     """Processes that may write small files only."""
-    for most in (FILE, resource.RLIM_INFINITY):
+
+    def allow(most: int) -> None:
         for pid in attempt.pids():
             with contextlib.suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
-        if most == FILE:
-            yield
+
+    allow(FILE)
+    try:
+        yield
+    finally:
+        allow(resource.RLIM_INFINITY)
 
 
 def damage(how: str) -> Fault:

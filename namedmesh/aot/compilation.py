@@ -74,12 +74,13 @@ def compile_for(
     partitioner = choose_partitioner(partitioner)
     if target.generation and artifact.mesh.slices != target.slices:
         same = replace(target, slices=artifact.mesh.slices)
-        of_the_size = same.suggest(artifact.mesh.devices).partition(", or plan")[0]
+        other = same.suggest(artifact.mesh.devices).partition(", or plan")[0]
+        other = f"{other}, or " if other.startswith("use") else ""
         raise NamedMeshError(
             f"{artifact.name} is planned for slices={artifact.mesh.slices}, "
             f"and {target} has {target.slices}",
             f"mesh: {artifact.mesh}",
-            fix=f"{of_the_size}, or plan it for a mesh with slices={target.slices}",
+            fix=f"{other}plan it for a mesh with slices={target.slices}",
         )
     if artifact.mesh.devices != target.cores:
         raise NamedMeshError(

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
+import time
 from collections.abc import Mapping
 
 _PATIENCE = 2.0  # seconds for the coordinator to answer
+_ASKED, _PAUSE = 3, 0.3  # times and seconds: a process that ends closes one thing after another
+# Networks forget connections on which nothing is sent.
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 
 
 class Connections:
@@ -25,6 +30,17 @@ class Connections:
         for one in self._sockets.values():
             one.settimeout(None)
             one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    with contextlib.suppress(OSError):  # one that is no connection of TCP
+                        one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        os.register_at_fork(after_in_child=self._close)  # else a child would keep them open
+
+    def _close(self) -> None:
+        """Closes this process's ends."""
+        for one in self._sockets.values():
+            one.close()
+        self._sockets = {}
 
     def closed(self) -> set[int]:
         """The processes whose connections are closed."""
@@ -44,9 +60,11 @@ class Connections:
             self._sockets[index].recv(1)
 
     def coordinator_answers(self) -> bool:
-        """Whether somebody listens at the coordinator's address."""
-        try:
-            socket.create_connection(self._coordinator, timeout=_PATIENCE).close()
-        except OSError:
-            return False
+        """Whether somebody listens at the coordinator's address, and goes on to."""
+        for _ in range(_ASKED):
+            try:
+                socket.create_connection(self._coordinator, timeout=_PATIENCE).close()
+            except OSError:
+                return False
+            time.sleep(_PAUSE)
         return True

@@ -94,10 +94,16 @@ def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
     devices = jax.devices()
     platform = devices[0].platform
     return NamedMeshError(
-        f"{what} needs {count} devices, and this process has {len(devices)} ({platform})",
+        f"{what} needs {count} devices, and {_who()} {len(devices)} ({platform})",
         *details,
         fix=f"use a smaller mesh, or on CPU {_give_more(count)}",
     )
+
+
+def _who() -> str:
+    """Who has the devices."""
+    count = jax.process_count()
+    return "this process has" if count == 1 else f"{count} processes have"
 
 
 def _give_more(count: int) -> str:

@@ -9,7 +9,7 @@ import sys
 import jax
 
 from namedmesh.dims.errors import NamedMeshError, name_all
-from namedmesh.runtime.bridge import drop_connection
+from namedmesh.runtime.bridge import drop_connection, is_one_of_several
 from namedmesh.runtime.watch import SECOND_HAND, Watch, current_watch
 
 _WAIT = 8.0  # seconds that process 0 stays for the others to notice
@@ -81,6 +81,8 @@ def _leave(watch: Watch) -> None:
     reason, error = watch.failure, getattr(sys, "last_value", None)
     if error is not None:
         reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    if not is_one_of_several():
+        return  # the program has ended its connection with the others
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator may be gone already
         if not reason:
             watch.say_ended()

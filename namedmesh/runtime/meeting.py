@@ -21,6 +21,7 @@ _PATIENCE = 5.0  # seconds for a line of someone who has connected
 _LATE = 10.0  # seconds to wait for the rest once something is wrong
 Message = dict[str, Any]
 Outcome = tuple[Message, dict[int, socket.socket]]  # what process 0 found, and the connections
+_MOST = 256  # connections that are kept: a process may have a thousand files open
 _SAME = "start every process with the same code, packages, settings and data"
 
 
@@ -50,7 +51,12 @@ def meet(arguments: ProcessArguments, versions: str) -> Connections:
             f"this is process {arguments.index} of {arguments.count}",
             fix=answer["fix"],
         )
-    return Connections(sockets, split_address(str(arguments.coordinator), "coordinator"))
+    kept = {index: one for index, one in sockets.items() if one.fileno() >= 0}
+    if len(kept) > _MOST:
+        for one in kept.values():
+            one.close()
+        kept = {}
+    return Connections(kept, split_address(str(arguments.coordinator), "coordinator"))
 
 
 def _receive(arguments: ProcessArguments, own: Message) -> Outcome:

@@ -26,7 +26,7 @@ class ProcessArguments:
         bind: The interface and port on which process 0 listens.
         method: The detection that jax is to use.
         timeout: Seconds to wait until all processes are there.
-        heartbeat: Seconds without a sign of life after which a process counts as gone.
+        heartbeat: Seconds that a process may stand still.
     """
 
     coordinator: str | None

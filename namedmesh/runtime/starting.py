@@ -81,7 +81,8 @@ def start_processes(
     arguments = read_arguments(coordinator, count, index, devices, bind, method, timeout, heartbeat)
     limit = None if hang_seconds is None else check_seconds("hang_seconds", hang_seconds)
     if bridge.is_one_of_several():
-        return _watch(_check_same(current_processes(), arguments), limit)
+        running = _check_same(current_processes(), arguments)
+        return _watch(running, limit, None, arguments.heartbeat)
     if not arguments.missing and arguments.method is None:
         # Else jax would ask the cluster for what is known, on Kubernetes over the network.
         arguments = dataclasses.replace(arguments, method="deactivate")
@@ -118,8 +119,8 @@ def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
 def _watch(
     processes: Processes,
     limit: float | None,
-    connections: Connections | None = None,
-    heartbeat: float = 15,
+    connections: Connections | None,
+    heartbeat: float,
 ) -> Processes:
     """Returns the processes, watched from now on if they are not yet."""
     if current_watch() is None:

@@ -19,6 +19,7 @@ from typing import Any
 import jax
 
 from namedmesh.dims.source import describe_thread
+from namedmesh.runtime.bridge import is_one_of_several
 from namedmesh.runtime.collective_trace import current_trace
 from namedmesh.runtime.connections import Connections
 from namedmesh.runtime.coordination import read_texts, store_text
@@ -28,6 +29,7 @@ from namedmesh.runtime.silence import Silence
 _SECONDS = 1.0  # between two records
 _SILENCE = 2.5  # seconds without a new record after which a process is silent
 _GRACE = 3.0  # seconds for a step to end by itself once another process has stopped with an error
+_FAILURES = 5  # in a row, after which the watch ends
 _WARNING = 0.5  # of the heartbeat, after which silence is reported
 _PATIENCE = 15.0  # the same if it has ended in good order: the step may be about to end too
 SECOND_HAND = ("process ", "LostProcess")  # how reasons begin that are another process's
@@ -207,7 +209,8 @@ class Watch:
 
     def _run(self) -> None:
         """Tells the others what this process does, and looks what they do."""
-        while not self._ended.wait(_SECONDS):
+        failures = 0
+        while not self._ended.wait(_SECONDS) and is_one_of_several():
             try:
                 self._tell()
                 if self._trace is not None:
@@ -216,8 +219,11 @@ class Watch:
                 self._stop_with_others()
                 if self.processes.first and self.hang_seconds is not None:
                     self._report_hang(self.hang_seconds)
-            except jax.errors.JaxRuntimeError:
-                return  # the coordinator is gone, and jax ends this process
+                failures = 0
+            except (jax.errors.JaxRuntimeError, AttributeError, OSError, ValueError):
+                failures += 1  # the coordinator, or who reads what is reported, may be gone
+                if failures == _FAILURES:
+                    return
 
     def _tell(self) -> None:
         """Stores this process's record."""
@@ -261,7 +267,7 @@ class Watch:
         self._silence.listen(self._records())
         for index in self._silence.gone - set(map(int, said)) - set(self.stopped("ended")):
             store_text(f"stopped/{index}", "it was killed, or its machine is gone")
-        quiet = self._silence.longer_than(_WARNING * self._heartbeat)
+        quiet = self._silence.longer_than(max(_SILENCE + 1, _WARNING * self._heartbeat))
         for index in set(quiet) - self._quiet - set(map(int, said)) - set(self.stopped("ended")):
             sys.stderr.write(
                 f"process {index} of {self.processes.count} has given no sign of life for "
@@ -275,7 +281,9 @@ class Watch:
         """Leaves when process 0 is gone: jax would abort without a word of what this was doing."""
         assert self._connections is not None
         self._connections.wait_for_end(0)
-        if self._ended.is_set() or self._connections.coordinator_answers():
+        if self._ended.is_set() or not is_one_of_several():
+            return  # the end of the program, or of its connection with the others
+        if self._connections.coordinator_answers():
             return
         reason = self._reasons.get(0)
         self._leave(
@@ -286,10 +294,15 @@ class Watch:
 
     def _leave(self, problem: str, fix: str) -> None:
         """Ends this process, whose main thread may wait inside of a step and cannot raise."""
-        place = f"this is process {self.processes.index}, {self.place}"
-        sys.stderr.write(f"{problem}\n  {place}\n  fix: {fix}\n")
-        sys.stderr.flush()
-        os._exit(1)
+        alarm = threading.Timer(_GRACE, os._exit, (1,))  # should nobody read what is written
+        alarm.daemon = True
+        alarm.start()
+        try:
+            place = f"this is process {self.processes.index}, {self.place}"
+            sys.stderr.write(f"{problem}\n  {place}\n  fix: {fix}\n")
+            sys.stderr.flush()
+        finally:
+            os._exit(1)
 
     def _stop_with_others(self) -> None:
         """Ends this process if its step waits for a process that has stopped."""

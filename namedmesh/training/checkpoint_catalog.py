@@ -43,10 +43,14 @@ class CheckpointCatalog:
         self._keep, self._metric, self._rank = keep, metric, rank
         self._lock: WriterLock | None = None
         processes.agree("the folder of the checkpoints", str(files.path))
-        writer, found = self._on_first("opening", self._look)
-        self._metrics: dict[int, float | None] = {step: value for step, value in found}
-        if processes.count > 1:
-            self._check_shared(writer)
+        try:
+            writer, found = self._on_first("opening", self._look)
+            self._metrics: dict[int, float | None] = {step: value for step, value in found}
+            if processes.count > 1:
+                self._check_shared(writer)
+        except BaseException:
+            self.close()
+            raise
 
     def _look(self) -> tuple[str, list[tuple[int, float | None]]]:
         """Who writes, and each step with its metric; what a killed process left is removed."""

@@ -9,15 +9,53 @@ import os
 import pathlib
 import platform
 import secrets
+import weakref
+from dataclasses import dataclass
 
 from namedmesh.dims.errors import NamedMeshError
 
 WRITER = ".writer"  # names who saves in the folder, and is locked as long as that one runs
 _HELD = (errno.EACCES, errno.EAGAIN)
+_TRIES = 10  # at a file that its owner removes at the same moment
+
+
+@dataclass
+class _Lock:
+    """A locked file: its path and descriptor, who it names, and the users in this process."""
+
+    path: pathlib.Path
+    number: int
+    text: str = ""
+    users: int = 1
+    process: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still the file of that name, and this is not a child of its owner."""
+        with contextlib.suppress(OSError):
+            same = os.path.samestat(os.fstat(self.number), os.stat(self.path))
+            return same and self.process == os.getpid()
+        return False
+
+    def release(self) -> None:
+        """Let others have the folder once the last user is done."""
+        self.users -= 1
+        if self.users or self.process != os.getpid():
+            return
+        if self.is_there:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        with contextlib.suppress(OSError):
+            os.close(self.number)
+        if _locks.get(self.path) is self:
+            del _locks[self.path]
+
+
+_locks: dict[pathlib.Path, _Lock] = {}  # those of this process
 
 
 class WriterLock:
-    """Says who saves checkpoints in a folder, and keeps others from it.
+    """Says who saves checkpoints in a folder, and keeps other processes from it.
 
     The operating system gives the lock back when the process ends, however it ends. Where a file
     system has no locks, nobody is kept away.
@@ -25,57 +63,61 @@ class WriterLock:
     Args:
         folder: The folder, which exists.
 
+    Attributes:
+        text: What the file says; empty if it could not be written.
+
     Raises:
         NamedMeshError: If another process saves there.
     """
 
     def __init__(self, folder: pathlib.Path):
-        self.text, self._path, self._number = "", folder / WRITER, None
-        with contextlib.suppress(OSError):  # a full disk shows when something is saved
-            while self._number is None:
-                self._number = self._try()
-            self._sign()
+        path = folder.resolve() / WRITER
+        lock = _locks.get(path)
+        if lock is not None and lock.is_there:
+            lock.users += 1
+        else:
+            lock = _take(path)
+        self.text = lock.text if lock is not None else ""
+        self.release = weakref.finalize(self, lock.release) if lock is not None else lambda: None
 
-    def _try(self) -> int | None:
-        """Open and lock the file; None if whoever had it has just removed it."""
-        number = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.lockf(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in _HELD:
-                os.close(number)
-                raise self._refuse() from None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(number), os.stat(self._path)):
-                return number
-        os.close(number)
+
+def _take(path: pathlib.Path) -> _Lock | None:
+    """Lock and sign the file; None where that is not possible."""
+    lock = None
+    with contextlib.suppress(OSError):  # a full disk shows when something is saved
+        for _ in range(_TRIES):
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = _Lock(path, number, process=os.getpid())
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _HELD:
+                    os.close(number)
+                    raise _refuse(path) from None
+            if lock.is_there:
+                break
+            os.close(number)  # whoever had it has just removed it
+            lock = None
+    if lock is None:
         return None
+    _locks[path] = lock
+    text = f"process {os.getpid()} on {platform.node()} {secrets.token_hex(8)}"
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock.number, 0)
+        os.pwrite(lock.number, text.encode(), 0)
+        os.fsync(lock.number)
+        lock.text = text
+    return lock
 
-    def _refuse(self) -> NamedMeshError:
-        """The error for a folder in which another process saves."""
-        other = read_writer(self._path.parent).rpartition(" ")[0] or "another process"
-        return NamedMeshError(
-            f"{self._path.parent} is in use: {other} saves checkpoints there",
-            fix="wait until it has ended, stop it, or use another folder",
-        )
 
-    def _sign(self) -> None:
-        """Write who has the lock, so that others can name it and know the folder by it."""
-        assert self._number is not None
-        text = f"process {os.getpid()} on {platform.node()} {secrets.token_hex(8)}"
-        os.ftruncate(self._number, 0)
-        os.pwrite(self._number, text.encode(), 0)
-        os.fsync(self._number)
-        self.text = text
-
-    def release(self) -> None:
-        """Let others save there."""
-        if self._number is not None:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(self._number), os.stat(self._path)):
-                    self._path.unlink()
-            os.close(self._number)
-            self._number = None
+def _refuse(path: pathlib.Path) -> NamedMeshError:
+    """The error for a folder in which another process saves."""
+    other = read_writer(path.parent).rpartition(" ")[0] or "another process"
+    return NamedMeshError(
+        f"{path.parent} is in use: {other} saves checkpoints there",
+        fix=f"wait until it has ended, stop it, or use another folder; if its machine is gone, "
+        f"remove {WRITER} there",
+    )
 
 
 def read_writer(folder: pathlib.Path) -> str:

@@ -54,9 +54,27 @@ def test_only_who_is_silent_and_not_connected_is_gone(clock, pair):
     listen(silence, clock, 100, beats=lambda now: 7)
     assert silence.gone == set()  # it may hold Python's lock
     theirs.close()
+    listen(silence, clock, 1, beats=lambda now: 8)  # told just before it died
+    assert silence.gone == set()
+    listen(silence, clock, 3, beats=lambda now: 8)
+    assert silence.gone == {1}
+
+
+def test_a_process_that_goes_on_after_its_connection_was_closed_is_not_gone(clock, pair):
+    connections, theirs = pair
+    silence = Silence(Processes(2, 0), connections)
+    theirs.close()
     listen(silence, clock, 10, beats=int)
-    assert silence.gone == set()  # a network may have closed it
-    listen(silence, clock, 4, beats=lambda now: 7)
+    listen(silence, clock, 100, beats=lambda now: 7)
+    assert silence.gone == set()  # a network has closed it
+
+
+def test_one_that_dies_before_its_first_record_is_gone(clock, pair):
+    connections, theirs = pair
+    silence = Silence(Processes(2, 0), connections)
+    theirs.close()
+    for clock.now in (1, 2, 3):
+        silence.listen({0: {"beat": 1}})
     assert silence.gone == {1}
 
 

@@ -1,5 +1,6 @@
 """A folder of checkpoints has one writer at a time, and all processes see the same folder."""
 
+import gc
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import pytest
 
 from namedmesh.dims.errors import NamedMeshError
 from namedmesh.training import Checkpoints
+from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.writer_lock import WRITER, WriterLock
 from tests.runtime.workers import ROOT, START, run_processes
 
@@ -49,10 +51,33 @@ def test_a_second_run_is_refused_and_told_who_has_the_folder(other, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_may_open_its_folder_again(tmp_path):
+def open_elsewhere(folder) -> str:
+    """What another process is told that opens the folder and ends at once."""
+    command = [sys.executable, "-c", HOLD, str(folder)]
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    return done.stdout + done.stderr
+
+
+def test_a_process_may_open_its_folder_again_and_keeps_it_until_it_closes_all(tmp_path):
     first = Checkpoints(tmp_path, keep=1)
     Checkpoints(tmp_path, keep=1).close()
+    assert f"is in use: process {os.getpid()} on" in open_elsewhere(tmp_path)
     first.close()
+    assert open_elsewhere(tmp_path) == "ready\n"
+
+
+def test_what_is_dropped_or_fails_to_open_is_not_kept(tmp_path, monkeypatch):
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(3):
+        Checkpoints(tmp_path, keep=1)
+    monkeypatch.setattr(CheckpointFolder, "remove_leftovers", lambda folder: [][0])
+    with pytest.raises(IndexError):
+        Checkpoints(tmp_path, keep=1)
+    gc.collect()
+    assert list(tmp_path.iterdir()) == []
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_a_file_that_its_owner_has_just_removed_is_not_taken(tmp_path, monkeypatch):
@@ -88,7 +113,17 @@ def attempt(folder):
         said.append("opened")
     except NamedMeshError as error:
         said.append([error.problem, *error.details, error.fix])
+import subprocess
 attempt(f"{sys.argv[1]}/{processes.index}")
+with Checkpoints(f"{sys.argv[1]}/held", keep=1):
+    third = [sys.executable, "-c", sys.argv[2], f"{sys.argv[1]}/held"]
+    alone = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    if processes.first:
+        done = subprocess.run(third, env=alone, stdin=subprocess.DEVNULL, capture_output=True)
+        said.append(done.stderr.decode())
+    else:
+        said.append("")
+    processes.exchange("all have tried", "yes")
 if processes.index == 1:  # a folder of the same name on a disk of its own
     checkpoint_catalog.read_writer = lambda folder: "another"
 attempt(f"{sys.argv[1]}/same")
@@ -99,10 +134,11 @@ print(json.dumps(said))
 
 @pytest.mark.slow
 def test_processes_must_share_one_folder(tmp_path):
-    ended = run_processes(OPEN, 2, str(tmp_path), timeout=90)
+    ended = run_processes(OPEN, 2, str(tmp_path), HOLD, timeout=90)
     assert [one.status for one in ended] == [0, 0], ended[0].errors
     for one in ended:
-        different, private = json.loads(one.output.splitlines()[-1])
+        different, third, private = json.loads(one.output.splitlines()[-1])
+        assert f"{tmp_path / 'held'} is in use: process " in third or one is ended[1]
         assert different[0] == "the processes do not agree on the folder of the checkpoints"
         assert different[1:3] == [f"process {i}: {tmp_path / str(i)}" for i in (0, 1)]
         assert private[0] == f"{tmp_path / 'same'} is not the same folder for all processes"
