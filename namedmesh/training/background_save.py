@@ -52,7 +52,6 @@ class BackgroundSave:
         self._folder, self._processes, self._finish = folder, processes, finish
         self._budget = Budget(host_memory)
         self._queue: queue.SimpleQueue[HostPiece | None] = queue.SimpleQueue()
-        self._begin = threading.Event()  # copies are made faster while nothing is written
         self._interrupted = ""
         # Alone, a process finishes its checkpoint before it exits. With others it must not: it
         # would wait for those that are gone.
@@ -72,8 +71,6 @@ class BackgroundSave:
         self._thread.start()
         try:
             for piece in pieces_to_write(arrays):
-                if not self._budget.has_room(piece.bytes):
-                    self._begin.set()
                 self._budget.take(piece.bytes)
                 self._queue.put((piece.name, piece.bounds, copy_to_host(piece.data)))
         except BaseException as error:
@@ -81,7 +78,6 @@ class BackgroundSave:
             raise
         finally:
             self._queue.put(None)
-            self._begin.set()
 
     def wait(self) -> None:
         """Wait until the checkpoint is there, on every process.
@@ -97,7 +93,6 @@ class BackgroundSave:
     def _run(self) -> None:
         """Write, agree with the others, commit."""
         lower_priority()
-        self._begin.wait()
         try:
             self._agree(self._write_all())
             run_on_first(
@@ -222,14 +217,12 @@ class Budget:
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
 
-    def has_room(self, count: int) -> bool:
-        """Whether so many bytes may be held now."""
-        return self._limit is None or not self._held or self._held + count <= self._limit
-
     def take(self, count: int) -> None:
         """Wait until so many bytes may be held."""
         with self._changed:
-            self._changed.wait_for(lambda: self.has_room(count))
+            self._changed.wait_for(
+                lambda: self._limit is None or not self._held or self._held + count <= self._limit
+            )
             self._held += count
 
     def give(self, count: int) -> None:
