@@ -97,6 +97,7 @@ class Watch:
         self._heartbeat, self._quiet = heartbeat, set[int]()  # those that were reported as silent
         self._reasons: dict[int, str] = {}  # why others have stopped
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
+        self._raising = False  # whether the main thread is about to say who is gone
         self._ended = threading.Event()
 
     def start(self) -> None:
@@ -125,6 +126,7 @@ class Watch:
             self._trace.begin()
         self._calls[program] += 1
         self._program, self._since, self._inside = program, time.monotonic(), True
+        self._raising = False
         try:
             yield
         finally:
@@ -156,6 +158,7 @@ class Watch:
         Returns:
             The records by process; those that have stopped or ended are among them.
         """
+        self._raising = True
         before = self._records()
         time.sleep(_SILENCE)
         silent = self._unchanged(before)
@@ -310,7 +313,7 @@ class Watch:
         if not reasons:
             reasons, patience = self.stopped("ended"), _PATIENCE
         self._reasons = reasons
-        if not reasons or not self._waits:
+        if not reasons or self._raising or not self._waits:
             return
         now, since = time.monotonic(), self._since
         if self._waiting[0] != since:

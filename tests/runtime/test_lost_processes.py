@@ -121,7 +121,8 @@ def test_when_the_coordinator_is_killed_the_others_say_so(artifact):
     assert ended[0].status == -9
     # jax ends a process by itself when its coordinator is gone, sometimes before Python can speak.
     assert ended[1].status in (1, -6)
-    assert "Socket closed" in ended[1].errors or "process 0 of 2 is gone" in ended[1].errors
+    said = ("process 0 of 2 is gone", "LostProcess", "the JAX distributed service")
+    assert any(text in ended[1].errors for text in said), ended[1].errors
     assert seconds < 60
 
 
