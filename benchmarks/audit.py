@@ -22,8 +22,8 @@ import namedmesh as nm
 from benchmarks import moe
 from benchmarks.result import publish
 from benchmarks.tampering import TAMPERINGS, Edit, Text, keep_meaning
-from namedmesh.hlo import parse_module
-from namedmesh.runtime.audit import Audit, audit
+from namedmesh.audit.audit import Audit, audit
+from namedmesh.audit.hlo import parse_module
 
 _EVERY = flags.DEFINE_integer("every", 1, "Of the edits, every so manieth.", lower_bound=1)
 SIZES = moe.Sizes(group=8, seq=16, model=8, hidden=16, expert=8)

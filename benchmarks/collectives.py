@@ -43,7 +43,7 @@ from benchmarks.torus_links import (
     estimate_link_bytes,
     slice_of,
 )
-from namedmesh.runtime.devices import use_cpu_devices
+from namedmesh.processes.devices import use_cpu_devices
 
 TRACES: dict[str, Callable[[int, int], nm.Program]] = {
     "all_reduce": trace_all_reduce,

@@ -93,7 +93,7 @@ LAYOUTS: dict[str, Sequence[tuple[str, str, str | None]]] = {
 
 def measure(steps: int = 12) -> list[dict[str, Any]]:
     """Measures every layout, by turns, beside its estimate."""
-    from namedmesh.runtime.devices import use_cpu_devices
+    from namedmesh.processes.devices import use_cpu_devices
 
     use_cpu_devices(8)
     rows = []

@@ -19,7 +19,7 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks import moe, moe_jax, moe_mtf
 from benchmarks.result import publish
-from namedmesh.hlo import find_collectives, parse_module
+from namedmesh.audit.hlo import find_collectives, parse_module
 
 SIZES = moe.Sizes()
 MESH = nm.Mesh(all=8)

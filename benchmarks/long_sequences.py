@@ -25,9 +25,9 @@ import sys
 from typing import Any
 
 from benchmarks.long_sequence_cases import AXES, CELLS, FORMS, HBM, Cell, N
-from namedmesh.aot.command_line import format_error
-from namedmesh.aot.target import Target
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.cli.aot_command import format_error
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.hardware.target import Target
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "long_sequences"
 
@@ -67,7 +67,7 @@ def compile_step(cell: Cell, size: int, folder: pathlib.Path, kind: str) -> bool
     import jax
 
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.artifacts.artifact import Artifact
 
     artifact = Artifact.load(folder / f"{cell.name}_{size}.nmesh")
     target = cell.target if kind == "tpu" else Target("cpu", "", (cell.mesh.devices,))

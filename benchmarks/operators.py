@@ -26,12 +26,12 @@ from benchmarks import scaling
 from benchmarks.operator_cases import CASES, Case
 from benchmarks.scaling import FIRST, fit_exponent, save_plot
 from benchmarks.torus_links import SQUARES, estimate_link_bytes, slice_of
-from namedmesh.aot.command_line import format_error
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.dims.planned_collective import Collective
+from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.cli.aot_command import format_error
+from namedmesh.cost.device_work import count_flops
 from namedmesh.dims.sharding import Sharding
-from namedmesh.estimates.device_work import count_flops
-from namedmesh.hlo.communication import CompiledCollective
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.records.collective import Collective
 
 PARTITIONS = tuple(2**i for i in range(12))
 COMPILED = (32, 128, 512, 2048)
@@ -96,7 +96,7 @@ def export(name: str, folder: pathlib.Path) -> None:
 def compile_case(name: str, partitions: int, folder: pathlib.Path) -> dict[str, Any]:
     """A partition's costs, by the TPU compiler."""
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.artifacts.artifact import Artifact
 
     path, target = folder / f"{name}_{partitions}.nmesh", slice_of(partitions)
     if not path.exists():

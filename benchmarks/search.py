@@ -21,10 +21,10 @@ from absl import app, flags
 import namedmesh as nm
 from benchmarks.result import publish
 from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
-from namedmesh.choice.candidate import Candidate
-from namedmesh.choice.measure import measure_candidate
-from namedmesh.estimates.hardware import Hardware
+from namedmesh.hardware.hardware import Hardware
 from namedmesh.runtime import use_cpu_devices
+from namedmesh.search.candidate import Candidate
+from namedmesh.search.measure import measure_candidate
 
 TARGET = "tpu-v3"
 COMPILED = 8  # devices, for which the best is compiled

@@ -17,8 +17,8 @@ import pathlib
 import sys
 from typing import Any
 
-from namedmesh.aot.command_line import format_error
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.cli.aot_command import format_error
+from namedmesh.errors.errors import NamedMeshError
 
 
 def name_artifact(row: dict[str, Any]) -> str:
@@ -43,7 +43,7 @@ def compile_best(row: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
     """What the TPU compiler makes of the best of a row."""
     from benchmarks.torus_links import slice_of
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.artifacts.artifact import Artifact
 
     target = slice_of(row["devices"])
     report = compile_for(Artifact.load(folder / name_artifact(row)), target)

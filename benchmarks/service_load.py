@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import requests
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 SERVE = (
     "import sys; sys.modules['tensorflow'] = None\n"

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import namedmesh as nm
 from benchmarks.tampered_lines import ASYNC, EXTRA, OTHER
-from namedmesh.hlo import ELEMENT_TYPES, parse_type
-from namedmesh.hlo.groups import parse_groups
+from namedmesh.audit.hlo import ELEMENT_TYPES, parse_type
+from namedmesh.audit.hlo.groups import parse_groups
 
 _SITE = re.compile(
     r"(?P<before>\s*(?:ROOT )?%(?P<name>\S+) = )(?P<type>.*?) "

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
-from namedmesh.aot.target import GENERATIONS, Target
-from namedmesh.estimates.slice_links import TorusSlice
+from namedmesh.hardware.slice_links import TorusSlice
+from namedmesh.hardware.target import GENERATIONS, Target
 
 GENERATION = "v3"
 SQUARES = (32, 128, 512)  # cores of slices as wide as long whose links do not close to rings

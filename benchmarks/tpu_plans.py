@@ -116,7 +116,7 @@ def export(name: str, folder: pathlib.Path) -> None:
 def compile_case(name: str, folder: pathlib.Path) -> dict[str, Any]:
     """Compiles a case and audits what was made."""
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.artifacts.artifact import Artifact
 
     case, artifact = CASES[name], Artifact.load(folder / f"{name}.nmesh")
     report = compile_for(artifact, case.target, name=name)

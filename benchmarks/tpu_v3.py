@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.aot.command_line import format_error
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.cli.aot_command import format_error
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "tpu_v3"
@@ -125,9 +125,9 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
 
     from namedmesh.aot.absent_devices import devices_of
     from namedmesh.aot.compilation import compile_for
-    from namedmesh.aot.target import Target
     from namedmesh.aot.target_report import failed_row
-    from namedmesh.runtime.artifact import Artifact
+    from namedmesh.artifacts.artifact import Artifact
+    from namedmesh.hardware.target import Target
 
     host = {
         "machine": platform.machine(),

@@ -5,55 +5,42 @@ each from the file that defines it: tracing and planning import neither TensorFl
 running an Artifact imports neither TensorFlow nor the ops.
 """
 
-import ast
-import difflib
-import functools
 import importlib
 import os
-import pathlib
-from typing import Any
+
+from namedmesh.lazy import serve_names
 
 # XLA and TensorFlow log as warnings what is not the user's doing.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
+# XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
+# collective waits for devices that never get a thread. The pool's size is read once, when jax
+# starts its CPU client, so it is set before jax is imported.
+os.environ.setdefault("NPROC", "64")
 
-@functools.cache
-def _public_names() -> dict[str, str]:
-    """The module of every public name, as the stub file has it."""
-    stub = pathlib.Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    imports = (node for node in ast.parse(stub).body if isinstance(node, ast.ImportFrom))
-    return {alias.name: str(node.module) for node in imports for alias in node.names}
+# What XLA logs is read once too; namedmesh/processes/collective_trace.py says what for.
+if os.environ.get("NAMEDMESH_TRACE_COLLECTIVES") not in (None, "", "0"):
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+    os.environ.setdefault("TF_CPP_VMODULE", "collective_thunk=3")
+
+# Python makes a subpackage an attribute of its package when the subpackage is first imported, which
+# would hide the function of the same name (nm.cost). Import these first, then drop the attributes.
+for _name in ("cost", "diff", "dims", "report", "search"):
+    importlib.import_module(f"namedmesh.{_name}")
+    del globals()[_name]
 
 
-def __getattr__(name: str) -> Any:
-    module = _public_names().get(name)
-    if module is None:
-        close = difflib.get_close_matches(name, _public_names(), n=1)
-        advice = f"; did you mean {close[0]!r}?" if close else ""
-        raise AttributeError(f"module 'namedmesh' has no attribute {name!r}{advice}")
+def _register(module: str) -> None:
+    """Import what registers itself with the module of a public name."""
     if module.startswith("namedmesh.ir."):
-        # The catalogue enters what tensors' + and ** call; ir itself does not know the ops.
-        for part in (
-            "arithmetic",
-            "bitwise",
-            "logic",
-            "mathematics",
-            "indexing",
-            "replace",
-            "methods",
-        ):
+        # Tensor looks up the functions behind its operators and methods.
+        for part in ("arithmetic", "bitwise", "logic", "mathematics", "indexing", "replace"):
             importlib.import_module(f"namedmesh.ops.{part}")
-    if module.startswith("namedmesh.lowering."):
-        # What Plan.save and Plan.report look up.
-        importlib.import_module("namedmesh.comparison.plan_methods")
-        importlib.import_module("namedmesh.pages.report")
-    if module in ("namedmesh", "namedmesh.ops"):  # a module that is public itself
-        value = importlib.import_module(f"{module}.{name}")
-    else:
-        value = getattr(importlib.import_module(module), name)
-    # `import namedmesh.dims` leaves the package under this name; it is callable like the function.
-    return globals().setdefault(name, value)
+        importlib.import_module("namedmesh.ops.methods")
+    if module.startswith(("namedmesh.planning.", "namedmesh.lowering.")):
+        # Plan looks up the functions behind Plan.save and Plan.report.
+        importlib.import_module("namedmesh.diff.plan_methods")
+        importlib.import_module("namedmesh.report.report")
 
 
-def __dir__() -> list[str]:
-    return sorted(_public_names())
+__getattr__, __dir__ = serve_names(__name__, __file__, _register)

@@ -2,7 +2,7 @@
 
 import sys
 
-from namedmesh.command import main
+from namedmesh.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.ir.nest import flatten
+from namedmesh.signature.nest import flatten
 
 MESH = nm.Mesh(a=2, b=4)
 

@@ -30,8 +30,8 @@ import numpy as np
 import namedmesh as nm
 from namedmesh.runtime import Artifact, Executable, load, use_cpu_devices
 from namedmesh.training import Checkpoints
+from tests.artifacts.files import replace_manifest
 from tests.changes import change_bytes, change_field
-from tests.runtime.files import replace_manifest
 
 BATCH = 500  # cases of one process
 SECONDS = 60.0  # of one case at most

@@ -12,31 +12,47 @@ from collections import defaultdict
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "namedmesh"
 FILES = sorted(PACKAGE.rglob("*.py"))
+# What each room may import, besides itself: arrows go one way.
 ALLOWED = {
-    "dims": {"dims"},
-    "ir": {"dims", "ir"},
-    "ops": {"dims", "ir", "ops"},
-    "lowering": {"dims", "ir", "ops", "lowering", "runtime"},
-    "estimates": {"dims", "ir", "ops", "lowering", "aot", "estimates"},
-    "layers": {"dims", "ir", "ops", "layers"},
-    "hlo": {"dims", "hlo"},
-    "runtime": {"dims", "hlo", "runtime"},
-    "aot": {"dims", "hlo", "runtime", "aot"},
-    "training": {"dims", "runtime", "training"},
-    "comparison": {
-        "dims",
-        "ir",
-        "ops",
-        "lowering",
-        "hlo",
-        "runtime",
-        "estimates",
-        "comparison",
+    "errors": set(),
+    "dims": {"errors"},
+    "display": {"errors"},
+    "signature": {"errors"},
+    "records": {"dims", "display", "errors"},
+    "ir": {"dims", "display", "errors", "signature"},
+    "ops": {"dims", "errors", "ir", "signature"},
+    "layers": {"dims", "errors", "ir", "ops", "signature"},
+    "planning": {"dims", "display", "errors", "ir", "ops", "records"},
+    "artifacts": {"dims", "errors", "records", "signature"},
+    "audit": {"dims", "display", "errors", "records"},
+    "hardware": {"dims", "errors", "ir", "records"},
+    "processes": {"audit", "dims", "errors", "records"},
+    "runtime": {"artifacts", "audit", "dims", "errors", "processes", "records", "signature"},
+    "lowering": {
+        "artifacts", "dims", "errors", "ir", "planning", "records", "runtime", "processes",
+        "signature",
     },
-    "pages": {"dims", "ir", "lowering", "runtime", "estimates", "comparison", "pages"},
-    "choice": {"dims", "ir", "lowering", "aot", "estimates", "comparison", "choice"},
-}
-LONGEST_FILE = 400
+    "aot": {
+        "artifacts", "audit", "dims", "display", "errors", "hardware", "processes", "records",
+        "runtime",
+    },
+    "training": {"dims", "errors", "hardware", "processes", "records", "runtime"},
+    "cost": {"dims", "display", "errors", "hardware", "ir", "planning", "records"},
+    "diff": {"artifacts", "audit", "cost", "dims", "display", "errors", "planning", "records"},
+    "report": {
+        "artifacts", "audit", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
+        "records",
+    },
+    "search": {
+        "aot", "cost", "dims", "display", "errors", "hardware", "ir", "lowering", "planning",
+        "records",
+    },
+    "cli": {
+        "aot", "artifacts", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
+        "processes", "records", "report", "runtime", "search",
+    },
+}  # fmt: skip
+LONGEST_FILE = 700
 
 
 def module_of(path: pathlib.Path) -> str:
@@ -99,7 +115,10 @@ def test_arrows_between_rooms_go_one_way():
         f"{module} imports {other}"
         for module, others in GRAPH.items()
         for other in sorted(others)
-        if (room := room_of(module)) and (there := room_of(other)) and there not in ALLOWED[room]
+        if (room := room_of(module))
+        and (there := room_of(other))
+        and there not in {room, *ALLOWED[room]}
+        and not module.endswith("__main__")
     ]
     assert wrong == []
 
@@ -135,7 +154,7 @@ def test_nothing_but_lowering_imports_tensorflow_when_it_is_imported():
 
 def test_one_file_touches_the_private_parts_of_jax():
     private = [module for module, path in MODULES.items() if "jax._src" in path.read_text()]
-    assert private == ["namedmesh.runtime.bridge"]
+    assert private == ["namedmesh.jax_internals"]
 
 
 def test_planning_imports_neither_tensorflow_nor_jax():
@@ -172,16 +191,6 @@ def definitions() -> dict[str, set[str]]:
 def test_one_name_has_one_place():
     twice = {name: places for name, places in definitions().items() if len(places) > 1}
     assert twice == {}
-
-
-def test_no_two_files_have_names_that_differ_by_a_letter_or_not_at_all():
-    stems = defaultdict(list)
-    for module, path in MODULES.items():
-        if not path.name.startswith("__"):
-            stems[path.stem].append(module)
-    equal = [modules for modules in stems.values() if len(modules) > 1]
-    close = [(stems[one], stems[one + "s"]) for one in sorted(stems) if one + "s" in stems]
-    assert equal + close == []
 
 
 def test_files_stay_small():

@@ -33,7 +33,7 @@ print([(one.kind, one.axes, one.bytes) for one in plan.collectives])
 RUNTIME = """
 import sys
 sys.modules["tensorflow"] = None  # what importing it then raises is what a host without it raises
-import namedmesh.aot, namedmesh.hlo, namedmesh.runtime
+import namedmesh.aot, namedmesh.audit.hlo, namedmesh.runtime
 print(namedmesh.runtime.load.__module__)
 """
 

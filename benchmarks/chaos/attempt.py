@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from benchmarks.chaos.training import Place
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import read_metrics
 
 LONGEST = 60.0  # seconds without an end or a step after which a run counts as hanging

@@ -24,7 +24,7 @@ from benchmarks.coverage.entry import (
 from benchmarks.coverage.kit import Kit
 from benchmarks.coverage.layouts import draw_layout, spread
 from benchmarks.coverage.references import expected
-from namedmesh.ir.nest import flatten
+from namedmesh.signature.nest import flatten
 from tests.checks import assert_all_near, cotangent_array, plan_anyway
 
 ORDERS = {FIRST: 1, SECOND: 2}

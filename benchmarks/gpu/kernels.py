@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.gpu.models import Model
-from namedmesh.hlo import Computation, Instruction, parse_module
+from namedmesh.audit.hlo import Computation, Instruction, parse_module
 
 KINDS = ("matrix products", "attention", "loops", "optimizer", "embedding", "other")
 PRODUCTS = re.compile(r"gemm|nvjet|cutlass|xmma|cublas", re.IGNORECASE)

@@ -45,7 +45,7 @@ TOPICS = (
         "tensors",
         "Tensors and dimensions",
         "What a name is: dimensions, shapes, tensors, and the one exception class.",
-        modules=("namedmesh.dims.dimension", "namedmesh.dims.errors", "namedmesh.ir.tensor"),
+        modules=("namedmesh.dims.dimension", "namedmesh.errors.errors", "namedmesh.ir.tensor"),
     ),
     Topic(
         "meshes",
@@ -164,10 +164,10 @@ TOPICS = (
         "costs, two of them side by side, the best one found, and a page of it all.",
         modules=(
             "namedmesh.lowering",
-            "namedmesh.choice",
-            "namedmesh.estimates",
-            "namedmesh.comparison",
-            "namedmesh.pages",
+            "namedmesh.search",
+            "namedmesh.cost",
+            "namedmesh.diff",
+            "namedmesh.report",
         ),
     ),
     Topic(

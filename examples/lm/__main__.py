@@ -8,7 +8,7 @@ import pathlib
 import sys
 
 from examples.lm.settings import LAYOUTS, PRESETS
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 RUNS = pathlib.Path("runs/lm")
 

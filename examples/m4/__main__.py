@@ -15,7 +15,7 @@ from absl import app, flags, logging
 from examples.m4 import flags as m4_flags
 from examples.m4.settings import Settings, preset
 from examples.m4.streams import open_output, read_lines
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 if TYPE_CHECKING:
     from examples.m4.input.identification import Guess

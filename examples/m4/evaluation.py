@@ -15,7 +15,7 @@ from examples.m4.input.batches import evaluation_batches
 from examples.m4.run import Run
 from examples.m4.settings import Settings
 from examples.m4.translation import Translator
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime import load
 from namedmesh.training import Checkpoints, ProgressBar, average_results
 

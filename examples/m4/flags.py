@@ -10,7 +10,7 @@ from absl import flags
 
 from examples.m4 import settings as m4_settings
 from examples.m4.settings import PRESETS, Settings
-from namedmesh.dims.errors import join_names
+from namedmesh.errors.errors import join_names
 from namedmesh.layers import CHOICES, Config
 
 # The help texts of the model's flags; those of the other settings are with their fields.

@@ -23,8 +23,8 @@ from examples.m4.input.identification import Languages
 from examples.m4.input.tokens import Segmentation, Tokens, open_or_write_tokens
 from examples.m4.input.vocabulary import Vocabularies
 from examples.m4.settings import Settings
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.artifact import VERSION
+from namedmesh.artifacts.artifact import VERSION
+from namedmesh.errors.errors import NamedMeshError
 
 Pairs = dict[str, list[tuple[str, str]]]
 Say = Callable[[str], None]

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from examples.m4.input.sampling import REPEATS
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.artifacts.artifact import PRECISIONS
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import CONFIGS, Config
-from namedmesh.runtime.artifact import PRECISIONS
 
 CHOICES = {
     "optimizer": ("adafactor", "adam"),

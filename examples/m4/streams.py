@@ -6,7 +6,7 @@ import contextlib
 import sys
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 def read_lines(path: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from absl import app, flags
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 flags.DEFINE_string("run", "runs/unet", "the folder of the run; the same one again resumes")
 flags.DEFINE_string("mesh", "data=2 space=4", 'device mesh, e.g. "space=4"')

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from namedmesh.aot.command_line import add_arguments, run_aot
+from namedmesh.cli.aot_command import add_arguments, run_aot
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m namedmesh.aot")

@@ -14,11 +14,11 @@ from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
 from namedmesh.aot.exhaustion import read_available
-from namedmesh.aot.target import Target
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.bridge import devices_are_fixed
-from namedmesh.runtime.devices import use_cpu_devices
-from namedmesh.runtime.host_order import order_by_host
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.hardware.target import Target
+from namedmesh.jax_internals import devices_are_fixed
+from namedmesh.processes.devices import use_cpu_devices
+from namedmesh.processes.host_order import order_by_host
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
 ENVIRONMENT = {

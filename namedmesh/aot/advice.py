@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from namedmesh.aot.memory import Memory
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.artifacts.artifact import Artifact
 
 
 def find_levers(artifact: Artifact, memory: Memory) -> list[str]:

@@ -6,12 +6,12 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
-from namedmesh.hlo.array_types import ArrayType
-from namedmesh.hlo.module import Module
-from namedmesh.hlo.opcodes import COMMUNICATING
-from namedmesh.hlo.values import find_allocations
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.description import TensorSpec
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec
+from namedmesh.audit.hlo.array_types import ArrayType
+from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.opcodes import COMMUNICATING
+from namedmesh.audit.hlo.values import find_allocations
 
 _ENTRY = re.compile(r"arguments\[(\d+)\]$")  # what jax calls an argument of a step
 _OP = re.compile(r"nm\.(\w+\.\d+)")  # what namedmesh calls the scope of an op

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.planned_collective import Collective
-from namedmesh.dims.text import columns, human
-from namedmesh.hlo.communication import CompiledCollective
-from namedmesh.runtime.audit import Audit
+from namedmesh.audit.audit import Audit
+from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.display.text import columns, human
+from namedmesh.records.collective import Collective
 
 _HEAD = (
     "collective",

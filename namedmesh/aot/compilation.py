@@ -13,21 +13,21 @@ import jax
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
 from namedmesh.aot.advice import find_levers
-from namedmesh.aot.assignment import Assignment, assign_devices, traffic_of
 from namedmesh.aot.attribution import known_buffers, largest_buffers
 from namedmesh.aot.exhaustion import Exhausted, read_exhaustion
 from namedmesh.aot.memory import attribute_memory, estimate_memory
-from namedmesh.aot.target import GENERATIONS, Target
 from namedmesh.aot.target_report import TargetReport, count_weights
-from namedmesh.aot.torus import Torus
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.hlo.module import Module
-from namedmesh.hlo.parse import parse_module
-from namedmesh.hlo.trip_counts import find_loops
-from namedmesh.hlo.values import count_cycles
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.audit import Audit, audit
-from namedmesh.runtime.devices import arrange_devices
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.audit.audit import Audit, audit
+from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.audit.hlo.trip_counts import find_loops
+from namedmesh.audit.hlo.values import count_cycles
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.hardware.assignment import Assignment, assign_devices, traffic_of
+from namedmesh.hardware.target import GENERATIONS, Target
+from namedmesh.hardware.torus import Torus
+from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.stages import LoweredModule, compile_lowered, lower_step
 from namedmesh.runtime.usage import Report

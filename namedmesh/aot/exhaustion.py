@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 
 from namedmesh.aot.attribution import Buffer, find_origin
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.hlo.array_types import ArrayType, parse_type
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.audit.hlo.array_types import ArrayType, parse_type
+from namedmesh.errors.errors import NamedMeshError
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGT]?)i?B?"

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from namedmesh.aot.attribution import entry_bytes
-from namedmesh.hlo.module import Module
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.description import TensorSpec, VariableSpec
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec, VariableSpec
+from namedmesh.audit.hlo.module import Module
 from namedmesh.runtime.usage import Report
 
 

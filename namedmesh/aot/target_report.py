@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.aot.assignment import Assignment
 from namedmesh.aot.attribution import Buffer
 from namedmesh.aot.collective_rows import CollectiveRow, format_rows, tabulate_collectives
 from namedmesh.aot.exhaustion import Exhausted
 from namedmesh.aot.memory import Memory
-from namedmesh.aot.target import Target
-from namedmesh.dims.text import columns, human
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.audit import Audit
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.audit.audit import Audit
+from namedmesh.display.text import columns, human
+from namedmesh.hardware.assignment import Assignment
+from namedmesh.hardware.target import Target
 
 _LABELS = {
     "state": "optimizer and other state",

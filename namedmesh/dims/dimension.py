@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-from namedmesh.dims.errors import NamedMeshError, check_identifier, check_size, check_text
+from namedmesh.errors.errors import NamedMeshError, check_identifier, check_size, check_text
 
 
 @dataclass(frozen=True)

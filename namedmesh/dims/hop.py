@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
 
 _TEXT = re.compile(r"(\d+)-(\d+) from (-?\d+)( mirrored)?( cyclic)? along (\w+(?:\+\w+)*)")
 _LIST = re.compile(r"from (-?\d+(?:,-?\d+)*) along (\w+(?:\+\w+)*)")

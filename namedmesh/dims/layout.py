@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
-from namedmesh.dims.errors import (
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import (
     NamedMeshError,
     check_identifier,
     name_all,
     suggest_names,
 )
-from namedmesh.dims.mesh import Mesh
 
 LayoutLike: TypeAlias = (
     "Layout | str | Mapping[str, str | Iterable[str]]"  # what a layout is made of

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-from namedmesh.dims.errors import (
+from namedmesh.errors.errors import (
     NamedMeshError,
     check_identifier,
     check_size,

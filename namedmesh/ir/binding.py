@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_identifier
+from namedmesh.errors.errors import NamedMeshError, check_identifier
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import InputSpec, Specs, is_example, spec_of
 from namedmesh.ir.operands import as_tuple

@@ -6,17 +6,17 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import fill
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.reach import check_arguments, enclosing_traces, reach_tensors
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current
+from namedmesh.signature.nest import flatten, unflatten
 
 
 class Cotangent(Op):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Body, Op

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.tensor import DTYPES, Tensor

@@ -9,7 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type, format_value, to_python_number
 from namedmesh.ir.op import Op

@@ -10,8 +10,8 @@ from functools import cache
 from typing import Any, ClassVar, Self, dataclass_transform
 
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.source import Source, caller
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
 from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.format import describe_type, format_value

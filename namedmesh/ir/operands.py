@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.dims.source import Source
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.source import Source
 from namedmesh.ir.format import describe_type, format_value, to_python_number
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Tensor
 

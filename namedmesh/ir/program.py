@@ -9,20 +9,17 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import (
+from namedmesh.errors.errors import (
     NamedMeshError,
     check_word,
     did_you_mean,
     join_names,
 )
-from namedmesh.dims.inputs import name_inputs
-from namedmesh.dims.printed import unwrap_results, wrap_results
 from namedmesh.ir.binding import bind_specs, flatten_specs
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.hoist import hoist_invariants
 from namedmesh.ir.interface import InputSpec, Specs, Variable, spec, spec_of
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import prune_ops
@@ -32,6 +29,9 @@ from namedmesh.ir.sink import sink_into_loops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
 from namedmesh.ir.write_out import write_out_loops
+from namedmesh.signature.inputs import name_inputs
+from namedmesh.signature.nest import flatten, unflatten
+from namedmesh.signature.printed import unwrap_results, wrap_results
 
 
 @dataclass(frozen=True, eq=False)

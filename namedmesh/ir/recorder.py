@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextvars import ContextVar
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.source import Source
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source
 from namedmesh.ir.tensor import Tensor
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.notebook import html_block, html_table, html_text
-from namedmesh.dims.source import Source
-from namedmesh.dims.text import human
+from namedmesh.display.html import html_block, html_table, html_text
+from namedmesh.display.text import human
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 
 FLOATS = ("float32", "bfloat16", "float16", "float64")

@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.printed import PrintedLine
-from namedmesh.dims.source import Source
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import Variable
 from namedmesh.ir.literal import as_tensor, plain_number
-from namedmesh.ir.nest import flatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.prune import live_ops
 from namedmesh.ir.recorder import Recorder, recording, require_recorder
 from namedmesh.ir.tensor import Tensor
+from namedmesh.signature.nest import flatten
+from namedmesh.signature.printed import PrintedLine
 
 
 class Placeholder(Op):

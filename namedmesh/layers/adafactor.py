@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
 from namedmesh.layers.mistakes import Mistake, raise_mistakes

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import ACTIVATIONS
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes

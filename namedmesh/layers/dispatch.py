@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
@@ -223,7 +223,7 @@ def make_dispatch(
     Example:
         >>> make_dispatch(None, "gathr")
         Traceback (most recent call last):
-        namedmesh.dims.errors.NamedMeshError: dispatch: 'gathr' is not a form
+        namedmesh.errors.errors.NamedMeshError: dispatch: 'gathr' is not a form
         ...
     """
     if form not in DISPATCHES:

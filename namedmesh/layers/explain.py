@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import plain_number
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
@@ -38,7 +38,7 @@ def explain_mistakes(function: T) -> T:
         >>> double("1")
         Traceback (most recent call last):
         ...
-        namedmesh.dims.errors.NamedMeshError: double: x='1' is not a number...
+        namedmesh.errors.errors.NamedMeshError: double: x='1' is not a number...
           fix: pass a number
     """
     if isinstance(function, type):

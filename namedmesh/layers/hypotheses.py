@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import namedmesh as nm
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
+from namedmesh.signature.nest import flatten, unflatten
 
 IMPOSSIBLE = -1e9  # the score of what cannot be chosen
 StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.naming import claim_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 Mistake = tuple[str, str]  # what is wrong, and how to fix it
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.source import caller
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import caller
 from namedmesh.ir.trace import current
 
 

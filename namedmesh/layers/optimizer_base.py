@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any, TypeAlias
 
 import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.errors.errors import did_you_mean
 from namedmesh.ir.trace import Trace, current
 from namedmesh.layers.clipping import clip_by_global_norm
 from namedmesh.layers.explain import explain_mistakes

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
-from namedmesh.dims.errors import did_you_mean
+from namedmesh.errors.errors import did_you_mean
 from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule

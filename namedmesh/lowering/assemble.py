@@ -8,10 +8,10 @@ import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
+from namedmesh.jax_internals import module_context, tensor_type
 from namedmesh.lowering.fragments import Compiled
 from namedmesh.lowering.instructions import Block, Call, Choice, Repeat, Value
 from namedmesh.lowering.templates import Template, cut_templates
-from namedmesh.runtime.bridge import module_context, tensor_type
 
 
 def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:

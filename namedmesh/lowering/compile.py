@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.interface import Specs
-from namedmesh.ir.nest import unflatten
 from namedmesh.ir.program import Program, trace
-from namedmesh.lowering.plan import Plan
-from namedmesh.lowering.planning import plan
+from namedmesh.planning.plan import Plan
+from namedmesh.planning.plan_program import plan
 from namedmesh.runtime import Executable
 from namedmesh.runtime.partitioner import choose_partitioner
+from namedmesh.signature.nest import unflatten
 
 
 class Step(Executable):
@@ -46,7 +46,7 @@ class Step(Executable):
     ):
         # Imported here: lowering needs TensorFlow, the annotation `step: nm.Step` does not.
         from namedmesh.lowering.export import export_planned
-        from namedmesh.runtime.devices import device_mesh
+        from namedmesh.processes.devices import device_mesh
 
         if not isinstance(plan, Plan):
             raise NamedMeshError(

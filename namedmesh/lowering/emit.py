@@ -15,7 +15,7 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import Fragments
 from namedmesh.lowering.instructions import Block, Call, Choice, Repeat, Value
 from namedmesh.lowering.op_lowering import OpLowering, position_axes
-from namedmesh.lowering.plan import Plan
+from namedmesh.planning.plan import Plan
 
 
 class Emitter(Context):

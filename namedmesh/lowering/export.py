@@ -9,12 +9,14 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import OpRecord, TensorSpec
+from namedmesh.artifacts.manifest import PRECISIONS, without_folder
+from namedmesh.artifacts.structure_json import write_structure
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.planned_collective import Collective
 from namedmesh.dims.sharding import Sharding
-from namedmesh.dims.version import __version__
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
 from namedmesh.lowering.assemble import assemble
@@ -22,14 +24,12 @@ from namedmesh.lowering.emit import Emitter
 from namedmesh.lowering.fragments import Fragments, compile_fragments
 from namedmesh.lowering.instructions import Block, Value
 from namedmesh.lowering.op_lowering import OpLowering
-from namedmesh.lowering.plan import Plan
-from namedmesh.lowering.planning import plan as make_plan
 from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.description import OpRecord, TensorSpec
-from namedmesh.runtime.manifest import PRECISIONS, without_folder
-from namedmesh.runtime.structure import number_leaves
-from namedmesh.runtime.structure_json import write_structure
+from namedmesh.planning.plan import Plan
+from namedmesh.planning.plan_program import plan as make_plan
+from namedmesh.records.collective import Collective
+from namedmesh.signature.structure import number_leaves
+from namedmesh.version import __version__
 
 
 def export(

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
+from namedmesh.artifacts.collective_calls import ALL_TO_ALL, GATHER, PERMUTE, SUM
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
@@ -18,7 +19,6 @@ from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.annotate import GspmdAnnotator
-from namedmesh.runtime.collective_calls import ALL_TO_ALL, GATHER, PERMUTE, SUM
 
 
 class OpLowering(Context):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from namedmesh.artifacts.description import TensorSpec, VariableSpec
 from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.plan import Plan
-from namedmesh.runtime.description import TensorSpec, VariableSpec
+from namedmesh.planning.plan import Plan
 
 
 @dataclass(frozen=True)

@@ -7,15 +7,15 @@ from itertools import islice
 
 from jaxlib.mlir import ir
 
-from namedmesh.lowering.fragments import RESULTS, STAND_IN
-from namedmesh.runtime.regions import blocks, call_target, close_regions
-from namedmesh.runtime.splicing import (
+from namedmesh.artifacts.regions import blocks, call_target, close_regions
+from namedmesh.artifacts.splicing import (
     Template,
     find_captures,
     find_name,
     inline_calls,
     make_template,
 )
+from namedmesh.lowering.fragments import RESULTS, STAND_IN
 
 _UNCHANGING = ("stablehlo.set_dimension_size", "stablehlo.reshape", "stablehlo.convert")
 

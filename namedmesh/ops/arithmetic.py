@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor, plain_number
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.elementwise import elementwise

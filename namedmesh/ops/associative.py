@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import cast
@@ -16,6 +15,7 @@ from namedmesh.ops.join import concat
 from namedmesh.ops.shape import transpose
 from namedmesh.ops.windows import Pad, slice
 from namedmesh.ops.windows import reverse as reverse_dim
+from namedmesh.signature.nest import flatten, unflatten
 
 
 def associative_scan(

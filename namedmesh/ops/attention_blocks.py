@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.recipe import Recipe
 from namedmesh.ir.tensor import Tensor

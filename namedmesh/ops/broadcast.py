@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, name_all
+from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.operands import check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops import broadcast, constants, windows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.cumulative import cumsum

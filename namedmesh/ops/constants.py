@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.interface import check_dtype

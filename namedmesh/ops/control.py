@@ -6,18 +6,18 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, format_nest, match_leaves, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.shape import transpose
+from namedmesh.signature.nest import flatten, format_nest, match_leaves, unflatten
 
 
 class Cond(Op):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import (
     as_tuple,

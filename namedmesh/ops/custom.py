@@ -6,13 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, join_names, name_all
-from namedmesh.dims.source import Source, caller
+from namedmesh.errors.errors import NamedMeshError, join_names, name_all
+from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.placement import Placement
@@ -20,6 +19,7 @@ from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.pass_through import PassThrough
 from namedmesh.ops.shape import transpose
+from namedmesh.signature.nest import flatten, unflatten
 
 
 class CustomVjp(PassThrough):

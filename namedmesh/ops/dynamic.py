@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.literal import as_tensor

@@ -8,7 +8,7 @@ from typing import Any
 import opt_einsum
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, name_all, suggest_names
+from namedmesh.errors.errors import NamedMeshError, name_all, suggest_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.op import Op

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ParamSpec
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.interface import check_dtype

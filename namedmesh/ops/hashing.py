@@ -46,7 +46,7 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
 def spread_word(tf: Any, word: Any, index: Any) -> Any:
     """Makes a word for each index from a random one; one round will do where the words are random.
 
-    `namedmesh.runtime.kernels` computes the same.
+    `namedmesh.artifacts.kernels` computes the same.
     """
     return _mix(tf, word + index * tf.constant(GOLDEN, tf.uint32))
 

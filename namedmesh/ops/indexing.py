@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import describe_type
 from namedmesh.ir.literal import fill, plain_number
 from namedmesh.ir.operands import check_has_dims, check_tensor, is_list

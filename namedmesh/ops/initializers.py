@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import as_tuple, check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor

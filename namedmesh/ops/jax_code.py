@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.interface import InputSpec, spec
@@ -20,7 +20,7 @@ from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.custom import check_batch_dims, check_specs
 
-CALL = "namedmesh_jax"  # as runtime/foreign_code.py reads it
+CALL = "namedmesh_jax"  # as artifacts/foreign_code.py reads it
 PLATFORMS = ("cpu", "cuda", "tpu")
 
 

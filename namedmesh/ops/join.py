@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.exchange import Exchange, Pieces
 from namedmesh.ir.format import format_value

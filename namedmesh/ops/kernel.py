@@ -58,7 +58,7 @@ def offer_kernel(
     """Lets a backend make tensors by a kernel instead of the named ops that made them.
 
     Args:
-        name: The kernel's name, by which `namedmesh.runtime.kernels` finds it.
+        name: The kernel's name, by which `namedmesh.artifacts.kernels` finds it.
         plain: The tensors, made by named ops.
         reads: What the kernel makes them of.
         parallel: The dimensions along which every element is made by itself.

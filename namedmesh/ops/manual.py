@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, join_names, name_all
+from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.ir.differentiate import body_vjp
-from namedmesh.ir.nest import unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
 from namedmesh.ir.placement import Placement
@@ -25,6 +24,7 @@ from namedmesh.ops.between import (
 )
 from namedmesh.ops.broadcast import group_by_missing
 from namedmesh.ops.partial_sums import check_partial_sums
+from namedmesh.signature.nest import unflatten
 
 
 class Manual(Enclosing):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.operands import check_int
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.arithmetic import maximum

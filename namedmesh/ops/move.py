@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, check_identifier, join_names
+from namedmesh.errors.errors import NamedMeshError, check_identifier, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value

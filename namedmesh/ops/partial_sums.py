@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from namedmesh.dims.errors import NamedMeshError, name_all
+from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.literal import Fill
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.trace import current
 from namedmesh.ops.constants import range as count
@@ -19,6 +18,7 @@ from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import rename, transpose
 from namedmesh.ops.vmap import vmap
 from namedmesh.ops.windows import pad, shift, slice
+from namedmesh.signature.nest import flatten, unflatten
 
 
 def pipeline(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_word
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor

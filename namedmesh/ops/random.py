@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import check_number, numpy_dtype

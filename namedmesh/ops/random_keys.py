@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, check_text
+from namedmesh.errors.errors import NamedMeshError, check_text
 from namedmesh.ir.literal import as_tensor, check_number, fill
 from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.tensor import Operand, Tensor

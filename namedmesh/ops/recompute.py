@@ -6,16 +6,16 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.pass_through import PassThrough
+from namedmesh.signature.nest import flatten, unflatten
 
 POLICIES = ("full", "dots")
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor, fill
 from namedmesh.ir.operands import check_one_dtype
 from namedmesh.ir.placement import Placement

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, check_word
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor

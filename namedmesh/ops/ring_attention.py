@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import (
     check_dimension,

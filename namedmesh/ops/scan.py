@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, did_you_mean, name_all
-from namedmesh.dims.printed import PrintedLine
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -29,6 +27,8 @@ from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_turns, take_printed
 from namedmesh.ops.turns import Row, check_unroll
+from namedmesh.signature.nest import flatten, unflatten
+from namedmesh.signature.printed import PrintedLine
 
 REMAT = ("none", "full", "dots")
 

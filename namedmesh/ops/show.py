@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.printed import PrintedLine
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.format import format_value
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
+from namedmesh.signature.printed import PrintedLine
 
 
 def print(*values: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import check_int
 from namedmesh.ir.tensor import Tensor

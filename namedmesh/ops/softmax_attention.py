@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.dims.errors import NamedMeshError, join_names
+from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import (
     check_dimension,

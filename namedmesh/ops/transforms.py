@@ -6,13 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.differentiate import grad, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
+from namedmesh.signature.nest import flatten, unflatten
 
 
 def value_and_grad(

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError, check_identifier, did_you_mean
-from namedmesh.dims.source import Source, caller
+from namedmesh.errors.errors import NamedMeshError, check_identifier, did_you_mean
+from namedmesh.errors.source import Source, caller
 from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.interface import Variable, check_dtype, check_whole
 from namedmesh.ir.literal import as_tensor, check_number

@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.differentiate import repeat_op
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.nest import flatten, unflatten
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import check_callable, check_dimension
 from namedmesh.ir.recorder import recording
@@ -32,6 +31,7 @@ from namedmesh.ops.logic import where
 from namedmesh.ops.recompute import Recompute
 from namedmesh.ops.scan import Scan
 from namedmesh.ops.shape import transpose
+from namedmesh.signature.nest import flatten, unflatten
 
 # What broadcasts its operands by name: one that lacks the dimension stays without it.
 _BY_NAME = (Elementwise, Einsum, Gather)

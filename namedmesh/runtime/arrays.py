@@ -12,9 +12,9 @@ import ml_dtypes
 import numpy as np
 from jax.sharding import NamedSharding
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.dims.mesh import Mesh
-from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.runtime.padding import remember_sizes, unpadded_sizes
 
 

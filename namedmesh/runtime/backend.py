@@ -9,22 +9,22 @@ import jax
 import numpy as np
 from jax.sharding import Mesh as JaxMesh
 
-from namedmesh.dims.errors import NamedMeshError, name_all
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.audit.audit import Audit
+from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.processes.collective_trace import current_trace
+from namedmesh.processes.devices import device_mesh as device_mesh
+from namedmesh.processes.lost import LostProcess as LostProcess
+from namedmesh.processes.processes import current_processes
+from namedmesh.processes.watch import current_watch
 from namedmesh.runtime.arrays import put_arrays as put_arrays
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.audit import Audit
-from namedmesh.runtime.collective_trace import current_trace
-from namedmesh.runtime.devices import device_mesh as device_mesh
 from namedmesh.runtime.failure import describe_failure, report_failure
 from namedmesh.runtime.fetching import fetch_nested as fetch_nested
-from namedmesh.runtime.lost import LostProcess as LostProcess
 from namedmesh.runtime.own_rows import feed_arrays as feed_arrays
 from namedmesh.runtime.own_rows import own_rows as own_rows
-from namedmesh.runtime.processes import current_processes
 from namedmesh.runtime.ready_inputs import ReadyInputs as ReadyInputs
 from namedmesh.runtime.stages import SEED, compile_lowered, lower_init, lower_step
 from namedmesh.runtime.stages import named_sharding as named_sharding
-from namedmesh.runtime.watch import current_watch
 
 
 def agree_on_program(artifact: Artifact, partitioner: str) -> None:

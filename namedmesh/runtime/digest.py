@@ -14,9 +14,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.description import TensorSpec
-from namedmesh.runtime.processes import current_processes
+from namedmesh.artifacts.description import TensorSpec
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import current_processes
 
 _CHUNK = 2**20  # elements mixed at once
 Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a piece, and device

@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean, whole_number
-from namedmesh.dims.inputs import name_inputs
-from namedmesh.dims.planned_collective import Collective
-from namedmesh.dims.printed import unwrap_results
-from namedmesh.hlo.parse import parse_module
-from namedmesh.runtime.artifact import Artifact, check_artifact
-from namedmesh.runtime.audit import Audit, audit
-from namedmesh.runtime.description import TensorSpec
+from namedmesh.artifacts.artifact import Artifact, check_artifact
+from namedmesh.artifacts.description import TensorSpec
+from namedmesh.audit.audit import Audit, audit
+from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
+from namedmesh.records.collective import Collective
 from namedmesh.runtime.padding import remember_sizes
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state, check_used_once
-from namedmesh.runtime.structure import fill_structure
 from namedmesh.runtime.usage import Report
+from namedmesh.signature.inputs import name_inputs
+from namedmesh.signature.printed import unwrap_results
+from namedmesh.signature.structure import fill_structure
 
 if TYPE_CHECKING:
     import jax

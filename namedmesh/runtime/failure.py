@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.lost import find_lost
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.lost import find_lost
 
 
 @contextlib.contextmanager

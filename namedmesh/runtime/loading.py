@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.paths import check_path, describe_os_error
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.paths import check_path, describe_os_error
 from namedmesh.runtime.executable import Executable
 
 

@@ -12,8 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime.arrays import (
     Mismatch,
     as_array,
@@ -22,7 +23,6 @@ from namedmesh.runtime.arrays import (
     lies_in_place,
     raise_mismatches,
 )
-from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.padding import remember_sizes
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 PARTITIONERS = ("gspmd", "shardy")
 # Both make what is planned with every version of jax that tests/runtime/test_jax_versions.py runs.

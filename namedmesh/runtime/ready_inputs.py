@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.dims.mesh import Mesh
-from namedmesh.runtime.description import TensorSpec, dtype_of
 from namedmesh.runtime.padding import unpadded_sizes
 
 

@@ -9,13 +9,13 @@ import jax
 from jax.sharding import Mesh as JaxMesh
 from jax.sharding import NamedSharding, PartitionSpec
 
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.dims.dimension import Shape
-from namedmesh.dims.errors import NamedMeshError
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.bridge import is_one_of_several, module_function, partition_with
-from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.jax_internals import is_one_of_several, module_function, partition_with
 from namedmesh.runtime.partitioner import choose_partitioner
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
-from namedmesh.runtime.description import TensorSpec
+from namedmesh.artifacts.description import TensorSpec
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 if TYPE_CHECKING:
     import jax

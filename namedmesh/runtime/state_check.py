@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.artifact import Artifact
-from namedmesh.runtime.description import TensorSpec, dtype_of
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec, dtype_of
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime.state import State, describe_variables
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, whole_number
-from namedmesh.dims.paths import check_path
+from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.records.paths import check_path
 from namedmesh.runtime import Executable, State
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_named_arrays, check_run
 

@@ -15,8 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError, name_all
-from namedmesh.runtime.processes import Processes
+from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
 from namedmesh.training.chunk_store import Bounds, ChunkWriter, pieces_to_write

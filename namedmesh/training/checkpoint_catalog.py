@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, join_names
-from namedmesh.runtime.processes import Processes
+from namedmesh.errors.errors import NamedMeshError, join_names
+from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
 from namedmesh.training.first_process import run_on_first

@@ -11,7 +11,7 @@ import os
 import pathlib
 import shutil
 
-from namedmesh.dims.paths import sync_folder, write_file
+from namedmesh.records.paths import sync_folder, write_file
 from namedmesh.training.checkpoint_record import (
     RECORD,
     Record,

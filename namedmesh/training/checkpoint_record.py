@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training.saved_variables import SavedVariable
 
 RECORD = "record.json"

@@ -9,11 +9,11 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, join_names, name_all
-from namedmesh.dims.paths import describe_os_error
-from namedmesh.dims.source import caller
+from namedmesh.errors.errors import NamedMeshError, join_names, name_all
+from namedmesh.errors.source import caller
+from namedmesh.processes.processes import current_processes
+from namedmesh.records.paths import describe_os_error
 from namedmesh.runtime import Executable, State
-from namedmesh.runtime.processes import current_processes
 from namedmesh.training.arguments import (
     check_count,
     check_executable,

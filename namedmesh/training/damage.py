@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training.first_process import shorten_error
 
 _OUT_OF_REACH = ("PERMISSION_DENIED", "UNAVAILABLE", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections import deque
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training.arguments import check_real
 
 WINDOW = 100  # the steps whose median counts

@@ -6,8 +6,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.processes import Processes
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import Processes
 
 
 def run_on_first(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Integral, Real
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 @dataclass(frozen=True)

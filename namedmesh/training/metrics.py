@@ -8,8 +8,8 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.paths import check_path, describe_os_error, write_file
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.paths import check_path, describe_os_error, write_file
 from namedmesh.training.arguments import check_count
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training.arguments import check_count, check_file_path
 
 

@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
-from namedmesh.runtime.processes import current_processes
 
 _SAME = "the same bits"
 

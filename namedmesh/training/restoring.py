@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import jax
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import Processes
 from namedmesh.runtime import Executable, State
-from namedmesh.runtime.processes import Processes
 from namedmesh.training.checkpoint_folder import ARRAYS, CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
 from namedmesh.training.chunk_reading import ArrayTarget, clear_padding, read_arrays

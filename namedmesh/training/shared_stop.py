@@ -8,9 +8,9 @@ import time
 
 import jax
 
-from namedmesh.dims.errors import NamedMeshError, name_all
-from namedmesh.runtime.coordination import read_texts, store_text
-from namedmesh.runtime.processes import Processes, current_processes
+from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.processes.coordination import read_texts, store_text
+from namedmesh.processes.processes import Processes, current_processes
 from namedmesh.training.signals import StopRequest
 
 _PAUSE = 0.25  # seconds between two looks at what the others say

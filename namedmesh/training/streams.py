@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 Item = TypeVar("Item")
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training.arguments import (
     check_count,

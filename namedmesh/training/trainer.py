@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
-from namedmesh.runtime.processes import current_processes
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
 from namedmesh.training.divergence import Divergence

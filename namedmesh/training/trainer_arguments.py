@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from namedmesh.dims.errors import NamedMeshError, join_names, suggest_names
+from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
 from namedmesh.runtime import Executable, State
 from namedmesh.training.checkpoints import Checkpoints
 from namedmesh.training.intervals import Intervals

@@ -14,8 +14,8 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.dims.paths import sync_file
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.paths import sync_file
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_file_path, check_saveable
 from namedmesh.training.saved_variables import SavedVariable, check_missing, match_variables

@@ -12,7 +12,7 @@ import secrets
 import weakref
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 WRITER = ".writer"  # names who saves in the folder, and is locked as long as that one runs
 _HELD = (errno.EACCES, errno.EAGAIN)

@@ -21,10 +21,10 @@ from namedmesh.aot import (
     compilation,
     compile_for,
 )
-from namedmesh.aot.assignment import assign_devices, traffic_of
 from namedmesh.aot.attribution import find_origin, largest_buffers
 from namedmesh.aot.exhaustion import read_exhaustion
-from namedmesh.hlo import parse_module, parse_type
+from namedmesh.audit.hlo import parse_module, parse_type
+from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import compile_lowered, lower_step
 from tests.aot.stack import B, H, L, M
 from tests.aot.test_memory import BRIEF, FULL

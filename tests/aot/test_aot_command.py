@@ -22,8 +22,8 @@ from namedmesh.aot import (
     compilation,
     compile_for,
 )
-from namedmesh.aot.assignment import assign_devices, traffic_of
-from namedmesh.command import main
+from namedmesh.cli.main import main
+from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import lower_step
 from tests.aot.stack import B, M
 from tests.runtime.test_without_tensorflow import BLOCK
@@ -32,7 +32,7 @@ from tests.runtime.test_without_tensorflow import BLOCK
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     artifact.save(tmp_path / "one.nmesh")
     artifact.save(tmp_path / "two.nmesh")
-    code = BLOCK + "from namedmesh.command import main\nsys.exit(main(sys.argv[1:]))"
+    code = BLOCK + "from namedmesh.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
     options = ["--target", "cpu:8", "--json", str(tmp_path / "out.json")]

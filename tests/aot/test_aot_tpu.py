@@ -11,7 +11,7 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.moe import Sizes, program
-from namedmesh.runtime.backend_rules import BETWEEN_SLICES
+from namedmesh.audit.backend_rules import BETWEEN_SLICES
 from tests.aot.stack import B, M, train
 
 pytestmark = pytest.mark.skipif(

@@ -10,8 +10,8 @@ from namedmesh.aot.advice import find_levers
 from namedmesh.aot.attribution import largest_buffers
 from namedmesh.aot.exhaustion import read_exhaustion
 from namedmesh.aot.memory import Memory, attribute_memory
-from namedmesh.hlo import count_cycles, parse_module, parse_type
-from namedmesh.hlo.trip_counts import scheduled_runs
+from namedmesh.audit.hlo import count_cycles, parse_module, parse_type
+from namedmesh.audit.hlo.trip_counts import scheduled_runs
 from namedmesh.runtime import Report
 
 B, M, H, L = nm.dims("batch=16 model=8 hidden=32 layer=4")

@@ -5,9 +5,9 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.aot import compile_for
-from namedmesh.aot.assignment import assign_devices, mean_hops
-from namedmesh.aot.target import Target
-from namedmesh.aot.torus import Torus
+from namedmesh.hardware.assignment import assign_devices, mean_hops
+from namedmesh.hardware.target import Target
+from namedmesh.hardware.torus import Torus
 from tests.aot.stack import B, M, train
 
 

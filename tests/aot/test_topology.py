@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot.assignment import mean_hops, torus_assignment, traffic_of
-from namedmesh.aot.target import Target
-from namedmesh.aot.torus import Torus
-from namedmesh.dims.planned_collective import Collective
-from namedmesh.dims.source import Source
+from namedmesh.errors.source import Source
+from namedmesh.hardware.assignment import mean_hops, torus_assignment, traffic_of
+from namedmesh.hardware.target import Target
+from namedmesh.hardware.torus import Torus
+from namedmesh.records.collective import Collective
 
 
 def torus(text: str) -> Torus:

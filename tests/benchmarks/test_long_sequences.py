@@ -11,7 +11,7 @@ from benchmarks import long_sequence_cases as cases
 from benchmarks import long_sequences
 from benchmarks.long_sequence_cases import CELLS, Cell
 from namedmesh.aot import compilation
-from namedmesh.runtime.artifact import Artifact
+from namedmesh.artifacts.artifact import Artifact
 
 ROW = {
     "target": "tpu-v3:2x2", "mesh": "", "cores": 8, "weights": 1, "error": None, "hbm_bytes": 100,

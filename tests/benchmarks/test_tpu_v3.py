@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks import tpu_v3
-from namedmesh.aot.target import Target
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.hardware.target import Target
 from namedmesh.layers import config
 
 
@@ -101,7 +101,7 @@ def test_without_its_artifact_or_the_compiler_nothing_is_recorded(results, tmp_p
         raise NamedMeshError("no libtpu", fix="install it")
 
     monkeypatch.setattr("namedmesh.aot.absent_devices.devices_of", absent)
-    monkeypatch.setattr("namedmesh.runtime.artifact.Artifact.load", lambda path: None)
+    monkeypatch.setattr("namedmesh.artifacts.artifact.Artifact.load", lambda path: None)
     (tmp_path / "moe_128e_12l.nmesh").touch()
     with pytest.raises(NamedMeshError, match="no libtpu"):
         tpu_v3.main(["compile", str(tmp_path), "moe_128e_12l"])

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
+from namedmesh.artifacts.manifest import _read_mesh, _write_mesh
 from namedmesh.dims.hop import list_groups
-from namedmesh.runtime.json_cursor import JsonCursor
-from namedmesh.runtime.manifest import _read_mesh, _write_mesh
+from namedmesh.records.json_cursor import JsonCursor
 
 SIZES = [(8,), (2, 4), (4, 2), (3, 4), (2, 3, 4), (6, 2), (1, 8), (4, 1, 6)]
 

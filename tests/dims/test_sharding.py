@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims import Sharding
-from namedmesh.dims.sharding import conversion
+from namedmesh.dims.sharding import Sharding, conversion
 
 MESH = nm.Mesh(a=2, b=4)
 CHOICES = ((), ("a",), ("b",), ("a", "b"), ("b", "a"))

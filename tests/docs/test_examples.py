@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from namedmesh.runtime.process_arguments import COORDINATOR, COUNT, INDEX, split_address
+from namedmesh.processes.arguments import COORDINATOR, COUNT, INDEX, split_address
 
 EXAMPLES = pathlib.Path(__file__).parent.parent.parent / "docs" / "examples"
 SCRIPTS = sorted(EXAMPLES.glob("*.slurm"))

@@ -9,11 +9,11 @@ import zipfile
 import numpy as np
 
 import namedmesh as nm
+from namedmesh.artifacts.container import seal_file
 from namedmesh.runtime import load
-from namedmesh.runtime.container import seal_file
+from tests.artifacts.files import read_members, replace_members
 from tests.errors.running import assert_nothing_has_changed, given
 from tests.errors.wrong import Table, message_of
-from tests.runtime.files import read_members, replace_members
 
 wrong = Table()
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.source import Source
+from namedmesh.errors.source import Source
 from namedmesh.runtime import Executable, State
 from tests.errors.running import X, assert_nothing_has_changed, compiled, given
 from tests.errors.wrong import Table, message_of

@@ -6,8 +6,8 @@ from jaxlib.mlir.dialects import stablehlo
 
 import namedmesh as nm
 from namedmesh.ir.contents import describe, describe_op
+from namedmesh.jax_internals import module_context
 from namedmesh.lowering import fragments
-from namedmesh.runtime.bridge import module_context
 
 B, M = nm.dims("batch=8 model=4")
 MESH = nm.Mesh(data=2)

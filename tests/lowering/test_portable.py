@@ -3,7 +3,7 @@
 from jaxlib.mlir.dialects import stablehlo
 
 import namedmesh as nm
-from namedmesh.runtime.bridge import module_context
+from namedmesh.jax_internals import module_context
 
 B, K = nm.dims("batch=8 best=2")
 

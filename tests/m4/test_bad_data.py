@@ -7,7 +7,7 @@ import pytest
 from examples.m4.corpus import read_corpus
 from examples.m4.run import Run
 from examples.m4.settings import preset
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.runs import run
 
 FAULTS = b"\nno tab on this line\n" + b"x" * 100_000 + b"\tlong\nd\xe9\xff\tnot UTF-8\n"

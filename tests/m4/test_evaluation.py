@@ -16,7 +16,7 @@ from examples.m4.scores import (
     select_comparable,
 )
 from examples.m4.translation import Scored, Translation
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.runs import copied
 
 

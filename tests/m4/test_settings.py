@@ -10,7 +10,7 @@ import pytest
 from examples.m4.flags import MODEL_HELP, describe_default
 from examples.m4.run import Run
 from examples.m4.settings import DIMENSIONS, PRESETS, Settings, preset
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.layers import Config
 from tests.m4.runs import ROOT, copied, run
 

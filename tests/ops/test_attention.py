@@ -9,9 +9,9 @@ import pytest
 from jax import lax
 
 import namedmesh as nm
+from namedmesh.artifacts.kernels import choice
+from namedmesh.artifacts.kernels.attention_tiles import mix
 from namedmesh.ops.random_bits import spread_bits
-from namedmesh.runtime.kernels import choice
-from namedmesh.runtime.kernels.attention_tiles import mix
 from tests.checks import assert_same, evaluated, uniform
 
 B, S, T, N, K = nm.dims("batch=8 seq=16 memory=32 heads=4 key=16")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.runtime.kernels import choice
+from namedmesh.artifacts.kernels import choice
 from tests.checks import assert_same, evaluated, uniform
 from tests.ops.test_attention import ARRAYS, LAYOUTS, SPECS, B, K, N, S, T, by_matrices, make_step
 

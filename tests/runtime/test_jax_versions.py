@@ -13,8 +13,8 @@ import sys
 import numpy as np
 import pytest
 
+from tests.artifacts.partitioned import CASES, make_inputs
 from tests.checks import number_leaves
-from tests.runtime.partitioned import CASES, make_inputs
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 VERSIONS = {"0.10": "jax==0.10.*", "0.11": "jax==0.11.*", "newest": "jax"}

@@ -107,9 +107,9 @@ def test_many_steps_in_a_row_never_deadlock(tmp_path):
 
 def test_asking_for_more_devices_than_the_first_mesh_needs_holds():
     code = """
-from namedmesh.dims import Mesh
+from namedmesh.dims.mesh import Mesh
 from namedmesh.runtime import use_cpu_devices
-from namedmesh.runtime.devices import device_mesh
+from namedmesh.processes.devices import device_mesh
 use_cpu_devices(8)
 print(device_mesh(Mesh(a=1)).devices.size, device_mesh(Mesh(a=8)).devices.size)
 """

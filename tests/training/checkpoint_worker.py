@@ -15,7 +15,7 @@ import warnings
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import load, start_processes
 from namedmesh.training import Checkpoints, background_save
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import average_results
 from tests.training.programs import batch, compiled
 

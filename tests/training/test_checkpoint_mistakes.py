@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
 from tests.training.programs import B, M, batch, compiled, decode
 

@@ -8,7 +8,7 @@ import pytest
 import tensorstore
 
 import namedmesh as nm
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints, share_state
 from tests.training.programs import PLACES, batch, compiled, nm_dtype, same, values

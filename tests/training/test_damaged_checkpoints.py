@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
 from namedmesh.training.chunk_store import choose_chunk
 from tests.training.damage import PATTERNS, WAYS, flip, remove

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
 from namedmesh.training.divergence import Divergence

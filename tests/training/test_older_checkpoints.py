@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import orbax.checkpoint as ocp
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
 from tests.training.programs import PLACES, compiled, same, values
 

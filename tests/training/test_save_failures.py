@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints, background_save
 from tests.training.programs import batch, compiled, same, values

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
-from namedmesh.runtime.processes import Processes
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.processes.processes import Processes
 from namedmesh.training import shared_stop
 from namedmesh.training.shared_stop import SharedStop
 from namedmesh.training.signals import StopRequest

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import NumberedBatches, prefetch
 
 

@@ -8,7 +8,7 @@ import signal
 import numpy as np
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import (
     Checkpoints,
     Intervals,

@@ -3,7 +3,7 @@
 import pytest
 
 import namedmesh as nm
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
 from tests.training.programs import B, M, batch, compiled
 from tests.training.test_trainer import make, train

@@ -22,7 +22,7 @@ STEPS = 40
 WORKER = """
 import os, pathlib, sys, time
 import numpy as np
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import load, start_processes
 from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer, save_weights
 

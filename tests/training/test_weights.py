@@ -7,7 +7,7 @@ import safetensors
 import safetensors.numpy
 
 import namedmesh as nm
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import load_weights, save_weights
 from tests.training.programs import PLACES, B, M, batch, compiled, decode, same, values

@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
 from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.writer_lock import WRITER, WriterLock
-from tests.runtime.workers import ROOT, START, run_processes
+from tests.processes.workers import ROOT, START, run_processes
 
 HOLD = """
 import sys

@@ -14,7 +14,7 @@ from examples.m4.corpus.files import read_corpus
 from examples.m4.corpus.holdout import overlap
 from examples.m4.corpus.languages import standard_code
 from examples.m4.corpus.synthetic import build_synthetic_corpus
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 def check(root: str) -> None:

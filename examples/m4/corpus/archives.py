@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from examples.m4.corpus.holdout import Pair
 from examples.m4.corpus.languages import language_code
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 CATALOG = re.compile(r"(?:.*/)?([^/]+)/LC_MESSAGES/([^/]+)\.mo")
 

@@ -14,7 +14,7 @@ from examples.m4.corpus.folders import fresh_directory, write_pairs
 from examples.m4.corpus.holdout import Pair, Pairs, hold_out
 from examples.m4.corpus.messages import clean
 from examples.m4.corpus.packages import PACKAGES, Package, default_cache, fetch
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 DEV, TEST = 100, 200
 FEWEST_TRAIN, FEWEST_TEST = 200, 10  # pairs that a language needs, or it is left out

@@ -15,7 +15,7 @@ from examples.m4.corpus.holdout import Pairs, fold, hold_out
 from examples.m4.corpus.lines import read_pairs
 from examples.m4.corpus.parts import ALL, SHAPE, SPLITS, find_parts
 from examples.m4.corpus.report import Report
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 @dataclass

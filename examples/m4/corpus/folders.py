@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from examples.m4.corpus.holdout import Pairs
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 MARK = "corpus.json"  # marks a directory that we wrote
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 SPLITS = ("train", "dev", "test")
 ALL = "all"  # the split of a flat directory, before some of it is held out

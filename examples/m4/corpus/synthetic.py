@@ -14,7 +14,7 @@ from examples.m4.corpus.folders import fresh_directory, write_pairs
 from examples.m4.corpus.grammar import Sentence, english, random_sentence
 from examples.m4.corpus.holdout import Pair, Pairs, fold
 from examples.m4.corpus.invented import Language, invent
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_size
 
 MOST = 520  # codes qaa to qtz are those of ISO 639-3 for private use
 

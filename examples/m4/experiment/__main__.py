@@ -19,7 +19,7 @@ from examples.m4 import flags as m4_flags
 from examples.m4.experiment.cells import Experiment
 from examples.m4.experiment.grid import Cell, make_grid
 from examples.m4.settings import Settings, preset
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 COMMANDS = ("prepare", "run", "report")
 HYPERPARAMETERS = m4_flags.define_flags()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from examples.m4.settings import Settings, make_dense
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 # What is tried for each bilingual baseline; the one with the lowest dev loss counts.
 BILINGUAL_TRIES = {

@@ -19,7 +19,7 @@ from examples.m4.input.sampling import REPEATS, Sampler, permutation
 from examples.m4.input.sentences import SentenceSampler
 from examples.m4.input.tokens import Ragged, Tokens
 from examples.m4.input.vocabulary import END
-from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, check_size, did_you_mean
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from examples.m4.input.sampling import permutation
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 BUCKETS = 1 << 15  # that runs of characters are hashed into
 LENGTHS = (1, 2, 3, 4)  # of the runs, in characters

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from examples.m4.input.tokens import Ragged
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_size
 
 
 @dataclass(frozen=True)

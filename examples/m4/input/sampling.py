@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_size
 
 REPEATS = ("pair", "english")  # what comes once before any of it comes back
 _ONE = 1 << 32  # an example, in the fixed-point numbers of the quotas

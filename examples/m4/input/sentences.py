@@ -7,7 +7,7 @@ import operator
 import numpy as np
 
 from examples.m4.input.sampling import permutation, random_bits, shares, walk
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_size
 
 _SMALLEST, _LARGEST = 1 << 3, 1 << 22  # weights of an example
 _GOLDEN = 0x9E3779B97F4A7C15  # of 64 bits: steps that fall evenly, however many there are

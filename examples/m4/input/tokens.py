@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from examples.m4.input.vocabulary import Pairs, Vocabulary
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 _VERSION = 2
 _BLOCK = 10_000  # examples encoded at a time

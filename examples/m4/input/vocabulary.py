@@ -16,7 +16,7 @@ import numpy as np
 import sentencepiece
 
 from examples.m4.input.sampling import permutation, shares
-from namedmesh.dims.errors import NamedMeshError, check_size
+from namedmesh.errors.errors import NamedMeshError, check_size
 
 PADDING, END, UNKNOWN = 0, 1, 2
 

@@ -15,7 +15,7 @@ from examples.m4.run import Run
 from examples.m4.serving.answers import Answers, Question
 from examples.m4.serving.application import make_application
 from examples.m4.settings import Settings
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 class Server(uvicorn.Server):

@@ -7,7 +7,7 @@ from examples.m4.corpus import PACKAGES, Package, build_catalog_corpus, read_cor
 from examples.m4.corpus.archives import read_catalog, read_licence, read_wheel
 from examples.m4.corpus.holdout import overlap
 from examples.m4.corpus.packages import fetch
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.corpus.making import catalog, wheel
 
 NOUNS = ("cat", "dog", "cow", "hen", "pig", "fox", "owl", "bee", "ant", "elk")

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from examples.m4.corpus import read_corpus
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.corpus.making import write
 
 BAD = b"""gut\tgood

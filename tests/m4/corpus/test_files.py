@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from examples.m4.corpus import read_corpus, write_corpus
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.corpus.making import lines, write
 
 

@@ -11,7 +11,7 @@ from examples.m4.corpus import build_synthetic_corpus, read_corpus
 from examples.m4.corpus.grammar import Sentence, Thing, english, random_sentence
 from examples.m4.corpus.holdout import overlap
 from examples.m4.corpus.synthetic import invent_languages
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 DOG, OLD_MEN = Thing("dog", False, "the"), Thing("wolf", True, "two", "angry")
 

@@ -4,7 +4,7 @@ import pytest
 
 from examples.m4.experiment.grid import BILINGUAL_TRIES, make_grid
 from examples.m4.settings import preset
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 TINY = preset("tiny").but(steps=30)
 

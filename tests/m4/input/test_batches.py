@@ -17,7 +17,7 @@ from examples.m4.input.batches import (
     token_languages,
 )
 from examples.m4.input.sampling import shares
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, tokens
 from tests.m4.input.test_packing import unpacked
 

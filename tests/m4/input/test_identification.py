@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from examples.m4.input.identification import BUCKETS, Languages, hash_runs
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 WORDS = {
     "de": "der die und nicht eine Datei wurde geöffnet kann werden Fehler beim Schreiben",

@@ -3,7 +3,7 @@ import pytest
 
 from examples.m4.input.packing import assemble, fits_in_row, pack
 from examples.m4.input.tokens import Ragged
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 
 def sequences(lengths, seed: int) -> Ragged:

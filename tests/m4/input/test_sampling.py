@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from examples.m4.input.sampling import Sampler, permutation, shares, walk
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 COUNTS = {"large": 1000, "middle": 90, "small": 7, "tiny": 1}
 

@@ -4,7 +4,7 @@ import scipy.optimize
 
 from examples.m4.input.sampling import shares
 from examples.m4.input.sentences import SentenceSampler, fit_weights
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 # 200 sentences: all are in language 0, half of them in language 1, ten in language 2.
 ENGLISH = np.concatenate([np.arange(200), np.arange(0, 200, 2), np.arange(10) * 20])

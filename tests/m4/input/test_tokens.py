@@ -15,7 +15,7 @@ from examples.m4.input.tokens import (
     write_tokens,
 )
 from examples.m4.input.vocabulary import Vocabulary
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, vocabularies
 
 PAIRS = corpus({"de": 40, "ru": 25, "zh": 9})

@@ -6,7 +6,7 @@ import pytest
 import sentencepiece
 
 from examples.m4.input.vocabulary import Vocabularies, Vocabulary, sample_sources
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, vocabularies
 
 TEXTS = [

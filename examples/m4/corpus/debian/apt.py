@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 HELPER = "/usr/lib/apt/apt-helper"
 # Every language that Debian or Ubuntu has translated descriptions of packages in.

@@ -32,7 +32,7 @@ from examples.m4.corpus.debian.selection import select_named, select_packages
 from examples.m4.corpus.folders import MARK, fresh_directory
 from examples.m4.corpus.packages import default_cache
 from examples.m4.corpus.parts import find_parts
-from namedmesh.dims.errors import NamedMeshError, check_size, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, check_size, did_you_mean
 
 SOURCES, DESCRIPTIONS = "sources.tsv", "descriptions of packages"
 _COLUMNS = ("package", "version", "sha256", "bytes", "licence", "catalogs", "pages", "pairs")

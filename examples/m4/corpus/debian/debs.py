@@ -20,7 +20,7 @@ from examples.m4.corpus.archives import CATALOG, read_catalog
 from examples.m4.corpus.debian.cleaning import is_english, is_translation, tidy
 from examples.m4.corpus.debian.selection import PAGE
 from examples.m4.corpus.languages import language_code
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 LARGEST = 64 << 20  # bytes of one catalog or page
 OPENERS = {".gz": gzip.decompress, ".xz": lzma.decompress, ".bz2": bz2.decompress}

@@ -20,7 +20,7 @@ from examples.m4.corpus.debian.debs import read_package
 from examples.m4.corpus.debian.records import write_record
 from examples.m4.corpus.debian.selection import Selection
 from examples.m4.corpus.debian.workers import open_pool
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 RULES = 1  # a change of what is extracted makes new records: raise this number
 BATCH_PACKAGES, BATCH_BYTES = 12, 64 << 20  # that lie on disk at a time, for each process

@@ -20,7 +20,7 @@ from examples.m4.corpus.languages import language_code
 from examples.m4.corpus.lines import read_pairs
 from examples.m4.corpus.parts import SPLITS, find_parts
 from examples.m4.corpus.report import Report
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 
 DEV, TEST = 250, 1000
 WORDS = 5, 30

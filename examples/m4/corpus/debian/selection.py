@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from examples.m4.corpus.archives import CATALOG
 from examples.m4.corpus.debian.apt import Apt, DebianPackage
-from namedmesh.dims.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 PAGE = re.compile(r"(?:\./)?usr/share/man/(?:([^/]+)/)?(man[1-8]/[^/]+?)(?:\.(?:gz|xz|bz2|zst))?")
 BYTES, BYTES_PER_CATALOG = 50_000_000, 1_400_000  # of a package, at most

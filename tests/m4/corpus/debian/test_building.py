@@ -15,7 +15,7 @@ from examples.m4.corpus import Wanted, build_debian_corpus, read_corpus
 from examples.m4.corpus.debian.buckets import hash_key, normalize
 from examples.m4.corpus.debian.heldout import is_held_out
 from examples.m4.run import open_corpus
-from namedmesh.dims.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError
 from tests.m4.corpus.debian.repository import Deb, Repository
 from tests.m4.corpus.making import catalog
 

@@ -1,0 +1,1 @@
+"""Artifacts: the file, and the StableHLO in it."""

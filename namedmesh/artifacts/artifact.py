@@ -1,0 +1,202 @@
+"""Artifact: a program on disk: StableHLO modules and a manifest, in one sealed zip file."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.artifacts.container import AGAIN, pack_members, read_file, unpack_members
+from namedmesh.artifacts.manifest import PRECISIONS as PRECISIONS
+from namedmesh.artifacts.manifest import Manifest, read_manifest, write_manifest
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.json_cursor import JsonCursor
+from namedmesh.records.paths import check_path, write_file
+
+FORMAT = "namedmesh-artifact"
+VERSION = 6
+_MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
+
+
+@dataclass(frozen=True)
+class Artifact(Manifest):
+    """A program, planned and lowered for one mesh and layout, with all that is known of it.
+
+    It knows nothing of Python code or TensorFlow: numpy and jax are enough to run it. Its modules
+    are run as they are, so trust an Artifact as you would trust code.
+
+    Attributes:
+        step_module: The step as portable StableHLO.
+        init_module: What makes the first state from a seed; empty if there are no variables.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
+        >>> artifact = nm.export(program, nm.Mesh(data=2), "batch:data")
+        >>> [(one.kind, one.axes) for one in artifact.collectives]
+        [('AllReduce', ('data',))]
+        >>> nm.Artifact.from_bytes(artifact.to_bytes()) == artifact
+        True
+    """
+
+    step_module: bytes
+    init_module: bytes
+
+    @property
+    def digest(self) -> str:
+        """A name for the contents: equal artifacts have equal digests."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    def with_device_assignment(self, order: Sequence[int] | None) -> Artifact:
+        """The same program on other devices: a run lays its mesh over them in this order.
+
+        Nothing is planned or lowered again: the modules speak of places in the mesh, and the
+        order says which device takes which place.
+
+        Args:
+            order: For each place of the mesh in row-major order, the number of a device as
+                `jax.devices()` lists them; None for the listed order itself.
+
+        Returns:
+            A new Artifact.
+
+        Raises:
+            NamedMeshError: If the order does not name each of the mesh's devices once.
+        """
+        mesh = Mesh(device_assignment=order, **self.mesh.to_json())
+        return dataclasses.replace(self, mesh=mesh)
+
+    def manifest(self) -> dict[str, Any]:
+        """Everything but the modules, as JSON.
+
+        Returns:
+            The contents of the file's manifest.json.
+        """
+        return {"format": FORMAT, "version": VERSION, **write_manifest(self)}
+
+    def to_bytes(self) -> bytes:
+        """The file's contents.
+
+        Returns:
+            Bytes that are equal for equal artifacts.
+        """
+        lines = [
+            f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self.manifest().items()
+        ]
+        manifest = ("{\n" + ",\n".join(lines) + "\n}\n").encode()
+        contents = (manifest, self.step_module, self.init_module)
+        return pack_members(dict(zip(_MEMBERS, contents, strict=True)))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the file, whole or not at all.
+
+        Args:
+            path: The file, by convention `NAME.nmesh`.
+
+        Raises:
+            NamedMeshError: If it cannot be written; a file that was there is still there then.
+        """
+        name = check_path(path, "the file of the artifact")
+        write_file(name, self.to_bytes(), "artifact")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Artifact:
+        """Reads a file.
+
+        Args:
+            path: A file that `save` wrote.
+
+        Returns:
+            The Artifact.
+
+        Raises:
+            NamedMeshError: If the file cannot be read, is too large, was changed since it was
+                written, or is of another version.
+        """
+        return cls.from_bytes(read_file(path), os.fspath(path))
+
+    @classmethod
+    def from_bytes(cls, data: bytes, label: str = "artifact") -> Artifact:
+        """The Artifact that a file's contents hold.
+
+        Args:
+            data: What `to_bytes` returned.
+            label: What errors call it.
+
+        Returns:
+            The Artifact.
+
+        Raises:
+            NamedMeshError: If the data is damaged, not an Artifact, or of another version; every
+                field of the manifest that is missing or wrong is named.
+        """
+        if not isinstance(data, (bytes, bytearray, memoryview)):
+            raise NamedMeshError(
+                f"an artifact cannot be read from a {type(data).__name__}",
+                fix="give the bytes that to_bytes() returned, or use Artifact.load(path)",
+            )
+        members = unpack_members(bytes(data), _MEMBERS, label)
+        manifest = _parse_manifest(members["manifest.json"], label)
+        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+            raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=AGAIN)
+        if manifest.get("version") != VERSION:
+            version = repr(manifest.get("version"))[:60]
+            raise NamedMeshError(
+                f"{label!r} has artifact version {version}; this namedmesh reads {VERSION}",
+                fix=AGAIN,
+            )
+        document = JsonCursor(manifest)
+        described = read_manifest(document)
+        step, init = members["step.mlir"], members["init.mlir"]
+        if not document.problems and bool(described.variables) != bool(init):
+            document.note("init.mlir is there without variables, or missing with them")
+        if document.problems:
+            raise NamedMeshError(
+                f"{label!r} has a manifest that is incomplete or wrong",
+                *list(document.problems)[:20],
+                fix=AGAIN,
+            )
+        return cls(**vars(described), step_module=step, init_module=init)
+
+
+def check_artifact(artifact: object) -> Artifact:
+    """Returns an Artifact, or raises if it is something else, e.g. the path of one.
+
+    Args:
+        artifact: What a function was given.
+
+    Returns:
+        The same object.
+
+    Raises:
+        NamedMeshError: If it is not an Artifact.
+
+    Example:
+        >>> try:
+        ...     check_artifact("model.nmesh")
+        ... except NamedMeshError as error:
+        ...     print(error.problem)
+        expected an Artifact, not a str
+    """
+    if isinstance(artifact, Artifact):
+        return artifact
+    fix = "give what nm.export or Artifact.load returned"
+    if isinstance(artifact, (str, os.PathLike)):
+        fix = "read it first: Artifact.load(path), or use namedmesh.runtime.load(path)"
+    raise NamedMeshError(f"expected an Artifact, not a {type(artifact).__name__}", fix=fix)
+
+
+def _parse_manifest(data: bytes, label: str) -> Any:
+    """The manifest as JSON."""
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NamedMeshError(
+            f"{label!r} is not a namedmesh artifact, or is damaged: {str(error)[:200]}", fix=AGAIN
+        ) from None

@@ -1,0 +1,181 @@
+"""The file of an Artifact: a zip file of known members, sealed by a checksum over every byte.
+
+The checksum is the zip file's comment, which comes last, so that other tools still read the file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.records.paths import check_path, describe_os_error
+
+LARGEST_FILE = 2**33  # bytes of a file and of what is unpacked from it
+LARGEST_RATIO = 100  # how far a member may be compressed: a few bytes can unpack to gigabytes
+_SMALL = 2**20  # bytes of a member that may be compressed any far
+_MARK = b"namedmesh-sha256:"
+_DIGITS = 64
+AGAIN = "export it again with nm.export"
+
+
+def pack_members(members: Mapping[str, bytes]) -> bytes:
+    """Packs members into a sealed file.
+
+    Args:
+        members: The contents by name.
+
+    Returns:
+        The file's contents, equal for equal members.
+    """
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, data in members.items():
+            # A ZipInfo of its own has a fixed date, so that equal contents give equal bytes.
+            file.writestr(zipfile.ZipInfo(name), data, _compression(data))
+        file.comment = _MARK + b"0" * _DIGITS
+    return seal_file(buffer.getvalue())
+
+
+def seal_file(data: bytes) -> bytes:
+    """Writes the checksum of a file's contents in the place that is kept for it.
+
+    Args:
+        data: A zip file whose comment ends with the place of the checksum.
+
+    Returns:
+        The file with its checksum.
+    """
+    return data[:-_DIGITS] + _checksum(data)
+
+
+def _checksum(data: bytes) -> bytes:
+    """The checksum over all of a file but the checksum itself."""
+    return hashlib.sha256(memoryview(data)[:-_DIGITS]).hexdigest().encode()
+
+
+def _compression(data: bytes) -> int:
+    """How to store a member: one that compresses further than is read again stays as it is."""
+    if len(data) <= _SMALL or len(zlib.compress(data)) * LARGEST_RATIO >= len(data):
+        return zipfile.ZIP_DEFLATED
+    return zipfile.ZIP_STORED
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """Reads a file of a size that can be an Artifact's.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        NamedMeshError: If it is not there, not a file, too large, or cannot be read.
+    """
+    name = check_path(path, "the file of the artifact")
+    try:
+        with open(name, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise NamedMeshError(
+                    f"cannot read artifact {name!r}: it is not a file", fix="check the path"
+                )
+            if status.st_size > LARGEST_FILE:
+                raise NamedMeshError(
+                    f"cannot read artifact {name!r}: it has {status.st_size} bytes, "
+                    f"more than {LARGEST_FILE}",
+                    fix=AGAIN,
+                )
+            return file.read(status.st_size + 1)
+    except (OSError, ValueError) as error:
+        if isinstance(error, NamedMeshError):
+            raise
+        raise NamedMeshError(
+            f"cannot read artifact {name!r}: {describe_os_error(error)}", fix="check the path"
+        ) from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a path without waiting for another process to write, should it be a pipe."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, bytes]:
+    """Reads the members of a sealed file; nothing is unpacked that is too large.
+
+    Args:
+        data: The file's contents.
+        names: The members it must have, and no others.
+        label: What errors call the file.
+
+    Returns:
+        The contents by name.
+
+    Raises:
+        NamedMeshError: If the file is not one of ours, was changed since it was written, or would
+            unpack to more than it should.
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            _check_seal(data, file, label)
+            infos = file.infolist()
+            _check_members(infos, names, label)
+            return {info.filename: file.read(info) for info in infos}
+    except (zlib.error, MemoryError):
+        problem = "its contents cannot be decompressed"
+    except NamedMeshError:
+        raise
+    except (
+        zipfile.BadZipFile,
+        KeyError,
+        ValueError,
+        EOFError,
+        OSError,
+        NotImplementedError,
+        RuntimeError,
+        OverflowError,
+    ) as error:
+        problem = str(error.args[0]) if error.args else type(error).__name__
+    raise NamedMeshError(
+        f"{label!r} is not a namedmesh artifact, or is damaged: {problem}", fix=AGAIN
+    )
+
+
+def _check_seal(data: bytes, file: zipfile.ZipFile, label: str) -> None:
+    """Raises unless every byte is as it was written."""
+    if not file.comment.startswith(_MARK) or not data.endswith(file.comment):
+        raise NamedMeshError(
+            f"{label!r} is not a namedmesh artifact, or one of an earlier version: "
+            "it has no checksum",
+            fix=AGAIN,
+        )
+    if len(file.comment) != len(_MARK) + _DIGITS or _checksum(data) != data[-_DIGITS:]:
+        raise NamedMeshError(
+            f"{label!r} is damaged, or was changed: it does not match its checksum", fix=AGAIN
+        )
+
+
+def _check_members(infos: Sequence[zipfile.ZipInfo], names: Sequence[str], label: str) -> None:
+    """Raises unless the members are those of an Artifact, at sizes that can be read."""
+    if sorted(info.filename for info in infos) != sorted(names):
+        raise NamedMeshError(
+            f"{label!r} is not a namedmesh artifact: it has other members than {', '.join(names)}",
+            *(f"member: {info.filename[:100]}" for info in infos[:8]),
+            fix=AGAIN,
+        )
+    swollen = [
+        f"{info.filename}: {info.file_size} bytes"
+        for info in infos
+        if info.file_size > max(_SMALL, LARGEST_RATIO * info.compress_size)
+        or info.file_size > LARGEST_FILE
+    ]
+    if swollen:
+        raise NamedMeshError(
+            f"{label!r} would unpack to far more than its size", *swollen, fix=AGAIN
+        )

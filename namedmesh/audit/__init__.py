@@ -1,0 +1,1 @@
+"""The audit: compiled HLO against the plan."""

@@ -1,0 +1,282 @@
+"""Audit: the collectives the compiler made against the collectives the plan has."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from namedmesh.audit.backend_rules import find_rules
+from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
+from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.matching import match_collectives
+from namedmesh.audit.slice_matching import match_slices
+from namedmesh.dims.mesh import Mesh
+from namedmesh.display.html import html_block, html_details, html_table, html_text
+from namedmesh.display.text import human
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import caller
+from namedmesh.records.collective import Collective, format_times
+
+_ENCLOSING = "/namedmesh/"  # jax puts jit(...)/namedmesh/ before the names of a module's ops
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A planned collective that the compiler made otherwise, and no rule of the backend says so.
+
+    Attributes:
+        planned: What the plan has.
+        compiled: What the compiler made: of the same op and kind.
+    """
+
+    planned: Collective
+    compiled: CompiledCollective
+
+    def __str__(self) -> str:
+        plan, one = self.planned, self.compiled
+        facts = (
+            ("over", "+".join(plan.axes), "+".join(one.axes) if one.axes else "other groups"),
+            ("of", f"{plan.elements} elements", f"{one.elements} elements"),
+            ("in", plan.dtype, one.dtype),
+            (
+                "run",
+                format_times(plan.times, plan.open_ended),
+                format_times(one.times, one.open_ended),
+            ),
+        )
+        changes = [f"{word} {new} for {old}" for word, old, new in facts if old != new]
+        if not changes:  # the same axes in another order, or a permutation along them
+            changes = ["between other devices"]
+        return f"{plan.kind} of {plan.tensor} ({plan.op}): {', '.join(changes)}"
+
+
+@dataclass
+class Audit:
+    """What a plan has and what the compiler made of it.
+
+    Attributes:
+        matched: Planned collectives, each with the one the compiler made for it.
+        merged: Planned collectives that were made as a part of a matched one.
+        helpers: Compiled collectives that complete a matched one, by a rule of the backend.
+        unplanned: Collectives that the compiler made and the plan does not have.
+        missing: Planned collectives that the compiler did not make.
+        differences: Planned collectives that the compiler made otherwise.
+        by_shape: Those of `matched` that the compiler's metadata does not connect: kind, axes,
+            dtype, bytes and times agree, and nothing else says that they belong together.
+        rules: How often each rule of the backend was used, by its name.
+
+    Example:
+        >>> from namedmesh.audit.hlo import CompiledCollective
+        >>> from namedmesh.runtime import Audit
+        >>> unplanned = CompiledCollective("AllReduce", ("data",), 8, "float32", "nm.sum.1", "r")
+        >>> print(Audit(unplanned=[unplanned]))
+        audit: 0 as planned, 1 unplanned, 0 not made
+          unplanned AllReduce over data of 8 float32 elements, from nm.sum.1
+    """
+
+    matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
+    merged: list[Collective] = field(default_factory=list)
+    helpers: list[CompiledCollective] = field(default_factory=list)
+    unplanned: list[CompiledCollective] = field(default_factory=list)
+    missing: list[Collective] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    by_shape: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
+    rules: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def exact(self) -> bool:
+        """Whether plan and code agree on every collective's kind, axes, dtype, bytes and times.
+
+        What a rule of the backend allows agrees.
+        """
+        return not self.unplanned and not self.missing and not self.differences
+
+    @property
+    def compiled(self) -> list[CompiledCollective]:
+        """Everything that the compiled code communicates."""
+        pairs = [*self.matched, *((one.planned, one.compiled) for one in self.differences)]
+        return [*(one for _, one in pairs), *self.helpers, *self.unplanned]
+
+    @property
+    def wire_bytes(self) -> int:
+        """What one device sends in one step, by the usual algorithms, as compiled."""
+        return sum(one.wire_bytes * one.times for one in self.compiled)
+
+    @property
+    def notes(self) -> list[str]:
+        """What the compiler did otherwise, and what is matched by shape alone, in sentences."""
+        notes = [f"{name}{_count(times)}" for name, times in self.rules.items()]
+        if self.by_shape:
+            kinds = Counter(plan.kind for plan, _ in self.by_shape)
+            parts = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+            notes.append(f"{len(self.by_shape)} matched by shape alone: {parts}")
+        unknown = sum(plan.open_ended for plan, _ in self.matched)
+        if unknown:
+            notes.append(f"{unknown} in loops of unknown length, which the plan counts by the turn")
+        return notes
+
+    def count(self, kind: str) -> int:
+        """How many collectives of a kind the compiled code has, loops counted once.
+
+        Args:
+            kind: Such as `AllReduce`; of a matched collective, the planned kind counts.
+
+        Returns:
+            The count.
+        """
+        kinds = [plan.kind for plan, _ in self.matched]
+        kinds += [one.planned.kind for one in self.differences]
+        kinds += [one.kind for one in self.unplanned]
+        return kinds.count(kind)
+
+    def enforce(self, strict: bool | None) -> None:
+        """Warns about everything in which plan and code do not agree, or raises.
+
+        Args:
+            strict: Whether to raise; None follows the environment variable NAMEDMESH_STRICT.
+
+        Raises:
+            NamedMeshError: If strict and a collective was not planned, not made, or made
+                otherwise; it names all of them.
+        """
+        if self.exact:
+            return
+        if strict is None:
+            strict = os.environ.get("NAMEDMESH_STRICT", "") not in ("", "0")
+        clauses = [
+            f"made {_number(self.unplanned)} that the plan does not have" if self.unplanned else "",
+            f"did not make {_number(self.missing)} that the plan has" if self.missing else "",
+            f"made {_number(self.differences)} otherwise than planned" if self.differences else "",
+        ]
+        problem = f"the compiler {', and '.join(filter(None, clauses))}"
+        details = self.describe_problems()
+        if strict:
+            explicit = "reshard or replicate the tensors named here explicitly"
+            report = "the plan is wrong about the collectives named here: please report them"
+            raise NamedMeshError(
+                problem,
+                *details,
+                fix=f"{explicit if self.unplanned else report}, or run with strict=False",
+            )
+        line = caller()
+        warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
+
+    def describe_problems(self) -> list[str]:
+        """Describes everything in which plan and code do not agree.
+
+        Returns:
+            A line for each collective that was not planned, not made, or made otherwise.
+        """
+        lines = [f"unplanned {_describe_compiled(one)}" for one in self.unplanned]
+        lines += [f"not made {_describe_planned(plan)}" for plan in self.missing]
+        return lines + [f"different {one}" for one in self.differences]
+
+    def _repr_html_(self) -> str:
+        head, *lines = str(self).splitlines()
+        numbers = ("planned", "made", "times")
+        names = ("collective", "axes", "tensor", *numbers, "phase", "line")
+        rows = [
+            (
+                *(plan.kind, "+".join(plan.axes), plan.tensor, human(plan.wire_bytes)),
+                *(human(made.wire_bytes), str(made.times), plan.phase, str(plan.source)),
+            )
+            for plan, made in self.matched
+        ]
+        table = html_table(names, rows, numbers)
+        table = html_details(f"{len(rows)} as planned, with bytes on the wire", table)
+        return html_block(head, html_text(*lines), table if rows else "")
+
+    def __str__(self) -> str:
+        known = len(self.matched) + len(self.merged)
+        head = (
+            f"audit: {known} as planned, {len(self.unplanned)} unplanned, "
+            f"{len(self.missing)} not made"
+        )
+        if self.differences:
+            head += f", {len(self.differences)} different"
+        lines = [*self.describe_problems(), *self.notes]
+        return "\n".join([head, *(f"  {line}" for line in lines)])
+
+
+def audit(
+    module: Module,
+    mesh: Mesh,
+    planned: Sequence[Collective],
+    *,
+    backend: str,
+    precision: str = "default",
+) -> Audit:
+    """Matches every collective of a compiled module with one of the plan, best evidence first.
+
+    Args:
+        module: The compiled module.
+        mesh: The mesh it was compiled for.
+        planned: The collectives that the plan has.
+        backend: The platform it was compiled for: `cpu`, `gpu` or `tpu`. What it may do otherwise
+            is in `backend_rules`.
+        precision: That of the program's matrix products.
+
+    Returns:
+        What matches, and what does not.
+
+    Raises:
+        NamedMeshError: If the module has an opcode that nobody knows, which may communicate.
+    """
+    rules = find_rules(backend, precision)
+    if mesh.slices > 1 and backend == "tpu":
+        result = match_slices(planned, module, mesh, rules)
+    else:
+        # A collective among groups of one device communicates nothing, and neither does one that
+        # the code never runs.
+        compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
+        result = match_collectives(planned, compiled, mesh, rules)
+    return Audit(
+        matched=result.matched,
+        merged=result.merged,
+        helpers=result.helpers,
+        unplanned=result.unplanned,
+        missing=result.missing,
+        differences=[Difference(plan, one) for plan, one in result.differing],
+        by_shape=result.by_shape,
+        rules=result.rules,
+    )
+
+
+def _number(values: Sequence[object]) -> str:
+    """How many collectives there are, in words."""
+    return f"{len(values)} collective{'s'[: len(values) != 1]}"
+
+
+def _count(times: int) -> str:
+    """How often, if more than once."""
+    return f" ({times} times)" if times > 1 else ""
+
+
+def _describe_planned(plan: Collective) -> str:
+    """A planned collective, and the line it comes from."""
+    often = _often(plan.times, plan.open_ended)
+    return (
+        f"{plan.kind} over {'+'.join(plan.axes)} of {plan.tensor}, {plan.elements} {plan.dtype} "
+        f"elements{often} ({plan.op} at {plan.source})"
+    )
+
+
+def _describe_compiled(one: CompiledCollective) -> str:
+    """A compiled collective, and the op it comes from."""
+    axes = "+".join(one.axes) if one.axes else "other groups"
+    op = one.op_name
+    if op.startswith("jit("):
+        op = op.partition(_ENCLOSING)[2] or op
+    often = _often(one.times, one.open_ended)
+    origin = one.name if one.kind == "CustomCall" or not op else op
+    return f"{one.kind} over {axes} of {one.elements} {one.dtype} elements{often}, from {origin}"
+
+
+def _often(times: int, open_ended: bool) -> str:
+    """How often a collective runs, if that is not once."""
+    if open_ended:
+        return f", {times} times in each turn of a loop"
+    return f", {times} times" if times != 1 else ""

@@ -1,0 +1,242 @@
+"""What backends do otherwise than planned, and may: every rule, with its condition and its bound.
+
+The audit accepts nothing else, and names each rule that it used. A rule is here because a compiler
+was seen to do it; what was seen stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from namedmesh.audit.hlo.element_types import count_bytes
+from namedmesh.records.collective import Collective
+
+SMALL_PIECE_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class BackendRule:
+    """One thing that a backend does otherwise than planned.
+
+    Attributes:
+        name: What reports call it.
+        backends: The platforms that do it: `cpu`, `gpu` or `tpu`.
+        condition: Which planned collectives it concerns.
+        bound: What it never does.
+        bytes: What it does to the bytes that are sent.
+        evidence: Where it was seen.
+        alter: What a planned collective is made as, or None if the rule does not concern it; for a
+            rule that makes one collective of several, see `combines`.
+        combines: Whether it makes one collective of several.
+        precisions: The precisions of matrix products under which it does it; () for all.
+
+    Example:
+        >>> [rule.name for rule in find_rules("cpu", "default")]
+        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice', \
+'collective that never changes in a loop made before it', \
+'AllGather named after the op that makes its tensor']
+    """
+
+    name: str
+    backends: tuple[str, ...]
+    condition: str
+    bound: str
+    bytes: str
+    evidence: str
+    alter: Callable[[Collective], Collective | None] = lambda plan: None
+    combines: bool = False
+    precisions: tuple[str, ...] = ()
+
+
+def _send_as(dtype: str, other: str, kinds: Iterable[str]) -> Callable[..., Collective | None]:
+    """Alters the dtype of some kinds of collectives."""
+    concerned = frozenset(kinds)
+
+    def alter(plan: Collective) -> Collective | None:
+        if plan.dtype != dtype or plan.kind not in concerned:
+            return None
+        return replace(plan, dtype=other, bytes=count_bytes(other, plan.elements))
+
+    return alter
+
+
+def _reduce_and_slice(plan: Collective) -> Collective | None:
+    """A ReduceScatter as an AllReduce of the same buffer."""
+    return replace(plan, kind="AllReduce") if plan.kind == "ReduceScatter" else None
+
+
+def _sum_of_pieces(plan: Collective) -> Collective | None:
+    """An AllGather of small pieces as an AllReduce of the whole buffer."""
+    small = plan.kind == "AllGather" and plan.bytes <= SMALL_PIECE_BYTES * plan.devices
+    return replace(plan, kind="AllReduce") if small else None
+
+
+def _move_out_of_loop(plan: Collective) -> Collective | None:
+    """What never changes in a loop, once before it."""
+    return replace(plan, times=plan.times_outside) if plan.times_outside else None
+
+
+def _name_after_producer(plan: Collective) -> Collective | None:
+    """An AllGather that has the name of the op that makes its tensor, not of the one it is for."""
+    return replace(plan, op=plan.producer) if plan.kind == "AllGather" and plan.producer else None
+
+
+# Rules that alter one collective; where two apply, the altered is altered again, in this order.
+RULES = (
+    BackendRule(
+        name="bfloat16 sent as float32",
+        backends=("cpu",),
+        condition="any collective of bfloat16",
+        bound="the same kind, axes, elements and times; no other dtype",
+        bytes="twice as many",
+        evidence="XLA's CPU compiler computes and sends in float32; float16 stays float16",
+        alter=_send_as(
+            "bfloat16",
+            "float32",
+            ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter"),
+        ),
+    ),
+    BackendRule(
+        name="float32 sent as bfloat16",
+        backends=("tpu",),
+        condition="an AllToAll, AllGather or CollectivePermute of float32 that matrix products of "
+        "default precision read, which round their operands to bfloat16",
+        bound="never an AllReduce or ReduceScatter, and not under precision high or highest",
+        bytes="half as many",
+        evidence="benchmarks/results/tpu_v3: AllToAlls of all models, AllGathers of some; "
+        "CollectivePermutes of products in a loop (benchmarks/operator_cases.py)",
+        alter=_send_as("float32", "bfloat16", ("AllGather", "AllToAll", "CollectivePermute")),
+        precisions=("default",),
+    ),
+    BackendRule(
+        name="ReduceScatter made as AllReduce and slice",
+        backends=("cpu", "tpu"),
+        condition="any ReduceScatter",
+        bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
+        bytes="twice as many on the wire",
+        evidence="XLA's CPU compiler does not join an AllReduce and a slice; TPU's does not where "
+        "it combines AllReduces, as of two weights in pieces over all of 8 cores",
+        alter=_reduce_and_slice,
+    ),
+    BackendRule(
+        name="collective that never changes in a loop made before it",
+        backends=("cpu", "gpu", "tpu"),
+        condition="a collective of what every turn of a loop makes alike, too large to be planned "
+        "before the loop",
+        bound="the same kind, axes, dtype and elements, as often as the loop itself runs",
+        bytes="those of one turn",
+        evidence="XLA moves what never changes out of loops: noise of one key on CPU",
+        alter=_move_out_of_loop,
+    ),
+    BackendRule(
+        name="AllGather named after the op that makes its tensor",
+        backends=("cpu", "gpu", "tpu"),
+        condition="an AllGather of what one op makes, for another op that reads it",
+        bound="the same axes, dtype, elements and times; the name is that op's, no other's",
+        bytes="the same",
+        evidence="TPU v3's compiler gathers a cast weight before or after the cast as it likes, "
+        "and names the AllGather after the cast; XLA of jax 0.11 names that of a weight's slice, "
+        "in a loop over layers, after the loop",
+        alter=_name_after_producer,
+    ),
+    BackendRule(
+        name="AllGather of small pieces made as AllReduce, zero elsewhere",
+        backends=("tpu",),
+        condition=f"an AllGather of at most {SMALL_PIECE_BYTES:,} bytes from each device",
+        bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
+        bytes="twice as many on the wire",
+        evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in pieces; "
+        "benchmarks/results/operators: pieces of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
+        "benchmarks/results/search: pieces of 256 KiB of two weights at once on 64",
+        alter=_sum_of_pieces,
+    ),
+)
+# A rule that makes one collective of several.
+AXES_IN_ONE = BackendRule(
+    name="AllReduces over one axis after the other made as one over all",
+    backends=("tpu",),
+    condition="AllReduces of one op's result, each over other axes",
+    bound="exactly those axes, the same dtype, elements and times",
+    bytes="those of one AllReduce",
+    evidence="layers on three axes compiled for TPU v3",
+    combines=True,
+)
+# A rule that makes several collectives of one.
+TILED_SCATTER = BackendRule(
+    name="ReduceScatter in pieces of whole tiles, and a CollectivePermute of the rest",
+    backends=("tpu",),
+    condition="a ReduceScatter of pieces that the tiles of TPU's memory do not divide",
+    bound="at most a twentieth more elements, and in the CollectivePermute, which sends a slice of "
+    "the piece along the same axes, no more than that",
+    bytes="at most a tenth more",
+    evidence="8,192 rows over 4 devices, in pieces of 2,080 on TPU v3; 96 rows are sent on",
+)
+MOST_PADDING = 1.05
+# A rule for programs of several slices.
+BETWEEN_SLICES = BackendRule(
+    name="sums over slices made as Sends and Recvs of what each slice adds up",
+    backends=("tpu",),
+    condition="an AllReduce along axes that go across slices",
+    bound="as much is received as sent, and every device sends at least its piece; inside a slice "
+    "as much is added up as planned, along the planned axes, and all that is scattered is gathered",
+    bytes="pieces are padded to whole tiles",
+    evidence="AllReduces over two and over four devices on two slices of TPU v5e",
+)
+# A rule that makes one collective of several that are equal.
+EQUAL_ONCE = BackendRule(
+    name="CollectivePermutes of the same rows of a tensor made as one",
+    backends=("tpu",),
+    condition="two CollectivePermutes of one tensor along the same way, as of a convolution's "
+    "input and its filter's derivative",
+    bound="exactly the same tensor, devices, dtype, elements and times",
+    bytes="those of one",
+    evidence="benchmarks/results/search: the image of a U-Net on 2,048 cores",
+    combines=True,
+)
+_COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
+
+
+def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
+    """Finds the rules of a backend.
+
+    Args:
+        backend: The platform that a program was compiled for, such as `cpu`.
+        precision: That of its matrix products: `default`, `high` or `highest`.
+
+    Returns:
+        The rules; a backend that nothing is known of has none.
+    """
+    return tuple(
+        rule
+        for rule in (*RULES, *_COMBINING)
+        if backend in rule.backends and (not rule.precisions or precision in rule.precisions)
+    )
+
+
+def alter(
+    plan: Collective, rules: Iterable[BackendRule]
+) -> list[tuple[Collective, tuple[BackendRule, ...]]]:
+    """Finds everything that a planned collective may be made as.
+
+    Args:
+        plan: The planned collective.
+        rules: The rules of a backend.
+
+    Returns:
+        What it may be made as, each with the rules that say so; itself is not among them.
+
+    Example:
+        >>> from namedmesh.errors.source import Source
+        >>> plan = Collective("ReduceScatter", ("data",), 8, "bfloat16", 16, 1, "w", "sum.1",
+        ...                   "backward", Source("model.py", 1), devices=4)
+        >>> [(one.kind, one.dtype) for one, _ in alter(plan, find_rules("cpu", "default"))]
+        [('ReduceScatter', 'float32'), ('AllReduce', 'bfloat16'), ('AllReduce', 'float32')]
+    """
+    forms: list[tuple[Collective, tuple[BackendRule, ...]]] = [(plan, ())]
+    for rule in rules:
+        for form, used in list(forms):
+            altered = rule.alter(form)
+            if altered is not None:
+                forms.append((altered, (*used, rule)))
+    return forms[1:]

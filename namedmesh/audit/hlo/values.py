@@ -1,0 +1,80 @@
+"""The values of a compiled module that take memory and time of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from namedmesh.audit.hlo.array_types import ArrayType, TupleType
+from namedmesh.audit.hlo.module import Instruction, Module
+from namedmesh.audit.hlo.trip_counts import scheduled_runs
+
+# These pass on memory that others allocate.
+_ALIASES = {
+    "parameter",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "conditional",
+    "call",
+    "after-all",
+    "opt-barrier",
+}
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """An instruction that is scheduled by itself and makes something new.
+
+    Attributes:
+        instruction: The instruction.
+        arrays: What it makes; an instruction that starts another makes only what that one will be.
+        times: How often it runs in one step.
+    """
+
+    instruction: Instruction
+    arrays: tuple[ArrayType, ...]
+    times: int
+
+
+def find_allocations(module: Module) -> Iterator[Allocation]:
+    """Every value that needs memory of its own; within a loop it has that memory once.
+
+    Args:
+        module: A compiled and scheduled module.
+
+    Yields:
+        The values, computation by computation.
+    """
+    for name, times in scheduled_runs(module).items():
+        for instruction in module.computations.get(name, ()):
+            if instruction.opcode in _ALIASES or instruction.opcode.endswith("-done"):
+                continue
+            yield Allocation(instruction, _new_arrays(instruction), times)
+
+
+def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
+    """What an instruction makes; the type of one that starts another has its operands too."""
+    type = instruction.type
+    if (
+        not instruction.opcode.endswith("-start")
+        or instruction.opcode == "all-reduce-start"  # has results alone
+        or not isinstance(type, TupleType)
+        or len(type.parts) < 2
+    ):
+        return type.arrays
+    # A copy has its result first; whatever else is started has operands, then results.
+    return type.parts[0 if instruction.opcode == "copy-start" else 1].arrays
+
+
+def count_cycles(module: Module) -> int:
+    """The cycles the compiler expects one step's computation to take, communication aside.
+
+    Args:
+        module: A compiled and scheduled module.
+
+    Returns:
+        The cycles with loops in full; 0 where the compiler gives no estimates.
+    """
+    return sum(value.instruction.cycles * value.times for value in find_allocations(module))

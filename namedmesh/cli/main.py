@@ -1,0 +1,196 @@
+"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot`, `launch`, ...
+
+Each command is a file in its room, imported when it is asked for: planning needs neither
+TensorFlow nor jax, and compiling ahead of time no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.version import __version__
+
+Add = Callable[[argparse.ArgumentParser], None]
+Run = Callable[[argparse.Namespace], int]
+SHELLS = ("bash", "zsh", "fish")
+INTERRUPTED = 130  # the status of what Ctrl-C ends, as in a shell
+FILES = ("OUT", "A", "B", "ARTIFACT", "PROGRAM")  # arguments that shells complete as files
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what it is for, and where its arguments, its examples and its code are."""
+
+    help: str
+    load: Callable[[], tuple[Add, str, Run]]
+
+
+def _load_plan() -> tuple[Add, str, Run]:
+    from namedmesh.cli.plan_command import PLAN_EXAMPLES, add_plan_arguments, run_plan
+
+    return add_plan_arguments, PLAN_EXAMPLES, run_plan
+
+
+def _load_diff() -> tuple[Add, str, Run]:
+    from namedmesh.cli.diff_command import DIFF_EXAMPLES, add_diff_arguments, run_diff
+
+    return add_diff_arguments, DIFF_EXAMPLES, run_diff
+
+
+def _load_cost() -> tuple[Add, str, Run]:
+    from namedmesh.cli.cost_command import COST_EXAMPLES, add_cost_arguments, run_cost
+
+    return add_cost_arguments, COST_EXAMPLES, run_cost
+
+
+def _load_report() -> tuple[Add, str, Run]:
+    from namedmesh.cli.report_command import (
+        REPORT_EXAMPLES,
+        add_report_arguments,
+        run_report,
+    )
+
+    return add_report_arguments, REPORT_EXAMPLES, run_report
+
+
+def _load_search() -> tuple[Add, str, Run]:
+    from namedmesh.cli.search_command import SEARCH_EXAMPLES, add_search_arguments, run_search
+
+    return add_search_arguments, SEARCH_EXAMPLES, run_search
+
+
+def _load_aot() -> tuple[Add, str, Run]:
+    from namedmesh.cli.aot_command import AOT_EXAMPLES, add_arguments, run_aot
+
+    return add_arguments, AOT_EXAMPLES, run_aot
+
+
+def _load_launch() -> tuple[Add, str, Run]:
+    from namedmesh.cli.launch_command import LAUNCH_EXAMPLES, add_launch_arguments, run_launch
+
+    return add_launch_arguments, LAUNCH_EXAMPLES, run_launch
+
+
+def _load_completion() -> tuple[Add, str, Run]:
+    return _add_completion_arguments, COMPLETION_EXAMPLES, _run_completion
+
+
+COMMANDS = {
+    "plan": Command("print where a program's tensors lie and what it communicates", _load_plan),
+    "cost": Command("print what a step of a program takes on a target", _load_cost),
+    "diff": Command("compare two plans, and fail where one costs too much", _load_diff),
+    "report": Command("write a plan, or two side by side, as one HTML page", _load_report),
+    "search": Command("find the fastest meshes and layouts for a program", _load_search),
+    "aot": Command(
+        "compile artifacts for devices that are not here, and report what they take there",
+        _load_aot,
+    ),
+    "launch": Command("start processes of a program on this machine", _load_launch),
+    "completion": Command("print what makes a shell complete these commands", _load_completion),
+}
+COMPLETION_EXAMPLES = """\
+examples:
+  for bash and zsh, in the current shell
+    eval "$(namedmesh completion bash)"
+    eval "$(namedmesh completion zsh)"
+"""
+
+
+def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
+    """Makes the parser of the command line.
+
+    Args:
+        names: The commands that are to know their arguments; the others are only listed.
+
+    Returns:
+        The parser.
+    """
+    parser = argparse.ArgumentParser(
+        prog="namedmesh", description="Models in named dimensions on device meshes."
+    )
+    parser.add_argument("--version", action="version", version=f"namedmesh {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        if name not in names:
+            commands.add_parser(name, help=command.help)
+            continue
+        add, examples, run = command.load()
+        one = commands.add_parser(
+            name,
+            help=command.help,
+            description=f"{command.help[:1].upper()}{command.help[1:]}.",
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        add(one)
+        one.set_defaults(run=run)
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs a command.
+
+    Args:
+        arguments: The command and its arguments; those of the process if not given.
+
+    Returns:
+        0 if all went well, 1 if something does not fit or a condition is met, 2 if something is
+        wrong, 130 if the user interrupts it.
+    """
+    words = sys.argv[1:] if arguments is None else arguments
+    asked = next((word for word in words if not word.startswith("-")), "")
+    parsed = make_parser([asked]).parse_args(words)
+    try:
+        return parsed.run(parsed)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except NamedMeshError as error:
+        print(_format_problem(error), file=sys.stderr)
+        return 2
+
+
+def _format_problem(error: NamedMeshError) -> str:
+    """Formats an error without the line it was raised for, unless that is the user's own."""
+    source = error.source
+    inside = source.file.endswith(("/namedmesh/command.py", "/bin/namedmesh", "__main__.py"))
+    place = [f"  at {source}: {source.code}"] if source.code and not inside else []
+    details = [f"  {detail}" for detail in error.details]
+    return "\n".join([f"error: {error.problem}", *details, *place, f"  fix: {error.fix}"])
+
+
+def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def _run_completion(arguments: argparse.Namespace) -> int:
+    """Prints the script of a shell."""
+    try:
+        import shtab  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        print(
+            "error: completion needs shtab\n  fix: pip install 'namedmesh[completion]'",
+            file=sys.stderr,
+        )
+        return 2
+    parser = make_parser()
+    for one in _find_parsers(parser):
+        for action in one._actions:
+            if action.metavar in FILES:
+                action.complete = shtab.FILE  # type: ignore[attr-defined]
+    print(shtab.complete(parser, shell=arguments.shell))
+    return 0
+
+
+def _find_parsers(parser: argparse.ArgumentParser) -> list[argparse.ArgumentParser]:
+    """The parsers of the commands."""
+    choices = (one.choices for one in parser._actions)
+    return [one for each in choices if isinstance(each, dict) for one in each.values()]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,322 @@
+"""Programs by reference: `module:function` or `path/file.py:function`, called with `--set` values.
+
+What stands behind a reference may be a Program, a Plan, a compiled step, a function whose inputs
+have specs, or a function that returns any of these. The parameters of a function get their values
+from `--set name=value`, from their defaults, or, where they are annotated with a class that can be
+made without arguments, from that class; `--set name.field=value` are then its arguments.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import importlib
+import importlib.machinery
+import importlib.util
+import inspect
+import os
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.ir.interface import InputSpec
+from namedmesh.ir.program import Program, trace
+from namedmesh.planning.plan import Plan
+
+FORM = "write module:function or path/file.py:function, e.g. examples.unet.model:train_program"
+_MISSING: Any = object()
+
+
+def find_program(reference: str, settings: Iterable[str] = ()) -> Program | Plan:
+    """Finds what a reference names, calls it if it is a function, and returns its program.
+
+    Args:
+        reference: Such as `package.module:function` or `folder/file.py:function`.
+        settings: Arguments of the function, each as `name=value`.
+
+    Returns:
+        The Program; a Plan where there already is one.
+
+    Raises:
+        NamedMeshError: If there is no such module or name, it raises, an argument is missing or
+            unknown, or it is not a program.
+    """
+    found = find_object(reference)
+    arguments = _nest(settings)
+    program = _program_in(found)
+    if program is None and callable(found):
+        program = _call(found, arguments, reference)
+    elif program is not None and arguments:
+        raise NamedMeshError(
+            f"--set {join_names(list(arguments))}: {reference} is not a function",
+            fix="leave --set out, or name a function that returns the program",
+        )
+    if program is None:
+        raise NamedMeshError(
+            f"{reference} is a {type(found).__name__}, expected a program or a function",
+            fix=FORM,
+        )
+    return program
+
+
+def find_object(reference: str) -> Any:
+    """Finds what a reference names: attributes and keys of mappings, one after the other.
+
+    Args:
+        reference: Such as `package.module:SETTINGS.small`.
+
+    Returns:
+        The object.
+
+    Raises:
+        NamedMeshError: If it is not there, or importing it raises.
+    """
+    where, colon, path = reference.rpartition(":")
+    if not colon or not where or not path:
+        raise NamedMeshError(f"{reference!r} does not name a program", fix=FORM)
+    found: Any = _load_module(where)
+    for name in path.split("."):
+        inside = found
+        if isinstance(inside, Mapping) and name in inside:
+            found = inside[name]
+            continue
+        found = getattr(inside, name, _MISSING)
+        if found is _MISSING:
+            names = inside if isinstance(inside, Mapping) else vars(inside)
+            known = [str(one) for one in names if not str(one).startswith("_")]
+            raise NamedMeshError(f"{where} has no {name!r}", fix=did_you_mean(name, known))
+    return found
+
+
+def _load_module(where: str) -> types.ModuleType:
+    """Imports a module by its name or its file, from the working folder if it is there."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    if where.endswith(".py") or os.sep in where:
+        return _load_file(where)
+    try:
+        found = importlib.util.find_spec(where) is not None
+    except (ImportError, ValueError):
+        found = False
+    if not found:
+        near = where.replace(".", os.sep) + ".py"
+        fix = f"{FORM}; or write {near}:..." if os.path.exists(near) else FORM
+        raise NamedMeshError(f"there is no module {where!r}", fix=fix)
+    return run_guarded(lambda: importlib.import_module(where), f"importing {where}")
+
+
+def _load_file(where: str) -> types.ModuleType:
+    """Imports a file; one of a package as a part of it."""
+    if not os.path.isfile(where):
+        raise NamedMeshError(f"there is no file {where!r}", fix="check the path")
+    folder, file = os.path.split(os.path.abspath(where))
+    names = [os.path.splitext(file)[0]]
+    while os.path.exists(os.path.join(folder, "__init__.py")):
+        folder, name = os.path.split(folder)
+        names.insert(0, name)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    if len(names) > 1:
+        module = ".".join(names)
+        return run_guarded(lambda: importlib.import_module(module), f"importing {where}")
+    loader = importlib.machinery.SourceFileLoader(names[0], os.path.join(folder, file))
+    spec = importlib.util.spec_from_loader(names[0], loader)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(names[0], module)  # dataclasses look their module up
+    run_guarded(lambda: loader.exec_module(module), f"running {where}")
+    return module
+
+
+def run_guarded(function: Callable[[], Any], what: str) -> Any:
+    """Runs code of the user's, and says in one error what went wrong in it.
+
+    Args:
+        function: What to run.
+        what: What that is, for the error.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        NamedMeshError: If it raises anything.
+    """
+    try:
+        return function()
+    except NamedMeshError:
+        raise
+    except (Exception, SystemExit) as error:
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        line = f"at {os.path.basename(last.filename)}:{last.lineno}: {last.line}"
+        text = str(error).partition("\n")[0][:200]
+        raise NamedMeshError(
+            f"{what} raised {type(error).__name__}: {text}",
+            line,
+            fix="run that line in Python to see the whole traceback, and mend it",
+        ) from error
+
+
+def _program_in(value: Any) -> Program | Plan | None:
+    """The program that a value is or has."""
+    if isinstance(value, (Program, Plan)):
+        return value
+    plan = getattr(value, "plan", None)
+    return plan if isinstance(plan, Plan) else None
+
+
+class _Fields(dict[str, Any]):
+    """Values of `--set name.field=value`: arguments of what the argument is made of."""
+
+
+def _nest(settings: Iterable[str]) -> _Fields:
+    """Reads name=value texts; names with dots become arguments of arguments."""
+    arguments = _Fields()
+    for text in settings:
+        name, equals, value = text.partition("=")
+        parts = name.strip().split(".")
+        if not equals or not all(part.isidentifier() for part in parts):
+            raise NamedMeshError(
+                f"cannot read --set {text!r}", fix="write --set name=value, e.g. --set layers=4"
+            )
+        inner = arguments
+        for part in parts[:-1]:
+            outer, inner = inner, inner.setdefault(part, _Fields())
+            if not isinstance(inner, _Fields):
+                raise NamedMeshError(
+                    f"--set {name}: {part} is given as a whole too: {outer[part]!r}",
+                    fix="give either the whole or its parts",
+                )
+        if parts[-1] in inner:
+            raise NamedMeshError(f"--set {name.strip()} is given twice", fix="give it once")
+        inner[parts[-1]] = _read_value(value.strip())
+    return arguments
+
+
+def _read_value(text: str) -> Any:
+    """A number, a list or another literal of Python; @module:name; or else the text itself."""
+    if text.startswith("@"):
+        return find_object(text[1:])
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+
+
+def _call(function: Any, arguments: _Fields, reference: str) -> Program | Plan:
+    """Traces a function of which inputs have specs, or calls one that returns a program."""
+    values = _bind(function, arguments, reference)
+    if any(isinstance(value, InputSpec) for value in values.values()):
+        return run_guarded(lambda: _trace_at_definition(function, values), f"tracing {reference}")
+    result = run_guarded(lambda: function(**values), f"calling {reference}")
+    program = _program_in(result)
+    if program is None:
+        raise NamedMeshError(
+            f"{reference} returned a {type(result).__name__}, expected a Program",
+            fix="return nm.trace(function, x=nm.spec(...)), or give the inputs of the function "
+            "specs as defaults: def step(x=nm.spec([B, M]))",
+        )
+    return program
+
+
+def _trace_at_definition(function: Any, values: dict[str, Any]) -> Program:
+    """Traces a function as if the line that defines it had asked for that: inputs are of it."""
+    specs = {name: value for name, value in values.items() if isinstance(value, InputSpec)}
+    rest = {name: value for name, value in values.items() if name not in specs}
+    body = function
+    if rest:
+        body = functools.partial(function, **rest)
+        body.__name__ = function.__name__  # type: ignore[attr-defined]
+    code = inspect.unwrap(function).__code__
+    text = "\n" * (code.co_firstlineno - 1) + "trace(body, **specs)"
+    names = {"trace": trace, "body": body, "specs": specs}
+    return eval(compile(text, code.co_filename, "eval"), names)
+
+
+def _bind(function: Any, arguments: _Fields, reference: str) -> dict[str, Any]:
+    """Finds a value for every parameter of a function."""
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        raise NamedMeshError(f"{reference} has no parameters that can be read", fix=FORM) from None
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    parameters = {
+        name: one for name, one in signature.parameters.items() if one.kind not in variadic
+    }
+    takes_any = any(one.kind is variadic[1] for one in signature.parameters.values())
+    unknown = [name for name in arguments if name not in parameters]
+    if unknown and not takes_any:
+        raise NamedMeshError(
+            f"{reference} has no parameter {unknown[0]!r}", fix=did_you_mean(unknown[0], parameters)
+        )
+    annotations = _annotations_of(function)
+    values = {name: arguments[name] for name in unknown}
+    missing = []
+    for name, parameter in parameters.items():
+        value = _value_of(parameter, annotations.get(name), arguments.get(name, _MISSING))
+        if value is not _MISSING:
+            values[name] = value
+        elif parameter.default is parameter.empty:
+            missing.append(name)
+    if missing:
+        raise NamedMeshError(
+            f"{reference} needs {join_names(missing)}",
+            f"its parameters: {signature}",
+            fix=f"add --set {missing[0]}=..., where @module:name stands for an object",
+        )
+    return values
+
+
+def _annotations_of(function: Any) -> dict[str, Any]:
+    """A function's annotations, or none if they name what is not there when it runs."""
+    if inspect.isclass(function):
+        function = function.__init__
+    try:
+        return inspect.get_annotations(function, eval_str=True)
+    except Exception:  # annotations are code, which may be there for editors alone
+        return {}
+
+
+def _value_of(parameter: inspect.Parameter, annotation: Any, given: Any) -> Any:
+    """The value of one parameter, as it was given or as its annotation says."""
+    if isinstance(given, _Fields):
+        return _make(parameter, annotation, given)
+    if given is not _MISSING:
+        return given
+    if isinstance(parameter.default, InputSpec):
+        return parameter.default
+    if isinstance(annotation, InputSpec):
+        return annotation
+    if parameter.default is parameter.empty and _needs_nothing(annotation):
+        return run_guarded(annotation, f"making {parameter.name}")
+    return _MISSING
+
+
+def _make(parameter: inspect.Parameter, annotation: Any, fields: _Fields) -> Any:
+    """Makes an argument of its fields: its default with some changed, or of its class."""
+    what = f"making {parameter.name} with {join_names(list(fields))}"
+    if dataclasses.is_dataclass(parameter.default) and not isinstance(parameter.default, type):
+        default = parameter.default
+        return run_guarded(lambda: dataclasses.replace(default, **fields), what)
+    if not inspect.isclass(annotation) or annotation.__module__ == "builtins":
+        raise NamedMeshError(
+            f"--set {parameter.name}.{next(iter(fields))}: {parameter.name} is not annotated with "
+            "a class to make it of",
+            fix=f"give all of it: --set {parameter.name}=@module:name",
+        )
+    return run_guarded(lambda: annotation(**_bind(annotation, fields, parameter.name)), what)
+
+
+def _needs_nothing(annotation: Any) -> bool:
+    """Whether an annotation is a class of the user's that can be made without arguments."""
+    if not inspect.isclass(annotation) or annotation.__module__ == "builtins":
+        return False
+    try:
+        parameters = inspect.signature(annotation).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    variadic = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return all(one.default is not one.empty or one.kind in variadic for one in parameters)

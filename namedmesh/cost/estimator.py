@@ -1,0 +1,180 @@
+"""Estimator: goes through a plan's bodies, prices what runs and finds what memory holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from namedmesh.cost.fused_body import FusedBody
+from namedmesh.cost.fused_run import Buffer, Run
+from namedmesh.cost.live_ranges import Alive, Occupancy, PeakMemory, measure_body
+from namedmesh.cost.op_cost import OpCost
+from namedmesh.cost.op_traits import is_product, moves_data
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.ir.op import Body, Op
+from namedmesh.ir.repetition import Repetition
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.plan import Plan
+
+
+class Estimator:
+    """Goes through a plan's bodies, and collects what ops take.
+
+    Args:
+        plan: The plan.
+        hardware: What one device has.
+        precision: That of matrix products.
+    """
+
+    def __init__(self, plan: Plan, hardware: Hardware, precision: str):
+        self.plan, self.hardware, self.precision = plan, hardware, precision
+        self.ops: list[OpCost] = []
+
+    def walk(
+        self,
+        owner: object,
+        ops: Sequence[Op],
+        outputs: Sequence[Tensor],
+        times: int,
+        homes: Mapping[Tensor, Tensor | None],
+    ) -> Occupancy:
+        """Enters the costs of a body's ops, and returns what they hold in memory."""
+        body = FusedBody(self.plan, owner, ops, outputs, self.hardware)
+        inner: dict[int, Occupancy] = {}
+        shared: dict[Tensor, Tensor] = {}
+        for i, run in enumerate(body.runs):
+            if run.op.control:
+                inner[i] = self._walk_bodies(run.op, times)
+                run.beside |= self._find_rounded(body, run.op)
+                shared |= _find_shared(run.op)
+            else:
+                self.ops.append(self._price(run, times))
+        resolved = {body.resolve(tensor): home for tensor, home in homes.items()}
+        return measure_body(body, resolved, inner, shared)
+
+    def _walk_bodies(self, op: Op, times: int) -> Occupancy:
+        """Enters what loops and branches take; of branches the one that takes longest."""
+        repeats = times * (op.turn_dim.size if isinstance(op, Repetition) else 1)
+        before, found = self.ops, []
+        for body in op.bodies:
+            self.ops = []
+            occupancy = self.walk(body, body.ops, body.outputs, repeats, _find_homes(op, body))
+            found.append((self.ops, occupancy))
+        if op.rule == "cond":
+            found.sort(key=lambda one: sum(cost.total_seconds for cost in one[0]))
+            found = found[-1:]
+        self.ops = before + [cost for costs, _ in found for cost in costs]
+        return max((occupancy for _, occupancy in found), key=lambda one: one.peak_bytes)
+
+    def _find_rounded(self, outer: FusedBody, op: Op) -> dict[Buffer, int]:
+        """What a loop reads turn by turn, rounded for products before it, with its bytes.
+
+        The compiler does so for all turns at once where products alone read it, and the loop does
+        not write over it.
+        """
+        if not self.hardware.rounds_products or self.precision != "default" or op.rule != "scan":
+            return {}
+        (body,) = op.bodies
+        written = {read for _, read in getattr(op, "overwrites", ())}
+        readers: dict[Tensor, list[tuple[Op, int]]] = defaultdict(list)
+        for one in body.ops:
+            for i, x in enumerate(one.inputs):
+                readers[x].append((one, i))
+        rounded: dict[Buffer, int] = {}
+        for inner, x in zip(body.inputs, op.inputs, strict=False):
+            if x.shape == inner.shape or x.dtype != "float32" or inner in written:
+                continue
+            if _is_read_by_products(self.plan, readers, inner):
+                rounded[x, self.plan.shardings[x]] = outer.bytes_of(x) // 2
+        return rounded
+
+    def _price(self, run: Run, times: int) -> OpCost:
+        """How long a run takes: its arithmetic or its memory traffic."""
+        op, hardware = run.op, self.hardware
+        kernel, rate, vector_rate = (
+            op.rule == "kernel",
+            hardware.vector_flops,
+            hardware.vector_flops,
+        )
+        if is_product(op) or kernel:
+            rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
+            rate *= hardware.product_share
+        if kernel:
+            vector_rate *= hardware.kernel_share
+        compute = run.flops / rate + run.fused_flops / vector_rate
+        memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
+        return OpCost(
+            op,
+            self.plan.names[op],
+            op.phase,
+            op.scope.rstrip("/"),
+            op.source,
+            times,
+            run.flops + run.fused_flops,
+            run.bytes,
+            hardware.start + max(compute, memory),
+            "compute" if compute > memory else "memory",
+        )
+
+    def describe_memory(self, occupancy: Occupancy) -> PeakMemory:
+        """The peak in names, with inputs and state."""
+        plan, program, body = self.plan, self.plan.program, occupancy.body
+        given = [*program.inputs.values(), *(one.tensor for one in program.variables.values())]
+        kept = {tensor: body.bytes_of(tensor) for tensor in given}
+        below = sum(kept.values())
+        alive = [
+            self._describe(buffer, size)
+            for buffer, size in (*kept.items(), *occupancy.find_alive())
+            if size
+        ]
+        run = occupancy.find_peak()
+        return PeakMemory(
+            below + occupancy.peak_bytes,
+            plan.names[run.op] if run else "",
+            below,
+            tuple(sorted(alive, key=lambda one: -one.bytes)),
+            tuple((plan.names[run.op], held) for run, held in occupancy.walk(below)),
+        )
+
+    def _describe(self, buffer: Buffer, size: int) -> Alive:
+        """A buffer in names; a value that was moved is called as what was moved."""
+        if isinstance(buffer, Tensor):
+            tensor, place = buffer, self.plan.shardings[buffer]
+        else:
+            value, place = buffer
+            tensor = value if isinstance(value, Tensor) else value[0]  # type: ignore[index]
+        whole = place.local_elements(tensor.shape, self.plan.mesh) * tensor.itemsize
+        dtype = "bfloat16" if 2 * size == whole else tensor.dtype
+        text = f"{dtype}{place.text(tensor.shape)}"
+        return Alive(tensor.label, size, tensor.source, text)
+
+
+def _is_read_by_products(
+    plan: Plan, readers: Mapping[Tensor, Sequence[tuple[Op, int]]], tensor: Tensor
+) -> bool:
+    """Whether products alone read a tensor, or what it is cast to, where it lies."""
+    found = readers.get(tensor, ())
+    return bool(found) and all(
+        not moves_data(plan.operands.get((op, i), ()))
+        and (is_product(op) or (op.same_value and _is_read_by_products(plan, readers, op.output)))
+        for op, i in found
+    )
+
+
+def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:
+    """The memory that a body's results have already: carries that of the turn before."""
+    if op.rule == "scan":
+        carries = len(op.outputs) - len(op.histories)
+        homes: dict[Tensor, Tensor | None] = dict.fromkeys(body.outputs[carries:])
+        return homes | dict(zip(body.outputs[:carries], body.inputs[:carries], strict=True))
+    if op.rule == "while" and len(body.outputs) == len(body.inputs):
+        return dict(zip(body.outputs, body.inputs, strict=True))
+    return {}
+
+
+def _find_shared(op: Op) -> dict[Tensor, Tensor]:
+    """The results of a loop that take the memory of its operands: carries that of their start."""
+    if op.rule not in ("scan", "while"):
+        return {}
+    carries = len(op.outputs) - len(op.histories)
+    return dict(zip(op.outputs[:carries], op.inputs[:carries], strict=True))

@@ -1,0 +1,349 @@
+"""FusedBody: which ops of a body run as one, what each run reads and what it writes to memory.
+
+The rule, after what XLA does: an op that treats elements one by one, or only rearranges them, runs
+within the ops that read its result, which is then never written to memory. It is written where
+
+- a collective moves it, the program or a loop's turn returns it, or a loop, a branch or a manual
+  op reads it;
+- a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
+  and nothing else reads it;
+- several ops read it, and all of them reading what it is made of would be more than writing it
+  once and reading it, or the compiler does not compute it twice (`repeats`).
+
+Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between,
+which itself takes nothing. A sum or another reduction makes its operand itself, and writes its
+result; with `merges_sums` sums that share an operand run as one.
+
+With `fuses_products` a product ends in the elementwise ops that follow, and what is written is the
+first of their results that has to be. Where that is so only because several ops read it, and the
+product's own result is smaller (bfloat16, of which float32 is made), the product's is written, and
+every reader makes the rest. With `fuses_relu` a product ends in a relu alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+
+from namedmesh.cost.device_work import find_axes
+from namedmesh.cost.equal_ops import Contents
+from namedmesh.cost.fused_run import Buffer, Run, merge_sums
+from namedmesh.cost.op_traits import (
+    COSTLY,
+    is_product,
+    keeps_numbers,
+    moves_data,
+    only_rearranges,
+    spreads,
+)
+from namedmesh.dims.sharding import Sharding
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.ir.op import Op
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.plan import Plan
+
+
+class FusedBody:
+    """The runs of a program's or a loop body's ops, in order.
+
+    Args:
+        plan: The plan.
+        owner: The program, or the body whose ops these are.
+        ops: The ops.
+        outputs: What they are for.
+        hardware: What decides which ops fuse.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        owner: object,
+        ops: Sequence[Op],
+        outputs: Sequence[Tensor],
+        hardware: Hardware,
+    ):
+        self.plan, self.hardware, self.outputs = plan, hardware, outputs
+        self._sizes: dict[tuple[Tensor, Sharding], int] = {}
+        self._positions: dict[Op, range] = {}
+        self.ops = self._find_live(ops)
+        self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
+        self._replaced = self._find_replaced(ops)
+        self._renaming: set[Op] = set()
+        self.aliases: dict[Tensor, Tensor] = {}
+        self._find_aliases()
+        self.readers: Counter[Tensor] = Counter()
+        self._last_reader: dict[Tensor, Op] = {}
+        for op in self.ops:
+            if op not in self._renaming:
+                operands = {self.resolve(op.inputs[i]) for i in self.read_positions(op)}
+                self.readers.update(operands)
+                self._last_reader.update(dict.fromkeys(operands, op))
+        self._demanded = self._find_demanded(owner)
+        self._moved: set[Buffer] = set()
+        self._within: dict[Tensor, Run] = {}  # for what is not written: how it is made
+        self.runs = [run for op in self.ops if (run := self._make_run(op)) is not None]
+        if hardware.merges_sums:
+            self.runs = merge_sums(self.runs)
+
+    def read_positions(self, op: Op) -> range:
+        """Returns which operands an op reads when it runs; the others are for derivatives."""
+        if op not in self._positions:
+            count = len(op.inputs)
+            if self.uses_kernel(op):
+                self._positions[op] = range(len(op.outputs), count)
+            else:
+                passes = op.rule in ("kernel", "pass_through")
+                self._positions[op] = range(len(op.outputs) if passes else count)
+        return self._positions[op]
+
+    def uses_kernel(self, op: Op) -> bool:
+        """Whether a kernel takes the place of the named ops that made an op's operands."""
+        return op.rule == "kernel" and self.hardware.kernels and op in self.plan.local
+
+    def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
+        """Returns the elements of one device's piece of a tensor where it lies, or in a place."""
+        place = self.plan.shardings[tensor] if place is None else place
+        key = tensor, place
+        if key not in self._sizes:
+            self._sizes[key] = place.local_elements(tensor.shape, self.plan.mesh)
+        return self._sizes[key]
+
+    def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
+        """Returns the bytes of one device's piece of a tensor where it lies, or in a place."""
+        return self.elements_of(tensor, place) * self._item_bytes(tensor)
+
+    def _item_bytes(self, tensor: Tensor) -> int:
+        """The bytes of an element; what is computed where float32 is the narrowest takes more."""
+        narrow = self.hardware.widens and tensor.floating and tensor.itemsize < 4
+        computed = narrow and tensor in self._producers and not self._producers[tensor].control
+        return 4 if computed else tensor.itemsize
+
+    def resolve(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor whose memory another one is."""
+        while tensor in self.aliases:
+            tensor = self.aliases[tensor]
+        return tensor
+
+    def fuses(self, op: Op) -> bool:
+        """Whether an op runs within those that read its results."""
+        if op.control or self.uses_kernel(op):
+            return False
+        if self._is_barrier(op):
+            return False
+        return op.elementwise or only_rearranges(op) or op.repeatable or spreads(op)
+
+    def _is_barrier(self, op: Op) -> bool:
+        """Whether nothing runs across an op, and equal ones are all made."""
+        return op.rule == "generic" and op.elementwise and not op.repeatable
+
+    def _flops_of(self, op: Op) -> float:
+        """The floating point operations of an op on one device."""
+        total = 0 if op.control else op.flops()
+        return total / self.plan.mesh.size(find_axes(self.plan, op)) if total else 0.0
+
+    def _find_live(self, ops: Sequence[Op]) -> list[Op]:
+        """The ops that something needs, without those that kernels take the place of."""
+        needed, live = {*self.outputs}, []
+        for op in reversed(ops):
+            if op.given or all(tensor in self.plan.free for tensor in op.outputs):
+                continue
+            if op.control or any(tensor in needed for tensor in op.outputs):
+                needed.update(op.inputs[i] for i in self.read_positions(op))
+                live.append(op)
+        return live[::-1]
+
+    def _find_replaced(self, ops: Sequence[Op]) -> dict[Op, list[Op]]:
+        """The named ops that kernels take the place of, by kernel."""
+        live, found = {*self.ops}, {op: [] for op in self.ops if self.uses_kernel(op)}
+        producers = {tensor: op for op in ops for tensor in op.outputs} if found else {}
+        seen: set[Op] = set()
+        for kernel, replaced in found.items():
+            pending = list(kernel.inputs[: len(kernel.outputs)])
+            while pending:
+                op = producers.get(pending.pop())
+                if op is None or op in live or op in seen or op.given:
+                    continue
+                seen.add(op)
+                replaced.append(op)
+                pending += op.inputs
+        return found
+
+    def _find_aliases(self) -> None:
+        """Finds results that are an operand under another name, or what an equal op made before."""
+        made: dict[Hashable, Op] = {}
+        contents = Contents(self.plan, self.resolve)
+        barriers = [op for op in self.ops if self._is_barrier(op)]
+        for op in self.ops:
+            if op.control or self.uses_kernel(op) or self._is_barrier(op):
+                continue
+            if self._passes_on(op):
+                pairs = zip(self.read_positions(op), op.outputs, strict=False)
+                self.aliases.update((tensor, op.inputs[i]) for i, tensor in pairs)
+                self._renaming.add(op)
+                continue
+            earlier = made.setdefault(contents.describe(op), op)
+            if earlier is not op:
+                self.aliases.update(zip(op.outputs, earlier.outputs, strict=True))
+                self._renaming.add(op)
+        ended = self._find_ended() if self.hardware.fuses_relu else []
+        for op in (*barriers, *ended):  # equal ops were told apart by barriers until here
+            if self._stays(op):
+                self.aliases[op.output] = op.inputs[0]
+                self._renaming.add(op)
+
+    def _find_ended(self) -> list[Op]:
+        """The ops relu that alone read a product: the product writes what they make."""
+        readers = Counter(x for op in self.ops for x in {*op.inputs})
+        return [
+            op
+            for op in self.ops
+            if op.kind == "relu"
+            and readers[op.inputs[0]] == 1
+            and op.inputs[0] in self._producers
+            and is_product(self._producers[op.inputs[0]])
+            and not moves_data(self.plan.moves.get(op.inputs[0], ()))
+        ]
+
+    def _passes_on(self, op: Op) -> bool:
+        """Whether an op's results have the numbers of its operands, which stay where they are."""
+        positions = self.read_positions(op)
+        passes = op.rule in ("kernel", "pass_through")
+        if not passes and not (len(positions) == 1 == len(op.outputs) and keeps_numbers(op)):
+            return False
+        return self._stays(op)
+
+    def _stays(self, op: Op) -> bool:
+        """Whether an op's results are as large as its operands, and nothing is moved."""
+        return not self._sums_move(op) and not any(
+            op.inputs[i] in self.plan.free
+            or moves_data(self.plan.operands.get((op, i), ()))
+            or moves_data(self.plan.moves.get(tensor, ()))
+            or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
+            for i, tensor in zip(self.read_positions(op), op.outputs, strict=False)
+        )
+
+    def _sums_move(self, op: Op) -> bool:
+        """Whether parts of a cotangent are moved before they are added up."""
+        return any(moves_data(steps) for _, steps in self.plan.sums.get(op, ()))
+
+    def _makes_operand(self, op: Op, tensor: Tensor) -> bool:
+        """Whether an op computes an operand while it reads what that is made of."""
+        if op.control or op.rule == "kernel":
+            return False
+        if self.fuses(op):
+            return True
+        if is_product(op):
+            return self.hardware.fuses_products and self.readers[tensor] == 1
+        if op.manual or op.elementwise:
+            return False
+        return op.output.shape.elements < tensor.shape.elements  # a reduction
+
+    def _find_demanded(self, owner: object) -> set[Tensor]:
+        """The tensors that something reads from memory, or that collectives move."""
+        plan = self.plan
+        demanded = {self.resolve(tensor) for tensor in self.outputs}
+        for op in self.ops:
+            demanded.update(
+                tensor for tensor in op.outputs if moves_data(plan.moves.get(tensor, ()))
+            )
+            if self._is_barrier(op):
+                demanded.update(self.resolve(x) for x in op.inputs)
+            if op in self._renaming:
+                continue
+            moved = self._sums_move(op)
+            for i in self.read_positions(op):
+                tensor = self.resolve(op.inputs[i])
+                steps = plan.operands.get((op, i), ())
+                if moved or moves_data(steps) or not self._makes_operand(op, tensor):
+                    demanded.add(tensor)
+        return demanded
+
+    def _make_run(self, op: Op) -> Run | None:
+        """What an op reads and writes, with what runs within it; None if it runs within others."""
+        if op in self._renaming:
+            return None
+        run = self._read_operands(op)
+        run.flops = self._flops_of(op)
+        for replaced in self._replaced.get(op, ()):
+            if is_product(replaced):
+                run.flops += self._flops_of(replaced)
+            else:
+                run.fused[replaced] = self._flops_of(replaced)
+        fused = self.fuses(op)
+        ends = self.hardware.fuses_products and is_product(op)
+        if (fused or ends) and not any(self._is_written(run, tensor) for tensor in op.outputs):
+            within = Run(op, dict(run.reads), fused={**run.fused, op: run.flops})
+            if not fused:  # a product that ends in its reader reads its operands once, then
+                within = Run(op, dict.fromkeys(run.reads, 0), fused={op: 0.0})
+            self._within.update(dict.fromkeys(op.outputs, within))
+            return None if fused else run
+        for tensor in op.outputs:
+            if self.readers[tensor] or tensor in self._demanded:
+                run.writes[tensor] = self.bytes_of(tensor)
+                if moves_data(self.plan.moves.get(tensor, ())):
+                    natural = self.plan.natural[tensor]
+                    run.beside[tensor, natural] = self.bytes_of(tensor, natural)
+        return run
+
+    def _is_written(self, run: Run, tensor: Tensor) -> bool:
+        """Whether a result that could be made within its readers is written to memory."""
+        if tensor in self._demanded:
+            return True
+        readers, size = self.readers[tensor], self.bytes_of(tensor)
+        if is_product(run.op) and self._widens_later(tensor):
+            return True
+        if readers < 2:
+            return False
+        if is_product(run.op) or any(is_product(op) for op in run.fused):
+            return True  # it is made once
+        repeats = self.hardware.repeats
+        if repeats == "none" or (repeats == "cheap" and run.op.kind in COSTLY):
+            return True
+        read = sum(run.reads.values())
+        return readers * read > read + (1 + readers) * size
+
+    def _widens_later(self, tensor: Tensor) -> bool:
+        """Whether several ops read what is made of a product one element at a time, and it is
+        larger than the product's own result: that is written then, and every reader makes the rest.
+        """
+        made = tensor
+        while self.readers[made] == 1 and made not in self._demanded:
+            reader = self._last_reader[made]
+            if not self.fuses(reader):
+                return False
+            made = reader.output
+        return made not in self._demanded and self.bytes_of(made) > self.bytes_of(tensor)
+
+    def _read_operands(self, op: Op) -> Run:
+        """What an op reads of memory, and what runs within it."""
+        plan, run = self.plan, Run(op)
+        most = None
+        if only_rearranges(op) or (op.manual and len(op.inputs) > 1 and not op.flops()):
+            most = sum(self.elements_of(tensor) for tensor in op.outputs)
+        for i in self.read_positions(op):
+            tensor = op.inputs[i]
+            if tensor in plan.free:
+                continue
+            steps = plan.operands.get((op, i), [])
+            if moves_data(steps):
+                place = steps[-1].result
+                moved = plan.value_of(tensor), place
+                run.reads[moved] = self.bytes_of(tensor, place)
+                if moved not in self._moved:  # what is moved is there until it has been
+                    self._moved.add(moved)
+                    run.reads.setdefault(self.resolve(tensor), 0)
+                continue
+            root = self.resolve(tensor)
+            within = self._within.get(root)
+            if within is not None:
+                for buffer, size in within.reads.items():
+                    limit = size if most is None else min(size, most * self._item_bytes(root))
+                    run.reads[buffer] = max(run.reads.get(buffer, 0), limit)
+                run.fused |= within.fused
+                continue
+            elements = self.elements_of(tensor, steps[-1].result if steps else None)
+            elements = elements if most is None else min(most, elements)
+            run.reads[root] = max(run.reads.get(root, 0), elements * self._item_bytes(root))
+        for (_, place), (i, _) in plan.captured.get(op, {}).items():
+            run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
+        return run

@@ -1,0 +1,189 @@
+"""Live ranges: which buffers a device holds while each op runs, and the most it holds at once.
+
+Ops run in the order of the program. A buffer lives from the op that writes it to the last that
+reads it. An elementwise op writes over an operand of the same size that nothing reads later; new
+state takes the memory of old state, a loop's carry that of the turn before, and what a loop keeps
+of each turn lies where all turns' lies. While a loop runs, there is all that it reads and
+returns, and the most that a turn holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from namedmesh.cost.fused_body import FusedBody
+from namedmesh.cost.fused_run import Buffer, Run
+from namedmesh.errors.source import Source
+from namedmesh.ir.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Alive:
+    """What takes memory at the peak.
+
+    Attributes:
+        label: What the tensor is called.
+        bytes: What it takes on one device.
+        source: The user's line that made it.
+        place: Its dtype and dimensions with the axes they hold.
+    """
+
+    label: str
+    bytes: int
+    source: Source
+    place: str
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """The most memory that one device needs, and when.
+
+    Attributes:
+        peak_bytes: The most that is there at once.
+        at: The plan's name of the op during which it is.
+        kept_bytes: Inputs and state, which are there throughout.
+        alive: What is there at the peak, the largest first.
+        timeline: For each op in order its name and the bytes that are there while it runs.
+    """
+
+    peak_bytes: int
+    at: str
+    kept_bytes: int
+    alive: tuple[Alive, ...]
+    timeline: tuple[tuple[str, int], ...]
+
+
+@dataclass
+class _Range:
+    """One buffer: its bytes, and the first and the last run that it is there for."""
+
+    buffer: Buffer
+    bytes: int
+    first: int
+    last: int
+
+
+@dataclass
+class Occupancy:
+    """What a body's runs hold beyond what the body is given.
+
+    Attributes:
+        totals: The bytes while each run runs, without those of the bodies inside it.
+        inner: The occupancy of the largest body inside a run, by the run's number.
+        peak: The number of the run at which most is held; -1 if nothing runs.
+        peak_bytes: What is held then, bodies inside included.
+    """
+
+    body: FusedBody
+    ranges: list[_Range] = field(default_factory=list)
+    totals: list[int] = field(default_factory=list)
+    inner: dict[int, Occupancy] = field(default_factory=dict)
+    peak: int = -1
+    peak_bytes: int = 0
+
+    def find_alive(self) -> list[tuple[Buffer, int]]:
+        """Returns the buffers at the peak, those inside loops included."""
+        held = [
+            (one.buffer, one.bytes) for one in self.ranges if one.first <= self.peak <= one.last
+        ]
+        if self.peak >= 0:
+            held += self.body.runs[self.peak].beside.items()
+        inside = self.inner.get(self.peak)
+        return held + (inside.find_alive() if inside else [])
+
+    def find_peak(self) -> Run | None:
+        """Returns the run during which the peak is reached, the innermost one."""
+        if self.peak < 0:
+            return None
+        inside = self.inner.get(self.peak)
+        return (inside.find_peak() if inside else None) or self.body.runs[self.peak]
+
+    def walk(self, below: int) -> list[tuple[Run, int]]:
+        """Returns every run with what is held while it runs, loops' turns once."""
+        steps = []
+        for i, (run, held) in enumerate(zip(self.body.runs, self.totals, strict=True)):
+            if i in self.inner:
+                steps += self.inner[i].walk(below + held)
+            steps.append((run, below + held))
+        return steps
+
+
+def measure_body(
+    body: FusedBody,
+    homes: Mapping[Tensor, Tensor | None],
+    inner: Mapping[int, Occupancy],
+    shared: Mapping[Tensor, Tensor],
+) -> Occupancy:
+    """Finds what a body's runs hold.
+
+    Args:
+        body: The body.
+        homes: Results that have memory already, outside: with the argument whose memory it is, or
+            None where it is nobody's.
+        inner: The occupancy of loops and branches, by the number of their run.
+        shared: Results of loops that take the memory of an operand.
+
+    Returns:
+        The occupancy.
+    """
+    runs, end = body.runs, len(body.runs)
+    last: dict[Buffer, int] = {}
+    for i, run in enumerate(runs):
+        last.update(dict.fromkeys(run.reads, i))
+    wanted = {body.resolve(tensor) for tensor in body.outputs}
+    ranges: dict[Buffer, _Range] = {}
+    for i, run in enumerate(runs):
+        for buffer, size in run.reads.items():
+            if not isinstance(buffer, Tensor) and buffer not in ranges:
+                ranges[buffer] = _Range(buffer, size, i, last[buffer])
+        for buffer, size in run.writes.items():
+            until = end if buffer in wanted else last.get(buffer, i)
+            if isinstance(buffer, Tensor) and buffer in homes:
+                home = homes[buffer]
+                if buffer not in last or (home is not None and last.get(home, -1) <= i):
+                    continue  # it is written where it stays
+            taken = _find_taken(body, run, i, buffer, size, ranges, last, wanted, shared)
+            if taken is not None:
+                ranges[taken].last = i - 1
+            ranges[buffer] = _Range(buffer, size, i, until)
+    changes = [0] * (end + 2)
+    for one in ranges.values():
+        if one.last >= one.first:
+            changes[one.first] += one.bytes
+            changes[one.last + 1] -= one.bytes
+    totals = list(accumulate(changes))[:end]
+    totals = [total + sum(run.beside.values()) for total, run in zip(totals, runs, strict=True)]
+    held = [total + (inner[i].peak_bytes if i in inner else 0) for i, total in enumerate(totals)]
+    peak = max(range(end), key=held.__getitem__, default=-1)
+    return Occupancy(
+        body, list(ranges.values()), totals, dict(inner), peak, held[peak] if held else 0
+    )
+
+
+def _find_taken(
+    body: FusedBody,
+    run: Run,
+    i: int,
+    buffer: Buffer,
+    size: int,
+    ranges: Mapping[Buffer, _Range],
+    last: Mapping[Buffer, int],
+    wanted: set[Tensor],
+    shared: Mapping[Tensor, Tensor],
+) -> Buffer | None:
+    """Finds the operand whose memory a result takes, since nothing reads it later."""
+    if isinstance(buffer, Tensor) and buffer in shared:
+        candidates: Sequence[Buffer] = [body.resolve(shared[buffer])]
+    elif run.op.elementwise:
+        candidates = list(run.reads)
+    else:
+        return None
+    for other in candidates:
+        one = ranges.get(other)
+        if one is None or other in wanted or one.bytes != size or one.last != i:
+            continue
+        if one.first < i and last.get(other) == i:
+            return other
+    return None

@@ -1,0 +1,115 @@
+"""The figures of a plan that a comparison adds up and a condition can name."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from namedmesh.display.text import human
+from namedmesh.planning.plan import ALL_PHASES, KINDS
+from namedmesh.planning.plan_record import PlanRecord
+
+SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
+SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
+COUNTED = (*SIZES, "collectives")
+# Totals of a step; each of those that are counted also by phase and by kind, as in
+# wire_bytes.backward and bytes.AllGather. A kind alone is a number of collectives.
+METRICS = (*COUNTED, "flops", "memory", *SECONDS, *KINDS)
+PARTS = (*ALL_PHASES, "unplanned", *KINDS)
+
+
+def measure(record: PlanRecord) -> dict[str, float | None]:
+    """Adds up the figures of a plan.
+
+    Args:
+        record: The plan.
+
+    Returns:
+        A figure for each metric, None where it is not known: those in `METRICS` of a step, and
+        `wire_bytes.backward`, `bytes.AllGather` and the like. Phases and kinds without any
+        collective are left out.
+    """
+    counted: dict[str, Counter[str]] = {name: Counter() for name in COUNTED}
+    for one in record.collectives:
+        amounts = (*(getattr(one, f"total_{name}") for name in SIZES), one.times)
+        parts = [one.phase] if one.phase == "init" else ["", one.phase, one.kind]
+        for name, amount in zip(COUNTED, amounts, strict=True):
+            for part in parts:
+                counted[name][part] += amount
+    figures: dict[str, float | None] = {name: counted[name][""] for name in COUNTED}
+    figures |= {"flops": record.flops, "memory": record.memory}
+    figures |= {name: record.seconds.get(name) for name in SECONDS}
+    figures |= {kind: counted["collectives"][kind] for kind in KINDS}
+    for name in COUNTED:
+        parts = sorted(part for part in counted[name] if part)
+        figures |= {f"{name}.{part}": counted[name][part] for part in parts}
+    return figures
+
+
+def unit_of(metric: str) -> str:
+    """Returns what a metric is counted in.
+
+    Args:
+        metric: Its name.
+
+    Returns:
+        `bytes`, `seconds`, or nothing for plain numbers.
+    """
+    name = metric.partition(".")[0]
+    if name in (*SIZES, "memory"):
+        return "bytes"
+    return "seconds" if name in SECONDS else ""
+
+
+def format_figure(metric: str, value: float) -> str:
+    """Formats a figure in its unit.
+
+    Args:
+        metric: What it measures.
+        value: The figure.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> format_figure("memory", 2048), format_figure("seconds", 0.0125)
+        ('2.0 KiB', '12.5 ms')
+        >>> format_figure("flops", 2.5e12), format_figure("AllGather", 12)
+        ('2.5e+12', '12')
+    """
+    unit = unit_of(metric)
+    if unit == "bytes":
+        return human(value)
+    if unit == "seconds":
+        scale, name = next(
+            (one for one in ((1, "s"), (1e3, "ms")) if abs(value) * one[0] >= 1), (1e6, "us")
+        )
+        return f"{value * scale:.3g} {name}"
+    return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.3g}"
+
+
+def format_change(before: float, after: float) -> str:
+    """Formats how much a figure changed, in percent.
+
+    Args:
+        before: The figure.
+        after: What it is now.
+
+    Returns:
+        The text: a sign and a number, or the factor where it is large.
+
+    Example:
+        >>> format_change(100, 105), format_change(8, 2), format_change(1, 30), format_change(0, 3)
+        ('+5.0%', '-75.0%', '30.0x', 'new')
+        >>> format_change(10_000, 9_999)
+        '-<0.1%'
+    """
+    if before == after:
+        return "same"
+    if not before:
+        return "new"
+    if after / before >= 10:
+        return f"{after / before:.1f}x"
+    share = 100 * (after - before) / before
+    if abs(share) < 0.05:
+        return "+<0.1%" if share > 0 else "-<0.1%"
+    return f"{share:+.1f}%"

@@ -1,0 +1,1 @@
+"""Errors: the one exception class, and the lines of the user's code that errors name."""

@@ -1,0 +1,1 @@
+"""Hardware: devices, hosts and links."""

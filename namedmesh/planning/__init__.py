@@ -1,0 +1,1 @@
+"""Planning: from a program and a layout to a plan."""

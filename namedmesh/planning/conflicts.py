@@ -1,0 +1,165 @@
+"""Conflicts: two operands that want one mesh axis for two dimensions, and the ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.display.text import human
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.ir.op import Op
+from namedmesh.planning.planner import Planner
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What an operand says: this dimension holds these axes."""
+
+    name: str
+    axes: tuple[str, ...]
+    operand: int
+
+
+@dataclass(frozen=True)
+class Conflict:
+    """Two claims that cannot both be granted, and the axis they are about."""
+
+    first: Claim
+    second: Claim
+    axis: str
+
+    @property
+    def claims(self) -> tuple[Claim, Claim]:
+        """Both claims."""
+        return self.first, self.second
+
+    @property
+    def about(self) -> tuple[str, frozenset[str]]:
+        """The axis and the two dimensions."""
+        return self.axis, frozenset((self.first.name, self.second.name))
+
+
+@dataclass(frozen=True)
+class Solution:
+    """A claim that is given up, for the other, and what one device then sends for the op."""
+
+    given_up: Claim
+    kept: Claim
+    wire_bytes: int
+
+    @property
+    def claim(self) -> tuple[str, tuple[str, ...]]:
+        """The dimension that gives axes up, and the axes."""
+        return self.given_up.name, self.given_up.axes
+
+    def describe(self, op: Op) -> str:
+        """Describes it for `Plan.decisions`."""
+        tensor = op.inputs[self.given_up.operand]
+        other = self.kept.name
+        moves = other != self.given_up.name and other in tensor.shape.names
+        word = f"reshard({tensor.label}, {other})"
+        if not moves:
+            word = f"replicate({tensor.label}, {self.given_up.name})"
+        return f"{op.source.user}: {op.kind} is computed as if nm.{word} stood before it"
+
+
+@dataclass(frozen=True)
+class Fix:
+    """One thing to write that ends a conflict.
+
+    Attributes:
+        text: What to write, and where: `nm.reshard(x, expert) before it`.
+        wire_bytes: What one device then sends each time, the op's own reduction included.
+        kinds: The collectives that the written word itself takes.
+        memory: What one device then keeps more.
+
+    Example:
+        >>> print(Fix("nm.replicate(w, expert) before it", 1536, ("AllGather",)))
+        nm.replicate(w, expert) before it: AllGather, 1.5 KiB on the wire
+    """
+
+    text: str
+    wire_bytes: int
+    kinds: tuple[str, ...] = ()
+    memory: int = 0
+
+    def __str__(self) -> str:
+        price = f"{human(self.wire_bytes)} on the wire" if self.wire_bytes else "nothing is sent"
+        memory = [f"{human(self.memory)} more in memory"] if self.memory else []
+        return f"{self.text}: {', '.join([*self.kinds, price, *memory])}"
+
+
+class LayoutConflict(NamedMeshError):
+    """Two operands of an op want one mesh axis for different dimensions.
+
+    Attributes:
+        fixes: Everything that can be written to end it; the first sends and keeps the fewest bytes.
+        dims: The two dimensions; one where a dimension lies on different axes.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=8 model=4 hidden=16")
+        >>> def layer(x):
+        ...     w = nm.split(nm.param("weight", [M, H]), H)
+        ...     return nm.einsum([x, w], [B, H])
+        >>> program = nm.trace(layer, x=nm.spec([B, M]))
+        >>> try:
+        ...     nm.plan(program, nm.Mesh(all=4), "batch:all, hidden:all")
+        ... except nm.LayoutConflict as error:
+        ...     print(*error.fixes, sep="\\n")
+        whole=[batch] where x is declared: nothing is sent, 96 B more in memory
+        nm.replicate(x, batch) before it: AllGather, 96 B on the wire
+        nm.replicate(w, hidden) before it: AllGather, 192 B on the wire
+    """
+
+    fixes: Sequence[Fix]
+    dims: frozenset[str]
+
+    def __init__(
+        self,
+        problem: str,
+        *details: str,
+        fixes: Sequence[Fix],
+        dims: frozenset[str] = frozenset(),
+        **more: Any,
+    ):
+        self.fixes, self.dims = tuple(fixes), dims
+        listed = "".join(f"\n    {fix}" for fix in self.fixes)
+        taken = "or plan with conflicts='cheapest', which takes the cheapest move"
+        ways = f"write one of these, the cheapest first, {taken}{listed}"
+        super().__init__(problem, *details, fix=ways, **more)
+
+
+def conflict_error(
+    planner: Planner,
+    op: Op,
+    places: Sequence[Sharding],
+    conflict: Conflict,
+    fixes: Sequence[Fix],
+) -> LayoutConflict:
+    """Makes the error for operands that disagree on an axis's holder or a dimension's axes."""
+    one, two = conflict.first, conflict.second
+    theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
+    if one.name == two.name:
+        on = ["+".join(claim.axes) for claim in (one, two)]
+        problem = (
+            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {one.name} in {theirs.label}, "
+            f"mesh axis {on[1]!r} in {mine.label}"
+        )
+    else:
+        problem = (
+            f"{op.kind}: mesh axis {conflict.axis!r} is held by dimension {one.name} in "
+            f"{theirs.label} and by {two.name} in {mine.label}"
+        )
+    return LayoutConflict(
+        problem,
+        f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
+        f"{mine.label}: {places[two.operand].text(mine.shape)}",
+        f"layout: {planner.plan.layout.text or 'empty'}",
+        f"mesh: {planner.mesh}",
+        source=op.source,
+        fixes=fixes,
+        dims=frozenset((one.name, two.name)),
+    )

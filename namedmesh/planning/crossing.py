@@ -1,0 +1,107 @@
+"""Crossing: what the devices of one host, or of one slice, send to those of others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import numpy as np
+
+from namedmesh.dims.hop import Hop
+from namedmesh.dims.mesh import Mesh
+from namedmesh.dims.sharding import Sharding
+from namedmesh.records.collective import count_passes
+
+Move = tuple[Sharding, Sharding]  # where a tensor lies before a CollectivePermute, and after it
+
+
+def count_crossing_bytes(
+    kind: str,
+    bytes: int,
+    axes: tuple[str, ...],
+    mesh: Mesh,
+    blocks: int,
+    way: Hop | Move | None = None,
+) -> int:
+    """Counts what leaves one block of the mesh, such as a host, in one run of a collective.
+
+    Gathers and reductions go through two rings: across hosts between devices that are the same
+    member of their host, each with its own part of the buffer, and inside every host. A device
+    sends as much as in one ring, and no byte enters a host twice. In an AllToAll every device sends
+    to every other one.
+
+    Args:
+        kind: Such as `AllReduce`.
+        bytes: The bytes of a device's buffer, on its larger side.
+        axes: The axes that it runs along.
+        mesh: The devices.
+        blocks: How many blocks of devices there are: hosts or slices.
+        way: Who sends to whom in a CollectivePermute; each to the next one if it is not known.
+
+    Returns:
+        The bytes that all devices of a block send to other blocks together; of a CollectivePermute
+        those of the block that sends most.
+
+    Example:
+        >>> mesh = Mesh(data=2, expert=4, hosts=2)
+        >>> count_crossing_bytes("AllReduce", 1000, ("data", "expert"), mesh, 2)
+        1000
+        >>> count_crossing_bytes("AllToAll", 1000, ("data", "expert"), mesh, 2)
+        2000
+        >>> count_crossing_bytes("AllReduce", 1000, ("expert",), mesh, 2)
+        0
+    """
+    if blocks == 1:
+        return 0
+    group, near = mesh.size(axes), mesh.members_of_block(axes, blocks)
+    inside = mesh.devices // blocks
+    if group == near:
+        return 0
+    if kind == "CollectivePermute":
+        return bytes * _count_senders(axes, mesh, blocks, way)
+    if kind == "AllToAll":
+        return bytes * inside * (group - near) // group
+    return count_passes(kind) * bytes * (inside // near) * (group - near) // group
+
+
+@lru_cache(maxsize=4096)
+def _count_senders(axes: tuple[str, ...], mesh: Mesh, blocks: int, way: Hop | Move | None) -> int:
+    """How many devices of a block send to other blocks, in the block where most do."""
+    if way is None:
+        way = Hop(1, 0, mesh.size(axes) - 1, cyclic=True, axes=axes)
+    pairs = way.pairs(mesh) if isinstance(way, Hop) else find_moves(mesh, *way)
+    homes = np.array([*pairs]).reshape(-1, 2) // (mesh.devices // blocks)
+    leaving = homes[homes[:, 0] != homes[:, 1], 0]
+    return int(np.bincount(leaving, minlength=1).max())
+
+
+def find_moves(mesh: Mesh, before: Sharding, after: Sharding) -> Iterable[tuple[int, int]]:
+    """Finds who sends to whom where devices exchange pieces of a tensor.
+
+    Args:
+        mesh: The devices.
+        before: Where the tensor lies.
+        after: Where it lies then, in as many pieces along every dimension.
+
+    Returns:
+        Sender and receiver of every piece that moves, as places of the mesh.
+
+    Example:
+        >>> rows, columns = Sharding.of({"x": ["a", "b"]}), Sharding.of({"x": ["b", "a"]})
+        >>> list(find_moves(Mesh(a=2, b=2), rows, columns))
+        [(2, 1), (1, 2)]
+    """
+    owners = np.argsort(_number_pieces(mesh, before))
+    senders = owners[_number_pieces(mesh, after)].tolist()
+    return ((sender, place) for place, sender in enumerate(senders) if sender != place)
+
+
+def _number_pieces(mesh: Mesh, sharding: Sharding) -> np.ndarray:
+    """The number of each device's piece, different for copies of a piece too."""
+    places = np.indices(tuple(mesh.axes.values())).reshape(len(mesh.axes), -1)
+    at = dict(zip(mesh.axes, places, strict=True))
+    held = [axis for _, axes in sharding.held for axis in axes]
+    numbers = np.zeros(mesh.devices, np.int64)
+    for axis in (*held, *(axis for axis in mesh.axes if axis not in held)):
+        numbers = numbers * mesh.axes[axis] + at[axis]
+    return numbers

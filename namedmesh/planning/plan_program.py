@@ -1,0 +1,204 @@
+"""Planning: from program, mesh and layout to a Plan, by a handful of rules applied op by op."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from namedmesh.dims.layout import Layout, LayoutLike
+from namedmesh.dims.mesh import Mesh
+from namedmesh.display.text import name_some
+from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Program
+from namedmesh.planning.claims import note_yielded
+from namedmesh.planning.conflicts import LayoutConflict
+from namedmesh.planning.control_rules import (
+    settle_cond,
+    settle_cotangent,
+    settle_move,
+    settle_pass_through,
+    settle_scan,
+    settle_while,
+)
+from namedmesh.planning.kernel_rule import settle_kernel
+from namedmesh.planning.plan import Plan
+from namedmesh.planning.planner import Default, Planner
+from namedmesh.planning.rules import settle_generic
+from namedmesh.planning.waste import find_waste, warn_of
+
+# The rule of each kind of placement that an op can declare (Op.rule).
+RULES: dict[str, Callable[[Planner, Any, int], None]] = {
+    "generic": settle_generic,
+    "cond": settle_cond,
+    "cotangent": settle_cotangent,
+    "kernel": settle_kernel,
+    "move": settle_move,
+    "pass_through": settle_pass_through,
+    "scan": settle_scan,
+    "while": settle_while,
+}
+
+
+def settle_op(planner: Planner, op: Op, times: int) -> None:
+    """Plans one op by the rule that it declares."""
+    RULES[op.rule](planner, op, times)
+
+
+CONFLICTS = ("error", "cheapest")
+
+
+def plan(
+    program: Program,
+    mesh: Mesh,
+    layout: LayoutLike = "",
+    params: LayoutLike | None = None,
+    *,
+    conflicts: str = "error",
+) -> Plan:
+    """Decides where every tensor of a program lies, and with that every collective.
+
+    Needs no devices and neither TensorFlow nor jax.
+
+    Args:
+        program: What `nm.trace` returned.
+        mesh: The devices, along named axes.
+        layout: Which dimensions lie on which mesh axes, as text ('group:data+expert,
+            expert:expert'), a dict or a Layout.
+        params: The same for parameters, their gradients and slots at rest, where it differs;
+            `!*scale` in it exempts parameters by name.
+        conflicts: What happens where operands of an op hold one axis on different dimensions:
+            `error` lists every way out with its price; `cheapest` takes the cheapest, and
+            `plan.decisions` says so.
+
+    Returns:
+        The plan of a step and of the variables' initialisation.
+
+    Raises:
+        NamedMeshError: The layout names what is not there.
+        LayoutConflict: Two operands of an op hold one axis on different dimensions.
+
+    Warns of mesh axes and mapped dimensions that nothing uses, and of padding above a tenth.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=8 model=4 hidden=16")
+        >>> def layer(x):
+        ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
+        >>> program = nm.trace(layer, x=nm.spec([B, M]))
+        >>> nm.plan(program, nm.Mesh(data=4), "batch:data", params="hidden:data").count("AllGather")
+        1
+    """
+    step, planner = _plan_step(program, mesh, layout, params, conflicts)
+    step.warnings.extend(find_waste(step, planner.resting))
+    for name in program.variables:
+        step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)
+    warn_of(step)
+    return step
+
+
+def plan_step(
+    program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
+) -> Plan:
+    """Plans a step alone: neither how its variables are made nor what the layout leaves unused.
+
+    Args:
+        program: What `nm.trace` returned.
+        mesh: The devices, along named axes.
+        layout: Which dimensions lie on which mesh axes.
+        params: The same for parameters at rest, where it differs.
+
+    Returns:
+        The plan, without initializers and warnings.
+
+    Raises:
+        NamedMeshError: As `plan` does.
+    """
+    return _plan_step(program, mesh, layout, params, "error")[0]
+
+
+def _plan_step(
+    program: Program,
+    mesh: Mesh,
+    layout: LayoutLike,
+    params: LayoutLike | None,
+    conflicts: str,
+) -> tuple[Plan, Planner]:
+    """Plans a step; returns the planner of the last pass too."""
+    if not isinstance(program, Program):
+        given = getattr(program, "__name__", repr(program))
+        raise NamedMeshError(
+            f"plan: {given} is a {type(program).__name__}, not a Program",
+            fix="trace the function first: nm.trace(function, x=nm.spec(...))",
+        )
+    if not isinstance(mesh, Mesh):
+        raise NamedMeshError(
+            f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
+        )
+    check_word("way with conflicts", conflicts, CONFLICTS)
+    layout = Layout(layout)
+    at_rest = layout if params is None else Layout(params)
+    layout.check(mesh, program.dims)
+    if params is not None:
+        at_rest.check(
+            mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
+        )
+    _check_exempt(program, layout, at_rest)
+    yielded: dict[Default, str] = {}
+    while True:
+        step = Plan(program, mesh, layout, at_rest)
+        planner = Planner(step, params is not None, "", settle_op, conflicts == "cheapest", yielded)
+        try:
+            planner.plan_program(None)
+        except LayoutConflict:
+            if not planner.yielding:
+                raise
+        if not planner.yielding:
+            break
+        yielded |= planner.yielding  # and again, with what operands disagreed on decided
+    note_yielded(step, yielded)
+    decided = {text: list(dict.fromkeys(names)) for text, names in step.decisions.items()}
+    step = replace(step, decisions=decided)
+    return step, planner
+
+
+def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
+    """Plans a variable's first value: made where it rests, no piece ever on another device."""
+    place = step.shardings[step.program.variables[name].tensor]
+    layout = Layout(place.mapping)
+    plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
+    Planner(plan, False, f"{name}/", settle_op, take_cheapest).plan_program([place])
+    return plan
+
+
+def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
+    """Raises for patterns of names that are not in params=, or that no parameter has."""
+    if layout.exempt:
+        raise NamedMeshError(
+            f"the layout exempts parameters by name: {', '.join(layout.exempt)}",
+            f"layout: {layout.text}",
+            fix="exempt names in params=, the layout of parameters at rest",
+        )
+    names = [name for name, variable in program.variables.items() if variable.at_rest]
+    unused = [
+        pattern for pattern in params.exempt if not any(map(Layout({}, [pattern]).exempts, names))
+    ]
+    if unused:
+        raise NamedMeshError(
+            f"params exempts {', '.join(map(repr, unused))}, which no parameter is called",
+            f"params: {params.text}",
+            f"parameters: {name_some(names)}",
+            fix=_suggest_pattern(unused[0], names),
+        )
+
+
+def _suggest_pattern(pattern: str, names: Sequence[str]) -> str:
+    """Returns the closest ending of a name for a pattern, or says how patterns are written."""
+    words = {name.rpartition("/")[2] for name in names}
+    endings = {*words, *(word.rpartition("_")[2] for word in words)}
+    close = difflib.get_close_matches(pattern.strip("*/"), sorted(endings), n=1)
+    if close:
+        return f"did you mean '!*{close[0]}'?"
+    return "a * stands for any part of a name, scopes included, e.g. !*scale"

@@ -1,0 +1,126 @@
+"""Waste: what a layout leaves unused, said once a plan is made."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+from namedmesh.dims.layout import Layout
+from namedmesh.errors.source import caller
+from namedmesh.ir.op import every_op
+from namedmesh.ir.repetition import Repetition
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.plan import Plan
+
+MOST_PADDING = 0.1
+
+
+def find_waste(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
+    """Yields a sentence for each thing a layout asks for in vain, or pays for without use.
+
+    Args:
+        plan: A plan that is filled in.
+        resting: The tensors that lie under the params layout.
+    """
+    yield from _find_idle_axes(plan)
+    yield from _find_whole_dims(plan, resting)
+    yield from _find_padding(plan)
+    yield from _find_gathered_blocks(plan)
+
+
+def warn_of(plan: Plan) -> None:
+    """Warns of what a plan wastes, at the user's line."""
+    line = caller()
+    for sentence in plan.warnings:
+        warnings.warn_explicit(sentence, UserWarning, line.file, line.line)
+
+
+def _find_idle_axes(plan: Plan) -> Iterator[str]:
+    """Finds mesh axes that no dimension is mapped to."""
+    used = {
+        a for layout in (plan.layout, plan.params) for n in layout.rules for a in layout.axes(n)
+    }
+    for axis, size in plan.mesh.axes.items():
+        if size > 1 and axis not in used:
+            yield (
+                f"no dimension is mapped to mesh axis {axis!r}: its {size} devices all do the same "
+                f"work (layout: {plan.layout.text or 'empty'})"
+            )
+
+
+def _find_whole_dims(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
+    """Finds dimensions that no tensor has on the axis the layout maps them to."""
+    held = {
+        (name, axis)
+        for place in plan.shardings.values()
+        for name, axes in place.held
+        for axis in axes
+    }
+    layouts: list[tuple[str, Layout]] = [("layout", plan.layout)]
+    if plan.params is not plan.layout:
+        layouts.append(("params layout", plan.params))
+    for label, layout in layouts:
+        at_rest = layout is not plan.layout
+        for name in layout.rules:
+            tensors = [
+                tensor
+                for tensor in plan.shardings
+                if (tensor in resting or not at_rest)
+                and tensor.shape.named(name)
+                and tensor.shape.size_of(name) > 1
+            ]
+            for axis in layout.axes(name) if tensors else ():
+                if plan.mesh.axes[axis] > 1 and (name, axis) not in held:
+                    first = tensors[0]
+                    move = f"write nm.reshard({first.label}, {name}) where {name} should take it"
+                    fix = "write it before what takes the axis" if at_rest else move
+                    yield (
+                        f"the {label} maps dimension {name} to mesh axis {axis!r}, but every "
+                        f"tensor keeps it whole there, such as {first.label}: "
+                        f"{plan.shardings[first].text(first.shape)}; "
+                        f"{fix}, or leave it out of the {label}"
+                    )
+
+
+def _find_padding(plan: Plan) -> Iterator[str]:
+    """Finds dimensions of which more than a tenth is padding."""
+    seen = {
+        (dim, place.axes(dim.name))
+        for tensor, place in plan.shardings.items()
+        for dim in tensor.shape
+        if place.axes(dim.name)
+    }
+    for dim, axes in sorted(seen, key=str):
+        ways = plan.mesh.size(axes)
+        padded = -(-dim.size // ways) * ways
+        if 1 - dim.size / padded > MOST_PADDING:
+            yield (
+                f"{dim} over the {ways} devices of {'+'.join(axes)} is padded to {padded}: "
+                f"{1 - dim.size / padded:.0%} of the work and memory is for nothing; choose a size "
+                f"that {ways} divides, or map it to a smaller axis"
+            )
+
+
+def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
+    """Finds split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
+    for loop in every_op(plan.program.ops):
+        if not isinstance(loop, Repetition):
+            continue
+        places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
+        busy = {axis for place in places for axis in place.used}
+        for x in dict.fromkeys(loop.inputs):
+            maker = plan.producers.get(x)
+            if maker is None or maker.kind != "reshape" or loop.turn_dim not in x.shape:
+                continue
+            (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
+            for dim in source.shape:
+                idle = (
+                    [a for a in place.axes(dim.name) if a not in busy] if dim not in x.shape else []
+                )
+                if idle:
+                    yield (
+                        f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "
+                        f"takes it by blocks ({loop.turn_dim}): it is gathered, and these devices "
+                        f"all do the same work ({loop.source}); for nm.attention, "
+                        f"block={dim.size} keeps it split, or map the queries' positions instead"
+                    )

@@ -1,0 +1,220 @@
+"""What start_processes is told, by its arguments and by the environment, checked."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from dataclasses import dataclass
+
+from namedmesh.errors.errors import NamedMeshError, whole_number
+
+COORDINATOR, COUNT, INDEX = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
+BIND, DEVICES = "JAX_COORDINATOR_BIND_ADDRESS", "NAMEDMESH_DEVICES"
+_MOST = 2**20  # processes of one program, and virtual devices of one process
+
+
+@dataclass(frozen=True)
+class ProcessArguments:
+    """How one process is to meet the others; None where nobody has said it yet.
+
+    Attributes:
+        coordinator: The address at which process 0 listens, `host:port`.
+        count: How many processes there are.
+        index: Which one this is.
+        devices: How many virtual CPU devices it has.
+        bind: The interface and port on which process 0 listens.
+        method: The detection that jax is to use.
+        timeout: Seconds to wait until all processes are there.
+        heartbeat: Seconds that a process may stand still.
+    """
+
+    coordinator: str | None
+    count: int | None
+    index: int | None
+    devices: int | None
+    bind: str | None
+    method: str | None
+    timeout: int
+    heartbeat: int
+
+    @property
+    def missing(self) -> list[str]:
+        """The arguments of start_processes that are needed and not known."""
+        needed = ("coordinator", "count", "index")
+        return [name for name in needed if getattr(self, name) is None]
+
+    def completed(
+        self, coordinator: str | None, count: int | None, index: int | None
+    ) -> ProcessArguments:
+        """The same arguments with what was detected, checked again.
+
+        Args:
+            coordinator: The detected address.
+            count: The detected number of processes.
+            index: The detected index.
+
+        Returns:
+            New arguments.
+
+        Raises:
+            NamedMeshError: If what was detected contradicts what was given.
+        """
+        bind = self.bind
+        if bind is not None and coordinator is not None:
+            bind = _with_port(bind, split_address(coordinator, "coordinator")[1])
+        known = dataclasses.replace(
+            self, coordinator=coordinator, count=count, index=index, bind=bind
+        )
+        return known._check_place()
+
+    def _check_place(self) -> ProcessArguments:
+        """Returns these arguments, or raises if the index is not one of the processes'."""
+        if self.count is not None and self.index is not None and self.index >= self.count:
+            raise NamedMeshError(
+                f"process {self.index} of {self.count}: the index is too large",
+                fix=f"number the processes from 0 to {self.count - 1}",
+            )
+        return self
+
+
+def read_arguments(
+    coordinator: object,
+    count: object,
+    index: object,
+    devices: object,
+    bind: object,
+    method: object,
+    timeout: object,
+    heartbeat: object,
+) -> ProcessArguments:
+    """The arguments of start_processes, with what the environment says of those not given.
+
+    Args:
+        coordinator: As for start_processes, and so are the others.
+        count: How many processes there are.
+        index: Which one this is.
+        devices: How many virtual CPU devices it has.
+        bind: Where process 0 listens.
+        method: The detection to use.
+        timeout: Seconds to wait for the others.
+        heartbeat: Seconds without a sign of life.
+
+    Returns:
+        The arguments.
+
+    Raises:
+        NamedMeshError: If one of them cannot be right.
+
+    Example:
+        >>> from namedmesh.processes.arguments import read_arguments
+        >>> one = read_arguments("10.0.0.1:8476", 2, 1, None, None, None, 300, 10)
+        >>> one.coordinator, one.index
+        ('10.0.0.1:8476', 1)
+    """
+    address = _text("coordinator", coordinator, COORDINATOR)
+    if address is not None:
+        split_address(address, "coordinator")
+    interface = _text("bind", bind, BIND)
+    if interface is not None and address is not None:
+        interface = _with_port(interface, split_address(address, "coordinator")[1])
+    return ProcessArguments(
+        coordinator=address,
+        count=_number("count", count, COUNT, 1),
+        index=_number("index", index, INDEX, 0),
+        devices=_number("devices", devices, DEVICES, 1),
+        bind=interface,
+        method=_text("method", method, None),
+        timeout=math.ceil(check_seconds("timeout", timeout)),
+        heartbeat=math.ceil(check_seconds("heartbeat", heartbeat)),
+    )._check_place()
+
+
+def split_address(address: str, what: str) -> tuple[str, int]:
+    """The host and the port of an address.
+
+    Args:
+        address: `host:port`; an IPv6 host is in brackets.
+        what: What errors call it.
+
+    Returns:
+        The host, without brackets, and the port.
+
+    Raises:
+        NamedMeshError: If it is not an address with a port.
+
+    Example:
+        >>> from namedmesh.processes.arguments import split_address
+        >>> split_address("[::1]:8476", "coordinator")
+        ('::1', 8476)
+    """
+    host, colon, port = address.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    plain = host[1:-1] if bracketed else host
+    right = bool(colon and plain) and port.isascii() and port.isdigit()
+    if not right or not 0 < int(port[:6]) < 2**16 or (":" in plain and not bracketed):
+        raise NamedMeshError(
+            f"{what} {address!r} is not an address with a port",
+            fix="write host:port, e.g. 10.0.0.1:8476, with an IPv6 host in brackets",
+        )
+    return plain, int(port)
+
+
+def _with_port(interface: str, port: int) -> str:
+    """An interface as an address, with the coordinator's port if it has none."""
+    bare = interface.count(":") == 0 or (interface.startswith("[") and interface.endswith("]"))
+    address = f"{interface}:{port}" if bare else interface
+    split_address(address, "bind")
+    return address
+
+
+def _text(name: str, value: object, variable: str | None) -> str | None:
+    """A text from an argument or else from the environment."""
+    if value is None and variable:
+        name, value = variable, os.environ.get(variable) or None
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
+        raise NamedMeshError(
+            f"{name}={value!r} is not a word", fix="give a string, e.g. '10.0.0.1:8476'"
+        )
+    return value
+
+
+def _number(name: str, value: object, variable: str, least: int) -> int | None:
+    """A whole number from an argument or else from the environment."""
+    if value is None:
+        text = os.environ.get(variable)
+        if not text:
+            return None
+        name, value = variable, int(text) if text.isascii() and text.isdigit() else text
+    number = whole_number(value)
+    if number is None or not least <= number <= _MOST:
+        raise NamedMeshError(
+            f"{name}={value!r} is not a whole number from {least} to {_MOST}",
+            fix=f"give {name} a number, or leave it out"
+            if name.islower()
+            else f"set {name} to one",
+        )
+    return number
+
+
+def check_seconds(name: str, value: object) -> float:
+    """Returns a time in seconds, or raises.
+
+    Args:
+        name: The argument.
+        value: What it was given.
+
+    Returns:
+        The seconds.
+
+    Raises:
+        NamedMeshError: If it is not a positive number.
+    """
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not number or not 0 < value <= 10**6:  # type: ignore[operator]
+        raise NamedMeshError(
+            f"{name}={value!r} is not a time", fix="give seconds as a positive number, e.g. 60"
+        )
+    return float(value)  # type: ignore[arg-type]

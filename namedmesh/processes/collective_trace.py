@@ -1,0 +1,114 @@
+"""Which collective a step is in, by the names of the plan; for CPUs, and only when asked for.
+
+XLA:CPU logs each collective that a device begins, with its channel, if it is told to before it
+starts. With NAMEDMESH_TRACE_COLLECTIVES=1 in the environment, `namedmesh.runtime` tells it so. What
+XLA writes then goes to a file in memory, which is emptied when a step begins; all other lines are
+passed on to where they went before, at most a second later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import sys
+from collections.abc import Iterable
+
+from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.errors.errors import join_names
+from namedmesh.records.collective import Collective
+
+VARIABLE = "NAMEDMESH_TRACE_COLLECTIVES"
+_BEGINS = re.compile(r"^I\d{4} \S+ +(\d+) collective_thunk\.cc:\d+\].*\bop_id=(\d+)", re.MULTILINE)
+_QUIET = re.compile(r"^[IW]\d{4} \S+ +\d+ \S+\.(cc|h):\d+\]")  # what XLA logs by itself at level 0
+_CHANNEL = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*\bchannel_id=(\d+)", re.MULTILINE)
+
+_trace: CollectiveTrace | None = None
+
+
+def current_trace() -> CollectiveTrace | None:
+    """The trace of this process; None if nobody asked for one.
+
+    Returns:
+        The trace, which the first call starts.
+    """
+    global _trace
+    if _trace is None and os.environ.get(VARIABLE) not in (None, "", "0"):
+        _trace = CollectiveTrace()
+    return _trace
+
+
+class CollectiveTrace:
+    """What XLA logs of collectives, kept for the step that runs."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, dict[int, str]] = {}
+        self._shown = 0  # bytes that were passed on
+        sys.stderr.flush()
+        self._screen = os.dup(2)
+        self._log = os.memfd_create("collectives")
+        fcntl.fcntl(self._log, fcntl.F_SETFL, os.O_APPEND)
+        os.dup2(self._log, 2)
+        sys.stderr = os.fdopen(self._screen, "w", buffering=1, closefd=False)
+
+    def learn(
+        self, program: str, text: str, pairs: Iterable[tuple[Collective, CompiledCollective]]
+    ) -> None:
+        """Learns the collectives of a program.
+
+        Args:
+            program: Its name.
+            text: The compiled program.
+            pairs: Planned collectives, each with the one that the compiler made for it.
+        """
+        planned: dict[str, list[Collective]] = {}
+        for collective, compiled in pairs:
+            planned.setdefault(compiled.name, []).append(collective)
+        self._names[program] = {
+            int(channel): _describe(planned[name])
+            for name, channel in _CHANNEL.findall(text)
+            if name in planned
+        }
+
+    def begin(self) -> None:
+        """Forgets the collectives of the step before."""
+        self.pass_on()
+        os.ftruncate(self._log, 0)
+        self._shown = 0
+
+    def pass_on(self) -> None:
+        """Writes to the screen what is not about collectives and was not written yet."""
+        data = self._read()[self._shown :]
+        self._shown += len(data)
+        lines = data.decode(errors="replace").splitlines(keepends=True)
+        others = [line for line in lines if not _QUIET.match(line)]
+        if others:
+            os.write(self._screen, "".join(others).encode())
+
+    def last(self, program: str) -> str:
+        """The collectives that the devices of this process have begun last in this step.
+
+        Args:
+            program: The program that the step is of.
+
+        Returns:
+            Their names in the plan; empty if there are none yet.
+        """
+        latest: dict[str, int] = {}  # by thread: each device's step runs on one
+        for thread, channel in _BEGINS.findall(self._read().decode(errors="replace")):
+            latest[thread] = int(channel)
+        names = self._names.get(program, {})
+        texts = (names.get(one, f"a collective of channel {one}") for one in latest.values())
+        return "; ".join(dict.fromkeys(texts))
+
+    def _read(self) -> bytes:
+        """All that was logged since the step began."""
+        return os.pread(self._log, os.fstat(self._log).st_size, 0)
+
+
+def _describe(collectives: list[Collective]) -> str:
+    """Planned collectives that were compiled into one: AllReduce of d_w and d_v along data."""
+    first = collectives[0]
+    tensors = list(dict.fromkeys(one.tensor for one in collectives))
+    shown = tensors if len(tensors) <= 6 else [*tensors[:5], f"{len(tensors) - 5} more"]
+    return f"{first.kind} of {join_names(shown)} along {'+'.join(first.axes)} ({first.source})"

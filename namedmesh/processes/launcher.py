@@ -1,0 +1,319 @@
+"""Processes of one machine: started together, stopped together, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import pathlib
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.records.paths import describe_os_error
+
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+MOST_PROCESSES = 1024
+_TICK = 0.1  # seconds between two looks at the processes
+_LONGEST_LINE = 2**16  # bytes; a longer one is cut
+_DRAIN = 2.0  # seconds for the last lines of processes that have ended
+_GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What to start, and what to do when it fails.
+
+    Args:
+        command: The program of every process, and its arguments.
+        processes: How many processes to start.
+        devices: The virtual CPU devices of each; None leaves that to the program.
+        restarts: How often to start all processes again after one of them has failed.
+        grace: Seconds for the others to stop by themselves when one has failed. Then they get
+            SIGTERM, and as much later SIGKILL.
+
+    Raises:
+        NamedMeshError: If there is no command, or a number is not what it should be.
+
+    Example:
+        >>> from namedmesh.processes.launcher import Launch
+        >>> launch = Launch(["python", "train.py"], 4, restarts=3)
+        >>> launch.environment(2, 40000)["JAX_PROCESS_ID"]
+        '2'
+    """
+
+    command: Sequence[str]
+    processes: int
+    devices: int | None = None
+    restarts: int = 0
+    grace: float = 30.0
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str) or not self.command:
+            raise NamedMeshError(
+                "there is no command to launch",
+                fix="write it at the end: namedmesh launch -n 4 -- python train.py",
+            )
+        self._check("processes", self.processes, 1, MOST_PROCESSES)
+        self._check("restarts", self.restarts, 0, 2**31)
+        if self.devices is not None:
+            self._check("devices", self.devices, 1, 2**20)
+        if not (isinstance(self.grace, int | float) and 0 <= self.grace < math.inf):
+            raise NamedMeshError(f"grace={self.grace!r}", fix="give seconds, 0 or more")
+
+    def _check(self, name: str, value: object, least: int, most: int) -> None:
+        """Raises unless a number is whole and within bounds."""
+        number = whole_number(value)
+        if number is None or not least <= number <= most:
+            raise NamedMeshError(
+                f"{name}={value!r}", fix=f"give a whole number from {least} to {most}"
+            )
+
+    def environment(self, index: int, port: int) -> dict[str, str]:
+        """What a process finds in its environment, for `nm.runtime.start_processes`.
+
+        Args:
+            index: Which process.
+            port: The port of the coordinator, which is the first process.
+
+        Returns:
+            The variables, those of this process among them.
+        """
+        own = {
+            "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
+            "JAX_NUM_PROCESSES": str(self.processes),
+            "JAX_PROCESS_ID": str(index),
+        }
+        if self.devices is not None:
+            own["NAMEDMESH_DEVICES"] = str(self.devices)
+        return {**os.environ, **own}
+
+
+def launch_processes(launch: Launch) -> int:
+    """Runs processes until they have ended, and starts them again when one fails.
+
+    Their lines are passed on with their number before them, e.g. `[2] step 100`. SIGTERM, SIGINT
+    and SIGHUP are passed on to all of them, after which nothing is started again; a second SIGINT
+    kills them. Whatever they have started is killed when they have ended, and all of it when this
+    process is killed.
+
+    Args:
+        launch: What to start.
+
+    Returns:
+        0 if all processes ended with 0; else the status of the one that failed first, after the
+        last restart: 128 and the signal's number if a signal ended it.
+
+    Raises:
+        NamedMeshError: If the command cannot be run.
+    """
+    with _note_signals() as received, _start_guard() as guard:
+        status = _Attempt(launch, received, guard).run()
+        for restart in range(1, launch.restarts + 1):
+            if status == 0 or received:
+                break
+            _tell(f"starting again, {restart} of {launch.restarts}")
+            status = _Attempt(launch, received, guard).run()
+    return status
+
+
+def _tell(text: str) -> None:
+    """Writes a line about the processes to standard error."""
+    print(f"[launch] {text}", file=sys.stderr, flush=True)
+
+
+class _Attempt:
+    """The processes between a start and the end of the last one."""
+
+    def __init__(self, launch: Launch, received: list[int], guard: int):
+        self.launch, self._received, self._guard = launch, received, guard
+        self._forwarded = len(received)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._selector = selectors.DefaultSelector()
+        self._rest: dict[int, bytes] = {}  # of each pipe, the line that has not ended
+        self._failed: int | None = None  # the status of the first failure
+        self._asked = self._killed = math.inf  # when SIGTERM and SIGKILL are due
+
+    def run(self) -> int:
+        """Starts the processes and returns the status of the first failure."""
+        try:
+            with _reserve_port() as port:
+                if not self._received:
+                    self._start(port)
+                while any(process.poll() is None for process in self._processes):
+                    self._pass_lines(_TICK)
+                    self._pass_signals()
+                    self._look_for_failure()
+                    self._stop_the_rest()
+                self._look_for_failure()
+        finally:
+            self._kill_groups()
+            self._drain()
+        interrupted = 128 + self._received[0] if self._received and not self._processes else 0
+        return interrupted if self._failed is None else self._failed
+
+    def _start(self, port: int) -> None:
+        """Starts every process in a session of its own."""
+        for index in range(self.launch.processes):
+            try:
+                process = subprocess.Popen(
+                    list(self.launch.command),
+                    env=self.launch.environment(index, port),
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    # In the child, before its program starts: no moment is without a guard.
+                    preexec_fn=lambda: self._tell_guard("+", os.getpid()),
+                )
+            except (OSError, ValueError) as error:
+                raise NamedMeshError(
+                    f"cannot run {self.launch.command[0]!r}: {describe_os_error(error)}",
+                    fix="name a program that can be run, e.g. -- python train.py",
+                ) from None
+            self._processes.append(process)
+            for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
+                assert pipe is not None
+                os.set_blocking(pipe.fileno(), False)
+                self._selector.register(pipe, selectors.EVENT_READ, (index, out))
+
+    def _tell_guard(self, sign: str, group: int) -> None:
+        """Tells the guard that a group begins or ends."""
+        with contextlib.suppress(OSError):
+            os.write(self._guard, f"{sign}{group}\n".encode())
+
+    def _pass_lines(self, seconds: float) -> None:
+        """Passes on what the processes write within some seconds."""
+        if not self._selector.get_map():
+            time.sleep(seconds)
+        for key, _ in self._selector.select(seconds):
+            pipe, (index, out) = key.fileobj, key.data
+            assert not isinstance(pipe, int)
+            data = pipe.read(2**16)  # type: ignore[attr-defined]
+            *lines, rest = (self._rest.pop(key.fd, b"") + (data or b"")).split(b"\n")
+            if data == b"":
+                self._selector.unregister(pipe)
+                pipe.close()  # type: ignore[attr-defined]
+            if rest and (data == b"" or len(rest) > _LONGEST_LINE):
+                lines.append(rest)
+            else:
+                self._rest[key.fd] = rest
+            self._write(out, b"".join(b"[%d] %s\n" % (index, line) for line in lines))
+
+    def _write(self, out: TextIO, text: bytes) -> None:
+        """Writes lines; if nobody reads them any more, the processes are asked to stop."""
+        try:
+            out.buffer.write(text)
+            out.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
+            self._received.append(signal.SIGTERM)
+
+    def _pass_signals(self) -> None:
+        """Passes on the signals that this process got since the last time."""
+        fresh, self._forwarded = self._received[self._forwarded :], len(self._received)
+        for number in fresh:
+            kills = self._received.count(signal.SIGINT) > 1
+            self._send(signal.SIGKILL if kills else number)
+
+    def _send(self, number: int) -> None:
+        """Sends a signal to the processes that have not ended."""
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def _look_for_failure(self) -> None:
+        """Notes the first process that ended with a status other than 0."""
+        failed = [index for index, one in enumerate(self._processes) if one.poll()]
+        if self._failed is not None or not failed:
+            return
+        code = self._processes[failed[0]].returncode
+        self._failed = code if code > 0 else 128 - code
+        self._asked = time.monotonic() + self.launch.grace
+        self._killed = self._asked + self.launch.grace
+        name = f" ({signal.Signals(-code).name})" if code < 0 else ""
+        _tell(f"process {failed[0]} ended with status {self._failed}{name}")
+
+    def _stop_the_rest(self) -> None:
+        """Ends processes that have not stopped by themselves after one has failed."""
+        now = time.monotonic()
+        for due, number in ((self._asked, signal.SIGTERM), (self._killed, signal.SIGKILL)):
+            if now < due:
+                continue
+            running = [index for index, one in enumerate(self._processes) if one.poll() is None]
+            self._send(number)
+            if number == signal.SIGTERM:
+                self._asked = math.inf
+            else:
+                self._killed = math.inf
+            if running:
+                these = ", ".join(map(str, running))
+                _tell(f"processes still running: {these}; {signal.Signals(number).name} sent")
+
+    def _kill_groups(self) -> None:
+        """Kills the processes, and whatever they have started and left behind."""
+        for process in self._processes:
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            self._tell_guard("-", process.pid)
+
+    def _drain(self) -> None:
+        """Passes on the last lines; does not wait for a pipe that somebody else keeps open."""
+        end = time.monotonic() + _DRAIN
+        while self._selector.get_map() and time.monotonic() < end:
+            self._pass_lines(_TICK)
+        for key in list(self._selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        self._selector.close()
+
+
+@contextlib.contextmanager
+def _note_signals() -> Iterator[list[int]]:
+    """Notes signals in a list instead of being stopped by them."""
+    received: list[int] = []
+    handlers: Mapping[int, object] = {
+        one: signal.signal(one, lambda number, _frame: received.append(number)) for one in FORWARDED
+    }
+    try:
+        yield received
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _start_guard() -> Iterator[int]:
+    """The input of a guard, which kills the groups it is told of if this process is killed."""
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(_GUARD)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert guard.stdin is not None
+    try:
+        yield guard.stdin.fileno()
+    finally:
+        guard.stdin.close()
+        guard.wait()
+
+
+@contextlib.contextmanager
+def _reserve_port() -> Iterator[int]:
+    """A port of this machine that nobody else gets while the context lasts.
+
+    The coordinator's server allows others on its port, and so does this socket, which never
+    listens: it keeps the port from being given to another program.
+    """
+    with socket.socket() as reserved:
+        for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
+            reserved.setsockopt(socket.SOL_SOCKET, option, 1)
+        reserved.bind(("127.0.0.1", 0))
+        yield reserved.getsockname()[1]

@@ -1,0 +1,205 @@
+"""start_processes: one process meets the others, by arguments, environment or detection."""
+
+from __future__ import annotations
+
+import dataclasses
+import platform
+
+import jax
+from jaxlib.version import __version__ as jaxlib_version
+
+from namedmesh import jax_internals as bridge
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.processes.arguments import (
+    COORDINATOR,
+    COUNT,
+    INDEX,
+    ProcessArguments,
+    check_seconds,
+    read_arguments,
+)
+from namedmesh.processes.collective_trace import current_trace
+from namedmesh.processes.connections import Connections
+from namedmesh.processes.devices import use_cpu_devices
+from namedmesh.processes.lost import leave_in_order
+from namedmesh.processes.meeting import meet
+from namedmesh.processes.processes import Processes, current_processes
+from namedmesh.processes.watch import Watch, current_watch, start_watch
+from namedmesh.version import __version__
+
+
+def start_processes(
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    *,
+    devices: int | None = None,
+    bind: str | None = None,
+    method: str | None = None,
+    timeout: float = 300,
+    heartbeat: float = 15,
+    hang_seconds: float | None = 60,
+) -> Processes:
+    """Connects this process with the others that run the same program.
+
+    Call it before anything uses jax's devices, in every process. Afterwards `jax.devices()` are
+    the devices of all processes, and a mesh may span them. Arguments that are not given come from
+    the environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or whatever
+    jax.distributed detects (SLURM, Open MPI, Kubernetes, TPU pods). With neither, there is one
+    process and nothing is started, so that one script serves both.
+
+    Args:
+        coordinator: The address at which process 0 listens and the others find it, `host:port`.
+        count: How many processes there are.
+        index: Which one this is, from 0. Where all three are known nothing is detected, and a
+            process uses the GPUs of its machine that JAX_LOCAL_DEVICE_IDS names, or all.
+        devices: How many virtual CPU devices this process has; None follows the environment
+            variable NAMEDMESH_DEVICES. GPUs and TPUs are as many as there are.
+        bind: The interface on which process 0 listens, `host` or `host:port`; None for that of
+            the coordinator's address. It never listens on all interfaces unless told `0.0.0.0`.
+        method: The detection to use, e.g. `mpi4py` or `slurm`; None tries those that jax tries,
+            and `deactivate` none.
+        timeout: Seconds to wait until all processes are there.
+        heartbeat: Seconds that a process may stand still; after at most twice as many it counts as
+            gone. One that is killed is noticed sooner.
+        hang_seconds: Seconds after which process 0 reports a step that has not ended, with what
+            every process is doing; None for no reports.
+
+    Returns:
+        How many processes there are and which one this is.
+
+    Raises:
+        NamedMeshError: If arguments or the environment are wrong or contradict each other, if not
+            all processes come in time, or if they run other versions of namedmesh, jax or Python.
+
+    Example:
+        >>> from namedmesh.runtime import start_processes
+        >>> processes = start_processes()  # nothing in the environment: one process
+        >>> print(processes)
+        process 0 of 1
+    """
+    arguments = read_arguments(coordinator, count, index, devices, bind, method, timeout, heartbeat)
+    limit = None if hang_seconds is None else check_seconds("hang_seconds", hang_seconds)
+    if bridge.is_one_of_several():
+        running = _check_same(current_processes(), arguments)
+        return _watch(running, limit, None, arguments.heartbeat)
+    if not arguments.missing and arguments.method is None:
+        # Else jax would ask the cluster for what is known, on Kubernetes over the network.
+        arguments = dataclasses.replace(arguments, method="deactivate")
+    arguments = _detect(arguments)
+    if arguments.devices is not None:
+        _use_devices(arguments.devices)
+    if arguments.count == 1 or arguments.coordinator is None:
+        return Processes()
+    if bridge.devices_are_fixed():
+        raise NamedMeshError(
+            "the processes cannot be connected: jax has looked at its devices already",
+            fix="call start_processes first, before nm.compile, load and jax.devices()",
+        )
+    connections = meet(arguments, _versions())
+    current_trace()  # from here on jax logs
+    _connect(arguments)
+    return _watch(current_processes(), limit, connections, arguments.heartbeat)
+
+
+def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
+    """Returns the processes that were started before, or raises if others are asked for."""
+    asked = {name: getattr(arguments, name) for name in ("coordinator", "count", "index")}
+    other = [name for name, value in asked.items() if value not in (None, getattr(running, name))]
+    if other:
+        raise NamedMeshError(
+            "the processes are started already, with other arguments",
+            f"started: {running}",
+            f"asked for: {', '.join(f'{name}={asked[name]!r}' for name in other)}",
+            fix="call start_processes once, or with the same arguments",
+        )
+    return running
+
+
+def _watch(
+    processes: Processes,
+    limit: float | None,
+    connections: Connections | None,
+    heartbeat: float,
+) -> Processes:
+    """Returns the processes, watched from now on if they are not yet."""
+    if current_watch() is None:
+        leave_in_order(start_watch(Watch(processes, limit, connections, heartbeat)))
+    return processes
+
+
+def _detect(arguments: ProcessArguments) -> ProcessArguments:
+    """The arguments with what jax detects of those that are missing."""
+    if not arguments.missing or arguments.count == 1:
+        return arguments
+    methods = bridge.detection_methods()
+    if arguments.method not in (None, *methods):
+        raise NamedMeshError(
+            f"there is no method {arguments.method!r} to detect processes",
+            fix=did_you_mean(arguments.method, methods),
+        )
+    try:
+        detected = arguments.completed(*bridge.detect_processes(arguments))
+    except NamedMeshError:
+        raise
+    except Exception as error:  # whatever the environment's own libraries raise
+        raise NamedMeshError(
+            f"the environment of the processes cannot be read: {str(error)[:300]}",
+            fix="give coordinator, count and index to start_processes",
+        ) from error
+    given = [name for name in ("coordinator", "count", "index") if name not in arguments.missing]
+    if detected.missing and (given or arguments.method not in (None, "deactivate")):
+        known = f", only {join_names(given)}" if given else ""
+        raise NamedMeshError(
+            f"start_processes does not know {join_names(detected.missing)} of the processes{known}",
+            fix=f"give all three arguments, or set {COORDINATOR}, {COUNT} and {INDEX}",
+        )
+    return detected
+
+
+def _use_devices(count: int) -> None:
+    """Gives this process so many virtual CPU devices."""
+    use_cpu_devices(count)
+    if not bridge.devices_are_fixed():
+        jax.config.update("jax_num_cpu_devices", count)  # also where the environment says more
+
+
+def _connect(arguments: ProcessArguments) -> None:
+    """Connects with the coordinator, which process 0 starts."""
+    # jax's own handler would swallow SIGTERM, which a Trainer heeds and which else ends a process.
+    jax.config.update("jax_enable_preemption_service", False)
+    try:
+        jax.distributed.initialize(
+            arguments.coordinator,
+            arguments.count,
+            arguments.index,
+            cluster_detection_method=arguments.method,
+            initialization_timeout=arguments.timeout,
+            # jax's signs of life come at half of this: one may be due at once.
+            heartbeat_timeout_seconds=2 * arguments.heartbeat,
+            shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
+            coordinator_bind_address=arguments.bind or arguments.coordinator,
+        )
+    except (RuntimeError, ValueError) as error:
+        bridge.forget_processes()
+        raise _unconnected(arguments, str(error)) from error
+
+
+def _unconnected(arguments: ProcessArguments, message: str) -> NamedMeshError:
+    """The error for processes that did not meet."""
+    lines = [line.strip()[:300] for line in message.splitlines() if line.strip()]
+    place = f"process {arguments.index} of {arguments.count}"
+    return NamedMeshError(
+        f"{place} did not meet the others at {arguments.coordinator}",
+        *lines[:3],
+        fix=f"start all {arguments.count} processes within {arguments.timeout} seconds, each with "
+        f"its own index and the same address, which must lead to process 0",
+    )
+
+
+def _versions() -> str:
+    """The versions that processes must have in common."""
+    python = ".".join(platform.python_version_tuple()[:2])
+    return (
+        f"namedmesh {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}, Python {python}"
+    )

@@ -1,0 +1,1 @@
+"""Records that are written to files, and how files are read and written."""

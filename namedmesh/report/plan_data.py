@@ -1,0 +1,270 @@
+"""A plan as data for a page: lists of numbers, with every text and place once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.errors.source import Source
+from namedmesh.ir.op import Op
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.plan import ALL_PHASES, PHASES, Plan
+from namedmesh.report.interning import Interned
+from namedmesh.report.source_text import SourceFiles
+
+Columns = dict[str, list[Any]]
+
+
+class PlanData:
+    """Collects what a page shows of one plan.
+
+    Tables are columns of equal length; a row's number is how others refer to it. Numbers in text
+    columns are positions in `texts`, in place columns positions in `places`. A place is a dtype, a
+    list of dimensions (name, size, axes that it holds) and the axes of parts of sums; axes are
+    positions in the mesh.
+
+    Args:
+        plan: The plan.
+
+    Attributes:
+        ops: The number of each op of the step, those of loop bodies included.
+        tensors: The number of each tensor that they make.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
+        >>> data = PlanData(nm.plan(program, nm.Mesh(data=4), "batch:data")).to_json()
+        >>> data["places"][0], data["tensors"]["bytes"]
+        (['float32', [['batch', 8, [0]], ['model', 4, []]], []], [32, 16])
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.texts: Interned[str] = Interned()
+        self.files = SourceFiles()
+        self._places: Interned[Any] = Interned()
+        self._axes = {axis: i for i, axis in enumerate(plan.mesh.axes)}
+        nested = list(_every_op_with_loop(plan.program.ops))
+        self.ops = {op: i for i, (op, _) in enumerate(nested)}
+        self._loops = [-1 if loop is None else self.ops[loop] for _, loop in nested]
+        outputs = (tensor for op in self.ops for tensor in op.outputs)
+        self.tensors = {tensor: i for i, tensor in enumerate(outputs)}
+        self._op_numbers = {plan.names[op]: i for op, i in self.ops.items() if op in plan.names}
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns everything that the plan itself knows."""
+        plan = self.plan
+        data = {
+            "program": plan.program.name,
+            "axes": [[name, size] for name, size in plan.mesh.axes.items()],
+            "devices": list(plan.mesh.device_assignment or ()),
+            "blocks": plan.mesh.blocks,
+            "layout": plan.layout.text,
+            "params": plan.params.text if plan.params != plan.layout else "",
+            "notes": list(plan.program.notes),
+            "warnings": list(plan.warnings),
+            "decisions": [
+                [text, list(dict.fromkeys(names))] for text, names in sorted(plan.decisions.items())
+            ],
+            "weights": sum(one.shape.elements for one in plan.program.parameters.values()),
+            "weight_bytes": self._count_bytes(plan.program.parameters),
+            "flops": [plan.program.flops(phase) / plan.mesh.devices for phase in PHASES],
+            "phases": list(ALL_PHASES),
+            "ops": self._op_columns(),
+            "tensors": self._tensor_columns(),
+            "moves": self._moves(),
+            "collectives": self._collective_columns(),
+        }
+        return {
+            **data,
+            "places": [_place_to_json(place) for place in self._places.values],
+            "files": self.files.to_json(),
+            "texts": self.texts.values,
+        }
+
+    def find_tensor(self, label: str, place: str) -> int:
+        """Finds a tensor by what it is called and where it lies.
+
+        Args:
+            label: Its label.
+            place: Its dtype, and its dimensions with the axes they hold.
+
+        Returns:
+            The number of the first such tensor, -1 if there is none.
+        """
+        return self._by_place.get((label, place), -1)
+
+    @functools.cached_property
+    def _by_place(self) -> dict[tuple[str, str], int]:
+        """The first tensor of each label and place."""
+        found: dict[tuple[str, str], int] = {}
+        for tensor, i in self.tensors.items():
+            sharding = self.plan.shardings.get(tensor, Sharding())
+            place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
+            found.setdefault((tensor.label, place), i)
+        return found
+
+    def _count_bytes(self, names: Iterable[str]) -> int:
+        """What one device keeps of some variables."""
+        variables = (self.plan.program.variables[name].tensor for name in names)
+        return sum(self.plan.bytes_per_device(tensor) for tensor in variables)
+
+    def _op_columns(self) -> Columns:
+        """Every op: where it was written, the loop it is in, what it reads and makes."""
+        names = ("name", "kind", "scope", "phase", "line", "user", "loop", "inputs", "outputs")
+        rows = [
+            (
+                self.texts.add(self.plan.names.get(op, op.kind)),
+                self.texts.add(op.kind),
+                self.texts.add(op.scope.strip("/")),
+                ALL_PHASES.index(op.phase),
+                self.line(op.source),
+                self.line(op.source.user),
+                loop,
+                [self.tensors[one] for one in op.inputs],
+                [self.tensors[one] for one in op.outputs],
+            )
+            for op, loop in zip(self.ops, self._loops, strict=True)
+        ]
+        return make_columns(names, rows)
+
+    def line(self, source: Source) -> list[int]:
+        """Returns a line as the number of its file and its own.
+
+        Args:
+            source: The line.
+
+        Returns:
+            The two numbers.
+        """
+        return [self.files.add(source), source.line]
+
+    def _tensor_columns(self) -> Columns:
+        """Every tensor: its place, what a device keeps of it, whose cotangent or copy it is."""
+        plan = self.plan
+        names = ("label", "place", "natural", "bytes", "padding", "primal", "origin", "listed")
+        rows = []
+        for op, number in self.ops.items():
+            for tensor in op.outputs:
+                planned = tensor in plan.shardings
+                sharding = plan.shardings.get(tensor, Sharding())
+                # The same that tensor_rows leaves out: scalars and a derivative's inner values.
+                inner = op.derived and tensor.primal is None
+                row = (
+                    self.texts.add(tensor.label),
+                    self._place(tensor, sharding),
+                    self._place(tensor, plan.natural.get(tensor, sharding)),
+                    plan.bytes_per_device(tensor) if planned else 0,
+                    round(sharding.waste(tensor.shape, plan.mesh), 4),
+                    self._tensor_number(tensor.primal),
+                    self._tensor_number(tensor.origin),
+                    int(planned and bool(len(tensor.shape)) and not inner),
+                    int(not planned or tensor in plan.free),
+                    number,
+                )
+                rows.append(row)
+        return make_columns((*names, "free", "op"), rows)
+
+    def _tensor_number(self, tensor: Tensor | None) -> int:
+        """The number of a tensor that another names, -1 where it has none."""
+        return -1 if tensor is None else self.tensors.get(tensor, -1)
+
+    def _place(self, tensor: Tensor, sharding: Sharding) -> int:
+        """The number of a tensor's place."""
+        dims = tuple(
+            (dim.name, dim.size, self._axis_numbers(sharding.axes(dim.name)))
+            for dim in tensor.shape
+        )
+        return self._places.add((tensor.dtype, dims, self._axis_numbers(sharding.partial)))
+
+    def _axis_numbers(self, axes: Iterable[str]) -> tuple[int, ...]:
+        return tuple(self._axes[axis] for axis in axes)
+
+    def _moves(self) -> list[list[Any]]:
+        """The moves of tensors: tensor, the op it is moved for, kind, axes, place after it.
+
+        A move right after a tensor is made has its own op.
+        """
+        moves = []
+        for tensor, steps in self.plan.moves.items():
+            if tensor in self.tensors and tensor in self.plan.producers:
+                reader = self.plan.producers[tensor]
+                moves += [self._move(tensor, reader, step) for step in steps]
+        for (op, i), steps in self.plan.operands.items():
+            if op in self.ops:
+                moves += [self._move(op.inputs[i], op, step) for step in steps]
+        return moves
+
+    def _move(self, tensor: Tensor, reader: Op, step: Any) -> list[Any]:
+        return [
+            self.tensors[tensor],
+            self.ops[reader],
+            self.texts.add(step.kind),
+            list(self._axis_numbers(step.axes)),
+            self._place(tensor, step.result),
+        ]
+
+    def _collective_columns(self) -> Columns:
+        """Every collective of a step, then those of initialisation, in order."""
+        step = [(one, one.phase, one.op, one.producer) for one in self.plan.collectives]
+        first = [(one, "init", "", "") for one in self.plan.initial_collectives]
+        names = ("kind", "axes", "bytes", "wire", "times", "open", "dtype", "tensor", "scope")
+        rows = [
+            (
+                self.texts.add(one.kind),
+                list(self._axis_numbers(one.axes)),
+                one.bytes,
+                one.wire_bytes,
+                one.times,
+                int(one.open_ended),
+                self.texts.add(one.dtype),
+                self.texts.add(one.tensor),
+                self.texts.add(one.scope.strip("/")),
+                ALL_PHASES.index(phase),
+                self.line(one.source),
+                self._op_numbers.get(op, -1),
+                self._op_numbers.get(producer, -1),
+                self.texts.add(one.hop.direction if one.hop else ""),
+                one.host_bytes,
+                one.slice_bytes,
+            )
+            for one, phase, op, producer in [*step, *first]
+        ]
+        more = ("phase", "line", "op", "producer", "hop", "host", "slice")
+        return make_columns((*names, *more), rows)
+
+
+def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
+    """Turns rows into columns, which take less space as they name every column once.
+
+    Args:
+        names: The name of each column.
+        rows: Rows with a value for each column.
+
+    Returns:
+        The values of each column, in the order of the rows.
+
+    Example:
+        >>> make_columns(("a", "b"), [(1, 2), (3, 4)])
+        {'a': [1, 3], 'b': [2, 4]}
+    """
+    return {name: [row[i] for row in rows] for i, name in enumerate(names)}
+
+
+def _every_op_with_loop(
+    ops: Iterable[Op], loop: Op | None = None
+) -> Iterator[tuple[Op, Op | None]]:
+    """Yields every op, each with the loop or branch that it is in, if it is in one."""
+    for op in ops:
+        yield op, loop
+        for body in op.bodies:
+            yield from _every_op_with_loop(body.ops, op)
+
+
+def _place_to_json(place: Any) -> list[Any]:
+    """A place with lists for tuples, as it is read back."""
+    dtype, dims, partial = place
+    return [dtype, [[name, size, list(axes)] for name, size, axes in dims], list(partial)]

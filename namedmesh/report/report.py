@@ -1,0 +1,93 @@
+"""nm.report: a plan as one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from namedmesh.audit.audit import Audit
+from namedmesh.cost.estimate import cost
+from namedmesh.diff.diff import diff
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.ir.format import format_value
+from namedmesh.planning.plan import READERS, Plan
+from namedmesh.records.paths import check_path, write_file
+from namedmesh.report.audit_data import describe_audit
+from namedmesh.report.cost_data import describe_cost
+from namedmesh.report.difference_data import describe_differences
+from namedmesh.report.document import build_document
+from namedmesh.report.plan_data import PlanData
+from namedmesh.version import __version__
+
+
+def report(
+    plan: Plan,
+    path: str | os.PathLike,
+    *,
+    target: str | os.PathLike | Hardware = "tpu-v3",
+    audit: Audit | None = None,
+    beside: Plan | None = None,
+) -> None:
+    """Writes a plan as one HTML page: its program, tensors, collectives, memory, time and source.
+
+    The page needs no network and no other file. It has the text of the files whose lines the plan
+    names, so think before you publish it.
+
+    Args:
+        plan: The plan.
+        path: The file to write.
+        target: The hardware that times and memory are estimated for, as `nm.cost` takes it.
+        audit: What the compiler made of the plan's collectives, e.g. `step.audit`.
+        beside: Another plan, to be shown beside this one with the differences.
+
+    Raises:
+        NamedMeshError: There is no such hardware, an argument is something else, or the file
+            cannot be written.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import namedmesh as nm
+        >>> B, M = nm.dims("batch=8 model=4")
+        >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
+        >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
+        >>> path = pathlib.Path(tempfile.mkdtemp()) / "plan.html"
+        >>> nm.report(plan, path, target="h200")
+        >>> path.read_text().startswith("<!doctype html>")
+        True
+    """
+    name = check_path(path, "the file of the report")
+    plans = [plan] if beside is None else [plan, beside]
+    for one in plans:
+        if not isinstance(one, Plan):
+            raise NamedMeshError(
+                f"nm.report: {format_value(one)} is not a plan", fix="give what nm.plan returns"
+            )
+    if audit is not None and not isinstance(audit, Audit):
+        raise NamedMeshError(
+            f"nm.report: audit is {format_value(audit)}, expected an Audit",
+            fix="give step.audit of a step that nm.compile returned",
+        )
+    hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
+    data = [PlanData(one) for one in plans]
+    content: dict[str, Any] = {
+        "version": __version__,
+        "plans": [_describe_plan(one, hardware, audit if one is data[0] else None) for one in data],
+    }
+    if beside is not None:
+        content["differences"] = describe_differences(diff(plan, beside), *data)
+    document = build_document(f"{plan.program.name} on {plan.mesh}", content)
+    write_file(name, document.encode(), "the report")
+
+
+def _describe_plan(data: PlanData, hardware: Hardware, audit: Audit | None) -> dict[str, Any]:
+    """Everything that the page shows of one plan."""
+    estimate = describe_cost(cost(data.plan, hardware), data)
+    content = {**data.to_json(), "cost": estimate}
+    if audit is not None:
+        collectives = [*data.plan.collectives, *data.plan.initial_collectives]
+        content["audit"] = describe_audit(audit, collectives)
+    return content
+
+
+READERS["report"] = report

@@ -1,0 +1,226 @@
+"""Bounds: what a layout takes at least, and about, before it is planned.
+
+Seconds have a floor: an op is split by no more devices than lie along the axes of its dimensions,
+and gradients of which devices have parts are sent. So has memory: state and what loops keep. Which
+layouts are planned first is decided by an estimate that counts other sums and moves too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.planning.crossing import count_crossing_bytes
+from namedmesh.records.collective import Collective
+from namedmesh.search.facts import ProgramFacts
+from namedmesh.search.roles import Role, Roles
+
+Array = NDArray[np.float64]
+GATHERS = 2.0  # collectives that gather parameters of the same dimensions, at least
+PROBE = 10**9  # bytes, of which the time of one byte is taken
+
+
+@dataclass(frozen=True)
+class Bound:
+    """For every choice of sizes: what a layout takes at least and about.
+
+    Attributes:
+        least_seconds: The floor of its time.
+        least_bytes: The floor of its memory.
+        seconds: The estimate of its time.
+    """
+
+    least_seconds: Array
+    least_bytes: Array
+    seconds: Array
+
+
+class Bounds:
+    """The bounds of one program's layouts.
+
+    Args:
+        facts: What is known of the program.
+        hardware: The devices.
+        devices: How many there are.
+        blocks: How many hosts and slices they lie on.
+    """
+
+    def __init__(
+        self,
+        facts: ProgramFacts,
+        hardware: Hardware,
+        devices: int,
+        blocks: Mapping[str, int] | None = None,
+    ):
+        self._facts, self._hardware, self._devices = facts, hardware, devices
+        self._blocks = tuple((blocks or {}).items())
+        self._slowdown = devices if hardware.shared else 1
+        self._hits: dict[tuple[str, Role], Array] = {}
+
+    def of(self, use: Sequence[Roles], rest: Sequence[Roles], sizes: Array) -> Bound:
+        """Bounds layouts of as many axes each.
+
+        Args:
+            use: For each of several layouts, the dimensions on each axis.
+            rest: Those of parameters at rest.
+            sizes: Several choices of the sizes of the axes.
+
+        Returns:
+            The bounds of each layout and choice.
+        """
+        logs = np.log2(sizes).T
+        both = [
+            tuple(one | other for one, other in zip(used, resting, strict=True))
+            for used, resting in zip(use, rest, strict=True)
+        ]
+        seconds = self._seconds @ self._shares("work", both, logs) * self._slowdown
+        least = self._seconds @ self._shares("any work", both, logs) * self._slowdown
+        state = self._state_bytes @ self._shares("state", use, logs)
+        state += self._resting_bytes @ self._shares("resting", rest, logs)
+        kept = self._history_bytes @ self._shares("histories", use, logs)
+        gradients, sums = self._sum_seconds(use, logs)
+        moved = self._move_seconds(use, logs) + self._gather_seconds(use, rest, logs)
+        return Bound(least + gradients, state + kept, seconds + sums + moved)
+
+    def _split(self, table: str, layouts: Sequence[Roles]) -> Array:
+        """Which rows of a table each axis of each layout splits."""
+        return np.stack(
+            [np.stack([self._hit(table, role) for role in roles], axis=1) for roles in layouts]
+        )
+
+    def _shares(self, table: str, layouts: Sequence[Roles], logs: Array) -> Array:
+        """What one device has of each row of a table, for every layout and choice of sizes."""
+        return np.exp2(-(self._split(table, layouts) @ logs))
+
+    def _hit(self, table: str, role: Role) -> Array:
+        """Which rows of a table an axis of a role splits."""
+        key = table, role
+        if key not in self._hits:
+            self._hits[key] = np.array(
+                [bool(dims & role) for dims in self._dims[table]], np.float64
+            )
+        return self._hits[key]
+
+    @cached_property
+    def _dims(self) -> dict[str, list[frozenset[str]]]:
+        """The dimensions of each row of each table."""
+        facts = self._facts
+        return {
+            "work": [one.dims for one in facts.work],
+            "any work": [one.dims | one.renamed for one in facts.work],
+            "state": [one.dims for one in facts.state if not one.at_rest],
+            "resting": [one.dims for one in facts.state if one.at_rest],
+            "parameters": [one.dims for one in facts.parameters],
+            "histories": [one.dims for one in facts.histories],
+            "summed": [one.summed for one in facts.sums],
+            "kept": [one.kept for one in facts.sums],
+            "firm": [one.firm for one in facts.sums],
+            "moved": [one.dims for one in facts.moves],
+            "taken": [one.taken for one in facts.moves],
+            "left": [one.dims - one.taken for one in facts.moves],
+        }
+
+    @cached_property
+    def _seconds(self) -> Array:
+        return np.array([one.seconds for one in self._facts.work])
+
+    @cached_property
+    def _state_bytes(self) -> Array:
+        return np.array([one.bytes for one in self._facts.state if not one.at_rest], np.float64)
+
+    @cached_property
+    def _resting_bytes(self) -> Array:
+        return np.array([one.bytes for one in self._facts.state if one.at_rest], np.float64)
+
+    @cached_property
+    def _history_bytes(self) -> Array:
+        return np.array([one.bytes for one in self._facts.histories], np.float64)
+
+    def _sum_seconds(self, use: Sequence[Roles], logs: Array) -> tuple[Array, Array]:
+        """The time of gradients that are scattered at least, and that of all sums about."""
+        summed, kept = self._split("summed", use), self._split("kept", use)
+        size, count = (
+            _column(getattr(one, name) for one in self._facts.sums) for name in ("bytes", "count")
+        )
+        gradient = np.array([one.gradient for one in self._facts.sums], bool)
+        parts = summed * (1 - kept)  # along these axes devices have parts for certain
+        sent = size * np.exp2(-(kept @ logs))
+        least = self._time("ReduceScatter", parts @ logs, sent)[:, gradient].sum(1)
+        # Along those that a kept dimension wants too, parts are scattered.
+        scattered = summed * kept * (1 - self._split("firm", use))
+        sent = size * np.exp2(-((kept - scattered) @ logs))
+        about = self._time("AllReduce", parts @ logs, sent, count)
+        about += self._time("ReduceScatter", scattered @ logs, sent, count)
+        return least, about.sum(1)
+
+    def _gather_seconds(self, use: Sequence[Roles], rest: Sequence[Roles], logs: Array) -> Array:
+        """The time of gathering parameters, forward and backward, that rest in smaller pieces."""
+        used, resting = self._split("parameters", use), self._split("parameters", rest)
+        size = _column(one.bytes for one in self._facts.parameters) * np.exp2(-(used @ logs))
+        return self._time("AllGather", (resting * (1 - used)) @ logs, size, GATHERS).sum(1)
+
+    def _move_seconds(self, use: Sequence[Roles], logs: Array) -> Array:
+        """The time of moving axes from one dimension to another."""
+        group = (self._split("taken", use) * self._split("left", use)) @ logs
+        size = _column(one.bytes for one in self._facts.moves) * self._shares("moved", use, logs)
+        count = _column(one.count for one in self._facts.moves)
+        return self._time("AllToAll", group, size, count).sum(1)
+
+    def _time(self, kind: str, group: Array, size: Array, count: Array | float = 0.0) -> Array:
+        """The seconds of collectives: by the logarithm of the devices, the bytes and how many."""
+        devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
+        rates = np.array(
+            [_rate(self._hardware, self._devices, kind, int(n), self._blocks) for n in devices]
+        ).reshape(-1, 2)[places.reshape(group.shape)]
+        return rates[..., 0] * size + rates[..., 1] * count
+
+
+def _column(sizes: Iterable[int]) -> Array:
+    """Sizes, a row each."""
+    return np.array([*sizes], np.float64)[:, None]
+
+
+@lru_cache(maxsize=1024)
+def _rate(
+    hardware: Hardware, devices: int, kind: str, group: int, blocks: tuple[tuple[str, int], ...]
+) -> tuple[float, float]:
+    """The seconds of one byte and of none, in groups of devices next to each other."""
+    if group == 1:
+        return 0.0, 0.0
+    axes = {"outer": max(1, devices // group), "inner": group}
+    try:
+        mesh = Mesh(None, **axes, **dict(blocks))
+    except NamedMeshError:  # such a group lies elsewhere than on neighbours, if anywhere
+        mesh = Mesh(None, **axes)
+    whole, none = (
+        hardware.network.seconds(make_probe(kind, size, ("inner",), mesh), mesh, {})
+        for size in (PROBE, 0)
+    )
+    return (whole - none) / PROBE, none
+
+
+def make_probe(kind: str, size: int, axes: tuple[str, ...], mesh: Mesh) -> Collective:
+    """Makes a collective of no program, whose time can be asked for.
+
+    Args:
+        kind: Such as `AllReduce`.
+        size: The bytes of a device's buffer, on its larger side.
+        axes: The axes that it runs along.
+        mesh: The devices.
+
+    Returns:
+        The collective.
+    """
+    host, slice_ = (
+        count_crossing_bytes(kind, size, axes, mesh, blocks) for blocks in (mesh.hosts, mesh.slices)
+    )
+    facts = (kind, axes, size // 4, "float32", size, 1, "", "", "forward", Source("", 0))
+    return Collective(*facts, devices=mesh.size(axes), host_bytes=host, slice_bytes=slice_)

@@ -1,0 +1,214 @@
+"""Exploration: which candidates of a space are planned, in which order, and why others are not."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from namedmesh.search.candidate import Candidate
+from namedmesh.search.measure import Measure
+from namedmesh.search.space import Space
+
+MARGIN = 0.2  # estimates are taken to be at most so much too high
+ROUND = 16  # candidates planned at once, whatever the number of processes
+BOUNDED = "no better than a planned one even at best"
+TOO_LARGE = "needs more memory than there is even at best"
+OVER = "needs more memory than there is once planned"
+UNEVEN = "does not divide a dimension evenly"
+REFUSED = "refused: operands disagree"
+INVALID = "refused: not a plan"
+WORSE = "planned, and no better than another"
+LEFT = "estimated slower, not planned"
+
+
+@dataclass
+class Exploration:
+    """A search on its way: what is still open, and what was measured.
+
+    Attributes:
+        space: Every candidate.
+        limit: The memory of a device.
+        plans: How many candidates to plan at most.
+        measures: What planned candidates take.
+        reasons: How many were left out, by reason.
+        refusals: How many were refused, by what the planner said.
+    """
+
+    space: Space
+    limit: float
+    plans: int
+    measures: dict[int, Measure] = field(default_factory=dict)
+    reasons: Counter[str] = field(default_factory=Counter)
+    refusals: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        space = self.space
+        self.open: NDArray[np.bool_] = np.ones(len(space.family), bool)
+        self.reasons[UNEVEN] += space.uneven
+        roles = {}
+        for family in space.families:
+            roles.setdefault((family.variant, family.roles), len(roles))
+        self._group = np.array(
+            [roles[family.variant, family.roles] for family in space.families], np.int64
+        )[space.family]
+        # How far estimates were off, in all layouts of a family, and of one with the same roles.
+        self._off_family = np.full(len(space.families), np.nan)
+        self._off_group = np.full(len(roles), np.nan)
+        self._size_group = np.full(len(roles), np.nan)
+        self._close(space.least_bytes > self.limit, TOO_LARGE)
+
+    def _close(self, candidates: NDArray[np.bool_], reason: str) -> None:
+        """Leaves open candidates out for a reason."""
+        candidates = candidates & self.open
+        self.reasons[reason] += int(candidates.sum())
+        self.open &= ~candidates
+
+    @property
+    def planned(self) -> int:
+        """How many candidates have a plan."""
+        return sum(not one.refused for one in self.measures.values())
+
+    def front(self) -> list[int]:
+        """The candidates that fit, and than which no other is both faster and smaller."""
+        return self._front(
+            one for one in self.measures if self.measures[one].memory_bytes <= self.limit
+        )
+
+    def _front(self, candidates: Iterable[int]) -> list[int]:
+        """Those of some candidates than which no other of them is both faster and smaller."""
+        front: list[int] = []
+        planned = (one for one in candidates if not self.measures[one].refused)
+        for one in sorted(planned, key=self._rank):
+            smallest = self.measures[front[-1]].memory_bytes if front else np.inf
+            if self.measures[one].memory_bytes < smallest:
+                front.append(one)
+        return front
+
+    def _rank(self, candidate: int) -> tuple[float, int, int]:
+        found = self.measures[candidate]
+        return found.seconds, found.memory_bytes, candidate
+
+    def too_large(self) -> list[int]:
+        """The fastest planned candidates that do not fit, as a front."""
+        return self._front(
+            one for one in self.measures if self.measures[one].memory_bytes > self.limit
+        )
+
+    def choose(self) -> list[int]:
+        """Chooses what to plan next: mostly what should be fast, some of what should be small.
+
+        Where there are more candidates than plans, those are left out that would not be better even
+        if they took a good deal less than estimated.
+        """
+        candidates = np.flatnonzero(self.open)
+        most = min(ROUND, self.plans - len(self.measures))
+        seconds, size = self._estimate(candidates)
+        if len(candidates) > self.plans - len(self.measures):
+            hopeful = np.ones(len(candidates), bool)
+            for one in self.front():
+                best = self.measures[one]
+                slower = seconds * (1 - MARGIN) >= best.seconds
+                hopeful &= ~(slower & (size * (1 - MARGIN) >= best.memory_bytes))
+            candidates, seconds, size = candidates[hopeful], seconds[hopeful], size[hopeful]
+        late = np.where(size > self.limit, 1e6, 1.0)  # what will not fit comes last
+        keys = seconds * late, seconds * size * late
+        turns = [iter(candidates[np.argsort(key, kind="stable")].tolist()) for key in keys]
+        chosen: dict[int, None] = {}
+        cycle = itertools.cycle((0, 0, 1))
+        while len(chosen) < min(most, len(candidates)):
+            new = next((one for one in turns[next(cycle)] if one not in chosen), None)
+            if new is not None:
+                chosen[new] = None
+        return list(chosen)
+
+    def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
+        """Estimates what candidates take, from what planned ones like them took."""
+        space = self.space
+        group = self._group[candidates]
+        off = self._off_family[space.family[candidates]]
+        off = np.where(np.isnan(off), self._off_group[group], off)
+        seconds = space.seconds[candidates] * _fill(off, self._off_group)
+        return seconds, space.least_bytes[candidates] * _fill(
+            self._size_group[group], self._size_group
+        )
+
+    def add(self, candidates: Sequence[int], found: Sequence[Measure]) -> None:
+        """Takes in what candidates take, and leaves out what cannot be better."""
+        self.open[candidates] = False
+        for one, measure in zip(candidates, found, strict=True):
+            self.measures[one] = measure
+            if measure.refused:
+                self.refusals[measure.refused] += 1
+                self.reasons[REFUSED if measure.conflict else INVALID] += 1
+                if measure.conflict:
+                    self._close_conflict(one, measure.conflict)
+                continue
+            self._calibrate(one, measure)
+        for one in self.front():
+            best = self.measures[one]
+            slower = self.space.least_seconds >= best.seconds
+            self._close(slower & (self.space.least_bytes >= best.memory_bytes), BOUNDED)
+
+    def _close_conflict(self, one: int, dims: Sequence[str]) -> None:
+        """Leaves out the layouts of a program in which the same two dimensions share an axis."""
+        families, refused = self.space.families, self.space.families[self.space.family[one]]
+        pair = frozenset(dims)
+        alike = np.array(
+            [
+                family.variant == refused.variant
+                and any(pair <= role for role in family.roles.roles)
+                for family in families
+            ]
+        )
+        same = self._group == self._group[one]
+        self._close(same | alike[self.space.family] if len(pair) == 2 else same, REFUSED)
+
+    def _calibrate(self, one: int, measure: Measure) -> None:
+        """Notes how far the estimates of a candidate were off."""
+        space = self.space
+        off = measure.seconds / max(space.seconds[one], 1e-12)
+        size = measure.memory_bytes / max(space.least_bytes[one], 1.0)
+        self._off_family[space.family[one]] = off
+        group = self._group[one]
+        for table, value in ((self._off_group, off), (self._size_group, size)):
+            table[group] = value if np.isnan(table[group]) else min(table[group], value)
+
+    def count_reasons(self) -> dict[str, int]:
+        """Counts why candidates are not on the front, the most frequent reason first."""
+        counts = Counter(self.reasons)
+        front = {*self.front()}
+        for one, measure in self.measures.items():
+            if not measure.refused and one not in front:
+                counts[OVER if measure.memory_bytes > self.limit else WORSE] += 1
+        counts[LEFT] += int(self.open.sum())
+        return {reason: count for reason, count in counts.most_common() if count}
+
+
+def _fill(ratios: NDArray, known: NDArray) -> NDArray:
+    """Takes what is unknown to be off as little as the best tenth of what is known."""
+    known = known[~np.isnan(known)]
+    return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
+
+
+def explore(
+    exploration: Exploration,
+    candidates: Callable[[int], Candidate],
+    measure_all: Callable[[Sequence[Candidate]], list[Measure]],
+    report: Callable[[Exploration], None],
+) -> None:
+    """Plans candidates, round by round, until none is left that could be better.
+
+    Args:
+        exploration: Where the search stands.
+        candidates: Makes the candidate of a number.
+        measure_all: Plans candidates.
+        report: Is told after every round.
+    """
+    while chosen := exploration.choose():
+        exploration.add(chosen, measure_all([candidates(one) for one in chosen]))
+        report(exploration)

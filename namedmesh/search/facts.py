@@ -1,0 +1,393 @@
+"""Facts: what a search reads off a program once, before it plans anything.
+
+Which dimensions can be split to some use and which of them may share a mesh axis; what the program
+computes, keeps and sums up along which dimensions. From these follow bounds for a layout that has
+not been planned.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import combinations
+
+import networkx as nx
+
+from namedmesh.cost.estimate import Cost
+from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.program import Program
+from namedmesh.ir.repetition import Repetition
+from namedmesh.ir.tensor import Tensor
+
+LEAST_SHARE = 0.01  # of the work or the state: below it, splitting a dimension is of no use
+
+
+@dataclass(frozen=True)
+class Work:
+    """Ops that can be split along the same dimensions, and the seconds they take on one device.
+
+    renamed has the dimensions that others of them are renamed to or from: an op that runs within
+    another may have those instead.
+    """
+
+    dims: frozenset[str]
+    renamed: frozenset[str]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Bytes that a step keeps, and the dimensions along which they can be split.
+
+    at_rest says whether they lie where the params layout says.
+    """
+
+    dims: frozenset[str]
+    bytes: int
+    at_rest: bool = False
+
+
+@dataclass(frozen=True)
+class SplitSum:
+    """A sum over some dimensions: of a gradient or of activations.
+
+    Devices that split the summed dimensions, and no kept one, have parts of it.
+
+    Attributes:
+        summed: The dimensions that are summed over.
+        kept: Those of the result.
+        firm: Those of the result that every operand but parameters has: they hold what they share
+            with a summed one.
+        bytes: What is sent of it: the result, or the operand that could be gathered instead.
+        count: In how many collectives.
+        gradient: Whether it is the gradient of a parameter.
+    """
+
+    summed: frozenset[str]
+    kept: frozenset[str]
+    firm: frozenset[str]
+    bytes: int
+    count: int
+    gradient: bool
+
+
+@dataclass(frozen=True)
+class Moved:
+    """A tensor that the program moves, how often, and the dimensions that take their axes."""
+
+    dims: frozenset[str]
+    taken: frozenset[str]
+    bytes: int
+    count: int
+
+
+@dataclass(frozen=True)
+class ProgramFacts:
+    """What a search knows of a program.
+
+    Attributes:
+        program: The program.
+        dims: The dimensions that can be split to some use, in the program's order.
+        sizes: The largest size of each.
+        resting: Those that parameters at rest can be split along, the most bytes first.
+        sharing: Pairs of dimensions that may lie on one axis.
+        work: The seconds of its ops, by the dimensions they have.
+        state: Inputs, parameters and slots.
+        parameters: The parameters in use.
+        histories: What loops keep for the backward pass.
+        sums: Sums that leave parts where devices split what is summed.
+        moves: Tensors that the program moves to other dimensions (`nm.reshard`).
+    """
+
+    program: Program
+    dims: tuple[str, ...]
+    sizes: dict[str, int]
+    resting: tuple[str, ...]
+    sharing: frozenset[frozenset[str]]
+    work: tuple[Work, ...]
+    state: tuple[Stored, ...]
+    parameters: tuple[Stored, ...]
+    histories: tuple[Stored, ...]
+    sums: tuple[SplitSum, ...]
+    moves: tuple[Moved, ...]
+
+    def may_share(self, names: Collection[str]) -> bool:
+        """Whether dimensions may all lie on one axis."""
+        return all(frozenset(pair) in self.sharing for pair in combinations(names, 2))
+
+
+def find_facts(cost: Cost, devices: int) -> ProgramFacts:
+    """Reads the facts of a program off its cost on one device.
+
+    Args:
+        cost: The cost of its plan for one device.
+        devices: How many devices it is to be split over.
+
+    Returns:
+        The facts.
+    """
+    program = cost.plan.program
+    work = _find_work(cost)
+    state = _find_state(program)
+    loops = {op.turn_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)}
+    parameters = _merge(
+        Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
+        for one in program.parameters.values()
+    )
+    useful = _find_useful_dims(program, work, state, loops, devices)
+    return ProgramFacts(
+        program,
+        useful,
+        {name: program.dims[name][-1] for name in useful},
+        _rank_resting(program, useful, state),
+        _find_sharing(program, useful),
+        work,
+        state,
+        parameters,
+        _merge(
+            Stored(frozenset(tensor.shape.names), _bytes(tensor))
+            for tensor in _find_histories(program)
+        ),
+        _find_sums(program, parameters),
+        _find_moves(program),
+    )
+
+
+def _bytes(tensor: Tensor) -> int:
+    """The bytes of a whole tensor."""
+    return tensor.shape.elements * tensor.itemsize
+
+
+def _split_dims(op: Op) -> frozenset[str]:
+    """The dimensions along which an op can be split."""
+    names = {
+        dim.name for tensor in (*op.inputs, *op.outputs) for dim in tensor.shape if dim.size > 1
+    }
+    return frozenset(names) - op.placement().whole
+
+
+def _find_work(cost: Cost) -> tuple[Work, ...]:
+    """Adds up the seconds of ops that have the same dimensions."""
+    seconds: dict[frozenset[str], float] = {}
+    for one in cost.ops:
+        dims = _split_dims(one.op)
+        seconds[dims] = seconds.get(dims, 0.0) + one.seconds * one.times
+    alike = nx.Graph(_find_renames(cost.plan.program))
+    return tuple(Work(dims, _find_renamed(alike, dims), total) for dims, total in seconds.items())
+
+
+def _find_renames(program: Program) -> set[tuple[str, str]]:
+    """Finds dimensions that the program renames to others of their size."""
+    return {
+        (old, new)
+        for op in every_op(program.ops)
+        for old, new in op.placement().renames.items()
+        if op.inputs[0].shape.size_of(old) == op.outputs[0].shape.size_of(new)
+    }
+
+
+def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
+    """Finds the other names of some dimensions."""
+    found = {
+        name for dim in dims if dim in alike for name in nx.node_connected_component(alike, dim)
+    }
+    return frozenset(found) - dims
+
+
+def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
+    """Adds up the bytes of what has the same dimensions."""
+    total: dict[tuple[frozenset[str], bool], int] = {}
+    for row in rows:
+        key = row.dims, row.at_rest
+        total[key] = total.get(key, 0) + row.bytes
+    return tuple(Stored(dims, size, rests) for (dims, rests), size in total.items())
+
+
+def _find_state(program: Program) -> tuple[Stored, ...]:
+    """Inputs, parameters and slots, which a device holds throughout."""
+
+    def find() -> Iterator[Stored]:
+        for name, tensor in program.inputs.items():
+            yield Stored(frozenset(tensor.shape.names) - program.specs[name].whole, _bytes(tensor))
+        for one in program.variables.values():
+            dims = frozenset(one.shape.names) - one.whole
+            yield Stored(dims, _bytes(one.tensor), one.at_rest)
+
+    return _merge(find())
+
+
+def _find_histories(program: Program) -> list[Tensor]:
+    """What the forward pass's loops keep for the backward pass."""
+    backward = (op for op in program.ops if op.phase == "backward")
+    read = {tensor for op in backward for tensor in op.inputs}
+    forward = (op for op in program.ops if op.phase == "forward")
+    return [tensor for op in forward for tensor in op.histories if tensor in read]
+
+
+def _find_useful_dims(
+    program: Program,
+    work: tuple[Work, ...],
+    state: tuple[Stored, ...],
+    loops: set[str],
+    devices: int,
+) -> tuple[str, ...]:
+    """Finds the dimensions of which a share of the work or the state can be split.
+
+    Those that only ops between others have, such as the pairs of a rotation, are none of them.
+    """
+    seconds = sum(one.seconds for one in work) or 1.0
+    size = sum(one.bytes for one in state) or 1
+    known = _find_outer_dims(program) - loops
+    useful = []
+    for name, sizes in program.dims.items():
+        worked = sum(one.seconds for one in work if name in one.dims) / seconds
+        kept = sum(one.bytes for one in state if name in one.dims) / size
+        splits = name in known and math.gcd(sizes[-1], devices) > 1
+        if splits and max(worked, kept) >= LEAST_SHARE:
+            useful.append(name)
+    return tuple(useful)
+
+
+def _find_outer_dims(program: Program) -> set[str]:
+    """Finds the dimensions of inputs and variables, and those that others are renamed to."""
+    tensors = [*program.inputs.values(), *(one.tensor for one in program.variables.values())]
+    known = {name for tensor in tensors for name in tensor.shape.names}
+    renames = _find_renames(program)
+    while more := {new for old, new in renames if old in known} - known:
+        known |= more
+    return known
+
+
+def _rank_resting(
+    program: Program, useful: tuple[str, ...], state: tuple[Stored, ...]
+) -> tuple[str, ...]:
+    """Ranks dimensions of parameters by the bytes that splitting them at rest would split."""
+    covered = {
+        name: sum(one.bytes for one in state if one.at_rest and name in one.dims)
+        for name in useful
+        if name in program.resting_dims
+    }
+    return tuple(sorted(covered, key=lambda name: -covered[name]))
+
+
+def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozenset[str]]:
+    """Finds pairs of dimensions that may lie on one axis.
+
+    Those are pairs that only parameters and their gradients have, if anything: of these one
+    dimension holds the axis. And pairs that the program moves axes between: it reshards to both, or
+    makes one of them whole before the other takes its axis.
+    """
+    weights, gradients = _find_weights(program)
+    together: set[frozenset[str]] = set()
+    taken: set[str] = set()
+    given: set[str] = set()
+    for op in every_op(program.ops):
+        for tensor in op.outputs if op.phase != "update" else ():
+            if tensor not in weights and tensor not in gradients:
+                names = [dim.name for dim in tensor.shape if dim.size > 1 and dim.name in useful]
+                together.update(map(frozenset, combinations(names, 2)))
+        taken.update(op.taken_dims)
+        given.update(op.given_dims)
+    pairs = map(frozenset, combinations(useful, 2))
+    return frozenset(
+        pair for pair in pairs if pair not in together or pair <= taken or pair & given
+    )
+
+
+def _is_gradient(tensor: Tensor, weights: set[Tensor]) -> bool:
+    """Whether a tensor is the cotangent of a weight, or of a copy that was computed again."""
+    primal = tensor.primal
+    while primal is not None and primal not in weights:
+        primal = primal.origin
+    return primal is not None
+
+
+def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
+    """Finds variables and what is made of them alone, and the same of their gradients."""
+    weights = {one.tensor for one in program.variables.values()}
+    gradients: set[Tensor] = set()
+
+    def follow(ops: Iterable[Op]) -> None:
+        for op in ops:
+            if isinstance(op, Repetition):
+                (body,) = op.bodies
+                for known in (weights, gradients):
+                    pairs = zip(op.inputs, body.arguments, strict=True)
+                    known.update(inner for outer, inner in pairs if outer in known)
+            for body in op.bodies:
+                follow(body.ops)
+            if isinstance(op, Repetition):
+                (body,) = op.bodies
+                pairs = zip(body.outputs, op.outputs, strict=True)
+                gradients.update(outer for inner, outer in pairs if inner in gradients)
+            ranked = [x for x in op.inputs if len(x.shape)]
+            if not ranked or op.bodies:
+                continue
+            if all(x in weights for x in ranked):
+                weights.update(op.outputs)
+            elif _is_gradient(op.outputs[0], weights) or all(
+                x in weights or x in gradients for x in ranked
+            ):
+                gradients.update(op.outputs)
+
+    follow(program.ops)
+    return weights, gradients
+
+
+def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
+    """Yields every op, and how often it runs in a step."""
+    for op in ops:
+        yield op, times
+        turns = op.turn_dim.size if isinstance(op, Repetition) else 1
+        for body in op.bodies:
+            yield from _walk(body.ops, times * turns)
+
+
+def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
+    """Finds the sums that leave parts where devices split what is summed.
+
+    A gradient is sent once, however many turns of a loop add to it.
+    """
+    weights, _ = _find_weights(program)
+    total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], tuple[int, int]] = {}
+    gradients: dict[frozenset[str], tuple[frozenset[str], frozenset[str], int, int]] = {}
+    for op, times in _walk(program.ops):
+        summed = op.placement().reduced
+        if not summed:
+            continue
+        result = op.outputs[0]
+        kept = frozenset(result.shape.names)
+        operands = [x for x in op.inputs if x not in weights]
+        firm = kept.intersection(*(x.shape.names for x in operands))
+        if _is_gradient(result, weights):
+            before, shared, width, count = gradients.get(
+                kept, (frozenset(), kept, result.itemsize, 0)
+            )
+            width = min(width, result.itemsize)
+            gradients[kept] = before | (summed - kept), shared & firm, width, count + times
+        elif kept:
+            size = min([_bytes(result), *map(_bytes, operands)])
+            key = summed - kept, kept, firm
+            sent, count = total.get(key, (0, 0))
+            total[key] = sent + size * times, count + times
+    sums = [SplitSum(*dims, *sent, False) for dims, sent in total.items()]
+    for one in parameters:
+        if one.dims in gradients:
+            summed, firm, width, count = gradients[one.dims]
+            sums.append(SplitSum(summed, one.dims, firm, one.bytes * width // 4, count, True))
+    return tuple(sums)
+
+
+def _find_moves(program: Program) -> tuple[Moved, ...]:
+    """Finds tensors whose axes the program moves, with the dimensions that take them."""
+    return tuple(
+        Moved(
+            frozenset(op.inputs[0].shape.names),
+            frozenset(op.taken_dims),
+            _bytes(op.inputs[0]) * times,
+            times,
+        )
+        for op, times in _walk(program.ops)
+        if op.taken_dims
+    )

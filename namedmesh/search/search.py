@@ -1,0 +1,327 @@
+"""nm.search: the meshes and layouts of a program that are fastest, or smallest."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from namedmesh.cost.estimate import cost
+from namedmesh.dims.layout import Layout, LayoutLike
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError, check_size, did_you_mean, whole_number
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.ir.format import format_value
+from namedmesh.ir.op import every_op
+from namedmesh.ir.program import Program
+from namedmesh.planning.plan_program import plan_step
+from namedmesh.search.bounds import Bounds
+from namedmesh.search.candidate import Candidate, make_candidate
+from namedmesh.search.exploration import Exploration, explore
+from namedmesh.search.facts import ProgramFacts, find_facts
+from namedmesh.search.journal import Journal, fingerprint
+from namedmesh.search.measure import Measure, measuring
+from namedmesh.search.progress_bar import SearchBar
+from namedmesh.search.result import Entry, Search
+from namedmesh.search.space import enumerate_space
+from namedmesh.search.verification import find_target, verify_plan
+
+UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
+UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A program that was made with some choices, and what is known of it."""
+
+    choices: Mapping[str, Any]
+    program: Program
+    facts: ProgramFacts
+    bounds: Bounds
+
+
+def search(
+    program: Program | Callable[..., Program],
+    devices: int,
+    target: str | os.PathLike | Hardware,
+    *,
+    hosts: int = 1,
+    slices: int = 1,
+    pin: LayoutLike = "",
+    memory: float | str | None = None,
+    axes: int = 3,
+    plans: int | None = None,
+    verify: int = 0,
+    processes: int | None = None,
+    resume: str | os.PathLike | None = None,
+    progress: bool | None = None,
+    **choices: Sequence[Any],
+) -> Search:
+    """Searches meshes, layouts and layouts at rest for the fastest step that fits.
+
+    Every candidate has floors of time and memory that follow from the program alone. Candidates
+    are planned exactly, the most promising first, until no other could be better even at its
+    floors, or until so many plans are made; the result counts what was left out and why. Needs no
+    devices, and neither TensorFlow nor jax unless something is verified.
+
+    Args:
+        program: What `nm.trace` returned, or a function that makes it of the choices.
+        devices: How many devices there are.
+        target: What they are, as for `nm.cost`.
+        hosts: How many hosts they lie on; the axis with the least traffic goes across them.
+        slices: How many TPU slices they lie on.
+        pin: The part of the layout that stays, such as 'group:data'. Its axes keep their names, and
+            other dimensions may share them. A dict can pin dimensions whole: `{"seq": []}`.
+        memory: What a step may take on one device, in bytes or as text such as '15.5 GiB'; by
+            default all that a device has.
+        axes: How many axes a mesh may have.
+        plans: How many candidates to plan at most; by default 96 for large programs and more for
+            small ones.
+        verify: How many of the fastest entries to compile ahead of time and audit.
+        processes: How many processes plan; by default one for each core. The result is the same.
+        resume: The file of a journal, from which an interrupted search goes on.
+        progress: Whether to show a bar; by default on a terminal.
+        **choices: For each argument of the function the values to try, such as
+            `remat=["none", "full"]`.
+
+    Returns:
+        The front of time and memory; prints as a table.
+
+    Raises:
+        NamedMeshError: An argument is wrong, or the journal belongs to another search.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> B, M, H = nm.dims("batch=64 model=1024 hidden=8192")
+        >>> def layer(x):
+        ...     h = nm.relu(nm.einsum([x, nm.param("wi", [M, H])], [B, H]))
+        ...     return nm.einsum([h, nm.param("wo", [H, M])], [B, M])
+        >>> program = nm.trace(layer, x=nm.spec([B, M]))
+        >>> found = nm.search(program, 8, "tpu-v3", progress=False)
+        >>> found.best.layout  # weights stay where they are, and activations are sent
+        Layout('hidden:x, model:x')
+    """
+    start = time.perf_counter()
+    devices = check_size(devices, "the number of devices")
+    if devices < 2:
+        raise NamedMeshError(
+            "there is nothing to split over 1 device",
+            fix="give the number of devices to split over",
+        )
+    hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
+    every = Mesh(None, devices=devices, hosts=hosts, slices=slices)
+    blocks = {f"{name}s": count for name, count in every.blocks.items()}
+    check_size(axes, "axes")
+    verify = _check_count(verify, "verify")
+    processes = None if processes is None else check_size(processes, "processes")
+    limit = hardware.memory_bytes if memory is None else parse_bytes(memory)
+    pinned = Layout(pin)
+    variants = [
+        _describe(made, one, hardware, devices, blocks)
+        for made, one in _make_programs(program, choices)
+    ]
+    for variant in variants:
+        _check_pin(pinned, variant.program, devices, axes)
+    if plans is None:
+        plans = _count_plans(variants[0].program)
+    bounds = [(one.facts, one.bounds) for one in variants]
+    space = enumerate_space(bounds, devices, pinned, axes, blocks)
+    exploration = Exploration(space, limit, check_size(plans, "plans"))
+    programs = [one.program for one in variants]
+    settings = (hardware, devices, pinned.text, axes, choices, *blocks.items())
+    journal = Journal(resume, fingerprint(programs, *settings))
+
+    def candidate(number: int) -> Candidate:
+        family = space.families[space.family[number]]
+        facts = variants[family.variant].facts
+        return make_candidate(facts, family, space.sizes_of(number), pinned, blocks, hardware)
+
+    with (
+        SearchBar(progress, plans) as bar,
+        measuring(programs, hardware, processes or _count_cores()) as measure_new,
+    ):
+
+        def measure_all(some: Sequence[Candidate]) -> list[Measure]:
+            new = [one for one in some if one.key not in journal.measures]
+            if new:
+                found = measure_new(new)
+                journal.write({one.key: takes for one, takes in zip(new, found, strict=True)})
+            return [journal.measures[one.key] for one in some]
+
+        explore(exploration, candidate, measure_all, bar.show)
+
+    def entry(number: int) -> Entry:
+        one = candidate(number)
+        variant = variants[one.variant]
+        return Entry(
+            one.mesh,
+            one.layout,
+            one.params,
+            variant.choices,
+            exploration.measures[number],
+            variant.program,
+        )
+
+    front = [entry(one) for one in exploration.front()]
+    front[:verify] = [_verify(one, hardware) for one in front[:verify]]
+    fastest = front[0].seconds if front else math.inf
+    beyond = [one for one in map(entry, exploration.too_large()) if one.seconds < fastest]
+    return Search(
+        variants[0].program.name,
+        devices,
+        hardware.name,
+        limit,
+        tuple(front),
+        tuple(beyond),
+        len(space.family) + space.uneven,
+        exploration.planned,
+        exploration.count_reasons(),
+        dict(exploration.refusals),
+        time.perf_counter() - start,
+    )
+
+
+def _make_programs(
+    program: Program | Callable[..., Program], choices: Mapping[str, Sequence[Any]]
+) -> list[tuple[dict[str, Any], Program]]:
+    """Makes the program for every combination of choices."""
+    if isinstance(program, Program):
+        if choices:
+            raise NamedMeshError(
+                f"search: {', '.join(choices)} can be chosen only where the program is made",
+                fix="give a function instead of a program: nm.search(lambda remat: "
+                "nm.trace(...), ..., remat=['none', 'full'])",
+            )
+        return [({}, program)]
+    if not callable(program):
+        raise NamedMeshError(
+            f"search: {format_value(program)} is a {type(program).__name__}, not a Program",
+            fix="give what nm.trace returned, or a function that returns it",
+        )
+    _check_choices(program, choices)
+    made = []
+    for values in itertools.product(*choices.values()):
+        one = dict(zip(choices, values, strict=True))
+        result = program(**one)
+        if not isinstance(result, Program):
+            raise NamedMeshError(
+                f"search: the function returned a {type(result).__name__}, not a Program",
+                fix="return nm.trace(...)",
+            )
+        made.append((one, result))
+    return made
+
+
+def _check_choices(function: Callable[..., Program], choices: Mapping[str, Sequence[Any]]) -> None:
+    """Raises where choices do not fit the arguments of a function, or have no values."""
+    arguments = inspect.signature(function).parameters
+    names = [name for name, one in arguments.items() if one.kind != one.VAR_KEYWORD]
+    unknown = [name for name in choices if name not in arguments]
+    if unknown and len(names) == len(arguments):
+        raise NamedMeshError(
+            f"search: the function has no argument {unknown[0]!r}",
+            fix=did_you_mean(unknown[0], names) if names else "leave it out",
+        )
+    missing = [
+        name for name in names if name not in choices and arguments[name].default is inspect._empty
+    ]
+    if missing:
+        raise NamedMeshError(
+            f"search: nothing is said about the argument {missing[0]!r} of the function",
+            fix=f"give the values to try, e.g. {missing[0]}=[...]",
+        )
+    for name, values in choices.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise NamedMeshError(
+                f"search: {name}={values!r} is not a list of values to try",
+                fix=f"write {name}=[{values!r}]" if values != [] else f"leave {name} out",
+            )
+
+
+def _describe(
+    choices: Mapping[str, Any],
+    program: Program,
+    hardware: Hardware,
+    devices: int,
+    blocks: Mapping[str, int],
+) -> Variant:
+    """Finds the facts of a program, and its bounds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        alone = cost(plan_step(program, Mesh(one=1)), hardware)
+    facts = find_facts(alone, devices)
+    return Variant(choices, program, facts, Bounds(facts, hardware, devices, blocks))
+
+
+def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
+    """Raises where a pinned part cannot be in any layout of a program."""
+    names = list(dict.fromkeys(axis for held in pin.rules.values() for axis in held))
+    if len(names) > axes:
+        raise NamedMeshError(
+            f"search: {len(names)} axes are pinned, and a mesh may have {axes}",
+            f"pin: {pin.text}",
+            fix=f"write axes={len(names)}",
+        )
+    if names:
+        pin.check(Mesh(None, **dict.fromkeys(names, 1)), program.dims, "pin")
+
+
+def _count_plans(program: Program) -> int:
+    """How many plans take about a minute."""
+    return min(1024, max(96, 200_000 // max(1, sum(1 for _ in every_op(program.ops)))))
+
+
+def _check_count(number: object, what: str) -> int:
+    """Returns a number of things, of which there may be none, or raises."""
+    count = whole_number(number)
+    if count is None or count < 0:
+        raise NamedMeshError(f"{what} is {number!r}", fix="give a whole number, or 0 for none")
+    return count
+
+
+def _count_cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _verify(entry: Entry, hardware: Hardware) -> Entry:
+    """Compiles an entry, and says what the compiler made of it."""
+    plan = entry.plan()
+    return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh)))
+
+
+def parse_bytes(memory: float | str) -> float:
+    """Reads a number of bytes.
+
+    Args:
+        memory: The number, or a text such as '15.5 GiB'.
+
+    Returns:
+        The bytes.
+
+    Raises:
+        NamedMeshError: It is neither.
+
+    Example:
+        >>> parse_bytes("1.5 KiB")
+        1536.0
+    """
+    size: float = 0.0
+    if isinstance(memory, str):
+        match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", memory)
+        if match and match[2].lower() in UNITS:
+            size = float(match[1]) * UNITS[match[2].lower()]
+    elif isinstance(memory, (int, float)) and not isinstance(memory, bool):
+        size = float(memory)
+    if size > 0:
+        return size
+    raise NamedMeshError(
+        f"memory={memory!r} is not a number of bytes", fix="write e.g. memory='15.5 GiB'"
+    )

@@ -1,0 +1,1 @@
+"""Signatures of steps: nested inputs and results by name, and printed lines."""

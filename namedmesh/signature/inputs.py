@@ -1,0 +1,94 @@
+"""The inputs of a call by name, given one by one or as the dicts that the function takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+
+# For each argument that is a dict (or *args) of inputs, the names of those inputs.
+InputGroups = Mapping[str, tuple[str, ...]]
+
+
+def name_inputs(
+    program: str,
+    inputs: Mapping[str, str],
+    groups: InputGroups,
+    values: Sequence[Any],
+    named: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Gives every value of a call the name of the input it is for.
+
+    Args:
+        program: The name of the program, for errors.
+        inputs: The text that errors describe each input with, by name and in order.
+        groups: The inputs of each argument that the traced function takes as a dict.
+        values: What was given by position: inputs, or dicts of them.
+        named: What was given by name: inputs, or dicts under the names of their arguments.
+
+    Returns:
+        The values by input; names that are not known are passed on as they are.
+
+    Raises:
+        NamedMeshError: If there are too many values, an input is given twice, or a dict does not
+            have the entries of its argument.
+
+    Example:
+        >>> inputs = {"tokens": "int32[batch=4]", "mask": "bool[batch=4]", "rate": "float32[]"}
+        >>> groups = {"batch": ("tokens", "mask")}
+        >>> name_inputs("train", inputs, groups, [{"mask": 2, "tokens": 1}, 3], {})
+        {'tokens': 1, 'mask': 2, 'rate': 3}
+        >>> name_inputs("train", inputs, groups, [1, 2], {"rate": 3})
+        {'tokens': 1, 'mask': 2, 'rate': 3}
+    """
+    names, starts = list(inputs), {group[0]: key for key, group in groups.items() if group}
+    by_name: dict[str, Any] = {}
+    position = 0
+    for value in values:
+        if isinstance(value, Mapping) and not value and () in groups.values():
+            continue  # a dict argument without entries
+        if position >= len(names):
+            raise NamedMeshError(
+                f"{len(values)} inputs were given, {program} takes {len(inputs)}",
+                *(f"{name}: {text}" for name, text in inputs.items()),
+                fix=f"give the state, then: {', '.join(inputs)}",
+            )
+        argument = starts.get(names[position])
+        if argument is not None and isinstance(value, Mapping):
+            by_name.update(_take_group(program, argument, groups[argument], value))
+            position += len(groups[argument])
+        else:
+            by_name[names[position]] = value
+            position += 1
+    twice = []
+    for name, value in named.items():
+        entries = {name: value}
+        if name in groups and isinstance(value, Mapping):
+            entries = _take_group(program, name, groups[name], value)
+        elif name in groups and name not in inputs and isinstance(value, (tuple, list)):
+            entries = dict(zip(groups[name], value, strict=False))
+        twice += [entry for entry in entries if entry in by_name]
+        by_name.update(entries)
+    if twice:
+        subject = f"input {twice[0]} was" if len(twice) == 1 else f"inputs {', '.join(twice)} were"
+        raise NamedMeshError(f"{subject} given twice", fix="give each input by position or by name")
+    return by_name
+
+
+def _take_group(
+    program: str, argument: str, names: Sequence[str], value: Mapping[Any, Any]
+) -> dict[str, Any]:
+    """The entries of a dict argument in order, or an error that names all that do not fit."""
+    unknown = [key for key in value if key not in names]
+    missing = [name for name in names if name not in value]
+    if not unknown and not missing:
+        return {name: value[name] for name in names}
+    problems = [f"lacks {join_names(missing)}"] if missing else []
+    if unknown:
+        problems.append(f"has {join_names([repr(key) for key in unknown])} besides")
+    raise NamedMeshError(
+        f"argument {argument} of {program} {', and '.join(problems)}",
+        f"{argument}: {{{', '.join(names)}}}",
+        fix=did_you_mean(str(unknown[0]), names) if unknown else f"give all of: {', '.join(names)}",
+    )

@@ -1,0 +1,273 @@
+"""Planned collectives against those of a compiled module."""
+
+import dataclasses
+import gc
+import re
+import time
+
+import pytest
+
+import namedmesh as nm
+from namedmesh.audit.audit import audit
+from namedmesh.audit.hlo import parse_module
+from namedmesh.errors.source import Source
+from namedmesh.records.collective import Collective
+from namedmesh.runtime import Audit
+from tests.audit.hlo.text import module_of
+
+MESH = nm.Mesh(data=2, model=4)
+PLANNED = Collective(
+    kind="AllReduce",
+    axes=("model",),
+    elements=32,
+    dtype="float32",
+    bytes=128,
+    times=1,
+    tensor="y",
+    op="einsum.3",
+    phase="forward",
+    source=Source("model.py", 3),
+    devices=4,
+)
+LINE = """
+  %r = f32[4,8]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add, \
+metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
+"""
+UNNAMED = LINE.replace(', metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}', "")
+SWAP = "{{1,2},{2,1},{5,6},{6,5}}"  # the order of two axes of two devices each
+
+
+def planned(**changes) -> Collective:
+    return dataclasses.replace(PLANNED, **changes)
+
+
+def audit_of(lines: str, *collectives: Collective, backend: str = "cpu", **options) -> Audit:
+    """The audit of a module of these lines against planned collectives."""
+    return audit(module_of(lines), MESH, collectives, backend=backend, **options)
+
+
+def looped(line: str, turns: str = "6", condition: str = "") -> str:
+    """A module that runs a line in a loop."""
+    config = f', backend_config={{"known_trip_count":{{"n":"{turns}"}}}}' if turns else ""
+    return f"""HloModule m
+
+%condition (t: f32[4,8]) -> pred[] {{
+  %t = f32[4,8]{{1,0}} parameter(0)
+{condition}
+  ROOT %go = pred[] constant(true)
+}}
+
+%body (t: f32[4,8]) -> f32[4,8] {{
+  %p = f32[4,8]{{1,0}} parameter(0)
+{line.replace("  %r", "  ROOT %r")}
+}}
+
+ENTRY %main (p: f32[4,8]) -> f32[4,8] {{
+  %p = f32[4,8]{{1,0}} parameter(0)
+  ROOT %w = f32[4,8]{{1,0}} while(%p), condition=%condition, body=%body{config}
+}}
+"""
+
+
+def test_what_was_planned_and_made_matches():
+    result = audit_of(LINE, planned())
+    assert result.exact and result.notes == [] and result.by_shape == []
+    ((plan, one),) = result.matched
+    assert plan == PLANNED and one.name == "r" and one.times == 1
+    assert str(result) == "audit: 1 as planned, 0 unplanned, 0 not made"
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        ({"axes": ("data",)}, "over model for data"),
+        ({"elements": 31, "bytes": 124}, "of 32 elements for 31 elements"),
+        ({"dtype": "int32"}, "in float32 for int32"),
+        ({"dtype": "bfloat16", "bytes": 64}, "in float32 for bfloat16"),
+        ({"times": 60}, "run 1 for 60"),
+    ],
+)
+@pytest.mark.parametrize("backend", ["gpu", "tpu", "other"])
+def test_what_an_op_makes_otherwise_is_a_difference(change, difference, backend):
+    result = audit_of(LINE, planned(**change), backend=backend)
+    assert not result.exact and not result.unplanned and not result.missing
+    assert [str(one) for one in result.differences] == [f"AllReduce of y (einsum.3): {difference}"]
+    with pytest.raises(
+        nm.NamedMeshError, match="the compiler made 1 collective otherwise than planned"
+    ):
+        result.enforce(strict=True)
+
+
+def test_another_kind_is_unplanned_and_missing():
+    result = audit_of(LINE, planned(kind="AllToAll"))
+    assert [one.op_name for one in result.unplanned] == ["jit(f)/namedmesh/nm.einsum.3/XlaDot"]
+    assert [plan.kind for plan in result.missing] == ["AllToAll"]
+    with pytest.warns(UserWarning, match=re.escape("AllReduce over model of 32 float32 elements")):
+        result.enforce(strict=False)
+
+
+def test_strict_names_everything_that_is_wrong():
+    text = LINE + LINE.replace("%r", "%s").replace("einsum.3", "einsum.9")
+    result = audit_of(text, planned(times=5), planned(op="sum.7", tensor="z", axes=("data",)))
+    with pytest.raises(nm.NamedMeshError) as raised:
+        result.enforce(strict=True)
+    assert str(raised.value).splitlines()[:4] == [
+        "the compiler made 1 collective that the plan does not have, and did not make 1 collective "
+        "that the plan has, and made 1 collective otherwise than planned",
+        "  unplanned AllReduce over model of 32 float32 elements, from nm.einsum.9/XlaDot",
+        "  not made AllReduce over data of z, 32 float32 elements (sum.7 at model.py:3)",
+        "  different AllReduce of y (einsum.3): run 1 for 5",
+    ]
+
+
+def test_strict_raises_for_what_was_not_made():
+    result = audit_of("", planned())
+    with pytest.raises(
+        nm.NamedMeshError, match="the compiler did not make 1 collective that the plan has"
+    ):
+        result.enforce(strict=True)
+    with pytest.warns(UserWarning, match="not made AllReduce over model of y"):
+        result.enforce(strict=False)
+
+
+def test_a_collective_in_a_loop_runs_as_often_as_the_loop():
+    module = parse_module(looped(LINE, "60"))
+    once = audit(module, MESH, [planned()], backend="cpu")
+    assert [str(one) for one in once.differences] == ["AllReduce of y (einsum.3): run 60 for 1"]
+    assert audit(module, MESH, [planned(times=60)], backend="cpu").exact
+
+
+def test_a_loop_of_unknown_length_matches_one_that_is_planned_as_such():
+    """Even where its condition has a limit: it may stop before."""
+    module = parse_module(looped(LINE, "", "  %limit = s32[] constant(1)"))
+    result = audit(module, MESH, [planned(open_ended=True)], backend="cpu")
+    assert result.exact
+    assert result.notes == ["1 in loops of unknown length, which the plan counts by the turn"]
+    (difference,) = audit(module, MESH, [planned()], backend="cpu").differences
+    assert str(difference) == "AllReduce of y (einsum.3): run 1 per turn for 1"
+
+
+def test_the_compiler_may_know_the_length_of_a_loop_that_the_plan_does_not():
+    known = parse_module(looped(LINE, "6"))
+    assert audit(known, MESH, [planned(open_ended=True)], backend="cpu").exact
+    assert audit(known, MESH, [planned(open_ended=True, times=3)], backend="cpu").exact
+    assert not audit(known, MESH, [planned(open_ended=True, times=4)], backend="cpu").exact
+    never = parse_module(looped(LINE, "0"))
+    assert audit(never, MESH, [planned(open_ended=True)], backend="cpu").missing
+
+
+def test_metadata_decides_between_equal_collectives():
+    two = LINE + "\n" + LINE.replace("einsum.3", "einsum.33").replace("%r", "%s")
+    result = audit_of(two, planned(op="einsum.33"), planned(op="einsum.3"))
+    assert result.exact
+    assert all(f"nm.{plan.op}/" in one.op_name for plan, one in result.matched)
+
+
+def test_combined_collectives_name_every_op():
+    line = """
+  %r = (f32[4,8]{1,0}, f32[4,8]{1,0}) all-reduce(%p, %p), replica_groups=[2,4]<=[8], \
+to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.einsum.9/XlaDot:nm.sum.7/Sum)"}
+"""
+    result = audit_of(line, planned(op="sum.7"), planned(op="einsum.9"))
+    assert result.exact and result.by_shape == []
+
+
+def test_a_combined_collective_does_not_take_the_match_of_one_that_is_alone():
+    lines = """
+  %r = (f32[4,8]{1,0}, f32[2]{0}) all-reduce(%p, %q), replica_groups=[2,4]<=[8], \
+to_apply=%add, metadata={op_name="jit(f)/namedmesh/(nm.sum.7/Sum_1:nm.einsum.6/Sum)"}
+  %s = f32[2]{0} all-reduce(%q), replica_groups=[2,4]<=[8], \
+to_apply=%add, metadata={op_name="jit(f)/namedmesh/nm.sum.7/Sum_2"}
+"""
+    small = {"elements": 2, "bytes": 8}
+    plans = [
+        planned(op="sum.7"),
+        planned(op="einsum.6", kind="ReduceScatter", **small),
+        planned(op="sum.7", **small),
+    ]
+    assert audit_of(lines, *plans).exact
+
+
+def test_variables_are_initialised_by_ops_with_names_of_their_own():
+    line = LINE.replace("nm.einsum.3/XlaDot", "nm.decoder/block/w/einsum.3/XlaDot")
+    assert audit_of(line, planned(op="decoder/block/w/einsum.3")).by_shape == []
+    assert not audit_of(line, planned(op="einsum.3")).exact
+
+
+def test_a_match_by_shape_alone_says_so():
+    result = audit_of(UNNAMED, planned())
+    assert result.exact and result.by_shape == result.matched
+    assert result.notes == ["1 matched by shape alone: 1 AllReduce"]
+    assert "1 matched by shape alone" in str(result)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"axes": ("data",)},
+        {"kind": "AllGather"},
+        {"kind": "ReduceScatter"},
+        {"dtype": "int32"},
+        {"dtype": "bfloat16", "bytes": 64},
+        {"elements": 16, "bytes": 64},
+        {"bytes": 64},
+        {"times": 2},
+    ],
+)
+def test_by_shape_alone_everything_else_must_agree(change):
+    result = audit_of(UNNAMED, planned(**change))
+    assert len(result.unplanned) == 1 and len(result.missing) == 1
+
+
+def test_metadata_of_another_op_speaks_against_a_match():
+    """A planned collective that is never made is no free pass for one of equal shape."""
+    result = audit_of(LINE.replace("einsum.3", "take.8"), planned())
+    assert len(result.unplanned) == 1 and result.missing == [planned()]
+
+
+def test_one_compiled_collective_matches_one_planned():
+    assert audit_of(LINE, planned(), planned(op="sum.5")).missing == [planned(op="sum.5")]
+    assert len(audit_of(LINE + LINE.replace("%r", "%s"), planned()).unplanned) == 1
+
+
+def test_a_permutation_must_be_a_new_order_of_the_planned_axes():
+    mesh = nm.Mesh(a=2, b=2, c=2)
+    line = (
+        "  %r = f32[4,8]{1,0} collective-permute(%p), source_target_pairs=PAIRS, "
+        'metadata={op_name="nm.reshard.3/x"}'
+    )
+
+    def check(pairs: str, axes: tuple[str, ...]) -> bool:
+        plan = planned(kind="CollectivePermute", axes=axes, op="reshard.3", devices=mesh.size(axes))
+        module = module_of(line.replace("PAIRS", pairs))
+        return audit(module, mesh, [plan], backend="cpu").exact
+
+    assert check(SWAP, ("b", "c")) and check(SWAP, ("a", "b", "c"))
+    assert check("{{0,0},{1,2},{2,1},{3,3},{4,4},{5,6},{6,5},{7,7}}", ("b", "c"))
+    assert not check(SWAP, ("a", "b")), "along other axes"
+    assert not check("{{0,1},{1,0},{2,3},{3,2}}", ("b", "c")), "an exchange along one axis"
+    assert not check("{{1,2},{2,1}}", ("b", "c")), "half of the devices"
+    assert not check("{{1,2},{2,1},{5,6},{6,9}}", ("b", "c")), "a device that is not there"
+
+
+@pytest.mark.parametrize("count", [2000])
+def test_the_time_is_linear_in_the_number_of_collectives(count):
+    """Equal collectives, named or not; four times as many take about four times as long."""
+
+    def seconds(number: int) -> float:
+        lines, plans = [], []
+        for i in range(number):
+            line = UNNAMED if i % 2 else LINE.replace("einsum.3", f"einsum.{i}")
+            lines.append(line.replace("%r", f"%r{i}").strip("\n"))
+            plans.append(planned(op=f"einsum.{i}", tensor=f"t{i}"))
+        text = "\n".join(lines)
+        gc.disable()  # its passes over all objects are not linear
+        start = time.process_time()
+        result = audit_of(text, *plans)
+        assert result.exact and len(result.by_shape) == number // 2
+        gc.enable()
+        return time.process_time() - start
+
+    few = min(seconds(count) for _ in range(3))
+    many = min(seconds(4 * count) for _ in range(2))
+    assert many < 7 * few and many < 20, (few, many)

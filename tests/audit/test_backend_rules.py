@@ -1,0 +1,188 @@
+"""What backends may do otherwise than planned, and what they may not."""
+
+from dataclasses import replace
+
+import pytest
+
+from namedmesh.audit.audit import audit
+from namedmesh.audit.backend_rules import (
+    AXES_IN_ONE,
+    BETWEEN_SLICES,
+    EQUAL_ONCE,
+    RULES,
+    TILED_SCATTER,
+    find_rules,
+)
+from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.dims.hop import Hop
+from tests.audit.test_audit import LINE, MESH, UNNAMED, audit_of, planned
+
+HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
+GATHER = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")
+GATHER = GATHER.replace("f32[4,8]", "bf16[4,8]")
+ALL_AXES = LINE.replace("[2,4]<=[8]", "[1,8]<=[8]")
+
+
+def test_every_rule_says_what_it_is():
+    rules = (*RULES, AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
+    assert len({rule.name for rule in rules}) == len(rules)
+    for rule in rules:
+        assert {*rule.backends} <= {"cpu", "gpu", "tpu"} and rule.backends
+        assert all((rule.condition, rule.bound, rule.bytes, rule.evidence))
+    assert find_rules("another", "default") == ()
+
+
+def test_cpu_reduces_and_slices():
+    plan = planned(kind="ReduceScatter")
+    result = audit_of(LINE, plan)
+    assert result.exact
+    assert result.notes == ["ReduceScatter made as AllReduce and slice"]
+    for other in (audit_of(LINE, plan, backend="gpu"), audit_of(UNNAMED, plan)):
+        assert not other.exact, "on another backend, or of who knows which op"
+
+
+def test_cpu_sends_bfloat16_as_float32():
+    plan = planned(dtype="bfloat16", bytes=64)
+    result = audit_of(LINE, plan)
+    assert result.exact and result.rules == {"bfloat16 sent as float32": 1}
+    both = audit_of(LINE, planned(dtype="bfloat16", bytes=64, kind="ReduceScatter"))
+    assert both.exact and len(both.rules) == 2, "and one rule after the other"
+    for backend in ("gpu", "tpu"):
+        assert audit_of(LINE, plan, backend=backend).differences
+    assert audit_of(HALF, planned()).differences, "not the other way round"
+    assert audit_of(LINE, planned(dtype="float16", bytes=64)).differences, "float16 stays"
+
+
+def test_tpu_sends_what_matrix_products_read_as_bfloat16():
+    plan = planned(kind="AllGather")
+    result = audit_of(GATHER, plan, backend="tpu")
+    assert result.exact and result.rules == {"float32 sent as bfloat16": 1}
+    assert audit_of(GATHER, plan, backend="tpu", precision="highest").differences
+    assert audit_of(GATHER, plan, backend="cpu").differences
+    assert audit_of(HALF, planned(), backend="tpu").differences, "sums keep their precision"
+
+
+def test_tpu_sends_the_same_rows_once():
+    ring = "{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}"
+    line = LINE.replace("all-reduce", "collective-permute").replace("to_apply=%add, ", "")
+    line = line.replace("replica_groups=[2,4]<=[8]", f"source_target_pairs={{{ring}}}")
+    hop = Hop(-1, 0, 3, cyclic=True, axes=("model",))
+    plan = planned(kind="CollectivePermute", hop=hop)
+    again = replace(plan, op="conv_window.9")
+    result = audit_of(line, plan, again, backend="tpu")
+    assert result.exact and result.rules == {EQUAL_ONCE.name: 1}
+    assert not audit_of(line, plan, again, backend="cpu").exact
+    other = replace(again, tensor="another")
+    assert [one.tensor for one in audit_of(line, plan, other, backend="tpu").missing] == ["another"]
+    back = replace(again, hop=replace(hop, by=1))
+    assert len(audit_of(line, plan, back, backend="tpu").missing) == 1, "the other way"
+
+
+def test_tpu_passes_on_operands_of_products_in_bfloat16():
+    ring = "{0,1},{1,2},{2,3},{3,0},{4,5},{5,6},{6,7},{7,4}"
+    line = HALF.replace("all-reduce", "collective-permute").replace("to_apply=%add, ", "")
+    line = line.replace("replica_groups=[2,4]<=[8]", f"source_target_pairs={{{ring}}}")
+    hop = Hop(-1, 0, 3, cyclic=True, axes=("model",))
+    plan = planned(kind="CollectivePermute", hop=hop)
+    result = audit_of(line, plan, backend="tpu")
+    assert result.exact and result.rules == {"float32 sent as bfloat16": 1}
+    assert not audit_of(line, plan, backend="tpu", precision="highest").exact
+    other = line.replace("{3,0}", "{3,1}")
+    assert not audit_of(other, plan, backend="tpu").exact, "to another device"
+
+
+def test_tpu_makes_small_gathers_as_sums_of_pieces():
+    plan = planned(kind="AllGather")
+    result = audit_of(LINE, plan, backend="tpu")
+    assert result.exact and result.notes == [
+        "AllGather of small pieces made as AllReduce, zero elsewhere"
+    ]
+    assert not audit_of(UNNAMED, plan, backend="tpu").exact, "in an unrelated AllReduce"
+    assert not audit_of(LINE.replace("einsum.3", "sum.4"), plan, backend="tpu").exact
+    assert not audit_of(LINE, plan, backend="cpu").exact
+    large = LINE.replace("f32[4,8]", "f32[4,80000]")
+    assert not audit_of(
+        large, planned(kind="AllGather", elements=320_000, bytes=1_280_000), backend="tpu"
+    ).exact
+    named = planned(kind="AllGather", op="replicate.4", producer="einsum.3")
+    assert audit_of(LINE, named, backend="tpu").exact, "after the op that makes the tensor"
+    both = audit_of(LINE, plan, planned(), backend="tpu")
+    assert [one.kind for one in both.missing] == ["AllGather"], "a planned AllReduce comes first"
+
+
+def test_tpu_sums_over_one_axis_after_the_other_at_once():
+    parts = (planned(), planned(axes=("data",), devices=2))
+    result = audit_of(ALL_AXES, *parts, backend="tpu")
+    assert result.exact and result.count("AllReduce") == 1
+    assert result.rules == {AXES_IN_ONE.name: 1}
+    assert not audit_of(ALL_AXES, *parts, backend="cpu").exact
+    other = audit_of(ALL_AXES, parts[0], planned(axes=("data",), op="sum.9"), backend="tpu")
+    assert not other.exact, "of different ops"
+    twice = audit_of(ALL_AXES, planned(), planned(), backend="tpu")
+    assert not twice.exact, "over the same axis"
+
+
+TILED = """
+%all-reduce-scatter.1 (p: bf16[8192,16]) -> bf16[2080,16] {
+  %p = bf16[8192,16]{1,0} parameter(0)
+  ROOT %a = bf16[8320,16]{1,0} all-reduce(%p), replica_groups=GROUPS, to_apply=%add
+}
+ENTRY %main (x: bf16[8192,16]) -> bf16[2080,16] {
+  %x = bf16[8192,16]{1,0} parameter(0)
+  %f = bf16[2080,16]{1,0} fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1, \
+metadata={op_name="nm.einsum.3/x"}
+  %s = bf16[ROWS,16]{1,0} slice(%f), slice={[0:ROWS], [0:16]}
+  ROOT %c = bf16[ROWS,16]{1,0} collective-permute(%s), source_target_pairs=PAIRS
+}
+"""
+
+
+def tiled(rows: int = 96, pairs: str = "{{0,1},{1,2},{2,3},{4,5},{5,6},{6,7}}") -> Module:
+    """What TPU makes of a ReduceScatter of 8,192 rows over four devices."""
+    text = TILED.replace("GROUPS", "{{0,1,2,3},{4,5,6,7}}").replace("ROWS", str(rows))
+    return parse_module("HloModule tiled\n" + text.replace("PAIRS", pairs))
+
+
+def test_tpu_scatters_whole_tiles_and_sends_the_rest_on():
+    plan = planned(kind="ReduceScatter", elements=8192 * 16, dtype="bfloat16", bytes=2 * 8192 * 16)
+    result = audit(tiled(), MESH, [plan], backend="tpu")
+    assert result.exact and result.rules == {TILED_SCATTER.name: 1}
+    assert [one.kind for one in result.helpers] == ["CollectivePermute"]
+    wire = 2 * (8320 * 16 * 3 // 4 + 96 * 16)
+    assert result.wire_bytes == wire, "what completes it is sent too"
+    for other in (
+        audit(tiled(), MESH, [plan], backend="gpu"),
+        audit(tiled(rows=200), MESH, [plan], backend="tpu"),
+        audit(tiled(pairs="{{0,4},{1,5},{2,6},{3,7}}"), MESH, [plan], backend="tpu"),
+        audit(tiled(), MESH, [replace(plan, op="sum.9")], backend="tpu"),
+        audit(tiled(), MESH, [replace(plan, elements=7800 * 16, bytes=0)], backend="tpu"),
+    ):
+        assert not other.exact
+
+
+def test_a_gather_may_be_named_after_what_makes_its_tensor():
+    gather = planned(kind="AllGather", op="einsum.9", producer="einsum.3")
+    line = GATHER.replace("bf16", "f32")
+    for backend in ("cpu", "gpu", "tpu"):
+        assert audit_of(line, gather, backend=backend).exact
+    assert not audit_of(line, replace(gather, producer="einsum.4"), backend="cpu").exact
+    assert not audit_of(line, replace(gather, producer="cast.1"), backend="tpu").exact
+    assert not audit_of(line, replace(gather, producer=""), backend="tpu").exact
+
+
+def test_what_never_changes_in_a_loop_may_be_made_before_it():
+    plan = planned(times=6, times_outside=2)
+    once = replace(plan, times=2, times_outside=0)
+    for backend in ("cpu", "gpu", "tpu"):
+        assert audit_of(LINE, replace(plan, times_outside=1), backend=backend).exact
+        assert not audit_of(LINE, plan, backend=backend).exact, "made once, planned twice"
+        assert not audit_of(LINE, once, backend=backend).exact
+        assert not audit_of(LINE, planned(times=6), backend=backend).exact
+
+
+@pytest.mark.parametrize("backend", ["cpu", "gpu", "tpu"])
+def test_an_unplanned_collective_is_unplanned_everywhere(backend):
+    for line in (LINE, UNNAMED, GATHER):
+        assert len(audit_of(line, backend=backend).unplanned) == 1
+    assert MESH.devices == 8

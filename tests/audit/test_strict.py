@@ -1,0 +1,83 @@
+"""What a strict Executable insists on: in a step, and in initialisation."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.errors.source import Source
+from namedmesh.records.collective import Collective
+
+B, M = nm.dims("batch=8 model=16")
+EXTRA = Collective(
+    "AllGather", ("data",), 64, "float32", 256, 1, "w", "take.9", "init", Source("model.py", 3), 4
+)
+
+
+@pytest.fixture(scope="module")
+def artifact() -> nm.Artifact:
+    def step(x):
+        return nm.sum(x * nm.param("w", [M]))
+
+    return nm.export(nm.trace(step, x=nm.spec([B, M])), nm.Mesh(data=4), "batch:data")
+
+
+def test_strict_holds_for_initialisation(artifact):
+    """A planned collective that initialisation does not make is an error there, too."""
+    promised = dataclasses.replace(artifact, initial_collectives=(EXTRA,))
+    strict = nm.runtime.Executable(promised, strict=True)
+    assert strict.initial_audit is None
+    with pytest.raises(nm.NamedMeshError, match="the compiler did not make 1 collective that"):
+        strict.init(0)
+    with pytest.raises(nm.NamedMeshError, match="the compiler did not make 1 collective that"):
+        strict.init(0)  # and not only the first time
+    lenient = nm.runtime.Executable(promised, strict=False)
+    with pytest.warns(UserWarning, match="not made AllGather over data of w, 64 float32 elements"):
+        lenient.init(0)
+    assert lenient.initial_audit is not None and lenient.initial_audit.missing == [EXTRA]
+
+
+def test_strict_holds_for_what_a_step_does_not_make(artifact):
+    promised = dataclasses.replace(artifact, collectives=(*artifact.collectives, EXTRA))
+    with pytest.raises(nm.NamedMeshError, match="not made AllGather over data of w"):
+        nm.runtime.Executable(promised, strict=True)
+
+
+def test_strict_holds_for_what_a_step_makes_more_often(artifact):
+    changed = [dataclasses.replace(one, times=60) for one in artifact.collectives]
+    promised = dataclasses.replace(artifact, collectives=tuple(changed))
+    with pytest.raises(nm.NamedMeshError, match=r"different AllReduce of \w+ .*: run 1 for 60"):
+        nm.runtime.Executable(promised, strict=True)
+
+
+def test_a_loop_of_unknown_length_is_planned_and_printed_by_the_turn():
+    def step(x):
+        def body(x):
+            return x + nm.sum(x, over=B) * 0.5
+
+        return nm.while_loop(lambda x: nm.sum(x) < 100.0, body, x)
+
+    compiled = nm.compile(
+        step, nm.spec([B, M]), mesh=nm.Mesh(data=4), layout="batch:data", strict=True
+    )
+    assert compiled.plan.collectives and all(one.open_ended for one in compiled.plan.collectives)
+    assert "1 per turn" in str(compiled.plan)
+    assert compiled.plan.to_json()["collectives"][0]["open_ended"] is True
+    count = len(compiled.plan.collectives)
+    assert compiled.audit.notes == [
+        f"{count} in loops of unknown length, which the plan counts by the turn"
+    ]
+    assert {one.open_ended for _, one in compiled.audit.matched} == {True}
+    _, total = compiled(None, np.ones((8, 16), np.float32))
+    assert np.asarray(total).sum() >= 100
+
+
+def test_plans_show_bytes_on_the_wire_beside_those_of_the_buffer(artifact):
+    program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
+    plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
+    (sum,) = plan.collectives
+    assert (sum.bytes, sum.wire_bytes, sum.devices) == (64, 2 * 64 * 3 // 4, 4)
+    assert plan.to_json()["collectives"][0]["wire_bytes"] == 96
+    assert plan.to_json()["wire_bytes_per_device"]["forward"] == plan.total_wire_bytes() == 96
+    assert "on the wire" in plan.communication and "64 B per device, 96 B on the wire" in str(plan)
