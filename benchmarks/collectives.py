@@ -60,7 +60,7 @@ ITEM = 4  # bytes of a float32
 
 
 def expected(name: str, x: np.ndarray) -> np.ndarray:
-    """What a collective returns, the pieces of all partitions joined."""
+    """What a collective returns, the shards of all partitions joined."""
     if name in ("all_reduce", "reduce_scatter"):
         return x.sum(axis=0, dtype=np.float32)
     return np.roll(x, 1, axis=0) if name == "collective_permute" else x

@@ -38,7 +38,7 @@ def count_collectives(text: str) -> dict[str, int]:
 def time_interleaved(
     programs: dict[str, Callable[[], Any]], steps: int, warm: int = 5
 ) -> dict[str, np.ndarray]:
-    """Time each program's steps in turns of alternating order.
+    """Time each program's steps in iterations of alternating order.
 
     Returns milliseconds on the clock and on the processors, by program.
     """
@@ -56,8 +56,8 @@ def compare(
 ) -> dict[str, float]:
     """Return median times of our program and another, and their ratios: above 1 ours is slower.
 
-    On a shared machine the ratio within each turn and that of processor times vary less than the
-    ratio of the medians.
+    On a shared machine the ratio within each iteration and that of processor times vary less than
+    the ratio of the medians.
     """
     times = time_interleaved({"namedmesh": ours, name: theirs}, steps)
     (clock, processors), (their_clock, their_processors) = times["namedmesh"], times[name]

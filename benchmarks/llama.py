@@ -59,14 +59,14 @@ class Llama:
         return value if self.dtype == "float32" else nm.cast(value, self.dtype)
 
     def rotate(self, x: nm.Tensor, sequence: nm.Dimension) -> nm.Tensor:
-        """Turns pairs of elements by angles that grow with the position."""
+        """Iterations pairs of elements by angles that grow with the position."""
         D, PAIR = self.D, nm.Dimension("pair", self.D.size // 2)
         frequency = nm.exp(nm.range(PAIR, "float32") * (-math.log(10_000.0) / PAIR.size))
         angle = nm.range(sequence, "float32") * frequency
         order = x.shape
         x = nm.reshape(x, [D], [HALF, PAIR])
         first, second = (nm.sum(nm.slice(x, HALF, i, 1), over=HALF.resized(1)) for i in (0, 1))
-        cosine, sine = (nm.cast(turn(angle), x.dtype) for turn in (nm.cos, nm.sin))
+        cosine, sine = (nm.cast(iteration(angle), x.dtype) for iteration in (nm.cos, nm.sin))
         turned = first * cosine - second * sine, second * cosine + first * sine
         return nm.transpose(nm.reshape(nm.stack(turned, HALF), [HALF, PAIR], [D]), order)
 

@@ -134,10 +134,10 @@ def trace_stack(case: Case, layers: int) -> nm.Program:
     L = nm.Dimension("layer", layers)
 
     def loss_and_gradients(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
-        def turn(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
+        def iteration(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
             return LLAMA.layer(x, case.second), None
 
-        y, _ = nm.scan(turn, x, over=L, stack=True)
+        y, _ = nm.scan(iteration, x, over=L, stack=True)
         loss = nm.sum(y * y) * (1 / y.shape.elements)
         return loss, nm.grad(loss)
 
@@ -147,13 +147,13 @@ def trace_stack(case: Case, layers: int) -> nm.Program:
     shapes = {name: variable.shape for name, variable in program.parameters.items()}
 
     def accumulate(x: nm.Tensor) -> Any:
-        def turn(sums: Any, x: nm.Tensor) -> tuple[Any, None]:
+        def iteration(sums: Any, x: nm.Tensor) -> tuple[Any, None]:
             total, gradients = sums
             loss, more = loss_and_gradients(x)
             return (total + loss, {name: gradients[name] + more[name] for name in more}), None
 
         zeros = {name: nm.zeros(shape) for name, shape in shapes.items()}
-        return nm.scan(turn, (0.0, zeros), x, over=MICRO)[0]
+        return nm.scan(iteration, (0.0, zeros), x, over=MICRO)[0]
 
     return nm.trace(accumulate, x=nm.spec([MICRO, B, ROW, M]))
 

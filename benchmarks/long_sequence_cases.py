@@ -71,8 +71,8 @@ class Cell:
     def sizes(self) -> list[int]:
         """All sizes to choose from: four from each to its double."""
         unit = 1 if self.form == "pipeline" else BLOCK
-        pieces = 1 if self.form == "plain" else self.axis
-        return [unit * pieces * part * 2**i for i in range(8) for part in (4, 5, 6, 7)]
+        shards = 1 if self.form == "plain" else self.axis
+        return [unit * shards * part * 2**i for i in range(8) for part in (4, 5, 6, 7)]
 
     def sizes_to_try(self, around: int = 8) -> list[int]:
         """The largest size that is estimated to fit, and as many below and above."""

@@ -139,7 +139,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a table for people."""
     lines = [
         "| form | axis | largest that fits | of the first | its memory, GiB | the next larger "
-        "| needs, GiB | of | collectives as planned | idle turns |",
+        "| needs, GiB | of | collectives as planned | idle iterations |",
         "|---" * 10 + "|",
     ]
     for row in rows:

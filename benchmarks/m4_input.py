@@ -34,10 +34,15 @@ _PRESET = flags.DEFINE_enum(
 _RUN = flags.DEFINE_string(
     "run", None, "A folder for data and lowered step; by default a temporary one."
 )
-_TURNS = flags.DEFINE_integer(
-    "turns", 9, "Turns of the pipeline and of the step, after one to warm up.", lower_bound=1
+_ITERATIONS = flags.DEFINE_integer(
+    "iterations",
+    9,
+    "Iterations of the pipeline and of the step, after one to warm up.",
+    lower_bound=1,
 )
-_STEPS = flags.DEFINE_integer("steps_a_turn", 5, "Train steps in a turn.", lower_bound=1)
+_STEPS = flags.DEFINE_integer(
+    "steps_an_iteration", 5, "Train steps in an iteration.", lower_bound=1
+)
 
 
 @contextmanager
@@ -52,15 +57,15 @@ def use_one_core() -> Iterator[None]:
 
 
 def measure_rates(
-    stream: Iterator[Batch], batches: int, step: Callable[[Batch], Any], steps: int, turns: int
+    stream: Iterator[Batch], batches: int, step: Callable[[Batch], Any], steps: int, iterations: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the tokens per second of the stream and of the step, in each of some turns.
+    """Measure the tokens per second of the stream and of the step, in each of some iterations.
 
-    A turn of the stream is the batches of a whole chunk, since a chunk is packed when its first
-    batch is asked for. The step takes the first of them.
+    An iteration of the stream is the batches of a whole chunk, since a chunk is packed when its
+    first batch is asked for. The step takes the first of them.
     """
     streamed, consumed = [], []
-    for _ in range(1 + turns):
+    for _ in range(1 + iterations):
         with use_one_core():
             start = time.perf_counter()
             some = [next(stream) for _ in range(batches)]
@@ -72,7 +77,7 @@ def measure_rates(
     return np.array(streamed[1:]), np.array(consumed[1:])
 
 
-def measure(run: Run, settings: Settings, turns: int, steps: int) -> dict[str, Any]:
+def measure(run: Run, settings: Settings, iterations: int, steps: int) -> dict[str, Any]:
     """Measure both rates of a run, fetching the results of every step."""
     executable = load(run.artifact("train", settings))  # first: it sets the number of devices
     state = executable.init(settings.seed)
@@ -84,16 +89,18 @@ def measure(run: Run, settings: Settings, turns: int, steps: int) -> dict[str, A
         state, results = executable(state, **batch, seed=np.int32(0))
         jax.device_get(results)
 
-    streamed, consumed = measure_rates((batch for batch, _ in stream), batches, step, steps, turns)
+    streamed, consumed = measure_rates(
+        (batch for batch, _ in stream), batches, step, steps, iterations
+    )
     chunk = stream.chunk(0)
     return {
         "ratio_to_step": float(np.median(streamed) / np.median(consumed)),
         "paired_ratio_to_step": float(np.median(streamed / consumed)),
         "input_tokens_per_second": float(np.median(streamed)),
         "step_tokens_per_second": float(np.median(consumed)),
-        "turns": turns,
-        "batches_a_turn": batches,
-        "steps_a_turn": steps,
+        "iterations": iterations,
+        "batches_an_iteration": batches,
+        "steps_an_iteration": steps,
         "fill": {"source": chunk.source_fill, "target": chunk.target_fill},
         "preset": settings.preset,
         "mesh": settings.mesh,
@@ -107,7 +114,7 @@ def main(_arguments: list[str]) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         run = Run(_RUN.value or pathlib.Path(scratch) / "run")
         settings = run.start(preset(_PRESET.value), _DATA.value)
-        publish(measure(run, settings, _TURNS.value, _STEPS.value))
+        publish(measure(run, settings, _ITERATIONS.value, _STEPS.value))
 
 
 if __name__ == "__main__":

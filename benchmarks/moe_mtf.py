@@ -90,14 +90,14 @@ def step(
             f"all:{devices}", "group:all;expert:all", places
         )
         lowering = mtf.Lowering(graph, {mesh: placement})
-        pieces = [
-            piece.op
+        shards = [
+            shard.op
             for result in results
-            for piece in lowering.tensors[result].to_laid_out_tensor().tensor_list
+            for shard in lowering.tensors[result].to_laid_out_tensor().tensor_list
         ]
         whole = [lowering.export_to_tf_tensor(result) for result in results]
         starting = [tf1.global_variables_initializer(), lowering.copy_masters_to_slices()]
         session = tf1.Session(config=tf1.ConfigProto(device_count={"CPU": devices}))
         for operation in starting:
             session.run(operation)
-    return session.make_callable(pieces), session.make_callable(whole)
+    return session.make_callable(shards), session.make_callable(whole)

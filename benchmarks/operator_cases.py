@@ -88,40 +88,40 @@ def trace_rows_and_columns(partitions: int) -> nm.Program:
 
 
 def trace_rows_and_sum_in_a_loop(partitions: int) -> nm.Program:
-    """Matmul([A]B,[B]C->[A]C), the pieces of the second operand going round the partitions.
+    """Matmul([A]B,[B]C->[A]C), the shards of the second operand going round the partitions.
 
     A is [partition, a] and B is [partition, b]; the first operand's B, which is whole, [block, b].
     """
-    P, K, T = (nm.Dimension(name, partitions) for name in ("partition", "block", "turn"))
+    P, K, T = (nm.Dimension(name, partitions) for name in ("partition", "block", "iteration"))
     A, B, C = nm.dims("a=128 b=16 c=128")
 
     def multiply(x: nm.Tensor, y: nm.Tensor) -> nm.Tensor:
-        def turn(carry: tuple[nm.Tensor, nm.Tensor], number: nm.Tensor) -> tuple:
+        def iteration(carry: tuple[nm.Tensor, nm.Tensor], number: nm.Tensor) -> tuple:
             total, moving = carry
-            block = nm.remainder(nm.range(P) - number, partitions)  # which piece has come round
+            block = nm.remainder(nm.range(P) - number, partitions)  # which shard has come round
             total = total + nm.einsum([nm.gather(x, block, K), moving], [P, A, C])
             return (total, nm.roll(moving, P, 1)), None
 
-        return nm.scan(turn, (nm.zeros([P, A, C]), y), nm.range(T), over=T)[0][0]
+        return nm.scan(iteration, (nm.zeros([P, A, C]), y), nm.range(T), over=T)[0][0]
 
     return nm.trace(multiply, nm.spec([P, A, K, B]), nm.spec([P, B, C]))
 
 
 def trace_rows_and_columns_in_a_loop(partitions: int) -> nm.Program:
-    """Matmul([A]B,B[C]->A[C]), the pieces of the first operand going round the partitions.
+    """Matmul([A]B,B[C]->A[C]), the shards of the first operand going round the partitions.
 
     A is [partition, a] and C is [partition, c]; the result's A, which is whole, [block, a].
     """
-    P, K, T = (nm.Dimension(name, partitions) for name in ("partition", "block", "turn"))
+    P, K, T = (nm.Dimension(name, partitions) for name in ("partition", "block", "iteration"))
     A, B, C = nm.dims("a=16 b=128 c=128")
 
     def multiply(x: nm.Tensor, y: nm.Tensor) -> nm.Tensor:
-        def turn(moving: nm.Tensor, _: nm.Tensor) -> tuple:
+        def iteration(moving: nm.Tensor, _: nm.Tensor) -> tuple:
             return nm.roll(moving, P, 1), nm.einsum([moving, y], [P, A, C])
 
-        products = nm.scan(turn, x, nm.range(T), over=T)[1]
-        turn_of_block = nm.remainder(nm.range(P) - nm.range(K), partitions)
-        return nm.transpose(nm.gather(products, turn_of_block, T), [K, A, P, C])
+        products = nm.scan(iteration, x, nm.range(T), over=T)[1]
+        iteration_of_block = nm.remainder(nm.range(P) - nm.range(K), partitions)
+        return nm.transpose(nm.gather(products, iteration_of_block, T), [K, A, P, C])
 
     return nm.trace(multiply, nm.spec([P, A, B]), nm.spec([P, B, C]))
 
@@ -163,7 +163,7 @@ def trace_all_reduce(partitions: int, elements: int = 2**18) -> nm.Program:
 
 
 def trace_reduce_scatter(partitions: int, elements: int = 2**18) -> nm.Program:
-    """The sum of a tensor from each partition, a piece of it on each."""
+    """The sum of a tensor from each partition, a shard of it on each."""
     P, N = nm.dims(f"partition={partitions} n={elements}")
     return nm.trace(lambda x: nm.reshard(nm.sum(x, over=P), N), nm.spec([P, N], whole=[N]))
 
@@ -175,7 +175,7 @@ def trace_all_gather(partitions: int, elements: int = 2**14) -> nm.Program:
 
 
 def trace_all_to_all(partitions: int, elements: int = 2**18) -> nm.Program:
-    """A different piece of every partition's tensor to every other."""
+    """A different shard of every partition's tensor to every other."""
     P, Q, N = nm.dims(f"partition={partitions} other={partitions} n={elements // partitions}")
     return nm.trace(lambda x: nm.reshard(x, Q), nm.spec([P, Q, N], whole=[Q]))
 

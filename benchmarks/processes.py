@@ -188,8 +188,8 @@ def measure(steps: int, rounds: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         export_cases(folder)
-        for turn in range(rounds):
-            for count, devices in SHAPES if turn % 2 == 0 else reversed(SHAPES):
+        for iteration in range(rounds):
+            for count, devices in SHAPES if iteration % 2 == 0 else reversed(SHAPES):
                 reports[count].append(run_shape(folder, count, devices, steps))
         for number, case in enumerate(CASES):
             alone = min(one["rows"][number]["seconds"] for one in reports[1])

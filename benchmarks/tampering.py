@@ -208,10 +208,10 @@ def move_into_loops(text: Text) -> Iterator[Edit]:
             f"%tamper_condition (q: {type}) -> pred[] {{\n  %tamper_q = {type} parameter(0)\n"
             "  ROOT %tamper_go = pred[] constant(true)\n}\n"
         )
-        for turns in (', backend_config={"known_trip_count":{"n":"7"}}', ""):
+        for iterations in (', backend_config={"known_trip_count":{"n":"7"}}', ""):
             loop = site.line(
                 opcode="while",
-                attributes=f", condition=%tamper_condition, body=%tamper_body{turns}",
+                attributes=f", condition=%tamper_condition, body=%tamper_body{iterations}",
             )
             yield text.edit("one moved into a loop", {site.number: loop}, body)
 
@@ -232,8 +232,8 @@ def change_trip_counts(text: Text) -> Iterator[Edit]:
         count = _TRIPS.search(line)
         if " while(" not in line or not count or not communicating & {*_CALLS.findall(line)}:
             continue
-        for turns in (0, int(count[1]) - 1, int(count[1]) + 1, 2 * int(count[1]), 60):
-            changed = line.replace(count[0], count[0].replace(f'"{count[1]}"', f'"{turns}"'))
+        for iterations in (0, int(count[1]) - 1, int(count[1]) + 1, 2 * int(count[1]), 60):
+            changed = line.replace(count[0], count[0].replace(f'"{count[1]}"', f'"{iterations}"'))
             yield text.edit("trip count changed", {i: changed})
         for j in text.find_limits(line, count[1]):
             limit = text.lines[j].replace(f"constant({count[1]})", "constant(61)")

@@ -21,7 +21,7 @@ import namedmesh as nm
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
 
 LENGTH = 1024  # tokens of source and of target in a group
-TURNS = nm.Dimension("turn", 4)  # microbatches, where gradients are accumulated
+ITERATIONS = nm.Dimension("iteration", 4)  # microbatches, where gradients are accumulated
 MIXTURE: dict[str, Any] = {"gated": True, "normalizer": "rms", "dtype": "bfloat16"}
 
 
@@ -34,7 +34,7 @@ class Case:
     params: str | None
     target: str
     groups: int
-    turns: bool = False  # whether gradients are accumulated over microbatches
+    iterations: bool = False  # whether gradients are accumulated over microbatches
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -71,7 +71,7 @@ CASES = {
         "expert:expert, hidden:data, model:data, !*scale",
         "tpu-v3:8x8",
         groups=128,
-        turns=True,
+        iterations=True,
         options={**MIXTURE, "experts": 8, "layers": 8, "remat": "full"},
     ),
 }  # fmt: skip
@@ -85,18 +85,18 @@ def trace(case: Case) -> nm.Program:
         return model.loss(batch_of(batch), nm.random.key_from_seed(seed))[0]
 
     def train(batch: dict[str, nm.Tensor], seed: nm.Tensor) -> nm.Tensor:
-        if case.turns:
+        if case.iterations:
 
             def add_loss(total: nm.Tensor, part: dict[str, nm.Tensor]) -> Any:
                 return total + loss_of(part, seed), None
 
-            loss, _ = nm.scan(add_loss, nm.zeros([]), batch, over=TURNS, remat="full")
+            loss, _ = nm.scan(add_loss, nm.zeros([]), batch, over=ITERATIONS, remat="full")
         else:
             loss = loss_of(batch, seed)
         Adafactor(unfactored=[model.E]).apply(nm.grad(loss))
         return loss
 
-    leading = [TURNS] if case.turns else []
+    leading = [ITERATIONS] if case.iterations else []
     specs = {
         name: nm.spec([*leading, *spec.shape], spec.dtype) for name, spec in model.specs().items()
     }

@@ -77,12 +77,12 @@ FAMILY = [
     for experts, groups in ((128, 4), (512, 1), (2048, 1))
     for layers in (12, 24, 36, 60)
 ]
-# What the largest needs to fit: activations in half the bytes, weights and slots in pieces at rest.
-PIECES: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
+# What the largest needs to fit: activations in half the bytes, weights and slots in shards at rest.
+SHARDS: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
 FAMILY += [
     Case(2048, 60, dtype="bfloat16", suffix="_bf16"),
-    Case(2048, 60, **PIECES, suffix="_pieces"),
-    Case(2048, 60, dtype="bfloat16", **PIECES, suffix="_bf16_pieces"),
+    Case(2048, 60, **SHARDS, suffix="_shards"),
+    Case(2048, 60, dtype="bfloat16", **SHARDS, suffix="_bf16_pieces"),
 ]
 # Equal work for each core: one group of 2,048 tokens, twelve layers.
 SCALING = [Case(experts, 12, suffix="_scaling") for experts in (128, 512, 2048)]

@@ -16,7 +16,7 @@ MESHES = (
     {"x": 8}, {"x": 2, "y": 4}, {"x": 4, "y": 2}, {"x": 2, "y": 2, "z": 2}, {"x": 2, "y": 2},
     {"x": 1, "y": 8}, {"x": 2, "y": 1, "z": 4},
 )  # fmt: skip
-TURNS = nm.Dimension("turn", 3)  # of a loop over microbatches
+ITERATIONS = nm.Dimension("iteration", 3)  # of a loop over microbatches
 LAYERS = nm.Dimension("layer", 2)  # of a loop over a stack of weights
 
 
@@ -58,7 +58,7 @@ def make_case(seed: int, number: int) -> Case:
         rests = {name: rng.sample(sorted(axes), 1) for name in names}
     shapes = [rng.sample(NAMES, rng.choice((1, 2, 2, 3))) for _ in range(3)]
     ending = rng.choice(sorted(ENDINGS))
-    leading = [TURNS] if ending == "accumulation" else []
+    leading = [ITERATIONS] if ending == "accumulation" else []
     specs = {
         f"in{i}": nm.spec([*leading, *(dims[name] for name in shape)])
         for i, shape in enumerate(shapes)
@@ -119,15 +119,17 @@ def differentiate_twice(inputs, dims, picks, count):
 
 def accumulate(inputs, dims, picks, count):
     """Gradients added up over microbatches, in a loop that differentiates inside."""
-    weight = nm.param("weight", [d for d in inputs[1].shape if d != TURNS], nm.constant_init(1.0))
+    weight = nm.param(
+        "weight", [d for d in inputs[1].shape if d != ITERATIONS], nm.constant_init(1.0)
+    )
     first = next(picks)
 
-    def turn(total, batch):
+    def iteration(total, batch):
         here = _numbers(python_random.Random(first))
         _, _, loss = take_steps(batch, weight, dims, here, count)
         return (total[0] + nm.grad(loss, weight), total[1] + loss), None
 
-    (grad, loss), _ = nm.scan(turn, (nm.zeros(weight.shape), 0.0), inputs, over=TURNS)
+    (grad, loss), _ = nm.scan(iteration, (nm.zeros(weight.shape), 0.0), inputs, over=ITERATIONS)
     nm.assign(weight, weight - grad * 0.1)
     return {"loss": loss, "grad": grad}
 
@@ -323,7 +325,7 @@ def stack(x, y, dims, picks):
 
 
 def region(x, y, dims, picks):
-    """A region that every device runs on its own piece."""
+    """A region that every device runs on its own shard."""
     dim = _one(x, picks)
     if dim is None:
         return x * 0.9

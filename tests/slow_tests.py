@@ -109,7 +109,7 @@ THINNED = {
     "ops/test_pool.py::test_equal_to_loops": 10,
     "ops/test_resize.py::test_equal_to_jax": 3,
     "ops/test_resize.py::test_equal_to_jax_where_space_is_split": 5,
-    "ops/test_sorting.py::test_indices_keep_the_order_of_ties_when_pieces_are_merged": 3,
+    "ops/test_sorting.py::test_indices_keep_the_order_of_ties_when_shards_are_merged": 3,
     "ops/test_sorting.py::test_values_and_derivatives": 2,
     "ops/test_structure.py::test_sharded": 2,
     "ops/test_unroll.py::test_numbers_and_bytes_are_those_of_the_loop": 7,

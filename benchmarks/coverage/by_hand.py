@@ -13,8 +13,8 @@ from benchmarks.coverage.kit import Kit
 
 
 def entries(kit: Kit) -> dict[str, Entry]:
-    """Collectives along a dimension of pieces, each in a region with something around it."""
-    P, B, C = kit.dim("piece"), kit.B, kit.C
+    """Collectives along a dimension of shards, each in a region with something around it."""
+    P, B, C = kit.dim("shard"), kit.B, kit.C
     A = nm.Dimension("all", P.size)
     row, square = kit.real(P, C), kit.real(P, A, C)
     swapped = [1, 0, None, *range(3, P.size)]

@@ -9,7 +9,9 @@ import namedmesh as nm
 from benchmarks.coverage.entry import FIRST, SECOND, Entry
 from benchmarks.coverage.kit import Kit
 
-TURNS = "the number of turns is known only when the step runs, so nothing can be stored for it"
+ITERATIONS = (
+    "the number of iterations is known only when the step runs, so nothing can be stored for it"
+)
 
 ONCE = "TensorFlow's gradient of the function is an op of its own, which has no derivative"
 
@@ -70,7 +72,9 @@ def _control(kit: Kit) -> dict[str, Entry]:
 
     return {
         "cond": Entry(choose, chosen, [real, row], [R], roundings=8),
-        "while_loop": Entry(double, doubled, [real], [B, R], {FIRST: TURNS, SECOND: TURNS}),
+        "while_loop": Entry(
+            double, doubled, [real], [B, R], {FIRST: ITERATIONS, SECOND: ITERATIONS}
+        ),
         "scan": Entry(
             lambda start, x: nm.scan(body, start, x, over=R),
             scanned,

@@ -25,7 +25,9 @@ def make_config(model: Model, unroll: int | None = None) -> Config:
     """
     options = dataclasses.asdict(model)
     sizes = {name: value for name, value in options.items() if name not in BATCH}
-    return config("base").but(**sizes, dtype="bfloat16", remat="none", unroll=unroll or model.turns)
+    return config("base").but(
+        **sizes, dtype="bfloat16", remat="none", unroll=unroll or model.iterations
+    )
 
 
 def trace(model: Model, unroll: int | None = None) -> nm.Program:
@@ -55,7 +57,9 @@ def main() -> None:
     names = ", ".join(MODELS)
     parser.add_argument("models", nargs="*", default=["wide", "wide_dense", "base"], help=names)
     parser.add_argument("--layers", type=int, help="another number of layers")
-    parser.add_argument("--unroll", type=int, help="turns of a loop to write out; by default all")
+    parser.add_argument(
+        "--unroll", type=int, help="iterations of a loop to write out; by default all"
+    )
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     for name in arguments.models:

@@ -33,7 +33,7 @@ def sinusoids(positions: jax.Array, size: int) -> jax.Array:
 
 
 def prepare_mask(allowed: jax.Array, kind: str) -> jax.Array:
-    """Turn what may be attended to (GQM bool) into what `attention` takes (G1QM).
+    """Iteration what may be attended to (GQM bool) into what `attention` takes (G1QM).
 
     cuDNN takes no mask, but a tensor to add to the scores.
     """

@@ -34,8 +34,8 @@ class Weight:
     """A parameter, float32.
 
     Attributes:
-        axes: A letter for each axis: L turns of the layers, M the model, N heads, K keys, H hidden,
-            E experts, V and W the vocabularies.
+        axes: A letter for each axis: L iterations of the layers, M the model, N heads, K keys, H
+            hidden, E experts, V and W the vocabularies.
         fan: The axes over whose size the variance is one; without any it starts as a constant.
         constant: That constant.
     """
@@ -79,7 +79,7 @@ def describe_weights(model: Model) -> dict[str, Any]:
 def init_weights(model: Model, seed: int = 0) -> dict[str, Any]:
     """Make the first weights: evenly spread with the right variance, which is quick to compile."""
     sizes = {
-        "L": model.turns,
+        "L": model.iterations,
         "M": model.model,
         "N": model.heads,
         "K": model.key,
@@ -163,7 +163,8 @@ def make_step(
     Args:
         model: The model.
         kind: The kind of attention, `plain` or `cudnn`.
-        looped: Whether layers are a loop, which the backward pass computes again, turn by turn.
+        looped: Whether layers are a loop, which the backward pass computes again, iteration by
+        iteration.
 
     Returns:
         A function that makes the first weights and the optimizer's first state, and the step, from
@@ -215,7 +216,7 @@ def _run_layers(
     """Run the layers of one side; returns their output and the auxiliary losses' sum."""
     real = (segments != 0).astype(jnp.float32)
 
-    def turn(carry, row):
+    def iteration(carry, row):
         (h, aux), (layers, i) = carry, row
         own = fold_in(key, i)
         h = attend(layers["dense"], h, own)
@@ -230,11 +231,11 @@ def _run_layers(
             h, aux = h + dropout(y, model.dropout, fold_in(own, 14)), aux + loss
         return (h, aux), None
 
-    start, rows = (x, jnp.zeros(())), (p["layers"], jnp.arange(model.turns))
+    start, rows = (x, jnp.zeros(())), (p["layers"], jnp.arange(model.iterations))
     if looped:
-        (h, aux), _ = lax.scan(jax.checkpoint(turn), start, rows)
+        (h, aux), _ = lax.scan(jax.checkpoint(iteration), start, rows)
     else:
-        (h, aux), _ = lax.scan(turn, start, rows, unroll=model.turns)
+        (h, aux), _ = lax.scan(iteration, start, rows, unroll=model.iterations)
     return layer_norm(h, p["final"]), aux
 
 

@@ -57,7 +57,7 @@ class Model:
     capacity_factor: float = 2.0
 
     @property
-    def turns(self) -> int:
+    def iterations(self) -> int:
         """How often each side repeats its layers: a dense layer, then one of experts if any."""
         return self.layers // (4 if self.experts else 2)
 
@@ -138,10 +138,10 @@ def count_flops(model: Model) -> float:
     def side(length: int, crossed: int) -> int:
         attend = attention(length, length) + (attention(length, crossed) if crossed else 0)
         if not model.experts:
-            return model.turns * (attend + feed_forward(length))
+            return model.iterations * (attend + feed_forward(length))
         router = 2 * length * model.model * model.experts
         served = feed_forward(model.experts * model.capacity(length))
-        return model.turns * (2 * attend + feed_forward(length) + router + served)
+        return model.iterations * (2 * attend + feed_forward(length) + router + served)
 
     logits = 2 * model.target * model.model * model.target_vocab
     forward = side(model.source, 0) + side(model.target, model.source) + logits

@@ -47,7 +47,7 @@ MODEL_HELP = {
     "blocks that drop none (blocks)",
     "shared": "hidden size of a network beside the experts that serves every token; 0 for none",
     "remat": "what the backward pass computes again: what fuses, all, or all but matrix products",
-    "unroll": "how many turns of the loop over layers are written out, at most: faster on a GPU",
+    "unroll": "the most iterations of the loop over layers that are written out: faster on a GPU",
     "dropout": "share of activations that training drops",
     "expert_dropout": "share of activations that training drops in the experts' hidden layers",
     "expert_masking": "share of choices whose expert's output training leaves out",

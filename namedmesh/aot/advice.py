@@ -23,7 +23,7 @@ def find_levers(artifact: Artifact, memory: Memory) -> list[str]:
     several = _several_pieces(artifact)
     levers: list[tuple[float, str]] = []
     if example:  # gradients lie as their weights do, hence twice
-        text = f"layout: keep weights, slots and gradients in pieces with params=; {example}"
+        text = f"layout: keep weights, slots and gradients in shards with params=; {example}"
         levers.append((2 * waste, text))
     if memory.state > memory.weights:
         text = (
@@ -77,8 +77,8 @@ def _unsplit(artifact: Artifact) -> tuple[float, str]:
 def _several_pieces(artifact: Artifact) -> str:
     """The first split dimension of the inputs of which a core has several; empty if none."""
     for spec in artifact.inputs:
-        pieces = spec.sharding.local_sizes(spec.shape, artifact.mesh)
-        for dim, here in zip(spec.shape, pieces, strict=True):
+        shards = spec.sharding.local_sizes(spec.shape, artifact.mesh)
+        for dim, here in zip(spec.shape, shards, strict=True):
             if spec.sharding.axes(dim.name) and here > 1:
                 return f"group size: a core has {here} of {dim}; activations shrink with it"
     return ""

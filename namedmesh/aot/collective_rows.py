@@ -32,7 +32,7 @@ class CollectiveRow:
         axes: The mesh axes they run along.
         dtype: The planned dtype.
         sent_as: The dtype they are sent in.
-        planned: How many a step has, as planned; a loop of unknown length counts as one turn.
+        planned: How many a step has, as planned; a loop of unknown length counts as one iteration.
         made: How many it has, as compiled.
         planned_bytes: The bytes of their buffers in a step, as planned.
         made_bytes: The same as compiled.

@@ -44,7 +44,7 @@ def dtype_of(name: str) -> np.dtype:
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a module: its name, named dimensions, dtype, and where its pieces lie.
+    """One tensor of a module: its name, named dimensions, dtype, and where its shards lie.
 
     Attributes:
         name: Its name.
@@ -82,14 +82,14 @@ class TensorSpec:
         Returns:
             A size for each dimension.
         """
-        pieces = self.sharding.local_sizes(self.shape, mesh)
+        shards = self.sharding.local_sizes(self.shape, mesh)
         return tuple(
-            piece * mesh.size(self.sharding.axes(dim.name))
-            for piece, dim in zip(pieces, self.shape, strict=True)
+            shard * mesh.size(self.sharding.axes(dim.name))
+            for shard, dim in zip(shards, self.shape, strict=True)
         )
 
     def bytes_per_device(self, mesh: Mesh) -> int:
-        """The bytes of one device's piece, padding included.
+        """The bytes of one device's shard, padding included.
 
         Args:
             mesh: The mesh the tensor lies on.

@@ -42,7 +42,7 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
 
 
 def _close(block: ir.Block) -> None:
-    """Closes the regions of one block, from a device's piece to where the whole is put together."""
+    """Closes the regions of one block, from a device's shard to where the whole is put together."""
     inside: set[ir.Value] = set()
     entered: dict[ir.Value, ir.Value] = {}
     for view in list(block.operations):

@@ -87,7 +87,7 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
 
 
 def _drop_annotations(block: ir.Block) -> None:
-    """Takes a block's annotations out: on one device every piece is whole."""
+    """Takes a block's annotations out: on one device every shard is whole."""
     for view in list(block.operations):
         op = view.operation
         if _call_target(op) in (PLACE, ENTER, LEAVE):

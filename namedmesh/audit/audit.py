@@ -115,7 +115,9 @@ class Audit:
             notes.append(f"{len(self.by_shape)} matched by shape alone: {parts}")
         unknown = sum(plan.open_ended for plan, _ in self.matched)
         if unknown:
-            notes.append(f"{unknown} in loops of unknown length, which the plan counts by the turn")
+            notes.append(
+                f"{unknown} in loops of unknown length, which the plan counts by the iteration"
+            )
         return notes
 
     def count(self, kind: str) -> int:
@@ -278,5 +280,5 @@ def _describe_compiled(one: CompiledCollective) -> str:
 def _often(times: int, open_ended: bool) -> str:
     """How often a collective runs, if that is not once."""
     if open_ended:
-        return f", {times} times in each turn of a loop"
+        return f", {times} times in each iteration of a loop"
     return f", {times} times" if times != 1 else ""

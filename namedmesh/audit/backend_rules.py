@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from namedmesh.audit.hlo.element_types import count_bytes
 from namedmesh.records.collective import Collective
 
-SMALL_PIECE_BYTES = 256 * 1024
+SMALL_SHARD_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,9 @@ def _reduce_and_slice(plan: Collective) -> Collective | None:
     return replace(plan, kind="AllReduce") if plan.kind == "ReduceScatter" else None
 
 
-def _sum_of_pieces(plan: Collective) -> Collective | None:
-    """An AllGather of small pieces as an AllReduce of the whole buffer."""
-    small = plan.kind == "AllGather" and plan.bytes <= SMALL_PIECE_BYTES * plan.devices
+def _sum_of_shards(plan: Collective) -> Collective | None:
+    """An AllGather of small shards as an AllReduce of the whole buffer."""
+    small = plan.kind == "AllGather" and plan.bytes <= SMALL_SHARD_BYTES * plan.devices
     return replace(plan, kind="AllReduce") if small else None
 
 
@@ -116,16 +116,16 @@ RULES = (
         bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
         bytes="twice as many on the wire",
         evidence="XLA's CPU compiler does not join an AllReduce and a slice; TPU's does not where "
-        "it combines AllReduces, as of two weights in pieces over all of 8 cores",
+        "it combines AllReduces, as of two weights in shards over all of 8 cores",
         alter=_reduce_and_slice,
     ),
     BackendRule(
         name="collective that never changes in a loop made before it",
         backends=("cpu", "gpu", "tpu"),
-        condition="a collective of what every turn of a loop makes alike, too large to be planned "
-        "before the loop",
+        condition="a collective of what every iteration of a loop makes alike, too large to be "
+        "planned before the loop",
         bound="the same kind, axes, dtype and elements, as often as the loop itself runs",
-        bytes="those of one turn",
+        bytes="those of one iteration",
         evidence="XLA moves what never changes out of loops: noise of one key on CPU",
         alter=_move_out_of_loop,
     ),
@@ -141,15 +141,15 @@ RULES = (
         alter=_name_after_producer,
     ),
     BackendRule(
-        name="AllGather of small pieces made as AllReduce, zero elsewhere",
+        name="AllGather of small shards made as AllReduce, zero elsewhere",
         backends=("tpu",),
-        condition=f"an AllGather of at most {SMALL_PIECE_BYTES:,} bytes from each device",
+        condition=f"an AllGather of at most {SMALL_SHARD_BYTES:,} bytes from each device",
         bound="one AllReduce of the same axes, dtype, elements and times, of the planned op",
         bytes="twice as many on the wire",
-        evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in pieces; "
-        "benchmarks/results/operators: pieces of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
-        "benchmarks/results/search: pieces of 256 KiB of two weights at once on 64",
-        alter=_sum_of_pieces,
+        evidence="benchmarks/results/tpu_v3: 44 gathers of 4,096 bytes in the models in shards; "
+        "benchmarks/results/operators: shards of 8 KiB on 128 to 2,048 cores, of 64 KiB on 128; "
+        "benchmarks/results/search: shards of 256 KiB of two weights at once on 64",
+        alter=_sum_of_shards,
     ),
 )
 # A rule that makes one collective of several.
@@ -164,13 +164,13 @@ AXES_IN_ONE = BackendRule(
 )
 # A rule that makes several collectives of one.
 TILED_SCATTER = BackendRule(
-    name="ReduceScatter in pieces of whole tiles, and a CollectivePermute of the rest",
+    name="ReduceScatter in shards of whole tiles, and a CollectivePermute of the rest",
     backends=("tpu",),
-    condition="a ReduceScatter of pieces that the tiles of TPU's memory do not divide",
+    condition="a ReduceScatter of shards that the tiles of TPU's memory do not divide",
     bound="at most a twentieth more elements, and in the CollectivePermute, which sends a slice of "
-    "the piece along the same axes, no more than that",
+    "the shard along the same axes, no more than that",
     bytes="at most a tenth more",
-    evidence="8,192 rows over 4 devices, in pieces of 2,080 on TPU v3; 96 rows are sent on",
+    evidence="8,192 rows over 4 devices, in shards of 2,080 on TPU v3; 96 rows are sent on",
 )
 MOST_PADDING = 1.05
 # A rule for programs of several slices.
@@ -178,9 +178,9 @@ BETWEEN_SLICES = BackendRule(
     name="sums over slices made as Sends and Recvs of what each slice adds up",
     backends=("tpu",),
     condition="an AllReduce along axes that go across slices",
-    bound="as much is received as sent, and every device sends at least its piece; inside a slice "
+    bound="as much is received as sent, and every device sends at least its shard; inside a slice "
     "as much is added up as planned, along the planned axes, and all that is scattered is gathered",
-    bytes="pieces are padded to whole tiles",
+    bytes="shards are padded to whole tiles",
     evidence="AllReduces over two and over four devices on two slices of TPU v5e",
 )
 # A rule that makes one collective of several that are equal.

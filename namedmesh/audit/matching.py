@@ -117,7 +117,7 @@ class _Matcher:
                 if (plan.axes, plan.hop) not in self.hops.setdefault(pairs, []):
                     self.hops[pairs].append((plan.axes, plan.hop))
         self.reordered: dict[Pairs, list[tuple[str, ...]]] = {}
-        self.times_per_turn = {max(plan.times, 1) for plan in planned if plan.open_ended}
+        self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
     def take(self, plan: int, one: int) -> tuple[Collective, CompiledCollective]:
         """Takes a planned and a compiled collective out of those that are open."""
@@ -131,7 +131,7 @@ class _Matcher:
             yield Facts(one.kind, axes, *facts, one.times, one.open_ended, hop)
             if not one.open_ended:
                 # The compiler may know how often a loop runs whose length the plan does not know.
-                for times in self.times_per_turn:
+                for times in self.times_per_iteration:
                     if one.times % times == 0:
                         yield Facts(one.kind, axes, *facts, times, True, hop)
 

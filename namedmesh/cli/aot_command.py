@@ -77,8 +77,8 @@ def run_aot(arguments: argparse.Namespace) -> int:
     except NamedMeshError as error:
         print(format_error(error), file=sys.stderr)
         return 2
-    # Until its turn comes, an artifact has a row that says so: whatever happens, the file of rows
-    # has one for each artifact.
+    # Until its iteration comes, an artifact has a row that says so: whatever happens, the file of
+    # rows has one for each artifact.
     rows = [_failed(path, None, target, "not compiled yet") for path in paths]
     _write_rows(arguments.json, rows)
     for i, path in enumerate(paths):

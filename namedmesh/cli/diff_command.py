@@ -26,7 +26,7 @@ DIFF_EXAMPLES = """\
 examples:
   two layouts of one program
     namedmesh diff model.py:train --mesh data=8 --layout batch:data --layout hidden:data
-  data parallel against weights at rest in pieces
+  data parallel against weights at rest in shards
     namedmesh diff model.py:train --mesh data=8 --layout batch:data --params "" --params model:data
   in a pull request: what is planned now against the file of before
     namedmesh diff golden/train.json model.py:train --mesh data=8 --layout batch:data \\

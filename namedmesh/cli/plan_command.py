@@ -23,7 +23,7 @@ examples:
   with other sizes of the model, the collectives alone
     namedmesh plan examples.unet.model:train_program --set learning_rate=0.01 --set steps=100 \\
         --set model.rows=256 --mesh space=4 --layout rows:space --communication
-  weights at rest in pieces, saved for namedmesh diff with what a step takes on a target
+  weights at rest in shards, saved for namedmesh diff with what a step takes on a target
     namedmesh plan model.py:train --mesh data=8 --layout batch:data --params model:data \\
         --target tpu-v3 --save fsdp.json
 """

@@ -156,7 +156,7 @@ def run_guarded(function: Callable[[], Any], what: str) -> Any:
         raise NamedMeshError(
             f"{what} raised {type(error).__name__}: {text}",
             line,
-            fix="run that line in Python to see the whole traceback, and mend it",
+            fix="run that line in Python to see the whole traceback, and fix it",
         ) from error
 
 

@@ -54,7 +54,7 @@ class Estimator:
 
     def _walk_bodies(self, op: Op, times: int) -> Occupancy:
         """Enters what loops and branches take; of branches the one that takes longest."""
-        repeats = times * (op.turn_dim.size if isinstance(op, Repetition) else 1)
+        repeats = times * (op.iteration_dim.size if isinstance(op, Repetition) else 1)
         before, found = self.ops, []
         for body in op.bodies:
             self.ops = []
@@ -67,10 +67,10 @@ class Estimator:
         return max((occupancy for _, occupancy in found), key=lambda one: one.peak_bytes)
 
     def _find_rounded(self, outer: FusedBody, op: Op) -> dict[Buffer, int]:
-        """What a loop reads turn by turn, rounded for products before it, with its bytes.
+        """What a loop reads iteration by iteration, rounded for products before it, with its bytes.
 
-        The compiler does so for all turns at once where products alone read it, and the loop does
-        not write over it.
+        The compiler does so for all iterations at once where products alone read it, and the loop
+        does not write over it.
         """
         if not self.hardware.rounds_products or self.precision != "default" or op.rule != "scan":
             return {}
@@ -162,7 +162,7 @@ def _is_read_by_products(
 
 
 def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:
-    """The memory that a body's results have already: carries that of the turn before."""
+    """The memory that a body's results have already: carries that of the iteration before."""
     if op.rule == "scan":
         carries = len(op.outputs) - len(op.histories)
         homes: dict[Tensor, Tensor | None] = dict.fromkeys(body.outputs[carries:])

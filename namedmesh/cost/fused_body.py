@@ -3,7 +3,8 @@
 The rule, after what XLA does: an op that treats elements one by one, or only rearranges them, runs
 within the ops that read its result, which is then never written to memory. It is written where
 
-- a collective moves it, the program or a loop's turn returns it, or a loop, a branch or a manual
+- a collective moves it, the program or a loop's iteration returns it, or a loop, a branch or a
+manual
   op reads it;
 - a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
   and nothing else reads it;
@@ -101,7 +102,7 @@ class FusedBody:
         return op.rule == "kernel" and self.hardware.kernels and op in self.plan.local
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Returns the elements of one device's piece of a tensor where it lies, or in a place."""
+        """Returns the elements of one device's shard of a tensor where it lies, or in a place."""
         place = self.plan.shardings[tensor] if place is None else place
         key = tensor, place
         if key not in self._sizes:
@@ -109,7 +110,7 @@ class FusedBody:
         return self._sizes[key]
 
     def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Returns the bytes of one device's piece of a tensor where it lies, or in a place."""
+        """Returns the bytes of one device's shard of a tensor where it lies, or in a place."""
         return self.elements_of(tensor, place) * self._item_bytes(tensor)
 
     def _item_bytes(self, tensor: Tensor) -> int:

@@ -2,9 +2,9 @@
 
 Ops run in the order of the program. A buffer lives from the op that writes it to the last that
 reads it. An elementwise op writes over an operand of the same size that nothing reads later; new
-state takes the memory of old state, a loop's carry that of the turn before, and what a loop keeps
-of each turn lies where all turns' lies. While a loop runs, there is all that it reads and
-returns, and the most that a turn holds.
+state takes the memory of old state, a loop's carry that of the iteration before, and what a loop
+keeps of each iteration lies where all iterations' lies. While a loop runs, there is all that it
+reads and returns, and the most that an iteration holds.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Occupancy:
         return (inside.find_peak() if inside else None) or self.body.runs[self.peak]
 
     def walk(self, below: int) -> list[tuple[Run, int]]:
-        """Returns every run with what is held while it runs, loops' turns once."""
+        """Returns every run with what is held while it runs, loops' iterations once."""
         steps = []
         for i, (run, held) in enumerate(zip(self.body.runs, self.totals, strict=True)):
             if i in self.inner:

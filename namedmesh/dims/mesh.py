@@ -98,7 +98,7 @@ class Mesh:
         for axis, size in reversed(self.axes.items()):
             if inside % size and size % inside:
                 raise NamedMeshError(
-                    f"{count} {what} cut axis {axis} of {size} into unequal pieces",
+                    f"{count} {what} cut axis {axis} of {size} into unequal shards",
                     f"mesh: {self}",
                     fix=f"let {what} divide the first axes, e.g. put an axis of {count} first",
                 )

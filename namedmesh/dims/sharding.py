@@ -68,11 +68,11 @@ class Sharding:
         return Sharding(self.held, frozenset(names), self.partial)
 
     def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
-        """Returns the sizes of one device's piece, with the padding of those that do not divide."""
+        """Returns the sizes of one device's shard, with the padding of those that do not divide."""
         return tuple(-(-dim.size // mesh.size(self.axes(dim.name))) for dim in shape)
 
     def local_elements(self, shape: Shape, mesh: Mesh) -> int:
-        """Counts the elements of one device's piece, padding included."""
+        """Counts the elements of one device's shard, padding included."""
         return math.prod(self.local_sizes(shape, mesh))
 
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
@@ -118,11 +118,11 @@ class Transfer:
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
     """Finds the moves that take a tensor from source to target, each a collective or a local slice.
 
-    Where every dimension stays in as many pieces as before, devices just exchange theirs, in one
+    Where every dimension stays in as many shards as before, devices just exchange theirs, in one
     CollectivePermute. Otherwise an axis leaves a dimension only from the end of its list, and joins
     another at the end; an axis that is not at the end is put there by a CollectivePermute first.
     AllToAlls come before AllGathers, so that they move less; no dimension is split on the way into
-    more pieces than divide it. Parts of a sum are added up before anything is moved, after
+    more shards than divide it. Parts of a sum are added up before anything is moved, after
     what can be cut off: first where they end up split (ReduceScatter), then the rest (AllReduce).
     """
     if source == target:
@@ -136,7 +136,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     steps: list[Transfer] = []
 
     def local(name: str) -> int:
-        """Returns the size of one device's piece of a dimension."""
+        """Returns the size of one device's shard of a dimension."""
         return -(-sizes[name] // mesh.size(current[name]))
 
     def emit(kind: str, axes: Iterable[str], elements: int, sums: bool = False) -> None:
@@ -146,26 +146,26 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         before = steps[-1].result if steps else source
         steps.append(Transfer(kind, tuple(axes), place, elements, sums, before))
 
-    def pieces() -> int:
-        """Returns the elements of one device's piece of the tensor."""
+    def shards() -> int:
+        """Returns the elements of one device's shard of the tensor."""
         return math.prod(local(name) for name in current)
 
     def ragged(name: str) -> bool:
-        """Returns whether to gather a dimension first: XLA re-tiles uneven pieces expensively."""
+        """Returns whether to gather a dimension first: XLA re-tiles uneven shards expensively."""
         lists = (current[name], goal[name])
         uneven = [axes for axes in lists if sizes[name] % mesh.size(axes)]
         split_twice = bool(current[name]) and bool(goal[name])
         return any(len(axes) > 1 for axes in uneven) or (split_twice and bool(uneven))
 
     def swap() -> None:
-        """Exchanges pieces, where only the devices that hold them change."""
+        """Exchanges shards, where only the devices that hold them change."""
         ways = ([mesh.size(axes[name]) for name in sizes] for axes in (current, goal))
         held = ({axis for axes in all.values() for axis in axes} for all in (current, goal))
         if operator.eq(*ways) and operator.eq(*held):
             axes = [axis for name in sizes for axis in current[name] if current[name] != goal[name]]
             current.update((name, list(goal[name])) for name in sizes)
             if axes:
-                emit("CollectivePermute", axes, pieces())
+                emit("CollectivePermute", axes, shards())
 
     def fits(name: str, axes: Sequence[str]) -> bool:
         """Returns whether a dimension divides by more axes, beside those that will leave it."""
@@ -182,17 +182,17 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         """Puts the axes of a dimension in another order."""
         if order != current[name]:
             current[name] = order
-            emit("CollectivePermute", order, pieces())
+            emit("CollectivePermute", order, shards())
 
     def append_missing(name: str) -> None:
         """Splits a dimension over its axes that nothing holds."""
         used = {axis for axes in current.values() for axis in axes}
-        # An axis of a pending sum cuts its piece first: axes after it wait.
+        # An axis of a pending sum cuts its shard first: axes after it wait.
         ready = itertools.takewhile(lambda axis: axis not in pending, goal[name])
         missing = [axis for axis in ready if axis not in used]
         if missing:
             current[name] = current[name] + missing
-            emit("Slice", missing, pieces())
+            emit("Slice", missing, shards())
 
     def gather(name: str, keep: list[str]) -> None:
         """Gathers a dimension along all axes but the first ones, which it keeps."""
@@ -201,20 +201,20 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         if not axes:
             return
         if 2 * sizes[name] <= ways:
-            # Mostly padding: XLA sums pieces that are zero elsewhere instead.
-            received, kind = pieces() // local(name) * sizes[name], "AllReduce"
+            # Mostly padding: XLA sums shards that are zero elsewhere instead.
+            received, kind = shards() // local(name) * sizes[name], "AllReduce"
         else:
-            received, kind = pieces() * ways, "AllGather"
+            received, kind = shards() * ways, "AllGather"
         current[name] = keep
         emit(kind, axes, received)
 
     def scatter(name: str) -> None:
-        """Adds up parts of a sum, of which every device keeps a piece along a dimension."""
+        """Adds up parts of a sum, of which every device keeps a shard along a dimension."""
         more = goal[name][len(current[name]) :]
         taken = list(itertools.takewhile(lambda axis: axis in pending, more))
         divides = sizes[name] % mesh.size([*current[name], *taken]) == 0
         if taken and goal[name][: len(current[name])] == current[name] and divides:
-            elements = pieces()
+            elements = shards()
             current[name] = current[name] + taken
             pending[:] = [axis for axis in pending if axis not in taken]
             emit("ReduceScatter", taken, elements, True)
@@ -226,7 +226,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         scatter(name)
     if pending:
         axes, pending = pending, []
-        emit("AllReduce", axes, pieces(), True)
+        emit("AllReduce", axes, shards(), True)
     for name in current:
         if all(axis in goal[name] for axis in current[name]) and not ragged(name):
             append_missing(name)
@@ -243,7 +243,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         permute(name, staying + dropped + moving)
         for other, group in reversed(groups):
             ways = mesh.size(group)
-            sent = pieces() // local(other) * (-(-local(other) // ways) * ways)
+            sent = shards() // local(other) * (-(-local(other) // ways) * ways)
             current[name] = current[name][: -len(group)]
             current[other] = current[other] + group
             emit("AllToAll", group, sent)

@@ -9,7 +9,7 @@ from namedmesh.errors.source import Source, caller
 
 
 class NamedMeshError(ValueError):
-    """A mistake in a program, mesh, layout or input: what is wrong, where, and how to mend it.
+    """A mistake in a program, mesh, layout or input: what is wrong, where, and how to fix it.
 
     Args:
         problem: What is wrong, in one sentence.

@@ -36,7 +36,7 @@ class Nodes(Network):
     """Nodes of devices behind a fast switch, with a slower network between nodes.
 
     Devices fill nodes in the order of the mesh, its last axis first. What goes to other nodes is
-    first cut into as many pieces as members of the group share a node, so that all of their links
+    first cut into as many shards as members of the group share a node, so that all of their links
     carry some. A mesh that says which hosts or slices it lies on has those for nodes.
 
     Attributes:

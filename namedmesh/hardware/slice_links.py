@@ -121,7 +121,7 @@ class TorusSlice(Network):
 
     Devices take the places in which the heaviest traffic has the shortest ways, as
     `namedmesh.aot` compiles programs. Several slices are joined by the data-centre network: what
-    goes to others is cut into as many pieces as members of the group share a slice.
+    goes to others is cut into as many shards as members of the group share a slice.
 
     Attributes:
         generation: The TPU generation, such as `v3`.
@@ -159,11 +159,11 @@ class TorusSlice(Network):
         """Estimates how long what leaves a slice takes, over all of its chips' shares."""
         chips = -(-mesh.devices // mesh.slices // GENERATIONS[self.generation].cores)
         rate = chips * check_across(self.across, mesh, "slices")
-        turns = 1
+        iterations = 1
         if one.kind not in ("AllToAll", "CollectivePermute"):
             slices = one.devices // mesh.members_of_block(one.axes, mesh.slices)
-            turns = (slices - 1) * count_passes(one.kind)
-        return turns * self.across_latency + one.slice_bytes / rate
+            iterations = (slices - 1) * count_passes(one.kind)
+        return iterations * self.across_latency + one.slice_bytes / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
         """Estimates what passes over the busiest link, devices lying in the order of the mesh.

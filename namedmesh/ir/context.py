@@ -45,7 +45,7 @@ class Context:
         return self.tf.as_dtype(name)
 
     def size(self, dim: Dimension) -> int:
-        """Returns a dimension's size where this op runs: its own, or that of one device's piece."""
+        """Returns a dimension's size where this op runs: its own, or that of one device's shard."""
         return dim.size
 
     def sizes(self, dims: Sequence[Dimension] | Shape) -> list[int]:
@@ -53,15 +53,15 @@ class Context:
         return [self.size(dim) for dim in dims]
 
     def offset(self, dim: Dimension) -> Any | None:
-        """Returns where this device's piece of a dimension starts; None when it has all of it."""
+        """Returns where this device's shard of a dimension starts; None when it has all of it."""
         return None
 
     def ways(self, dim: Dimension) -> int:
-        """Returns into how many pieces a dimension is split where this op runs."""
+        """Returns into how many shards a dimension is split where this op runs."""
         return 1
 
     def position(self, dim: Dimension) -> Any:
-        """Returns the number of this device's piece of a dimension."""
+        """Returns the number of this device's shard of a dimension."""
         return 0
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
@@ -69,15 +69,15 @@ class Context:
         raise NotImplementedError
 
     def gather(self, value: Any, dim: Dimension) -> Any:
-        """Puts the values of all pieces of a dimension side by side, in a new first dimension."""
+        """Puts the values of all shards of a dimension side by side, in a new first dimension."""
         raise NotImplementedError
 
     def sum(self, value: Any, dim: Dimension) -> Any:
-        """Adds up the values of all pieces of a dimension; each has the sum."""
+        """Adds up the values of all shards of a dimension; each has the sum."""
         raise NotImplementedError
 
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
-        """Cuts a value along one position and joins what all pieces of a dimension send it."""
+        """Cuts a value along one position and joins what all shards of a dimension send it."""
         raise NotImplementedError
 
     def place(self, value: Any, tensor: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What an op sends between devices by itself: the pieces it works on, and its exchanges."""
+"""What an op sends between devices by itself: the shards it works on, and its exchanges."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from namedmesh.dims.hop import Hop
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective that an op makes on the pieces of a split dimension.
+    """One collective that an op makes on the shards of a split dimension.
 
     Attributes:
         kind: Such as `CollectivePermute`.
@@ -30,16 +30,16 @@ class Exchange:
     hop: Hop | None = None
 
 
-class Pieces:
-    """Into how many pieces each dimension of an op is split.
+class Shards:
+    """Into how many shards each dimension of an op is split.
 
     Args:
-        ways: The number of pieces of each dimension that is split.
+        ways: The number of shards of each dimension that is split.
 
     Example:
-        >>> pieces = Pieces({"rows": 4})
+        >>> shards = Shards({"rows": 4})
         >>> rows, columns = Dimension("rows", 10), Dimension("columns", 8)
-        >>> pieces.size(rows), pieces.size(columns), pieces.count([rows, columns])
+        >>> shards.size(rows), shards.size(columns), shards.count([rows, columns])
         (3, 8, 24)
     """
 
@@ -47,19 +47,19 @@ class Pieces:
         self._ways = dict(ways)
 
     def ways(self, dim: Dimension) -> int:
-        """Returns into how many pieces a dimension is split."""
+        """Returns into how many shards a dimension is split."""
         return self._ways.get(dim.name, 1)
 
     def size(self, dim: Dimension) -> int:
-        """Returns the size of a piece; the last ones may be shorter, and are padded."""
+        """Returns the size of a shard; the last ones may be shorter, and are padded."""
         return -(-dim.size // self.ways(dim))
 
     def count_rest(self, dims: Iterable[Dimension], dim: Dimension) -> int:
-        """Counts the elements of a piece for each row along one of its dimensions."""
+        """Counts the elements of a shard for each row along one of its dimensions."""
         return self.count(other for other in dims if other.name != dim.name)
 
     def count(self, dims: Iterable[Dimension]) -> int:
-        """Counts the elements of a piece that has some dimensions."""
+        """Counts the elements of a shard that has some dimensions."""
         total = 1
         for dim in dims:
             total *= self.size(dim)

@@ -1,4 +1,4 @@
-"""Hoisting: what every turn of a loop would do alike is done once, before the loop."""
+"""Hoisting: what every iteration of a loop would do alike is done once, before the loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Returns the ops with reductions and moves that do not depend on the turn before their loops.
+    """Move reductions and reshards that are the same in every iteration before their loops.
 
     So is what takes no more memory than it is made of, such as a cast weight. Other invariant ops
     stay where they are: to compute them again costs less than to keep them. A backward pass

@@ -13,7 +13,7 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.format import describe_type, format_value
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import require_recorder
@@ -68,8 +68,8 @@ class Op:
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
-    manual: ClassVar[bool] = False  # lowered on each device's piece, where XLA would communicate
-    on_pieces: ClassVar[bool] = False  # the same, and zeros that pad a piece change nothing
+    manual: ClassVar[bool] = False  # lowered on each device's shard, where XLA would communicate
+    on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
@@ -172,7 +172,7 @@ class Op:
     @property
     def lowering_fix(self) -> str:
         """What to do when the lowering raises an exception that is not a NamedMeshError."""
-        return "mend lower(), or the function it calls"
+        return "fix lower(), or the function it calls"
 
     @property
     def closed(self) -> bool:
@@ -198,12 +198,12 @@ class Op:
 
     @property
     def histories(self) -> tuple[Tensor, ...]:
-        """Results that hold a value for every turn of a loop."""
+        """Results that hold a value for every iteration of a loop."""
         return ()
 
     @property
-    def turns(self) -> Sequence[int]:
-        """The turns of a loop that are to be written out, in the order in which they run."""
+    def iterations(self) -> Sequence[int]:
+        """The iterations of a loop that are to be written out, in the order in which they run."""
         return ()
 
     @property
@@ -234,7 +234,7 @@ class Op:
         Args:
             *args: The context (a `Context`, whose `tf` is TensorFlow), then a value for each of
                 `inputs`, with its tensor's dimensions in order; inside a manual op, one device's
-                piece of them (`context.size(dim)`).
+                shard of them (`context.size(dim)`).
             **options: Nothing is given by name.
 
         Returns:
@@ -272,13 +272,13 @@ class Op:
         """Says what the op asks of the places of its operands."""
         return Placement()
 
-    def exchanges(self, pieces: Pieces) -> Sequence[Exchange] | None:
+    def exchanges(self, shards: Shards) -> Sequence[Exchange] | None:
         """Says what the op sends between devices by itself, when dimensions are split so.
 
         Only dimensions that its placement calls `exchanged` are asked for.
 
         Args:
-            pieces: Into how many pieces each dimension is split.
+            shards: Into how many shards each dimension is split.
 
         Returns:
             Its collectives; None if a dimension should rather be gathered before.

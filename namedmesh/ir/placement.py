@@ -21,7 +21,7 @@ class Placement:
         divisible: Dimensions that may be split only where the devices divide their size evenly,
             each with another size that must divide too (of the dimension that takes its place).
         exchanged: Dimensions that may be split because the op itself sends between devices what it
-            needs of other pieces; `Op.exchanges` says what.
+            needs of other shards; `Op.exchanges` says what.
 
     Example:
         >>> from namedmesh import Placement

@@ -49,7 +49,8 @@ class Program:
         outputs: The tensors in it, in order.
         initializers: For each variable, the program that makes its first value from a seed.
         groups: The names of the inputs that each dict argument of the function has.
-        notes: What holds under every layout and plans say, such as the idle turns of a pipeline.
+        notes: What holds under every layout and plans say, such as the idle iterations of a
+        pipeline.
 
     Example:
         >>> import namedmesh as nm

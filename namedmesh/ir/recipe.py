@@ -1,4 +1,4 @@
-"""Recipes: how a tensor is made element by element, so that a piece of it can be made by itself.
+"""Recipes: how a tensor is made element by element, so that a shard of it can be made by itself.
 
 A mask of queries times keys, for one, is made of positions and segments, which are much smaller.
 """
@@ -33,12 +33,12 @@ class Recipe:
     result: Tensor
 
     def make(self, leaves: Sequence[Tensor], dim: Dimension | None = None) -> Tensor:
-        """Makes the tensor again, or a piece of it.
+        """Makes the tensor again, or a shard of it.
 
         Args:
             leaves: What stands for the leaves; those with the dimension have the other in its
                 place.
-            dim: The other dimension, where a piece is made.
+            dim: The other dimension, where a shard is made.
 
         Returns:
             The tensor.
@@ -69,7 +69,7 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
 
     Args:
         tensor: The tensor.
-        dim: The dimension along which pieces are wanted.
+        dim: The dimension along which shards are wanted.
 
     Returns:
         The recipe; the tensor itself is the only leaf where nothing better is known.

@@ -13,31 +13,31 @@ from namedmesh.ir.tensor import Tensor
 class Repetition(Op):
     """An op that repeats its body along a dimension.
 
-    Its turns may be written out one after the other (`turns`): all of them, or those of a round, of
-    which there are several.
+    Its iterations may be written out one after the other (`iterations`): all of them, or those of a
+    round, of which there are several.
     """
 
     @property
     @abstractmethod
-    def turn_dim(self) -> Dimension:
+    def iteration_dim(self) -> Dimension:
         """The dimension that the loop runs along."""
 
     @property
     @abstractmethod
     def rounds(self) -> Dimension:
-        """The dimension that it runs along where a round of turns is written out."""
+        """The dimension that it runs along where a round of iterations is written out."""
 
     @abstractmethod
-    def take_turn(self, x: Tensor, turn: int) -> Tensor:
-        """Returns what a turn that is written out reads of a tensor, or of a round's row of it."""
+    def take_iteration(self, x: Tensor, iteration: int) -> Tensor:
+        """Return what an unrolled iteration reads of a tensor, or of a round's row of it."""
 
     @abstractmethod
-    def join_turns(self, values: Sequence[Tensor]) -> Tensor:
-        """Stacks what the turns that are written out made, in the order of their numbers."""
+    def join_iterations(self, values: Sequence[Tensor]) -> Tensor:
+        """Stacks what the iterations that are written out made, in the order of their numbers."""
 
     @abstractmethod
     def split_rounds(self, x: Tensor) -> Tensor:
-        """Splits the loop's dimension of a tensor into rounds and the turns of a round."""
+        """Splits the loop's dimension of a tensor into rounds and the iterations of a round."""
 
     @abstractmethod
     def join_rounds(self, x: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Sinking: what is made of a loop's results row by row is made in the loop, turn by turn.
+"""Sinking: what is made of a loop's results row by row is made in the loop, iteration by iteration.
 
-So weights are updated while the backward loop runs, and no gradient outlives its turn.
+So weights are updated while the backward loop runs, and no gradient outlives its iteration.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ def sink_into_loops(
     Args:
         ops: The ops of a program.
         outputs: The tensors that are needed of them.
-        wanted: Those of them that may be made in the turns of loops, each with what it replaces.
+        wanted: Those of them that may be made in the iterations of loops, each with what it
+        replaces.
 
     Returns:
         Ops that compute the same.
@@ -62,7 +63,7 @@ class _Rows:
 
     def __init__(self, loop: Repetition):
         (self.body,) = loop.bodies
-        self.loop, self.dim = loop, loop.turn_dim
+        self.loop, self.dim = loop, loop.iteration_dim
         carries, total = len(loop.outputs) - len(loop.histories), len(self.body.inputs)
         made = self.body.outputs[carries:]
         self.histories = dict(zip(loop.histories, made, strict=True))
@@ -72,7 +73,7 @@ class _Rows:
         self.ops: dict[Op, Op] = {}  # what each op outside is inside
 
     def try_op(self, op: Op) -> None:
-        """Notes what an op is for one turn, if it treats every row by itself."""
+        """Notes what an op is for one iteration, if it treats every row by itself."""
         asked = op.placement()
         touched = asked.whole | asked.reduced | asked.exchanged
         touched |= {*asked.renames, *asked.renames.values()}
@@ -121,7 +122,7 @@ class _Rows:
     def extend_loop(
         self, chosen: Sequence[Op], read: Collection[Tensor], wanted: Mapping[Tensor, Tensor]
     ) -> Op:
-        """Returns the loop that does some ops in every turn.
+        """Returns the loop that does some ops in every iteration.
 
         Args:
             chosen: The ops.

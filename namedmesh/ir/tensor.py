@@ -139,7 +139,7 @@ class Tensor:
         raise NamedMeshError(
             f"{self.label} cannot be iterated over",
             str(self),
-            fix="use nm.scan, or nm.chunk for a list of pieces",
+            fix="use nm.scan, or nm.chunk for a list of shards",
         )
 
     def __getitem__(self, index: Any) -> Tensor:

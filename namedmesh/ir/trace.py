@@ -42,7 +42,7 @@ class Trace(Recorder):
         self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
-        self.made_in_loops: set[str] = set()  # updates that may be made turn by turn
+        self.made_in_loops: set[str] = set()  # updates that may be made iteration by iteration
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.printed: list[PrintedLine] = []
         self.notes: dict[str, None] = {}  # at the top: what plans say of the program
@@ -165,8 +165,8 @@ def trace_body(
 ) -> tuple[Body, Any]:
     """Traces a loop body or a branch, and what it captures, inside the program being traced.
 
-    With stack, variables made inside are stacked along that dimension, a slice for each turn. outer
-    are the tensors that the body's inputs come from.
+    With stack, variables made inside are stacked along that dimension, a slice for each iteration.
+    outer are the tensors that the body's inputs come from.
     """
     inner = Trace(current("a loop body"))
     inner.stack = stack

@@ -1,4 +1,4 @@
-"""Writing out: loops that were asked to have all of their turns, or a few, one after the other."""
+"""Unrolling: loops whose iterations, all or a few, are written one after the other."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def write_out_loops(
 ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
     """Returns ops without the loops that are to be written out, and what are then the outputs.
 
-    What one such loop stores for another is handed over turn by turn, without being stacked. Where
-    only a few turns are written out, a loop of fewer rounds is left.
+    What one such loop stores for another is handed over iteration by iteration, without being
+    stacked. Where only a few iterations are written out, a loop of fewer rounds is left.
 
     Args:
         ops: The ops of a program or a body, in order.
@@ -29,7 +29,7 @@ def write_out_loops(
     Returns:
         The ops, and a tensor for each output.
     """
-    if not any(op.turns for op in every_op(ops)):
+    if not any(op.iterations for op in every_op(ops)):
         return ops, tuple(outputs)
     return _Writer({}, {}).write_all(ops, outputs)
 
@@ -46,12 +46,14 @@ class _Writer:
     ) -> None:
         self.trace = Trace()
         self.stands = stands
-        self.copies = copies  # of a body's tensors, by turn
+        self.copies = copies  # of a body's tensors, by iteration
         self.readers: dict[Tensor, list[Op]] = {}
         self.histories: dict[
             Tensor, tuple[Repetition, list[Tensor]]
-        ] = {}  # loop, and a value for a turn
-        self.rows: dict[tuple[Tensor, int], Tensor] = {}  # the first that was taken for a turn
+        ] = {}  # loop, and a value for an iteration
+        self.rows: dict[
+            tuple[Tensor, int], Tensor
+        ] = {}  # the first that was taken for an iteration
 
     def write_all(
         self, ops: Sequence[Op], outputs: Sequence[Tensor]
@@ -67,12 +69,12 @@ class _Writer:
         return self.trace.ops, results
 
     def write(self, op: Op) -> None:
-        """Writes an op that reads what stands for its operands, or all turns of a loop."""
+        """Writes an op that reads what stands for its operands, or all iterations of a loop."""
         bodies = {name: self.write_body(body) for name, body in op.body_fields().items()}
         op = op.rebuild(**bodies) if bodies else op
-        if op.turns:
+        if op.iterations:
             assert isinstance(op, Repetition)
-            (self.write_rounds if op.rounds.size > 1 else self.write_turns)(op)
+            (self.write_rounds if op.rounds.size > 1 else self.write_iterations)(op)
             return
         for tensor in op.inputs:
             self.find(tensor)
@@ -80,18 +82,18 @@ class _Writer:
 
     def write_body(self, body: Body) -> Body:
         """Returns a body whose own loops are written out."""
-        if not any(op.turns for op in every_op(body.ops)):
+        if not any(op.iterations for op in every_op(body.ops)):
             return body
         writer = _Writer(self.stands, self.copies)
         ops, outputs = writer.write_all(body.ops, body.outputs)
         return dataclasses.replace(body, ops=tuple(ops), outputs=outputs)
 
     def find(self, tensor: Tensor) -> Tensor:
-        """Returns what stands for a tensor; values of turns are stacked when first asked for."""
+        """Return the replacement of a tensor; values of iterations are stacked on first use."""
         if tensor in self.histories and tensor not in self.stands:
             loop, values = self.histories[tensor]
             with self.at(loop):
-                rows = loop.join_turns(values)
+                rows = loop.join_iterations(values)
                 self.replace(tensor, loop.join_rounds(rows) if loop.rounds.size > 1 else rows)
         return self.stands.get(tensor, tensor)
 
@@ -109,26 +111,26 @@ class _Writer:
         if old.origin is None:
             old.describe(origin=new)  # cotangents of the old one lie where the new one lies
 
-    def write_turns(self, loop: Repetition) -> None:
-        """Writes every turn of a loop."""
+    def write_iterations(self, loop: Repetition) -> None:
+        """Writes every iteration of a loop."""
         (body,) = loop.bodies
         total, carries = len(body.inputs), len(loop.outputs) - len(loop.histories)
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
         carry = [self.find(tensor) for tensor in loop.inputs[:carries]]
         rows: dict[int, list[Tensor]] = {}
-        for turn in loop.turns:
+        for iteration in loop.iterations:
             with self.at(loop):
-                xs = [self.take_turn(loop, i, turn) for i in range(carries, total)]
-            results = self.copy_turn(body, [*carry, *xs, *captured], turn)
-            carry, rows[turn] = results[:carries], results[carries:]
+                xs = [self.take_iteration(loop, i, iteration) for i in range(carries, total)]
+            results = self.copy_iteration(body, [*carry, *xs, *captured], iteration)
+            carry, rows[iteration] = results[:carries], results[carries:]
         with self.at(loop):
             for old, new in zip(loop.outputs[:carries], carry, strict=True):
                 self.replace(old, new)
         for i, history in enumerate(loop.histories):
-            self.histories[history] = loop, [rows[turn][i] for turn in sorted(rows)]
+            self.histories[history] = loop, [rows[iteration][i] for iteration in sorted(rows)]
 
     def write_rounds(self, loop: Repetition) -> None:
-        """Writes a loop of fewer rounds, each of several turns."""
+        """Writes a loop of fewer rounds, each of several iterations."""
         carries, total = len(loop.outputs) - len(loop.histories), len(loop.bodies[0].inputs)
         first = [self.find(tensor) for tensor in loop.inputs[:carries]]
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
@@ -140,22 +142,22 @@ class _Writer:
             for old in loop.outputs[:carries]:
                 self.replace(old, next(results))
             for history in loop.histories:
-                if self.is_read_by_turns(history, loop):
-                    self.histories[history] = loop, [next(results) for _ in loop.turns]
+                if self.is_read_by_iterations(history, loop):
+                    self.histories[history] = loop, [next(results) for _ in loop.iterations]
                 else:
                     self.replace(history, loop.join_rounds(next(results)))
 
     def write_round(
         self, loop: Repetition, operands: Sequence[Sequence[Tensor]], captured: Sequence[Tensor]
     ) -> Body:
-        """Returns the turns of a round as one body."""
+        """Returns the iterations of a round as one body."""
         (body,) = loop.bodies
         carries = len(loop.outputs) - len(loop.histories)
         inner = Trace(self.trace)
         carry = [inner.placeholder(x.shape, x.dtype, x.label) for x in body.inputs[:carries]]
         rows = [
             [
-                inner.placeholder(x.shape.without(loop.turn_dim.name), x.dtype, old.label)
+                inner.placeholder(x.shape.without(loop.iteration_dim.name), x.dtype, old.label)
                 for x in operand
             ]
             for old, operand in zip(body.inputs[carries:], operands, strict=True)
@@ -164,76 +166,81 @@ class _Writer:
         made: dict[int, Sequence[Tensor]] = {}
         with recording(inner), inner.at(loop.source, loop.phase, loop.derived, loop.scope):
             outside = [inner.bring(tensor) for tensor in captured]
-            for turn in loop.turns:
-                xs = [row[turn] if len(row) > 1 else loop.take_turn(row[0], turn) for row in rows]
-                self.note_copies(body.inputs[carries:], xs, {}, turn)
-                results = self.copy_turn(body, [*carry, *xs, *outside], turn)
-                carry, made[turn] = results[:carries], results[carries:]
+            for iteration in loop.iterations:
+                xs = [
+                    row[iteration] if len(row) > 1 else loop.take_iteration(row[0], iteration)
+                    for row in rows
+                ]
+                self.note_copies(body.inputs[carries:], xs, {}, iteration)
+                results = self.copy_iteration(body, [*carry, *xs, *outside], iteration)
+                carry, made[iteration] = results[:carries], results[carries:]
             outputs = list(carry)
             for i, history in enumerate(loop.histories):
-                values = [made[turn][i] for turn in sorted(made)]
-                apart = self.is_read_by_turns(history, loop)
-                outputs += values if apart else [loop.join_turns(values)]
+                values = [made[iteration][i] for iteration in sorted(made)]
+                apart = self.is_read_by_iterations(history, loop)
+                outputs += values if apart else [loop.join_iterations(values)]
             outputs = [inner.bring(tensor) for tensor in outputs]
         stand_ins = tuple(inner.captures.values())
         return Body(tuple(inner.ops), inputs, stand_ins, tuple(inner.captures), tuple(outputs))
 
     def take_rounds(self, loop: Repetition, i: int) -> list[Tensor]:
-        """Returns what rounds read of an operand: turn by turn as it was made, or all in one."""
+        """Return what rounds read of an operand: one tensor per iteration, or all in one."""
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
             return self.histories[tensor][1]
         with self.at(loop):
             return [loop.split_rounds(self.find(tensor))]
 
-    def is_read_by_turns(self, history: Tensor, loop: Repetition) -> bool:
+    def is_read_by_iterations(self, history: Tensor, loop: Repetition) -> bool:
         """Whether what a loop makes is read by such loops alone."""
         readers = self.readers.get(history, ())
         return bool(readers) and all(_form(other) == _form(loop) for other in readers)
 
     def is_handed_over(self, tensor: Tensor, loop: Repetition) -> bool:
-        """Whether a loop reads turn by turn what another one made so."""
+        """Whether a loop reads iteration by iteration what another one made so."""
         maker = self.histories[tensor][0] if tensor in self.histories else None
         return maker is not None and _form(maker) == _form(loop)
 
-    def copy_turn(self, body: Body, values: Sequence[Tensor], turn: int) -> list[Tensor]:
-        """Records the ops of a turn anew, on some values, and returns its results."""
+    def copy_iteration(self, body: Body, values: Sequence[Tensor], iteration: int) -> list[Tensor]:
+        """Records the ops of an iteration anew, on some values, and returns its results."""
         known = dict(zip(body.arguments, values, strict=True))
         for op in body.ops:
             if not op.given:
-                self.copy_op(op, known, turn)
+                self.copy_op(op, known, iteration)
         return [known[tensor] for tensor in body.outputs]
 
-    def take_turn(self, loop: Repetition, i: int, turn: int) -> Tensor:
-        """Returns what a turn reads of an operand along the loop."""
+    def take_iteration(self, loop: Repetition, i: int, iteration: int) -> Tensor:
+        """Returns what an iteration reads of an operand along the loop."""
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
-            return self.histories[tensor][1][turn]
+            return self.histories[tensor][1][iteration]
         source = self.find(tensor)
-        row = loop.take_turn(source, turn)
-        # A forward loop's row is read by its turn; a backward loop's may be read by nothing.
-        first = self.rows.setdefault((source, turn), row)
+        row = loop.take_iteration(source, iteration)
+        # A forward loop's row is read by its iteration; a backward loop's may be read by nothing.
+        first = self.rows.setdefault((source, iteration), row)
         origin = None if first is row else first
         return row.describe(name=loop.bodies[0].arguments[i].label, origin=origin)
 
-    def copy_op(self, op: Op, known: dict[Tensor, Tensor], turn: int) -> None:
-        """Records an op of a body anew for one turn; known has what stands for its tensors."""
+    def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:
+        """Records an op of a body anew for one iteration; known has what stands for its tensors."""
         with current("a loop").at(op.source, op.phase, op.derived, op.scope):
             inputs = tuple(known[tensor] for tensor in op.inputs)
-            bodies = {n: self.copy_body(body, known, turn) for n, body in op.body_fields().items()}
+            bodies = {
+                n: self.copy_body(body, known, iteration) for n, body in op.body_fields().items()
+            }
             again = dataclasses.replace(op, inputs=inputs, **bodies)
-        self.note_copies(op.outputs, again.outputs, known, turn)
+        self.note_copies(op.outputs, again.outputs, known, iteration)
 
-    def copy_body(self, body: Body, known: Mapping[Tensor, Tensor], turn: int) -> Body:
-        """Copies a loop or a branch inside of a turn, with ops and tensors of its own."""
+    def copy_body(self, body: Body, known: Mapping[Tensor, Tensor], iteration: int) -> Body:
+        """Copies a loop or a branch inside of an iteration, with ops and tensors of its own."""
         inner = Trace(self.trace)
         values = tuple(inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments)
         ours: dict[Tensor, Tensor] = {}
-        self.note_copies(body.arguments, values, ours, turn)
+        self.note_copies(body.arguments, values, ours, iteration)
         with recording(inner):
             for op in body.ops:
                 if not op.given:
-                    self.copy_op(op, ours, turn)
+                    self.copy_op(op, ours, iteration)
         count = len(body.inputs)
         return Body(
             tuple(inner.ops),
@@ -248,7 +255,7 @@ class _Writer:
         tensors: Sequence[Tensor],
         copies: Sequence[Tensor],
         known: dict[Tensor, Tensor],
-        turn: int,
+        iteration: int,
     ) -> None:
         """Notes the copies of tensors, which stand to each other as the tensors do."""
 
@@ -258,10 +265,10 @@ class _Writer:
             while form is not None:
                 if form in known:
                     return known[form]
-                if (form, turn) in self.copies or form in self.stands:
+                if (form, iteration) in self.copies or form in self.stands:
                     return (
-                        self.copies[form, turn]
-                        if (form, turn) in self.copies
+                        self.copies[form, iteration]
+                        if (form, iteration) in self.copies
                         else self.stands[form]
                     )
                 form = form.origin
@@ -270,9 +277,13 @@ class _Writer:
         for old, new in zip(tensors, copies, strict=True):
             name = old.name if new.name is None else None
             new.describe(name=name, origin=translate(old.origin), primal=translate(old.primal))
-            known[old] = self.copies[old, turn] = new
+            known[old] = self.copies[old, iteration] = new
 
 
 def _form(op: Op) -> object:
-    """What two loops have in common where one reads turn by turn what the other made."""
-    return (op.turn_dim, len(op.turns)) if isinstance(op, Repetition) and op.turns else None
+    """What two loops have in common where one reads iteration by iteration what the other made."""
+    return (
+        (op.iteration_dim, len(op.iterations))
+        if isinstance(op, Repetition) and op.iterations
+        else None
+    )

@@ -182,7 +182,7 @@ class Backbone:
     def run_layers(
         self, x: nm.Tensor, stack: LayerStack, key: nm.Tensor | None = None
     ) -> tuple[nm.Tensor, dict[str, nm.Tensor], dict[str, Any]]:
-        """Run the layers of one side as one loop: in each turn a dense layer, then one of experts.
+        """Run the layers of one side as one loop: each iteration has a dense and an expert layer.
 
         Args:
             x: Embedded tokens.
@@ -208,7 +208,7 @@ class Backbone:
                 cache[context.name] = new_cache
             return h
 
-        def turn(
+        def iteration(
             carry: dict[str, Any], row: dict[str, Any]
         ) -> tuple[dict[str, Any], dict[str, nm.Tensor] | None]:
             cache = dict(carry["cache"])
@@ -248,7 +248,7 @@ class Backbone:
             first |= {"aux": nm.zeros([]), "z": nm.zeros([])}
         rows = {"layer": nm.range(side.L), "per_layer": stack.per_layer}
         last, statistics = nm.scan(
-            turn, first, rows, over=side.L, stack=True, remat=config.remat, unroll=side.unroll
+            iteration, first, rows, over=side.L, stack=True, remat=config.remat, unroll=side.unroll
         )
         h = self.normalize(last["h"], "final") if config.norm == "pre" else last["h"]
         if not side.experts:

@@ -125,9 +125,9 @@ class Config:
             or in `"blocks"`, which drop none (`dropless_moe`).
         shared: The hidden size of a network beside the experts that serves every token, or 0.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
-        unroll: How many turns of the loop over layers are written out one after the other, at most:
-            the largest number of them that divides the turns; 1 is a plain loop. All of them are
-            faster on a GPU, take longer to compile, and take more memory on a CPU.
+        unroll: How many iterations of the loop over layers are written out one after the other, at
+            most: the largest number of them that divides the iterations; 1 is a plain loop. All of
+            them are faster on a GPU, take longer to compile, and take more memory on a CPU.
         dropout: The dropout rate.
         expert_dropout: The dropout rate of the experts' hidden layers.
         expert_masking: The share of choices whose expert's output is left out in training.

@@ -109,7 +109,7 @@ class Decoder:
 
         Returns:
             The time, which hypotheses have `ended` (GN bool), and empty keys and values for each
-            of the layers of one turn.
+            of the layers of one iteration.
 
         Example:
             >>> from namedmesh.layers import config

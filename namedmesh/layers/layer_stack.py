@@ -18,7 +18,7 @@ class LayerContext:
 
     Attributes:
         name: The layer's scope: `"dense"` or `"experts"`.
-        layer: The turn of the loop over layers, int32.
+        layer: The iteration of the loop over layers, int32.
         per_layer: The layer's slices of `LayerStack.per_layer`.
         cache: The layer's cache while decoding, or None.
         key: A random key, or None for evaluation.
@@ -42,10 +42,10 @@ class Side:
     """The shape of the layers of the encoder or of the decoder.
 
     Attributes:
-        L: The dimension layer: the turns of the loop over layers.
+        L: The dimension layer: the iterations of the loop over layers.
         H: The dimension hidden of dense layers.
-        experts: Whether a turn has a second layer, with experts.
-        unroll: How many turns are written out one after the other.
+        experts: Whether an iteration has a second layer, with experts.
+        unroll: How many iterations are written out one after the other.
 
     Example:
         >>> from namedmesh.layers import config
@@ -82,7 +82,7 @@ class Side:
 
     @property
     def scopes(self) -> tuple[str, ...]:
-        """The names of the layers of one turn."""
+        """The names of the layers of one iteration."""
         return ("dense", "experts") if self.experts else ("dense",)
 
 
@@ -100,7 +100,7 @@ class LayerStack:
         capacity: The dimension of the experts' buffers, or None for the configuration's.
         choices: Whether the statistics tell the experts of every token, and their weights; with
             the router `"top_k"`.
-        per_layer: Tensors with the layer dimension, of which each turn sees a slice.
+        per_layer: Tensors with the layer dimension, of which each iteration sees a slice.
         cache: The layers' caches by scope while decoding.
 
     Example:

@@ -136,8 +136,8 @@ class Optimizer:
         learning_rate: A number or a schedule.
         clip_norm: The largest norm of all gradients together, or None.
         layer_by_layer: Whether the weights of layers in a loop are updated in the backward loop,
-            each in its layer's turn. Gradients of all layers then never exist at once, which is
-            half of the memory of a step whose activations are small; means that devices add up
+            each in its layer's iteration. Gradients of all layers then never exist at once, which
+            is half of the memory of a step whose activations are small; means that devices add up
             are added up layer by layer. It excludes `clip_norm`, which needs all gradients first.
         average: The share that stays of a moving average of each parameter in a step, e.g. 0.999;
             less in the first steps. None keeps no averages. That of parameter w is state named

@@ -86,8 +86,8 @@ def rotary(
 
     Example:
         >>> S, N, K = nm.dims("seq=4 heads=2 key=8")
-        >>> turn = lambda q: rotary(q, nm.range(S), K)
-        >>> nm.trace(turn, q=nm.spec([S, N, K])).outputs[0].shape
+        >>> iteration = lambda q: rotary(q, nm.range(S), K)
+        >>> nm.trace(iteration, q=nm.spec([S, N, K])).outputs[0].shape
         [seq=4, heads=2, key=8]
     """
     if key.size % 2:

@@ -54,7 +54,7 @@ class GspmdAnnotator:
         return tf2xla.sharding(value, sharding=proto)
 
     def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
-        """Each device's own piece of a value that lies on these axes."""
+        """Each device's own shard of a value that lies on these axes."""
         return tf2xla.spmd_full_to_shard_shape(
             self.annotate(value, axes),
             manual_sharding=self.proto(axes),
@@ -63,7 +63,7 @@ class GspmdAnnotator:
         )
 
     def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
-        """The whole value, of which each device has whole its own piece."""
+        """The whole value, of which each device has whole its own shard."""
         whole = tf2xla.spmd_shard_to_full_shape(
             value,
             manual_sharding=self.proto(axes),

@@ -78,9 +78,9 @@ class Emitter(Context):
         self, test: Callable[..., Any], body: Callable[..., Any], start: Sequence[Any]
     ) -> list[Any]:
         tested = self._record(lambda *carry: [test(*carry)], start)
-        turn = self._record(body, start)
+        iteration = self._record(body, start)
         results = [Value(one.sizes, one.dtype) for one in start]
-        self._block.instructions.append(Repeat(self.name, start, tested, turn, results))
+        self._block.instructions.append(Repeat(self.name, start, tested, iteration, results))
         return results
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> list[Any]:

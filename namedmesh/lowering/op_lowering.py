@@ -59,7 +59,7 @@ class OpLowering(Context):
             values: Its operands.
             places: Where they lie.
             natural: Where it makes its results.
-            local: Whether it is lowered on each device's own piece.
+            local: Whether it is lowered on each device's own shard.
             kernel: Whether a backend's own kernel may make its results.
 
         Returns:
@@ -83,21 +83,21 @@ class OpLowering(Context):
         natural: Sequence[Sharding],
         kernel: bool,
     ) -> list[Any]:
-        """Lowers an op on each device's own piece; its results may be parts of sums."""
+        """Lowers an op on each device's own shard; its results may be parts of sums."""
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes, op if kernel else None)
-        pieces = []
+        shards = []
         for value, tensor, place in zip(values, op.inputs, places, strict=True):
-            value = self._pad_pieces(value, tensor.shape, place)
-            piece = self.annotator.to_local(value, position_axes(tensor.shape, place))
+            value = self._pad_shards(value, tensor.shape, place)
+            shard = self.annotator.to_local(value, position_axes(tensor.shape, place))
             leading = list(range(len(place.partial)))
-            pieces.append(tf.squeeze(piece, leading) if leading else piece)
+            shards.append(tf.squeeze(shard, leading) if leading else shard)
         results = []
-        lowered = lower_op(op, inside, pieces)
-        for tensor, piece, place in zip(op.outputs, lowered, natural, strict=True):
+        lowered = lower_op(op, inside, shards)
+        for tensor, shard, place in zip(op.outputs, lowered, natural, strict=True):
             if place.partial:
-                piece = tf.reshape(piece, [*[1] * len(place.partial), *piece.shape])
-            results.append(self._join_pieces(piece, tensor.shape, place))
+                shard = tf.reshape(shard, [*[1] * len(place.partial), *shard.shape])
+            results.append(self._join_shards(shard, tensor.shape, place))
         return results
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
@@ -125,13 +125,13 @@ class OpLowering(Context):
 
     def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
         """Makes a value the first device's part of a sum to which the others add zero."""
-        piece = self.annotator.to_local(value, position_axes(shape, source))
+        shard = self.annotator.to_local(value, position_axes(shape, source))
         for i, axis in enumerate(result.partial):
             if axis not in source.partial:
                 index = self.find_position((axis,))
-                piece = tf.where(tf.equal(index, 0), piece, tf.zeros([], piece.dtype))
-                piece = tf.expand_dims(piece, i)
-        return self._join_pieces(piece, shape, result)
+                shard = tf.where(tf.equal(index, 0), shard, tf.zeros([], shard.dtype))
+                shard = tf.expand_dims(shard, i)
+        return self._join_shards(shard, shape, result)
 
     def find_position(self, axes: tuple[str, ...]) -> Any:
         """Returns a device's own position along some axes, inside a manual region."""
@@ -139,8 +139,8 @@ class OpLowering(Context):
         numbers = tf.range(self.mesh.size(axes))
         return tf.squeeze(self.annotator.to_local(numbers, [axes]), [0])
 
-    def _pad_pieces(self, value: Any, shape: Shape, place: Sharding) -> Any:
-        """Pads dimensions with zeros so that all pieces are as long as the first."""
+    def _pad_shards(self, value: Any, shape: Shape, place: Sharding) -> Any:
+        """Pads dimensions with zeros so that all shards are as long as the first."""
         if place.divides(shape, self.mesh):
             return value
         whole = value.shape.as_list()
@@ -149,15 +149,15 @@ class OpLowering(Context):
         return self.annotator.annotate(value, position_axes(shape, place))
 
     def _padded_sizes(self, shape: Shape, place: Sharding) -> list[int]:
-        """Returns the sizes of a value, with those rounded up that pieces do not divide."""
+        """Returns the sizes of a value, with those rounded up that shards do not divide."""
         parts = [self.mesh.axes[axis] for axis in place.partial]
         ways = [self.mesh.size(place.axes(dim.name)) for dim in shape]
         return [*parts, *(-(-dim.size // n) * n for dim, n in zip(shape, ways, strict=True))]
 
-    def _join_pieces(self, piece: Any, shape: Shape, place: Sharding) -> Any:
-        """Makes the value of which every device has its piece, parts of a sum side by side."""
+    def _join_shards(self, shard: Any, shape: Shape, place: Sharding) -> Any:
+        """Makes the value of which every device has its shard, parts of a sum side by side."""
         sizes = self._padded_sizes(shape, place)
-        value = self.annotator.from_local(piece, position_axes(shape, place), sizes)
+        value = self.annotator.from_local(shard, position_axes(shape, place), sizes)
         if place.divides(shape, self.mesh):
             return value
         return value[tuple(slice(size) for size in (*sizes[: len(place.partial)], *shape.sizes))]
@@ -184,7 +184,7 @@ def add_parts(value: Any) -> Any:
 
 
 class Local(Eager):
-    """Lowering inside a manual region: sizes are those of one device's piece."""
+    """Lowering inside a manual region: sizes are those of one device's shard."""
 
     compiled = True
 

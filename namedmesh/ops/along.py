@@ -7,7 +7,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ops.neighbours import Stretch, find_exchanges, read_rows
@@ -41,18 +41,18 @@ class Window(Op):
 
 
 class SplitWindow(Window):
-    """A window that may stay split: each device reads what it lacks of its neighbours' pieces.
+    """A window that may stay split: each device reads what it lacks of its neighbours' shards.
 
     Where that is no less than all of them, the dimension is gathered before.
     """
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
-        """Returns the rows that each device reads for its piece of the result.
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
+        """Returns the rows that each device reads for its shard of the result.
 
         Args:
-            ways: Into how many pieces the dimension is split.
-            piece: The rows of a device's piece of the operand.
-            size: The rows of its piece of the result.
+            ways: Into how many shards the dimension is split.
+            shard: The rows of a device's shard of the operand.
+            size: The rows of its shard of the result.
 
         Returns:
             The rows; of several stretches, a row of the result is of the first that has it.
@@ -64,7 +64,7 @@ class SplitWindow(Window):
         raise NotImplementedError
 
     def local(self, context: Context, x: Any) -> Any:
-        """Makes a device's piece of the result of the rows that it has read."""
+        """Makes a device's shard of the result of the rows that it has read."""
         return x
 
     @property
@@ -83,9 +83,9 @@ class SplitWindow(Window):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, piece = pieces.ways(self.dim), pieces.size(self.dim)
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, shard = shards.ways(self.dim), shards.size(self.dim)
         if self.result_dim().size < ways:
             return None
-        stretches = self.stretches(ways, piece, pieces.size(self.result_dim()))
-        return find_exchanges(self.inputs, pieces, [(0, self.dim, one) for one in stretches])
+        stretches = self.stretches(ways, shard, shards.size(self.result_dim()))
+        return find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])

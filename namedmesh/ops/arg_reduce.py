@@ -6,7 +6,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -37,15 +37,15 @@ class ArgReduce(Op):
         at = self.inputs[0].shape.position(self.over.name)
         if context.ways(self.over) == 1:
             return self._find(context.tf, x, at)
-        return self._find_over_pieces(context, x, at)
+        return self._find_over_shards(context, x, at)
 
     def _find(self, tf: Any, x: Any, at: int) -> Any:
         """Finds the index of the first extreme element."""
         compute = tf.argmax if self.function == "argmax" else tf.argmin
         return compute(x, at, output_type=tf.int32)
 
-    def _find_over_pieces(self, context: Context, x: Any, at: int) -> Any:
-        """Finds that of every piece, and gathers those, each with its index."""
+    def _find_over_shards(self, context: Context, x: Any, at: int) -> Any:
+        """Finds that of every shard, and gathers those, each with its index."""
         tf, size = context.tf, context.size(self.over)
         wide = tf.as_dtype(_wide(self.inputs[0].dtype))
         keys, start = tf.cast(x, wide), context.position(self.over) * size
@@ -66,11 +66,11 @@ class ArgReduce(Op):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.over.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, x = pieces.ways(self.over), self.inputs[0]
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, x = shards.ways(self.over), self.inputs[0]
         if 4 * ways > self.over.size:
             return None
-        others = pieces.count(self.output.shape)
+        others = shards.count(self.output.shape)
         return [Exchange("AllGather", self.over.name, 2 * ways * others, _wide(x.dtype))]
 
 
@@ -90,7 +90,7 @@ def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
     """Finds the index of the largest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
-    through its piece, and what they find is gathered. The result carries no gradient.
+    through its shard, and what they find is gathered. The result carries no gradient.
 
     Args:
         x: A tensor of numbers.
@@ -121,7 +121,7 @@ def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
     """Finds the index of the smallest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
-    through its piece, and what they find is gathered. The result carries no gradient.
+    through its shard, and what they find is gathered. The result carries no gradient.
 
     Args:
         x: A tensor of numbers.

@@ -27,7 +27,7 @@ LEAST = 128  # smaller blocks are not worth a loop
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Attention that takes in a block of keys in each turn of a loop.
+    """Attention that takes in a block of keys in each iteration of a loop.
 
     Attributes:
         whole: Attention over all keys.
@@ -56,12 +56,12 @@ class AttentionBlocks:
     ) -> tuple[Tensor, Tensor]:
         """The averages, and the logarithm of every row's sum of exponentials."""
 
-        def turn(state: State, row: dict[str, Any]) -> tuple[State, None]:
+        def iteration(state: State, row: dict[str, Any]) -> tuple[State, None]:
             mask, first = self.make_mask(leaves, row), row["number"] * self.size
             taken = self.passes.take_in(state, q, row["k"], row["v"], mask, words, first)
             return taken, None
 
-        state, _ = scan(turn, self.passes.start(), self.rows(k, v, leaves), over=self.number)
+        state, _ = scan(iteration, self.passes.start(), self.rows(k, v, leaves), over=self.number)
         return self.whole.finish(state, q.dtype)
 
     def backward(
@@ -77,7 +77,7 @@ class AttentionBlocks:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """The cotangents of queries, keys and values."""
 
-        def turn(so_far: Tensor, row: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        def iteration(so_far: Tensor, row: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             mask, first = self.make_mask(leaves, row), row["number"] * self.size
             dq, dk, dv = self.passes.backward(
                 q, row["k"], row["v"], mask, words, lse, delta, dy, first
@@ -85,11 +85,11 @@ class AttentionBlocks:
             return so_far + cast(dq, "float32"), (dk, dv)
 
         start = zeros(self.whole.of_queries)
-        dq, (dk, dv) = scan(turn, start, self.rows(k, v, leaves), over=self.number)
+        dq, (dk, dv) = scan(iteration, start, self.rows(k, v, leaves), over=self.number)
         return cast(dq, q.dtype), self.join(dk), self.join(dv)
 
     def rows(self, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> dict[str, Any]:
-        """What every turn reads a row of."""
+        """What every iteration reads a row of."""
         own = [self.split(leaf) for leaf in leaves if self.has_blocks(leaf)]
         return {"k": self.split(k), "v": self.split(v), "mask": own, "number": count(self.number)}
 

@@ -1,4 +1,4 @@
-"""Between: what mixes the pieces of a manual region, and how the region is recorded around it."""
+"""Between: what mixes the shards of a manual region, and how the region is recorded around it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Enclosing(Op):
 
 
 class Between(Enclosing):
-    """Ops that mix the pieces of a manual region: one of its collectives."""
+    """Ops that mix the shards of a manual region: one of its collectives."""
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
@@ -80,7 +80,7 @@ class Between(Enclosing):
 def record_between(
     function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Records ops that mix pieces: as one op in a region, and as they are outside of one."""
+    """Records ops that mix shards: as one op in a region, and as they are outside of one."""
     if active_region() is None:
         return function(*tensors)
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
@@ -88,7 +88,7 @@ def record_between(
     return Between((*tensors, *body.captured), body).outputs
 
 
-def mixes_pieces(ops: Sequence[Op]) -> bool:
+def mixes_shards(ops: Sequence[Op]) -> bool:
     """Returns whether some ops, those of loops and branches included, have a collective."""
     return any(isinstance(op, Between) for op in every_op(ops))
 
@@ -120,7 +120,7 @@ class RegionCutter:
             if op.given or op.outputs[0] in self._free:
                 continue
             # What has a derivative of its own may use collectives there: it stands outside regions.
-            apart = mixes_pieces([op]) or isinstance(op, CustomVjp)
+            apart = mixes_shards([op]) or isinstance(op, CustomVjp)
             if run and (apart or self._over_of(run[-1]) != self._over_of(op)):
                 self._record_run(run, known)
                 run = []
@@ -166,7 +166,7 @@ class RegionCutter:
 
     def _repeat(self, op: Op, known: dict[Tensor, Tensor]) -> None:
         """Records an op again; collectives as the ops they are, loops with their bodies cut."""
-        if isinstance(op, Recompute) and mixes_pieces(op.ops):
+        if isinstance(op, Recompute) and mixes_shards(op.ops):
             raise op.error(
                 "a function with collectives cannot be computed again inside a manual region",
                 fix="put nm.checkpoint around nm.manual",
@@ -176,7 +176,7 @@ class RegionCutter:
         if isinstance(op, Between):
             _, inside = repeat_ops(op.body, inputs)
             found = [inside[tensor] for tensor in op.body.outputs]
-        elif mixes_pieces([op]):
+        elif mixes_shards([op]):
             found = self._record_loop(op, inputs)
         else:
             found = repeat_op(op, inputs).outputs
@@ -214,6 +214,6 @@ def _made_of_constants(ops: Sequence[Op]) -> dict[Tensor, Op]:
     """Returns what is made of nothing but constants, each with the op that makes it."""
     free: dict[Tensor, Op] = {}
     for op in ops:
-        if not op.given and not mixes_pieces([op]) and free.keys() >= {*op.inputs}:
+        if not op.given and not mixes_shards([op]) and free.keys() >= {*op.inputs}:
             free.update(dict.fromkeys(op.outputs, op))
     return free

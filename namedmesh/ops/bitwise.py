@@ -128,7 +128,7 @@ def shift_right(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.invert, takes="integer")
 def bitwise_not(x: Operand) -> Tensor:
-    """Turns every bit over.
+    """Iterations every bit over.
 
     Args:
         x: A tensor of whole numbers, or a number.

@@ -90,7 +90,7 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     """Repeats a tensor along the dimensions it lacks.
 
     Ops broadcast their operands by name, so this is needed only where a result must have a
-    dimension. It moves no data: every device repeats its own piece. The gradient is summed over the
+    dimension. It moves no data: every device repeats its own shard. The gradient is summed over the
     new dimensions.
 
     Args:
@@ -158,7 +158,7 @@ def sum(
 ) -> Tensor:
     """Adds up the elements over some dimensions.
 
-    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         x: A tensor of numbers.

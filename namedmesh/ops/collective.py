@@ -1,7 +1,7 @@
-"""Named collectives: what pieces of a dimension send each other, in names.
+"""Named collectives: what shards of a dimension send each other, in names.
 
-The pieces are a dimension of their own, and the layout says which axes number them: with `piece=4`
-and `"piece:data"`, every device along `data` has one. Inside `nm.manual` these are the ops that
+The shards are a dimension of their own, and the layout says which axes number them: with `shard=4`
+and `"shard:data"`, every device along `data` has one. Inside `nm.manual` these are the ops that
 communicate, each a line of the plan; outside of it they are the named ops that they are made of.
 Without a layout they are functions of arrays like any other, and all have derivatives.
 """
@@ -18,42 +18,42 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops import broadcast, constants, windows
 from namedmesh.ops.between import active_region, record_between
 from namedmesh.ops.move import replicate, reshard
-from namedmesh.ops.piece_moves import Permute, Swap
 from namedmesh.ops.shape import rename
+from namedmesh.ops.shard_moves import Permute, Swap
 
 
-def sum(x: Tensor, pieces: Dimension) -> Tensor:
-    """Adds up what all pieces have: an AllReduce, where they are split.
+def sum(x: Tensor, shards: Dimension) -> Tensor:
+    """Adds up what all shards have: an AllReduce, where they are split.
 
     Args:
-        x: A tensor of numbers that has the dimension of pieces.
-        pieces: The dimension.
+        x: A tensor of numbers that has the dimension of shards.
+        shards: The dimension.
 
     Returns:
-        The sum, without the dimension: every piece has it.
+        The sum, without the dimension: every shard has it.
 
     Raises:
         NamedMeshError: `x` does not have the dimension, or the region is not split over it.
 
     Example:
         >>> import namedmesh as nm
-        >>> P, M = nm.dims("piece=4 model=3")
+        >>> P, M = nm.dims("shard=4 model=3")
         >>> def normalize(x):
         ...     return x / nm.collective.sum(nm.sum(x, M), P)
         >>> program = nm.trace(lambda x: nm.manual(normalize, x, over=P), nm.spec([P, M]))
-        >>> nm.plan(program, nm.Mesh(data=4), "piece:data").count("AllReduce")
+        >>> nm.plan(program, nm.Mesh(data=4), "shard:data").count("AllReduce")
         1
     """
-    _check("collective.sum", x, pieces)
-    return record_between(lambda x: [broadcast.sum(x, pieces)], [x])[0]
+    _check("collective.sum", x, shards)
+    return record_between(lambda x: [broadcast.sum(x, shards)], [x])[0]
 
 
-def gather(x: Tensor, pieces: Dimension, whole: Dimension) -> Tensor:
-    """Gives every piece what all of them have: an AllGather, where they are split.
+def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
+    """Gives every shard what all of them have: an AllGather, where they are split.
 
     Args:
-        x: A tensor that has the dimension of pieces.
-        pieces: The dimension.
+        x: A tensor that has the dimension of shards.
+        shards: The dimension.
         whole: What it is called in the result, which is whole on every device.
 
     Returns:
@@ -65,125 +65,125 @@ def gather(x: Tensor, pieces: Dimension, whole: Dimension) -> Tensor:
 
     Example:
         >>> import namedmesh as nm
-        >>> P, A, M = nm.dims("piece=4 all=4 model=3")
+        >>> P, A, M = nm.dims("shard=4 all=4 model=3")
         >>> def largest(x):
         ...     return x - nm.max(nm.collective.gather(x, P, A), A)
         >>> program = nm.trace(lambda x: nm.manual(largest, x, over=P), nm.spec([P, M]))
-        >>> nm.plan(program, nm.Mesh(data=4), "piece:data").count("AllGather")
+        >>> nm.plan(program, nm.Mesh(data=4), "shard:data").count("AllGather")
         1
     """
-    _check("collective.gather", x, pieces)
-    _check_twin("collective.gather", x, pieces, whole)
-    return record_between(lambda x: [replicate(rename(x, pieces, whole), whole)], [x])[0]
+    _check("collective.gather", x, shards)
+    _check_twin("collective.gather", x, shards, whole)
+    return record_between(lambda x: [replicate(rename(x, shards, whole), whole)], [x])[0]
 
 
-def scatter_sum(x: Tensor, pieces: Dimension, whole: Dimension) -> Tensor:
-    """Adds up what all pieces have, and gives each its share: a ReduceScatter.
+def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
+    """Adds up what all shards have, and gives each its share: a ReduceScatter.
 
     Args:
         x: A tensor of numbers that has both dimensions.
-        pieces: The dimension of pieces.
-        whole: A dimension of the same size: the element p along it is for piece p.
+        shards: The dimension of shards.
+        whole: A dimension of the same size: the element p along it is for shard p.
 
     Returns:
         The sums, without the second dimension.
 
     Raises:
         NamedMeshError: `x` lacks one of them, their sizes differ, or the region is not split over
-            the pieces.
+            the shards.
 
     Example:
         >>> import namedmesh as nm
-        >>> P, A, M = nm.dims("piece=2 all=2 model=1")
+        >>> P, A, M = nm.dims("shard=2 all=2 model=1")
         >>> def share(x):
         ...     return nm.collective.scatter_sum(x, P, A)
         >>> nm.evaluate(share, x=([P, A, M], [[[1], [2]], [[10], [20]]]))
         array([[11],
                [22]], dtype=int32)
     """
-    _check("collective.scatter_sum", x, pieces, whole)
-    _check_sizes("collective.scatter_sum", x, pieces, whole)
+    _check("collective.scatter_sum", x, shards, whole)
+    _check_sizes("collective.scatter_sum", x, shards, whole)
     return record_between(
-        lambda x: [reshard(rename(broadcast.sum(x, pieces), whole, pieces), pieces)], [x]
+        lambda x: [reshard(rename(broadcast.sum(x, shards), whole, shards), shards)], [x]
     )[0]
 
 
-def all_to_all(x: Tensor, pieces: Dimension, whole: Dimension) -> Tensor:
-    """Sends a part of every piece to every other: an AllToAll.
+def all_to_all(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
+    """Sends a part of every shard to every other: an AllToAll.
 
     Args:
         x: A tensor that has both dimensions.
-        pieces: The dimension of pieces.
-        whole: A dimension of the same size: the element q along it is for piece q.
+        shards: The dimension of shards.
+        whole: A dimension of the same size: the element q along it is for shard q.
 
     Returns:
         A tensor of the same shape; what was at (p, q) is at (q, p).
 
     Raises:
         NamedMeshError: `x` lacks one of them, their sizes differ, or the region is not split over
-            the pieces.
+            the shards.
 
     Example:
         >>> import namedmesh as nm
-        >>> P, A = nm.dims("piece=2 all=2")
+        >>> P, A = nm.dims("shard=2 all=2")
         >>> nm.evaluate(lambda x: nm.collective.all_to_all(x, P, A), x=([P, A], [[1, 2], [3, 4]]))
         array([[1, 3],
                [2, 4]], dtype=int32)
     """
-    _check("collective.all_to_all", x, pieces, whole)
-    _check_sizes("collective.all_to_all", x, pieces, whole)
-    return record_between(lambda x: [Swap((x,), pieces, whole).output], [x])[0]
+    _check("collective.all_to_all", x, shards, whole)
+    _check_sizes("collective.all_to_all", x, shards, whole)
+    return record_between(lambda x: [Swap((x,), shards, whole).output], [x])[0]
 
 
 def permute(
     x: Tensor,
-    pieces: Dimension,
+    shards: Dimension,
     by: int | None = None,
     sources: Sequence[int | None] | None = None,
 ) -> Tensor:
-    """Sends every piece to another: a CollectivePermute.
+    """Sends every shard to another: a CollectivePermute.
 
     Args:
-        x: A tensor that has the dimension of pieces.
-        pieces: The dimension.
-        by: How far every piece goes; those that leave at one end enter at the other.
-        sources: Instead: for every piece the one whose values it gets, None where it gets zeros. Of
-            several pieces on one device these are gathered.
+        x: A tensor that has the dimension of shards.
+        shards: The dimension.
+        by: How far every shard goes; those that leave at one end enter at the other.
+        sources: Instead: for every shard the one whose values it gets, None where it gets zeros. Of
+            several shards on one device these are gathered.
 
     Returns:
         A tensor of the same shape.
 
     Raises:
         NamedMeshError: `x` does not have the dimension, the region is not split over it, both `by`
-            and `sources` are given or neither, or a piece is sent twice.
+            and `sources` are given or neither, or a shard is sent twice.
 
     Example:
         >>> import namedmesh as nm
-        >>> P, = nm.dims("piece=3")
+        >>> P, = nm.dims("shard=3")
         >>> nm.evaluate(lambda x: nm.collective.permute(x, P, by=1), x=([P], [1, 2, 3]))
         array([3, 1, 2], dtype=int32)
         >>> swap = lambda x: nm.collective.permute(x, P, sources=[1, 0, None])
         >>> nm.evaluate(swap, x=([P], [1, 2, 3]))
         array([2, 1, 0], dtype=int32)
     """
-    _check("collective.permute", x, pieces)
+    _check("collective.permute", x, shards)
     if (by is None) == (sources is None):
         raise NamedMeshError(
             "collective.permute: say who sends to whom once",
             str(x),
-            fix="pass by=1, or sources= with the sender of every piece",
+            fix="pass by=1, or sources= with the sender of every shard",
         )
     if by is not None:
-        return record_between(lambda x: [windows.roll(x, pieces, by)], [x])[0]
-    senders = _check_sources(x, pieces, sources or ())
-    return record_between(lambda x: [Permute((x,), pieces, senders).output], [x])[0]
+        return record_between(lambda x: [windows.roll(x, shards, by)], [x])[0]
+    senders = _check_sources(x, shards, sources or ())
+    return record_between(lambda x: [Permute((x,), shards, senders).output], [x])[0]
 
 
-def index(pieces: Dimension) -> Tensor:
-    """Numbers the pieces: each has its own number.
+def index(shards: Dimension) -> Tensor:
+    """Numbers the shards: each has its own number.
 
     Args:
-        pieces: The dimension of pieces.
+        shards: The dimension of shards.
 
     Returns:
         An int32 tensor of that dimension, from 0.
@@ -193,55 +193,55 @@ def index(pieces: Dimension) -> Tensor:
 
     Example:
         >>> import namedmesh as nm
-        >>> P, = nm.dims("piece=3")
+        >>> P, = nm.dims("shard=3")
         >>> nm.evaluate(lambda: nm.collective.index(P))
         array([0, 1, 2], dtype=int32)
     """
-    return constants.range(check_dimension("collective.index", pieces))
+    return constants.range(check_dimension("collective.index", shards))
 
 
-def _check(what: str, x: Tensor, pieces: Dimension, *others: Dimension) -> None:
+def _check(what: str, x: Tensor, shards: Dimension, *others: Dimension) -> None:
     """Raises unless a tensor has some dimensions and the region is split over the first."""
-    check_has_dims(what, x, pieces, *others)
+    check_has_dims(what, x, shards, *others)
     over = active_region()
-    if over is not None and pieces.name not in over:
+    if over is not None and shards.name not in over:
         raise NamedMeshError(
-            f"{what}: the region is split over {join_names(sorted(over))}, not {pieces.name}",
+            f"{what}: the region is split over {join_names(sorted(over))}, not {shards.name}",
             str(x),
-            fix=f"add {pieces.name} to over= of nm.manual, or use the plain op: it is whole here",
+            fix=f"add {shards.name} to over= of nm.manual, or use the plain op: it is whole here",
         )
 
 
-def _check_sizes(what: str, x: Tensor, pieces: Dimension, whole: Dimension) -> None:
+def _check_sizes(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> None:
     """Raises unless two dimensions have one size."""
-    if pieces.size != whole.size or pieces.name == whole.name:
+    if shards.size != whole.size or shards.name == whole.name:
         raise NamedMeshError(
-            f"{what}: {whole} cannot stand for {pieces}",
+            f"{what}: {whole} cannot stand for {shards}",
             str(x),
-            fix=f"use another dimension of size {pieces.size}",
+            fix=f"use another dimension of size {shards.size}",
         )
 
 
-def _check_twin(what: str, x: Tensor, pieces: Dimension, whole: Dimension) -> None:
+def _check_twin(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> None:
     """Raises unless a dimension can take the place of another one in a tensor."""
     check_dimension(what, whole, x)
-    _check_sizes(what, x, pieces, whole)
+    _check_sizes(what, x, shards, whole)
 
 
-def _check_sources(x: Tensor, pieces: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:
-    """Returns the sender of every piece, -1 for none; raises where they make no permutation."""
+def _check_sources(x: Tensor, shards: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:
+    """Returns the sender of every shard, -1 for none; raises where they make no permutation."""
     try:
         senders = tuple(-1 if one is None else operator.index(one) for one in sources)
     except (TypeError, ValueError):
         senders = ()
     sent = [one for one in senders if one >= 0]
-    known = all(-1 <= one < pieces.size for one in senders)
-    if len(senders) != pieces.size or len({*sent}) != len(sent) or not known:
+    known = all(-1 <= one < shards.size for one in senders)
+    if len(senders) != shards.size or len({*sent}) != len(sent) or not known:
         raise NamedMeshError(
             f"collective.permute: {list(sources) if senders else sources!r} are not the senders of "
-            f"{pieces.size} pieces",
+            f"{shards.size} shards",
             str(x),
-            fix=f"list {pieces.size} numbers from 0 to {pieces.size - 1}, each once at most, "
-            "and None for a piece that gets zeros",
+            fix=f"list {shards.size} numbers from 0 to {shards.size - 1}, each once at most, "
+            "and None for a shard that gets zeros",
         )
     return senders

@@ -238,7 +238,7 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
     """Counts 0, 1, 2 ... along a dimension.
 
-    Where the dimension is split, every device counts its own piece, without communication. Numbers
+    Where the dimension is split, every device counts its own shard, without communication. Numbers
     that a floating point dtype does not hold are rounded to those it does.
 
     Args:

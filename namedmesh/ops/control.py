@@ -225,7 +225,7 @@ def cond(
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
     """Repeats a function while a condition holds.
 
-    The number of turns is known only when the step runs, so the loop has no derivative; use
+    The number of iterations is known only when the step runs, so the loop has no derivative; use
     `nm.scan` for one that is differentiated.
 
     Args:
@@ -233,10 +233,11 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
         body: Called with the carried values; returns the next ones: one value where there is one,
             else a tuple or list, each nested as the first ones and of the same dimensions and
             dtypes.
-        *start: The values of the first turn: tensors, numbers, or tuples, lists and dicts of them.
+        *start: The values of the first iteration: tensors, numbers, or tuples, lists and dicts of
+        them.
 
     Returns:
-        The values of the last turn: a single value itself, several as a tuple.
+        The values of the last iteration: a single value itself, several as a tuple.
 
     Raises:
         NamedMeshError: The test does not return a bool scalar, or the body's results do not have

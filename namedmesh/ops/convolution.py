@@ -8,7 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -18,13 +18,13 @@ from namedmesh.ops.windows import reverse
 
 
 class Sliders(Op):
-    """An op of a tensor along whose dimensions windows slide, on each device's own piece.
+    """An op of a tensor along whose dimensions windows slide, on each device's own shard.
 
     Of a dimension that is split each device reads the rows that its positions meet; zeros outside,
-    padding of pieces included, add nothing.
+    padding of shards included, add nothing.
     """
 
-    on_pieces = True
+    on_shards = True
     sums = True
     kept_by_dots = True
     shape: Shape
@@ -48,8 +48,8 @@ class Sliders(Op):
         """The dimensions along which windows slide."""
         return tuple(slide.dim for slide in self.slides)
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        return find_sliding_exchanges(self.inputs[0], self.slides, pieces)
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        return find_sliding_exchanges(self.inputs[0], self.slides, shards)
 
     def read(
         self, context: Context, x: Any, order: Sequence[str]

@@ -6,7 +6,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -76,7 +76,7 @@ class Cumulative(Op):
         return 0 if self.function == "cumsum" else 1
 
     def _find_before(self, context: Context, terms: Any, at: int) -> Any:
-        """Adds up or multiplies all pieces before a device's own."""
+        """Adds up or multiplies all shards before a device's own."""
         tf, ways = context.tf, context.ways(self.dim)
         reduce = tf.reduce_sum if self.function == "cumsum" else tf.reduce_prod
         parts = context.gather(reduce(terms, at, keepdims=True), self.dim)
@@ -86,7 +86,7 @@ class Cumulative(Op):
         return reduce(tf.where(chosen, parts, tf.cast(self.neutral, parts.dtype)), 0)
 
     def _fill_padding(self, context: Context, terms: Any, at: int) -> Any:
-        """Puts what changes nothing in place of the zeros that pad the last piece."""
+        """Puts what changes nothing in place of the zeros that pad the last shard."""
         tf, size, ways = context.tf, context.size(self.dim), context.ways(self.dim)
         if not self.neutral or size * ways == self.dim.size:
             return terms
@@ -105,11 +105,11 @@ class Cumulative(Op):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, x = pieces.ways(self.dim), self.inputs[0]
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, x = shards.ways(self.dim), self.inputs[0]
         if 2 * ways > self.dim.size:
             return None
-        others = pieces.count_rest(x.shape, self.dim)
+        others = shards.count_rest(x.shape, self.dim)
         dtype = "int32" if x.dtype in ("int8", "uint8", "uint32") else x.dtype
         return [Exchange("AllGather", self.dim.name, ways * others, dtype)]
 
@@ -148,7 +148,7 @@ def _accumulate(function: str, x: Tensor, dim: Dimension, exclusive: bool, rever
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Takes running sums along a dimension.
 
-    Where the dimension is split, every device adds the sums of the pieces before its own, which are
+    Where the dimension is split, every device adds the sums of the shards before its own, which are
     gathered.
 
     Args:
@@ -175,7 +175,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
 def cumprod(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
     """Takes running products along a dimension.
 
-    Where the dimension is split, every device multiplies with the products of the pieces before
+    Where the dimension is split, every device multiplies with the products of the shards before
     its own, which are gathered. The gradient is right also where elements are zero.
 
     Args:

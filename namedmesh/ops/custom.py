@@ -127,7 +127,7 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     return function
 
 
-_MEND = "mend the function that nm.call_tf calls; devices run what XLA can compile"
+_FIX = "fix the function that nm.call_tf calls; devices run what XLA can compile"
 
 
 def _sizes_of(value: Any) -> list[int | None] | str:
@@ -152,7 +152,7 @@ class TfCall(Op):
 
     @property
     def lowering_fix(self) -> str:
-        return _MEND
+        return _FIX
 
     def lower(self, context: Context, *values: Any) -> Any:
         tf = context.tf
@@ -223,7 +223,7 @@ class TfVjp(Op):
 
     @property
     def lowering_fix(self) -> str:
-        return _MEND
+        return _FIX
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
@@ -282,7 +282,7 @@ def call_tf(
         function: Takes TensorFlow tensors whose dimensions come in the order of the named ones.
         *tensors: The named tensors it is called with.
         result: The dimensions and dtype of what it returns: an `nm.spec`, or a list of them.
-        batch: Dimensions that may stay split: the function sees one device's piece of them, and
+        batch: Dimensions that may stay split: the function sees one device's shard of them, and
             must treat their elements independently of each other.
 
     Returns:

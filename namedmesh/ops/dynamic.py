@@ -7,7 +7,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Placement
@@ -50,10 +50,10 @@ class DynamicSlice(Window):
     def placement(self) -> Placement:
         return Placement(whole=[self.window.name], exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
         if 2 * self.window.size >= self.dim.size:
             return None  # adding up sends everything twice
-        count = self.window.size * pieces.count_rest(self.inputs[0].shape, self.dim)
+        count = self.window.size * shards.count_rest(self.inputs[0].shape, self.dim)
         return [Exchange("AllReduce", self.dim.name, count, self.inputs[0].dtype)]
 
 
@@ -97,7 +97,7 @@ class DynamicUpdate(Window):
     def placement(self) -> Placement:
         return Placement(whole=[self.window.name], exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
         return []
 
 

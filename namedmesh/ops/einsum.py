@@ -106,7 +106,7 @@ def einsum(
     The result is given by its own dimensions, or by those to sum `over`.
 
     Three and more operands are contracted in pairs, in the cheapest order. Where a dimension that
-    is summed over is split, every device sums its own piece, and an AllReduce adds the partial
+    is summed over is split, every device sums its own shard, and an AllReduce adds the partial
     sums.
 
     Args:

@@ -94,7 +94,7 @@ class JaxCall(Op):
             raise self.error(
                 f"jax cannot lower {self.name}",
                 *(f"{platform}: {reason}" for platform, reason in missing.items()),
-                fix="mend the function that nm.call_jax calls",
+                fix="fix the function that nm.call_jax calls",
             )
         return json.dumps(
             {"name": self.name, "code": code, "missing": missing, "modules": list(modules)}
@@ -209,7 +209,7 @@ def call_jax(
         function: Takes jax arrays whose dimensions come in the order of the named ones.
         *tensors: The named tensors it is called with.
         result: The dimensions and dtype of what it returns: an `nm.spec`, or a list of them.
-        batch: Dimensions that may stay split: the function sees one device's piece of them, and
+        batch: Dimensions that may stay split: the function sees one device's shard of them, and
             must treat their elements independently of each other.
 
     Returns:
@@ -255,7 +255,7 @@ def _check_function(
         raise NamedMeshError(
             f"call_jax: {name} raised {type(error).__name__}: {str(error)[:500]}",
             *given,
-            fix="mend the function; it is called with arrays of the tensors' sizes, in order",
+            fix="fix the function; it is called with arrays of the tensors' sizes, in order",
         ) from error
     if len(made) != len(specs):
         raise NamedMeshError(

@@ -8,7 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
@@ -47,7 +47,7 @@ class Concat(Op):
         return read_rows(context, sources, at, self.dim, 0)
 
     def _reads(self, size: int) -> list[tuple[Dimension, Stretch]]:
-        """Returns the rows that each device reads of every operand, for a piece of some size."""
+        """Returns the rows that each device reads of every operand, for a shard of some size."""
         reads, start = [], 0
         for x in self.inputs:
             dim = x.shape.dims[x.shape.position(self.dim.name)]
@@ -67,11 +67,11 @@ class Concat(Op):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        reads = self._reads(pieces.size(self.dim))
-        if min(dim.size for dim, _ in reads) < pieces.ways(self.dim):
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        reads = self._reads(shards.size(self.dim))
+        if min(dim.size for dim, _ in reads) < shards.ways(self.dim):
             return None
-        return find_exchanges(self.inputs, pieces, [(i, *read) for i, read in enumerate(reads)])
+        return find_exchanges(self.inputs, shards, [(i, *read) for i, read in enumerate(reads)])
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
@@ -241,18 +241,18 @@ def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> 
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """Cuts a tensor into pieces along a dimension.
+    """Cuts a tensor into shards along a dimension.
 
-    Where the dimension is split, pieces are sent to where they are wanted. (`nm.split` is about
+    Where the dimension is split, shards are sent to where they are wanted. (`nm.split` is about
     placement: it splits a dimension over devices.)
 
     Args:
         x: The tensor.
         dim: The dimension that is cut.
-        parts: The number of equal pieces, or a list of their sizes.
+        parts: The number of equal shards, or a list of their sizes.
 
     Returns:
-        The pieces in order, each with the dimension at its own size.
+        The shards in order, each with the dimension at its own size.
 
     Raises:
         NamedMeshError: `x` does not have the dimension, or the parts do not add up to its size.
@@ -271,7 +271,7 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
         sizes = [dim.size // count] * count if 0 < count <= dim.size else []
     if sum(sizes) != dim.size or any(size < 1 for size in sizes):
         raise NamedMeshError(
-            f"chunk: {format_value(parts)} does not cut {dim} into whole pieces",
+            f"chunk: {format_value(parts)} does not cut {dim} into whole shards",
             str(x),
             fix="give a divisor of the size, or sizes that add up to it",
         )

@@ -24,7 +24,7 @@ class Kernel(Op):
     kept_by_dots = True
     name: str
     count: int  # results of named ops first, then what the kernel reads
-    parallel: tuple[str, ...]  # dimensions of which the kernel takes one device's piece
+    parallel: tuple[str, ...]  # dimensions of which the kernel takes one device's shard
     options: dict[str, Any]
 
     @property

@@ -17,7 +17,7 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str
     A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
 
     Args:
-        body: One turn; its inputs and captures are there anyway.
+        body: One iteration; its inputs and captures are there anyway.
         floating: Which of them are differentiated.
         remat: What `nm.scan` was asked for.
         along: The name of the loop's dimension.

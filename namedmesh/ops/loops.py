@@ -1,4 +1,4 @@
-"""How loops over a dimension are lowered: compiled as one while loop, evaluated turn by turn."""
+"""The lowering of loops over a dimension: one while loop, or one iteration after the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ScanLike(Protocol):
 
     @property
     def body(self) -> Body:
-        """One turn."""
+        """One iteration."""
         ...
 
     @property
@@ -31,7 +31,7 @@ class ScanLike(Protocol):
 
     @property
     def carries(self) -> int:
-        """How many inputs and results are carried from turn to turn."""
+        """How many inputs and results are carried from turn to iteration."""
         ...
 
     @property
@@ -41,7 +41,7 @@ class ScanLike(Protocol):
 
     @property
     def histories(self) -> tuple[Tensor, ...]:
-        """The results that hold a value for every turn."""
+        """The results that hold a value for every iteration."""
         ...
 
     @property
@@ -51,7 +51,7 @@ class ScanLike(Protocol):
 
     @property
     def reverse(self) -> bool:
-        """Whether the last turn comes first."""
+        """Whether the last iteration comes first."""
         ...
 
 
@@ -102,7 +102,7 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
 def find_shared_buffers(loop: ScanLike, context: Context) -> dict[int, int]:
     """Finds histories that take the buffers of what is read along the loop.
 
-    Every turn reads its row before it writes it, and no other turn reads it.
+    Every iteration reads its row before it writes it, and no other iteration reads it.
 
     Returns:
         The position of the history among the results, by that of the input.
@@ -121,28 +121,28 @@ def find_shared_buffers(loop: ScanLike, context: Context) -> dict[int, int]:
 
 
 def make_buffer(context: Context, tensor: Tensor) -> Any:
-    """Makes the buffer that holds a value for every turn."""
+    """Makes the buffer that holds a value for every iteration."""
     sizes = (*context.part_sizes(tensor), *context.sizes(tensor.shape))
     zeros = lambda: context.tf.zeros(sizes, context.dtype(tensor.dtype))
     return context.place(context.compute(("buffer", sizes, tensor.dtype), zeros), tensor)
 
 
 def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Runs a scan turn by turn and stacks what each makes."""
+    """Runs a scan iteration by iteration and stacks what each makes."""
     tf = context.tf
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
     captured = values[loop.carries + loop.stacked :]
     positions = row_positions(loop)
-    turns = []
+    iterations = []
     order = range(loop.over.size)
     for index in reversed(order) if loop.reverse else order:
         slices = [read_row(tf, x, at, index) for x, at in zip(xs, positions, strict=True)]
         results = context.run(loop.body, [*carry, *slices, *captured])
         carry = results[: loop.carries]
-        turns.append(results[loop.carries :])
+        iterations.append(results[loop.carries :])
     if loop.reverse:
-        turns.reverse()
-    return [*carry, *(tf.stack(column) for column in zip(*turns, strict=True))]
+        iterations.reverse()
+    return [*carry, *(tf.stack(column) for column in zip(*iterations, strict=True))]
 
 
 def row_positions(loop: ScanLike) -> list[int]:
@@ -160,8 +160,8 @@ def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
     """Reads one slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
     begin = slice_begin(tf, index, len(sizes), at)
-    piece = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
-    return tf.squeeze(piece, at)
+    shard = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
+    return tf.squeeze(shard, at)
 
 
 def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Manual regions: a function that every device runs on its own piece."""
+"""Manual regions: a function that every device runs on its own shard."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from namedmesh.ops.between import (
     Enclosing,
     RegionCutter,
     active_region,
-    mixes_pieces,
+    mixes_shards,
     region_over,
 )
 from namedmesh.ops.broadcast import group_by_missing
@@ -28,7 +28,7 @@ from namedmesh.signature.nest import unflatten
 
 
 class Manual(Enclosing):
-    """A region that each device runs on its own piece, without any communication.
+    """A region that each device runs on its own shard, without any communication.
 
     Its results are partial sums over the dimensions in summed, which are added up after it.
     """
@@ -78,7 +78,7 @@ class Manual(Enclosing):
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Runs a function on each device's own piece of some dimensions.
+    """Runs a function on each device's own shard of some dimensions.
 
     Inside, no op mixes the elements of the dimensions in `over` (that is checked) but the
     collectives of `nm.collective`, so the result is the same under every layout, and nothing else
@@ -118,13 +118,13 @@ def manual(
         raise NamedMeshError(
             "manual: the function returned no tensor", *map(str, tensors), fix="return one"
         )
-    if outer is not None and mixes_pieces(body.ops):
+    if outer is not None and mixes_shards(body.ops):
         raise NamedMeshError(
             "manual: a region with collectives is inside another region",
             *map(str, tensors),
             fix="make one region, over the dimensions of both",
         )
-    if not mixes_pieces(body.ops):
+    if not mixes_shards(body.ops):
         return unflatten(structure, iter(_record_body(body, tensors, dims, ())))
 
     def record_part(part: Callable[..., Any], values: Sequence[Tensor], names: Any) -> Any:
@@ -171,7 +171,7 @@ def _trace_region(
     body, structure = trace_body(function, specs, outer=tensors)
     body = prune_body(body)
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
-    for op in _ops_on_pieces(body.ops):
+    for op in _ops_on_shards(body.ops):
         asked = op.placement()
         mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
         mixed = mixing & names
@@ -192,13 +192,13 @@ def _trace_region(
     return body, structure
 
 
-def _ops_on_pieces(ops: Sequence[Op]) -> Iterator[Op]:
-    """Yields every op that works on a device's own piece, those in loops and branches included."""
+def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
+    """Yields every op that works on a device's own shard, those in loops and branches included."""
     for op in ops:
         if not isinstance(op, Between):
             yield op
             for body in op.bodies:
-                yield from _ops_on_pieces(body.ops)
+                yield from _ops_on_shards(body.ops)
 
 
 def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]) -> None:

@@ -58,7 +58,7 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
     """Moves the mesh axes of some dimensions to them.
 
     If another dimension held the axes, this is an AllToAll; if none did, every device cuts out its
-    piece, without communication; if the layout does not map the dimensions, nothing happens. So the
+    shard, without communication; if the layout does not map the dimensions, nothing happens. So the
     same model is right under every layout. The gradient is moved back.
 
     Args:
@@ -120,7 +120,7 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
 def split(x: Tensor, dim: Dimension) -> Tensor:
     """Splits one dimension alone, over the mesh axes that the layout gives it (GShard's `split`).
 
-    All other dimensions become whole. To cut a tensor into pieces use `nm.chunk`.
+    All other dimensions become whole. To cut a tensor into shards use `nm.chunk`.
 
     Args:
         x: The tensor.
@@ -145,7 +145,7 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
         raise NamedMeshError(
             f"split: {format_value(dim)} is not a Dimension",
             details,
-            fix="to cut a tensor into pieces use nm.chunk",
+            fix="to cut a tensor into shards use nm.chunk",
         )
     check_has_dims("split", x, dim)
     others = tuple(name for name in x.shape.names if name != dim.name)

@@ -13,7 +13,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.hop import Hop
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.tensor import Tensor
 
 
@@ -27,7 +27,7 @@ class Stretch:
         length: How many rows each device reads; those that do not exist hold a fill value.
         stop: The rows from this one on are not read.
         divisor: What the positions are divided by.
-        cyclic: Whether the first row comes after the last; pieces must be of equal size.
+        cyclic: Whether the first row comes after the last; shards must be of equal size.
     """
 
     step: int
@@ -45,7 +45,7 @@ class Stretch:
 
 @dataclass(frozen=True)
 class Slab:
-    """Rows of one piece, from low to high, that a hop brings, or that are a device's own."""
+    """Rows of one shard, from low to high, that a hop brings, or that are a device's own."""
 
     hop: Hop
     low: int
@@ -58,16 +58,16 @@ class Slab:
         return self.high - self.low
 
 
-def find_slabs(stretch: Stretch, ways: int, piece: int) -> list[Slab]:
+def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
     """Finds what devices send so that each has the rows that it reads.
 
     Args:
         stretch: The rows that each device reads.
         ways: How many devices there are.
-        piece: The rows that each has; the last ones may be padding.
+        shard: The rows that each has; the last ones may be padding.
 
     Returns:
-        The rows of other pieces, one hop each, nearest pieces in order.
+        The rows of other shards, one hop each, nearest shards in order.
     """
     mirrored = stretch.step < 0
     found: dict[int, tuple[int, int, int, int]] = {}
@@ -75,9 +75,9 @@ def find_slabs(stretch: Stretch, ways: int, piece: int) -> list[Slab]:
         low, high = stretch.first(p), stretch.first(p) + stretch.length
         if not stretch.cyclic:
             low, high = max(low, 0), min(high, stretch.stop)
-        for q in range(low // piece, -(-high // piece) if high > low else 0):
+        for q in range(low // shard, -(-high // shard) if high > low else 0):
             by = q + p if mirrored else q - p
-            rows = max(low - q * piece, 0), min(high - q * piece, piece)
+            rows = max(low - q * shard, 0), min(high - q * shard, shard)
             first, _, least, most = found.get(by, (p, p, *rows))
             found[by] = first, p, min(least, rows[0]), max(most, rows[1])
     slabs = []
@@ -88,13 +88,13 @@ def find_slabs(stretch: Stretch, ways: int, piece: int) -> list[Slab]:
 
 
 def find_exchanges(
-    inputs: Sequence[Tensor], pieces: Pieces, reads: Iterable[tuple[int, Dimension, Stretch]]
+    inputs: Sequence[Tensor], shards: Shards, reads: Iterable[tuple[int, Dimension, Stretch]]
 ) -> list[Exchange] | None:
     """Finds what an op sends that reads stretches of its operands.
 
     Args:
         inputs: The operands.
-        pieces: Into how many pieces dimensions are split.
+        shards: Into how many shards dimensions are split.
         reads: The number of an operand, its dimension, and the rows that are read of it.
 
     Returns:
@@ -102,10 +102,10 @@ def find_exchanges(
     """
     exchanges, sent, gathered = [], 0, {}
     for operand, dim, stretch in reads:
-        x, ways = inputs[operand], pieces.ways(dim)
-        others = pieces.count_rest(x.shape, dim)
+        x, ways = inputs[operand], shards.ways(dim)
+        others = shards.count_rest(x.shape, dim)
         gathered[operand] = dim.size * others * (ways - 1) / ways
-        for slab in find_slabs(stretch, ways, pieces.size(dim)):
+        for slab in find_slabs(stretch, ways, shards.size(dim)):
             if not slab.own:
                 count = slab.rows * others
                 sent += count
@@ -118,11 +118,11 @@ def find_exchanges(
 def read_rows(
     context: Context, sources: Sequence[tuple[Any, Stretch]], at: int, dim: Dimension, fill: float
 ) -> Any:
-    """Makes the rows that each device reads, of its own pieces and of what others send.
+    """Makes the rows that each device reads, of its own shards and of what others send.
 
     Args:
         context: Where this is lowered.
-        sources: A device's piece of each tensor, with the rows to read of it, in all as many each
+        sources: A device's shard of each tensor, with the rows to read of it, in all as many each
             time; rows of padding hold zero, and a row is of the first source that has it.
         at: The position of the split dimension.
         dim: The dimension.
@@ -144,13 +144,13 @@ def _read_one(
     context: Context, x: Any, dim: Dimension, stretch: Stretch, rows: _Rows
 ) -> tuple[Any, Callable[[], Any]]:
     """Reads one stretch; returns its rows, and a function that says which of them exist."""
-    ways, piece, length = context.ways(dim), rows.sizes[rows.at], stretch.length
+    ways, shard, length = context.ways(dim), rows.sizes[rows.at], stretch.length
     parts: list[tuple[Slab, Any]] = []
-    for slab in find_slabs(stretch, ways, piece):
+    for slab in find_slabs(stretch, ways, shard):
         value = rows.cut(x, slab.low, slab.rows)
         parts.append((slab, value if slab.own else context.permute(value, dim, slab.hop)))
     position = context.position(dim)
-    begins = [{_begin(slab, stretch, piece, p) for p in range(ways)} for slab, _ in parts]
+    begins = [{_begin(slab, stretch, shard, p) for p in range(ways)} for slab, _ in parts]
     if all(len(one) == 1 for one in begins):
         total = rows.join(
             [(*one, value) for one, (_, value) in zip(begins, parts, strict=True)], length
@@ -158,7 +158,7 @@ def _read_one(
     else:
         total = rows.zeros(length)
         for slab, value in parts:
-            total = rows.put(value, _begin(slab, stretch, piece, position), slab.rows, total)
+            total = rows.put(value, _begin(slab, stretch, shard, position), slab.rows, total)
 
     def exists() -> Any:
         numbers = stretch.first(position) + context.tf.range(length)  # over all devices
@@ -167,10 +167,10 @@ def _read_one(
     return total, exists
 
 
-def _begin(slab: Slab, stretch: Stretch, piece: int, position: Any) -> Any:
+def _begin(slab: Slab, stretch: Stretch, shard: int, position: Any) -> Any:
     """Returns where a slab begins among the rows that a device reads."""
     owner = slab.hop.by + (-position if slab.hop.mirrored else position)
-    return owner * piece + slab.low - stretch.first(position)
+    return owner * shard + slab.low - stretch.first(position)
 
 
 class _Rows:

@@ -7,7 +7,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -38,7 +38,7 @@ class TopK(Op):
         if context.ways(self.dim) == 1:
             values, indices = self._choose(context, rows)
         else:
-            values, indices = self._choose_of_pieces(context, rows)
+            values, indices = self._choose_of_shards(context, rows)
         return tf.transpose(values, back), tf.transpose(indices, back)
 
     def _choose(self, context: Context, rows: Any) -> tuple[Any, Any]:
@@ -51,14 +51,14 @@ class TopK(Op):
         _, indices = tf.math.top_k(sort_keys(tf, rows), self.k.size)
         return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
 
-    def _choose_of_pieces(self, context: Context, rows: Any) -> tuple[Any, Any]:
-        """Chooses of every piece, and then of what was chosen, gathered with its indices."""
+    def _choose_of_shards(self, context: Context, rows: Any) -> tuple[Any, Any]:
+        """Chooses of every shard, and then of what was chosen, gathered with its indices."""
         tf, size, rank = context.tf, context.size(self.dim), len(rows.shape)
         keys, start = sort_keys(tf, rows), context.position(self.dim) * size
         there = start + tf.range(size) < self.dim.size
         keys, indices = tf.math.top_k(tf.where(there, keys, keys.dtype.min), self.k.size)
         found = tf.stack([keys, tf.cast(indices + start, keys.dtype)])
-        found = context.gather(found, self.dim)  # pieces, keys and indices, rows, chosen
+        found = context.gather(found, self.dim)  # shards, keys and indices, rows, chosen
         found = tf.transpose(found, [1, *range(2, rank + 1), 0, rank + 1])
         keys, indices = tf.unstack(tf.reshape(found, [2, *rows.shape[:-1], -1]))
         keys, chosen = tf.math.top_k(keys, self.k.size)
@@ -77,11 +77,11 @@ class TopK(Op):
             return Placement(whole=[self.dim.name])
         return Placement(whole=[self.k.name], exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, x = pieces.ways(self.dim), self.inputs[0]
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, x = shards.ways(self.dim), self.inputs[0]
         if 4 * ways * self.k.size > self.dim.size:
             return None
-        others = pieces.count_rest(x.shape, self.dim)
+        others = shards.count_rest(x.shape, self.dim)
         dtype = "int64" if x.dtype in ("float64", "int64", "uint32") else "int32"
         return [Exchange("AllGather", self.dim.name, 2 * ways * self.k.size * others, dtype)]
 
@@ -99,7 +99,7 @@ def _scatter_back(
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """Finds the largest elements along a dimension, and their indices.
 
-    Where the dimension is split, every device chooses of its piece, and what they choose is
+    Where the dimension is split, every device chooses of its shard, and what they choose is
     gathered.
     Of elements that tie, the first comes first; nan counts as the largest number. The gradient of
     the values goes to the elements that were chosen; the indices carry none.

@@ -91,7 +91,7 @@ class _Region:
         return [part if tensor.floating else FULL for tensor in op.outputs]
 
     def follow_loop(self, loop: Scan, parts: list[Part]) -> list[Part]:
-        """Follows the turns of a loop until what is carried no longer changes."""
+        """Follows the iterations of a loop until what is carried no longer changes."""
         while True:
             results = self.follow(loop.body, parts)
             carried = [

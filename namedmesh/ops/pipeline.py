@@ -31,12 +31,12 @@ def pipeline(
 ) -> Any:
     """Sends microbatches through stages, all of which work at one time (GPipe).
 
-    In each turn every stage works on what the one before it made in the last turn, and the first on
-    the next microbatch. Map `stages` to a mesh axis: each device then has the weights of its own
-    stages alone, and a turn takes one CollectivePermute of a microbatch. The result is that of
-    the stages one after the other, under every layout. For m microbatches and s stages there are
-    m + s - 1 turns, of which a stage is idle in s - 1: a share of (s - 1) / (m + s - 1), which
-    `print(plan)` says.
+    In each iteration every stage works on what the one before it made in the last iteration, and
+    the first on the next microbatch. Map `stages` to a mesh axis: each device then has the weights
+    of its own stages alone, and an iteration takes one CollectivePermute of a microbatch. The
+    result is that of the stages one after the other, under every layout. For m microbatches and s
+    stages there are m + s - 1 iterations, of which a stage is idle in s - 1: a share of (s - 1) /
+    (m + s - 1), which `print(plan)` says.
 
     Args:
         function: One stage: takes a microbatch and returns another of the same structure,
@@ -69,7 +69,7 @@ def pipeline(
         >>> [(one.kind, one.times) for one in plan.collectives]
         [('CollectivePermute', 11), ('AllReduce', 1)]
         >>> plan.to_json()["notes"]
-        ['pipeline, stage=4, micro=8: each stage is idle in 3 of 11 turns (27%)']
+        ['pipeline, stage=4, micro=8: each stage is idle in 3 of 11 iterations (27%)']
     """
     check_callable("pipeline", function)
     check_dimension("pipeline", stages)
@@ -82,17 +82,19 @@ def pipeline(
                 str(leaf),
                 fix="give microbatches alone; stages take their weights by nm.param",
             )
-    turns = Dimension(f"{stages.name}_turn", batches.size + stages.size - 1)
+    iterations = Dimension(f"{stages.name}_iteration", batches.size + stages.size - 1)
     current("pipeline").root.notes[describe_bubbles(stages, batches)] = None
     rows = [
-        rename(pad(leaf, batches, high=stages.size - 1), batches.resized(turns.size), turns)
+        rename(
+            pad(leaf, batches, high=stages.size - 1), batches.resized(iterations.size), iterations
+        )
         for leaf in leaves
     ]
     shapes = [leaf.shape.without(batches.name) for leaf in leaves]
     idle = [zeros([stages, *shape], leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
     stage = vmap(function, stages, stack=True)
 
-    def turn(made: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
+    def iteration(made: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         first = equal(count(stages), 0)
         moved = [shift(old, stages, 1) if stages.size > 1 else old for old in made]
         taken = [
@@ -109,9 +111,9 @@ def pipeline(
             )
         return results, results
 
-    _, history = scan(turn, idle, rows, over=turns, remat=remat)
-    kept = turns.resized(batches.size)
-    ends = [slice(one, turns, stages.size - 1, batches.size) for one in history]
+    _, history = scan(iteration, idle, rows, over=iterations, remat=remat)
+    kept = iterations.resized(batches.size)
+    ends = [slice(one, iterations, stages.size - 1, batches.size) for one in history]
     ends = [rename(take(one, stages, -1), kept, batches) for one in ends]
     return unflatten(
         x, iter([transpose(one, leaf.shape) for one, leaf in zip(ends, leaves, strict=True)])
@@ -132,8 +134,8 @@ def describe_bubbles(stages: Dimension, batches: Dimension) -> str:
         >>> import namedmesh as nm
         >>> from namedmesh.ops.pipeline import describe_bubbles
         >>> describe_bubbles(*nm.dims("stage=4 micro=16"))
-        'pipeline, stage=4, micro=16: each stage is idle in 3 of 19 turns (16%)'
+        'pipeline, stage=4, micro=16: each stage is idle in 3 of 19 iterations (16%)'
     """
-    idle, turns = stages.size - 1, batches.size + stages.size - 1
-    share = f"{idle} of {turns} turns ({idle / turns:.0%})"
+    idle, iterations = stages.size - 1, batches.size + stages.size - 1
+    share = f"{idle} of {iterations} iterations ({idle / iterations:.0%})"
     return f"pipeline, {stages}, {batches}: each stage is idle in {share}"

@@ -9,7 +9,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -19,9 +19,9 @@ from namedmesh.ops.sliding import Slide, find_sliding_exchanges
 
 
 class Places(Op):
-    """An op on the places that windows meet along some dimensions, on each device's own piece."""
+    """An op on the places that windows meet along some dimensions, on each device's own shard."""
 
-    on_pieces = True
+    on_shards = True
     slides: tuple[Slide, ...]
 
     @property
@@ -35,8 +35,8 @@ class Places(Op):
         }
         return Placement(windows, exchanged=[slide.dim for slide in self.slides])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        return find_sliding_exchanges(self.inputs[0], self.slides, pieces)
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        return find_sliding_exchanges(self.inputs[0], self.slides, shards)
 
     def read(self, context: Context, x: Any) -> tuple[Any, list[int]]:
         """Reads the places that a device's windows meet; returns them, and how many windows."""

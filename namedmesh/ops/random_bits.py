@@ -57,7 +57,7 @@ class Bits(Op):
         return hash_counter(tf, (key[0], key[1]), low, words[1] if word else None)
 
     def _count_elements(self, context: Context) -> Any:
-        """Counts the elements of a piece that is whole but for its first dimension."""
+        """Counts the elements of a shard that is whole but for its first dimension."""
         tf = context.tf
         sizes = context.sizes(self.shape)
         counters, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
@@ -72,7 +72,7 @@ class Bits(Op):
 class SpreadBits(Op):
     """A word of its own for each index along a dimension, from one word for all of them.
 
-    A second operand is the index of the first, where the dimension is a piece of a longer one.
+    A second operand is the index of the first, where the dimension is a shard of a longer one.
     """
 
     manual = True  # as for Bits
@@ -139,7 +139,7 @@ def spread_bits(words: Tensor, dim: Dimension, first: Tensor | None = None) -> T
     Args:
         words: A word for all elements along it.
         dim: The dimension.
-        first: The index of its first element, int32, where it is a piece of a longer dimension.
+        first: The index of its first element, int32, where it is a shard of a longer dimension.
 
     Returns:
         A tensor of the dimensions of the words, then the new one.

@@ -62,7 +62,7 @@ class OrderKeys(Op):
     """Whole numbers that are ordered as floating point numbers are, or those numbers again."""
 
     elementwise = True
-    on_pieces = True
+    on_shards = True
     dtype: str
     nan_first: bool
 
@@ -194,7 +194,7 @@ def mean(
 ) -> Tensor:
     """Takes the mean over some dimensions.
 
-    Over a split dimension every device sums its own piece, and an AllReduce adds the partial sums.
+    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         x: A floating point tensor.

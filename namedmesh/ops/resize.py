@@ -118,7 +118,7 @@ class Resize(SplitWindow):
     A product with a banded matrix, whose bands are made where they are needed.
     """
 
-    on_pieces = True
+    on_shards = True
     rearranges = False
     grid: Grid
     back: bool
@@ -130,7 +130,7 @@ class Resize(SplitWindow):
     def result_dim(self) -> Dimension:
         return self.dim.resized(self.grid.rows if self.back else self.grid.points)
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         return [self.grid.stretch(size, self.back, ways)]
 
     def whole(self, context: Context, x: Any) -> Any:
@@ -142,7 +142,7 @@ class Resize(SplitWindow):
         return self._combine(context, x, stretch.first(context.position(self.dim)))
 
     def _combine(self, context: Context, x: Any, start: Any) -> Any:
-        """Makes a device's piece of the result of the rows from a number on."""
+        """Makes a device's shard of the result of the rows from a number on."""
         tf, at, grid = context.tf, self.at, self.grid
         size = context.size(self.result_dim())
         made = (context.position(self.dim) * size + tf.range(size))[:, None]

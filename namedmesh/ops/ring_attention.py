@@ -49,11 +49,12 @@ def ring_attention(
     """Attends as `nm.attention` does, with keys and values that stay split.
 
     The positions of queries and of keys are cut into blocks along `ring`. Every device has one
-    block of each, or a few; in each turn it attends to the keys it has, and sends them on to its
-    neighbour. So a device holds one block of keys and of values besides its own queries, however
-    long the sequence is, and each pass takes a CollectivePermute of either for all turns but one.
-    The backward pass goes round once more, with the gradients of keys and values. Map `ring`,
-    `query` and `over` to one mesh axis: `seq:context, memory:context, block:context`.
+    block of each, or a few; in each iteration it attends to the keys it has, and sends them on to
+    its neighbour. So a device holds one block of keys and of values besides its own queries,
+    however long the sequence is, and each pass takes a CollectivePermute of either for all
+    iterations but one. The backward pass goes round once more, with the gradients of keys and
+    values. Map `ring`, `query` and `over` to one mesh axis: `seq:context, memory:context,
+    block:context`.
 
     Args:
         q: Queries, with `query`, `key` and any others, such as batch and heads.
@@ -100,8 +101,8 @@ def ring_attention(
     if segments is not None:
         blocks.append(reshape(segments[0], query, [ring, inner]))
         blocks.append(reshape(segments[1], over, [ring, outer]))
-    turns = _Ring(ring, inner, outer, key, causal, factor)
-    result = custom_vjp(turns.forward, turns.backward)(*blocks)
+    iterations = _Ring(ring, inner, outer, key, causal, factor)
+    result = custom_vjp(iterations.forward, iterations.backward)(*blocks)
     return transpose(reshape(result, [ring, inner], query), q.shape)
 
 
@@ -125,10 +126,10 @@ class _Ring:
             zeros(q.shape),
         )
 
-        def attend(state: Any, moving: Any, turn: Operand) -> Any:
+        def attend(state: Any, moving: Any, iteration: Operand) -> Any:
             peak, total, mean = state
             k, v, *theirs = moving
-            scores = self._score(q, k, [*segments[:1], *theirs], turn)
+            scores = self._score(q, k, [*segments[:1], *theirs], iteration)
             higher = maximum(peak, max(scores, self.over))
             safe = where(equal(higher, -math.inf), 0.0, higher)
             weights = exp(scores - safe)
@@ -150,10 +151,10 @@ class _Ring:
         delta = sum(wide * cast(result, "float32"), self.key)
         start = tuple(zeros(x.shape) for x in (q, k, v))
 
-        def attend(state: Any, moving: Any, turn: Operand) -> Any:
+        def attend(state: Any, moving: Any, iteration: Operand) -> Any:
             dq, dk, dv = state
             k, v, *theirs = moving
-            scores = self._score(q, k, [*segments[:1], *theirs], turn)
+            scores = self._score(q, k, [*segments[:1], *theirs], iteration)
             weights = exp(scores - logsum)
             dweights = einsum([dy, v], scores.shape, preferred="float32")
             dscores = cast(weights * (dweights - delta) * self.scale, q.dtype)
@@ -178,7 +179,7 @@ class _Ring:
         moving: Any,
         travelling: tuple[int, ...],
     ) -> Any:
-        """Attends to a device's own block, and in each further turn to its neighbour's.
+        """Attends to a device's own block, and in each further iteration to its neighbour's.
 
         Entries of the state that are `travelling` move on with the keys.
         """
@@ -186,7 +187,7 @@ class _Ring:
         if self.ring.size == 1:
             return state, moving
 
-        def turn(carry: Any, number: Tensor) -> tuple[Any, None]:
+        def iteration(carry: Any, number: Tensor) -> tuple[Any, None]:
             state, moving = carry
             moving = tuple(roll(x, self.ring, 1) for x in moving)
             state = tuple(
@@ -194,16 +195,16 @@ class _Ring:
             )
             return (attend(state, moving, number + 1), moving), None
 
-        turns = Dimension("turn", self.ring.size - 1)
-        return scan(turn, (state, moving), count(turns), over=turns)[0]
+        iterations = Dimension("iteration", self.ring.size - 1)
+        return scan(iteration, (state, moving), count(iterations), over=iterations)[0]
 
-    def _score(self, q: Tensor, k: Tensor, segments: list[Tensor], turn: Operand) -> Tensor:
-        """Multiplies queries with the keys of a turn; -inf where a query may not attend."""
+    def _score(self, q: Tensor, k: Tensor, segments: list[Tensor], iteration: Operand) -> Tensor:
+        """Multiplies queries with the keys of an iteration; -inf where a query may not attend."""
         rows = [dim for dim in q.shape if dim != self.key]
         scores = einsum([q, k], [*rows, self.over], preferred="float32") * self.scale
         if self.causal:
             here = count(self.ring)
-            there = (here - turn + self.ring.size) % self.ring.size
+            there = (here - iteration + self.ring.size) % self.ring.size
             later = self._place(there, self.over) > self._place(here, self.query)
             scores = where(later, -math.inf, scores)
         if segments:

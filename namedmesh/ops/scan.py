@@ -25,8 +25,8 @@ from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
 from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
-from namedmesh.ops.show import print_turns, take_printed
-from namedmesh.ops.turns import Row, check_unroll
+from namedmesh.ops.show import print_iterations, take_printed
+from namedmesh.ops.unrolling import Row, check_unroll
 from namedmesh.signature.nest import flatten, unflatten
 from namedmesh.signature.printed import PrintedLine
 
@@ -47,7 +47,7 @@ class Scan(Repetition):
     carries: int
     reverse: bool
     remat: str
-    unroll: int = 1  # how many turns are written out one after the other
+    unroll: int = 1  # how many iterations are written out one after the other
     # Rows of the body that may be written where others, of its inputs, were read.
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
 
@@ -65,19 +65,19 @@ class Scan(Repetition):
         return self.outputs[self.carries :]
 
     @property
-    def turns(self) -> Sequence[int]:
+    def iterations(self) -> Sequence[int]:
         written = self.unroll > 1 or self.over.size == 1
         order = range(self.unroll if written else 0)
         return order[::-1] if self.reverse else order
 
     @property
-    def turn_dim(self) -> Dimension:
+    def iteration_dim(self) -> Dimension:
         return self.over
 
-    def take_turn(self, x: Tensor, turn: int) -> Tensor:
-        return Row((x,), self._round, turn).output
+    def take_iteration(self, x: Tensor, iteration: int) -> Tensor:
+        return Row((x,), self._round, iteration).output
 
-    def join_turns(self, values: Sequence[Tensor]) -> Tensor:
+    def join_iterations(self, values: Sequence[Tensor]) -> Tensor:
         return stack_tensors(values, self._round)
 
     @property
@@ -86,11 +86,11 @@ class Scan(Repetition):
 
     @property
     def _round(self) -> Dimension:
-        """The turns that are written out one after the other: all of them, or those of a round."""
+        """The iterations that are unrolled: all of them, or those of a round."""
         if self.unroll == self.over.size:
             return self.over
         tensors = (*self.inputs, *self.outputs)
-        return name_apart(Dimension(self.over.name, self.unroll), "turn", *tensors)
+        return name_apart(Dimension(self.over.name, self.unroll), "iteration", *tensors)
 
     def split_rounds(self, x: Tensor) -> Tensor:
         return reshape(x, self.over, [self.rounds, self._round])
@@ -140,14 +140,14 @@ class Scan(Repetition):
         return (lower_loop if context.compiled else unroll_loop)(self, context, values)
 
     def with_history(self, inner: Tensor) -> Scan:
-        """Returns this loop with one more result at the end: a tensor of the body, every turn."""
+        """Return this loop with one more result: a tensor of the body for every iteration."""
         shape = Shape([self.over, *inner.shape])
         history = self._tensor(shape, inner.dtype, f"{inner.label}_history")
         body = dataclasses.replace(self.body, outputs=(*self.body.outputs, inner))
         return self.rebuild(body=body, outputs=(*self.outputs, history))
 
     def keep(self, inner: Tensor) -> Tensor:
-        """Returns a tensor of the body for every turn, as a result of the recorded loop."""
+        """Returns a tensor of the body for every iteration, as a result of the recorded loop."""
         trace = current("scan").find_owner(self)
         loop = trace.recorded(self)
         for form in (self, loop):  # what was saved of a loop that is computed again goes first
@@ -217,7 +217,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     }
 
     def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
-        """Differentiates one turn; what the body captures gets the sum over all turns."""
+        """Differentiates one iteration; what the body captures gets the sum over all iterations."""
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
@@ -266,7 +266,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
 
 
 def start_sum(loop: Scan, tensor: Tensor) -> Tensor:
-    """Makes the zeros to which every turn adds the cotangent of a captured tensor."""
+    """Makes the zeros to which every iteration adds the cotangent of a captured tensor."""
     zeros = rename_loop_dim(loop, zeros_like(tensor))
     return zeros if tensor.shape.named(loop.over.name) else mark_cotangent(zeros, tensor)
 
@@ -302,7 +302,7 @@ def scan(
     Args:
         function: Called with the carry and a slice of `xs`; returns (carry, y): the next carry,
             nested as the first and of the same dimensions and dtypes, and what to keep of this
-            turn, nested as you like, or None.
+            iteration, nested as you like, or None.
         carry: The first carry: tensors, numbers, or tuples, lists and dicts of them.
         xs: Tensors that have the dimension, nested as you like; the function sees slices without
             it.
@@ -310,14 +310,16 @@ def scan(
         reverse: Whether to start at the end.
         remat: What is stored for the backward pass. "none": the fewest bytes from which it follows
             without a product, a reduction or a communication made twice; casts, masks and other ops
-            that fuse are computed again. "full": the carries; each turn is computed again. "dots":
-            the results of einsums and reshards besides, so that nothing is communicated twice.
-        stack: Whether a variable made in the function has a slice for each turn, stacked along the
-            dimension: a stack of layers. Otherwise all turns share it.
-        unroll: Whether all turns are written out one after the other, in the backward pass too, or
-            how many of them, which divides their number: the rest is a loop. What is stored for a
-            turn that is written out needs no buffer that is filled, cut and copied, which a GPU
-            spends up to a fifth of a step on; the program grows, and so does the time to compile.
+            that fuse are computed again. "full": the carries; each iteration is computed again.
+            "dots": the results of einsums and reshards besides, so that nothing is communicated
+            twice.
+        stack: Whether a variable made in the function has a slice for each iteration, stacked along
+            the dimension: a stack of layers. Otherwise all iterations share it.
+        unroll: Whether all iterations are written out one after the other, in the backward pass
+            too, or how many of them, which divides their number: the rest is a loop. What is stored
+            for a iteration that is written out needs no buffer that is filled, cut and copied,
+            which a GPU spends up to a fifth of a step on; the program grows, and so does the time
+            to compile.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
@@ -325,7 +327,7 @@ def scan(
     Raises:
         NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
             does not return a pair, its carry has another structure, shape or dtype than the first,
-            or `unroll` does not divide the number of turns.
+            or `unroll` does not divide the number of iterations.
 
     Example:
         >>> import namedmesh as nm
@@ -364,9 +366,9 @@ def scan(
             raise NamedMeshError(
                 "scan: the body did not return (carry, y)", fix="return a pair; y may be None"
             )
-        following, turn = pair
-        structures.append(turn)
-        ys = [as_tensor("scan", y) for y in flatten(turn)]
+        following, iteration = pair
+        structures.append(iteration)
+        ys = [as_tensor("scan", y) for y in flatten(iteration)]
         ys += take_printed(lines)
         _check_without(over, ys, "result", "results")
         expected = unflatten(carry, iter(first))
@@ -381,7 +383,7 @@ def scan(
     last = unflatten(carry, iter(outputs[: len(first)]))
     rows = iter(outputs[len(first) :])
     ys = unflatten(structures[0], rows)
-    print_turns(lines, rows, over)
+    print_iterations(lines, rows, over)
     return last, ys
 
 

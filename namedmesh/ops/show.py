@@ -16,8 +16,8 @@ from namedmesh.signature.printed import PrintedLine
 def print(*values: Any) -> None:
     """Prints values whenever the step has run: a line of words and tensors.
 
-    In a loop over a dimension the line is printed for every turn, when the step is done. What is
-    printed is one more result of the step, and the host waits for it.
+    In a loop over a dimension the line is printed for every iteration, when the step is done. What
+    is printed is one more result of the step, and the host waits for it.
 
     Args:
         *values: Tensors, and anything else by its text.
@@ -55,8 +55,10 @@ def take_printed(lines: list[PrintedLine]) -> list[Tensor]:
     return [value for line in taken for value in line.values]
 
 
-def print_turns(lines: Sequence[PrintedLine], rows: Iterator[Tensor], over: Dimension) -> None:
-    """Prints the lines of a loop body for every turn, of which the loop returned the values."""
+def print_iterations(lines: Sequence[PrintedLine], rows: Iterator[Tensor], over: Dimension) -> None:
+    """Print the lines of a loop body for every iteration, with the values the loop returned."""
     for line in lines:
         values = tuple(next(rows) for _ in line.values)
-        current("print").printed.append(PrintedLine(line.words, values, (over.name, *line.turns)))
+        current("print").printed.append(
+            PrintedLine(line.words, values, (over.name, *line.iterations))
+        )

@@ -1,4 +1,4 @@
-"""How a window slides along one dimension: sizes, padding, and the rows that a piece needs."""
+"""How a window slides along one dimension: sizes, padding, and the rows that a shard needs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.neighbours import Stretch, find_exchanges
 
@@ -136,27 +136,27 @@ class Slide(NamedTuple):
 
 
 def find_sliding_exchanges(
-    x: Tensor, slides: Sequence[Slide], pieces: Pieces
+    x: Tensor, slides: Sequence[Slide], shards: Shards
 ) -> list[Exchange] | None:
     """Finds what is sent so that each device has the rows that its windows meet.
 
     Args:
         x: The tensor along whose dimensions windows slide.
         slides: How they slide, in the order in which rows are read.
-        pieces: Into how many pieces dimensions are split.
+        shards: Into how many shards dimensions are split.
 
     Returns:
         The exchanges; None if a dimension should rather be gathered.
     """
     found: list[Exchange] = []
-    longer: list[tuple[int, int]] = []  # of dimensions read before: a piece, and what was read
+    longer: list[tuple[int, int]] = []  # of dimensions read before: a shard, and what was read
     for slide in slides:
         dim = x.shape.dims[x.shape.position(slide.dim)]
-        ways, count = pieces.ways(dim), slide.sliding.count
+        ways, count = shards.ways(dim), slide.sliding.count
         if ways == 1:
             continue
         stretch = slide.sliding.stretch(-(-count // ways))
-        more = find_exchanges([x], pieces, [(0, dim, stretch)])
+        more = find_exchanges([x], shards, [(0, dim, stretch)])
         if count < ways or more is None:
             return None
         for one in more:
@@ -164,5 +164,5 @@ def find_sliding_exchanges(
             for before, after in longer:  # rows of neighbours are sent on: corners
                 elements = elements // before * after
             found.append(dataclasses.replace(one, elements=elements))
-        longer.append((pieces.size(dim), stretch.length))
+        longer.append((shards.size(dim), stretch.length))
     return found

@@ -1,4 +1,4 @@
-"""Sorting along a dimension, which may be split: pieces are sorted, then merged two by two."""
+"""Sorting along a dimension, which may be split: shards are sorted, then merged two by two."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
 from namedmesh.ir.placement import Placement
@@ -21,7 +21,7 @@ class Sort(Op):
     """What is made of the order of a tensor's elements along a dimension.
 
     That is the elements in that order, their indices (`indexed`), or the elements of a second
-    tensor. Where the dimension is split, every device sorts its piece, and pairs of devices merge
+    tensor. Where the dimension is split, every device sorts its shard, and pairs of devices merge
     theirs as a sorting network says: one keeps the smaller half, the other one the larger.
     """
 
@@ -48,7 +48,7 @@ class Sort(Op):
             rows.append(tf.broadcast_to(start * size + tf.range(size), rows[0].shape))
         rows = self._sort(tf, rows)
         if context.ways(self.dim) > 1:
-            rows = self._merge_pieces(context, rows)
+            rows = self._merge_shards(context, rows)
         return tf.transpose(rows[-1], [*range(at), rank - 1, *range(at, rank - 1)])
 
     def _sort(self, tf: Any, rows: Sequence[Any], stable: bool = True) -> list[Any]:
@@ -63,8 +63,8 @@ class Sort(Op):
             order = _take(tf, first, order)
         return [_take(tf, one, order) for one in rows]
 
-    def _merge_pieces(self, context: Context, rows: Sequence[Any]) -> list[Any]:
-        """Merges sorted pieces with those of other devices, round by round."""
+    def _merge_shards(self, context: Context, rows: Sequence[Any]) -> list[Any]:
+        """Merges sorted shards with those of other devices, round by round."""
         tf, ways, size = context.tf, context.ways(self.dim), context.size(self.dim)
         place = context.position(self.dim)
         for partners in list_rounds(ways):
@@ -94,13 +94,13 @@ class Sort(Op):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, width = pieces.ways(self.dim), sum(x.itemsize for x in self.inputs)
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, width = shards.ways(self.dim), sum(x.itemsize for x in self.inputs)
         sent = (width + 4 * self.indexed) * len(list_rounds(ways))
         if self.dim.size % ways or sends_more(sent, width * (ways - 1)):
             return None
         dtypes = [x.dtype for x in self.inputs] + ["int32"] * self.indexed
-        count = pieces.count(self.inputs[0].shape)
+        count = shards.count(self.inputs[0].shape)
         return [
             Exchange(
                 "CollectivePermute",
@@ -161,7 +161,7 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Finds the indices that sort a dimension; elements that tie keep their order.
 
     nan counts as the largest number, and -0.0 equals 0.0. Where the dimension is split over many
-    devices, each sorts its piece, and pairs of them merge theirs; over few it is gathered first,
+    devices, each sorts its shard, and pairs of them merge theirs; over few it is gathered first,
     which sends less. The result carries no gradient.
 
     Args:
@@ -190,8 +190,8 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
     """Sorts the elements along a dimension.
 
-    Where the dimension is split, every device sorts its piece, and pairs of them merge theirs; it
-    is gathered first where pieces differ in size or that sends less. The gradient goes back to
+    Where the dimension is split, every device sorts its shard, and pairs of them merge theirs; it
+    is gathered first where shards differ in size or that sends less. The gradient goes back to
     where each element came from.
 
     Args:

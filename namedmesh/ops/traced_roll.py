@@ -6,7 +6,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.along import Window
@@ -35,9 +35,9 @@ class TracedRoll(Window):
         by = tf.math.floormod(by, self.dim.size)
         if context.ways(self.dim) == 1:
             return tf.roll(x, by, self.at)
-        ways, piece = context.ways(self.dim), context.size(self.dim)
+        ways, shard = context.ways(self.dim), context.size(self.dim)
         for distance in self.distances:
-            sources = [(x, one) for one in roll_stretches(self.dim, ways, piece, distance)]
+            sources = [(x, one) for one in roll_stretches(self.dim, ways, shard, distance)]
             moved = read_rows(context, sources, self.at, self.dim, 0)
             x = tf.where(tf.bitwise.bitwise_and(by, distance) > 0, moved, x)
         return x
@@ -48,35 +48,35 @@ class TracedRoll(Window):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        ways, piece = pieces.ways(self.dim), pieces.size(self.dim)
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, shard = shards.ways(self.dim), shards.size(self.dim)
         found: list[Exchange] = []
         for distance in self.distances:
-            stretches = roll_stretches(self.dim, ways, piece, distance)
-            more = find_exchanges(self.inputs, pieces, [(0, self.dim, one) for one in stretches])
+            stretches = roll_stretches(self.dim, ways, shard, distance)
+            more = find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])
             if more is None:
                 return None
             found += more
-        others = pieces.count_rest(self.inputs[0].shape, self.dim)
+        others = shards.count_rest(self.inputs[0].shape, self.dim)
         gathered = self.dim.size * others * (ways - 1) / ways
         return found if sum(one.elements for one in found) < gathered else None
 
 
-def roll_stretches(dim: Dimension, ways: int, piece: int, by: int) -> list[Stretch]:
+def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stretch]:
     """Returns the rows that each device reads when a dimension rolls.
 
     Args:
         dim: The dimension.
-        ways: Into how many pieces it is split.
-        piece: The rows of a piece.
+        ways: Into how many shards it is split.
+        shard: The rows of a shard.
         by: How far it rolls, from 0 to its size.
 
     Returns:
-        One stretch round the end, or two where the last piece is shorter, or empty.
+        One stretch round the end, or two where the last shard is shorter, or empty.
     """
-    if dim.size == ways * piece:
-        return [Stretch(piece, -by, piece, dim.size, cyclic=True)]
+    if dim.size == ways * shard:
+        return [Stretch(shard, -by, shard, dim.size, cyclic=True)]
     return [
-        Stretch(piece, -by, piece, dim.size),
-        Stretch(piece, dim.size - by, piece, dim.size),
+        Stretch(shard, -by, shard, dim.size),
+        Stretch(shard, dim.size - by, shard, dim.size),
     ]

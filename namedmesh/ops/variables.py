@@ -29,7 +29,7 @@ def param(
     """Makes a parameter: a floating point tensor that is trained and lives from step to step.
 
     The same name again returns the same tensor. Inside `nm.scope` names carry a prefix, and inside
-    `nm.scan(..., stack=True)` a parameter has a slice for each turn.
+    `nm.scan(..., stack=True)` a parameter has a slice for each iteration.
 
     Args:
         name: An identifier, or several joined with slashes.
@@ -200,7 +200,7 @@ def _stack_dims(trace: Trace) -> list[Dimension]:
 
 
 def _view_from(trace: Trace, variable: Variable) -> Tensor:
-    """Returns the variable as a loop body sees it: the slice of its turn."""
+    """Returns the variable as a loop body sees it: the slice of its iteration."""
     if trace.parent is None:
         return variable.tensor
     outer = _view_from(trace.parent, variable)
@@ -223,7 +223,7 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
     label = tensor.label if isinstance(tensor, Tensor) else format_value(tensor)
     if any(tensor is slice_ for _, slice_ in current(what).stacked.values()):
         raise NamedMeshError(
-            f"{what}: {label} is one turn's slice of a variable that the loop stacks",
+            f"{what}: {label} is one iteration's slice of a variable that the loop stacks",
             str(tensor),
             fix="return its next value from the body; the outermost function alone assigns",
         )

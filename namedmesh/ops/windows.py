@@ -30,7 +30,7 @@ class Slice(SplitWindow):
     def result_dim(self) -> Dimension:
         return self.dim.resized(self.size)
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         length = (size - 1) * self.stride + 1
         return [Stretch(size * self.stride, self.start, length, self.stop)]
 
@@ -62,7 +62,7 @@ class Pad(SplitWindow):
     def fill(self) -> float:
         return self.value
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         apart = self.interior + 1
         length = size if apart == 1 else (size - 1) // apart + 2
         return [Stretch(size, -self.low, length, self.dim.size, apart)]
@@ -107,8 +107,8 @@ class Pad(SplitWindow):
 class Reverse(SplitWindow):
     """The elements from last to first."""
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
-        return [Stretch(-piece, self.dim.size - piece, piece, self.dim.size)]
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
+        return [Stretch(-shard, self.dim.size - shard, shard, self.dim.size)]
 
     def whole(self, context: Context, x: Any) -> Any:
         if len(self.inputs[0].shape) > 8:  # TensorFlow reverses no more dimensions
@@ -133,8 +133,8 @@ class Shift(SplitWindow):
     def fill(self) -> float:
         return self.value
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
-        return [Stretch(piece, -self.by, piece, self.dim.size)]
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
+        return [Stretch(shard, -self.by, shard, self.dim.size)]
 
     def whole(self, context: Context, x: Any) -> Any:
         size, by = self.dim.size, self.by
@@ -156,8 +156,8 @@ class Roll(SplitWindow):
         staying = self.dim.size - self.by
         return context.tf.concat([x[self.index(staying, None)], x[self.index(0, staying)]], self.at)
 
-    def stretches(self, ways: int, piece: int, size: int) -> list[Stretch]:
-        return roll_stretches(self.dim, ways, piece, self.by)
+    def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
+        return roll_stretches(self.dim, ways, shard, self.by)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [roll(dy, self.dim, -self.by)]

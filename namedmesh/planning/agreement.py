@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.exchange import Pieces
+from namedmesh.ir.exchange import Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -104,7 +104,7 @@ class Agreement:
         size = self.op.inputs[i].shape.size_of(name)
         ways = self.planner.mesh.size(axes)
         if name in self.asked.exchanged:
-            return self.op.exchanges(Pieces({name: ways})) is not None
+            return self.op.exchanges(Shards({name: ways})) is not None
         if name in self.asked.divisible:
             return size % ways == 0 and self.asked.divisible[name] % ways == 0
         return not self.op.manual or size % ways == 0
@@ -189,7 +189,7 @@ class Agreement:
         return sorted(fixes, key=lambda fix: (fix.wire_bytes + fix.memory, fix.wire_bytes))
 
     def count_bytes(self, tensor: Tensor, place: Sharding) -> int:
-        """What a device's piece of a tensor takes."""
+        """What a device's shard of a tensor takes."""
         return place.local_elements(tensor.shape, self.planner.mesh) * tensor.itemsize
 
     def price_after(

@@ -1,4 +1,4 @@
-"""Where what a loop carries from turn to turn lies."""
+"""Where what a loop carries from turn to iteration lies."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def settle_scan(planner: Planner, op: Scan, times: int) -> None:
 
 
 def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
-    """Where a turn leaves what is kept of it: a sum is added up, so that its parts need no memory.
+    """Return where an iteration leaves a row of a history; sums are added up to save memory.
 
     They stay parts where that saves communication: if they are small and better sent all at once,
     if an outer loop adds up what this one makes, or if the sum ends up split along this loop.
@@ -226,7 +226,7 @@ def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None
 
 
 def find_invariants(body: Body) -> set[Tensor]:
-    """Finds what every turn of a loop makes alike, of constants and what it captures."""
+    """Finds what every iteration of a loop makes alike, of constants and what it captures."""
     known = {*body.captures}
     for op in body.ops:
         if not op.given and all(tensor in known for tensor in op.inputs):
@@ -235,7 +235,7 @@ def find_invariants(body: Body) -> set[Tensor]:
 
 
 def find_accumulators(planner: Planner, op: Scan) -> list[int]:
-    """Finds the carries that start at zero and are only added to, turn by turn."""
+    """Finds the carries that start at zero and are only added to, iteration by iteration."""
     return [
         i
         for i in range(op.carries)
@@ -282,7 +282,7 @@ def place_of_capture(planner: Planner, op: Op, i: int) -> Sharding:
 
 
 def _is_read_by_slices(planner: Planner, tensor: Tensor) -> bool:
-    """Whether a tensor is read turn by turn alone, by inner loops."""
+    """Whether a tensor is read iteration by iteration alone, by inner loops."""
     readers = planner.consumers.get(tensor, ())
     return (
         bool(readers)

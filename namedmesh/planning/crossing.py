@@ -76,28 +76,28 @@ def _count_senders(axes: tuple[str, ...], mesh: Mesh, blocks: int, way: Hop | Mo
 
 
 def find_moves(mesh: Mesh, before: Sharding, after: Sharding) -> Iterable[tuple[int, int]]:
-    """Finds who sends to whom where devices exchange pieces of a tensor.
+    """Finds who sends to whom where devices exchange shards of a tensor.
 
     Args:
         mesh: The devices.
         before: Where the tensor lies.
-        after: Where it lies then, in as many pieces along every dimension.
+        after: Where it lies then, in as many shards along every dimension.
 
     Returns:
-        Sender and receiver of every piece that moves, as places of the mesh.
+        Sender and receiver of every shard that moves, as places of the mesh.
 
     Example:
         >>> rows, columns = Sharding.of({"x": ["a", "b"]}), Sharding.of({"x": ["b", "a"]})
         >>> list(find_moves(Mesh(a=2, b=2), rows, columns))
         [(2, 1), (1, 2)]
     """
-    owners = np.argsort(_number_pieces(mesh, before))
-    senders = owners[_number_pieces(mesh, after)].tolist()
+    owners = np.argsort(_number_shards(mesh, before))
+    senders = owners[_number_shards(mesh, after)].tolist()
     return ((sender, place) for place, sender in enumerate(senders) if sender != place)
 
 
-def _number_pieces(mesh: Mesh, sharding: Sharding) -> np.ndarray:
-    """The number of each device's piece, different for copies of a piece too."""
+def _number_shards(mesh: Mesh, sharding: Sharding) -> np.ndarray:
+    """The number of each device's shard, different for copies of a shard too."""
     places = np.indices(tuple(mesh.axes.values())).reshape(len(mesh.axes), -1)
     at = dict(zip(mesh.axes, places, strict=True))
     held = [axis for _, axes in sharding.held for axis in axes]

@@ -25,7 +25,7 @@ def find_passing_axes(
     if not axes or busy & {*axes} or not divides(planner, op, claims):
         return ()
     if op.same_value and not is_accumulated(planner, op.output):
-        return ()  # a sum is sent in the narrower dtype, unless it is sent once for many turns
+        return ()  # a sum is sent in the narrower dtype, unless it is sent once for many iterations
     if op.linear == "together":
         fits = all(
             one == axes or op.inputs[i] in planner.zero or op.inputs[i] in planner.open
@@ -77,7 +77,7 @@ def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:
 
 
 def divides(planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]) -> bool:
-    """Whether every operand and result has pieces of equal size, as a device's own work needs."""
+    """Whether every operand and result has shards of equal size, as a device's own work needs."""
     place = Sharding.of(dict(claims))
     return all(place.divides(t.shape, planner.mesh) for t in (*op.inputs, *op.outputs))
 
@@ -87,6 +87,6 @@ def find_sums(
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Splits the axes an op reduces over: those it leaves parts on, and those XLA reduces over."""
     groups = [claims[name] for name in sorted(asked.reduced) if name in claims]
-    if groups and (op.manual or op.on_pieces or (op.sums and divides(planner, op, claims))):
+    if groups and (op.manual or op.on_shards or (op.sums and divides(planner, op, claims))):
         return tuple(axis for axes in groups for axis in axes), []
     return (), groups

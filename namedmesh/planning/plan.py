@@ -57,7 +57,7 @@ class Plan:
         sums: How the parts of a cotangent are added up: those that lie in one place first, then
             moved together.
         summed_by: The op that a sum belongs to of which a tensor is a part.
-        local: The ops that run on each device's own piece, and leave parts of sums.
+        local: The ops that run on each device's own shard, and leave parts of sums.
         free: Tensors made of constants alone, which every reader makes where it needs them.
         captured: The moves of what a loop captures that are made once, before it, by the tensor
             inside and the place its body reads it in; each with the position of the operand.
@@ -105,7 +105,7 @@ class Plan:
     initializers: dict[str, Plan] = field(default_factory=dict)
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """Returns what one device's piece of a tensor takes, padding included.
+        """Returns what one device's shard of a tensor takes, padding included.
 
         Args:
             tensor: A tensor of the program.

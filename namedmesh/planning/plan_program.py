@@ -165,7 +165,7 @@ def _plan_step(
 
 
 def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
-    """Plans a variable's first value: made where it rests, no piece ever on another device."""
+    """Plans a variable's first value: made where it rests, no shard ever on another device."""
     place = step.shardings[step.program.variables[name].tensor]
     layout = Layout(place.mapping)
     plan = Plan(step.program.initializers[name], step.mesh, layout, layout)

@@ -37,7 +37,7 @@ class TensorRecord:
     Attributes:
         tensor: Its name.
         place: Its dtype, dimensions and the axes they hold: float32[batch=8/data, model=4].
-        bytes_per_device: What one device's piece takes.
+        bytes_per_device: What one device's shard takes.
         padding: The share of all devices' elements that is padding.
         phase: forward, backward or update; empty where that is not known.
         scope: The scopes it was made in.

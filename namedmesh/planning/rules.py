@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import name_all, suggest_names
-from namedmesh.ir.exchange import Pieces
+from namedmesh.ir.exchange import Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -37,7 +37,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
     parts, reduced = find_sums(planner, op, asked, claims | renamed)
     parts = (*passing, *parts)
     exchanged = asked.exchanged & {*claims}
-    if parts or exchanged or (op.on_pieces and claims):
+    if parts or exchanged or (op.on_shards and claims):
         planner.plan.local.add(op)
     for i, tensor in enumerate(op.inputs):
         if tensor in planner.open:
@@ -52,7 +52,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
         names = asked.reduced & {*tensor.shape.names}
         kept = {axis for name in names for axis in claims.get(name, ())}
         own = tuple(axis for axis in parts if axis not in kept)
-        # On a device's own piece of a sum, a dimension made of others is made whole.
+        # On a device's own shard of a sum, a dimension made of others is made whole.
         made = {*asked.renames.values()} - {*renamed} if parts else set()
         others = [axes for axes in reduced if not kept & {*axes}]
         held = claims | renamed
@@ -69,8 +69,8 @@ def record_exchanges(
     planner: Planner, op: Op, held: Mapping[str, tuple[str, ...]], times: int
 ) -> None:
     """Records what an op sends between devices by itself."""
-    pieces = Pieces({name: planner.mesh.size(axes) for name, axes in held.items()})
-    for one in op.exchanges(pieces) or ():
+    shards = Shards({name: planner.mesh.size(axes) for name, axes in held.items()})
+    for one in op.exchanges(shards) or ():
         axes = held[one.dim]
         hop = one.hop and dataclasses.replace(one.hop, axes=axes)
         planner.record_collective(

@@ -110,7 +110,7 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
         busy = {axis for place in places for axis in place.used}
         for x in dict.fromkeys(loop.inputs):
             maker = plan.producers.get(x)
-            if maker is None or maker.kind != "reshape" or loop.turn_dim not in x.shape:
+            if maker is None or maker.kind != "reshape" or loop.iteration_dim not in x.shape:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
             for dim in source.shape:
@@ -120,7 +120,7 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
                 if idle:
                     yield (
                         f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "
-                        f"takes it by blocks ({loop.turn_dim}): it is gathered, and these devices "
-                        f"all do the same work ({loop.source}); for nm.attention, "
+                        f"takes it by blocks ({loop.iteration_dim}): it is gathered, and these "
+                        f"devices all do the same work ({loop.source}); for nm.attention, "
                         f"block={dim.size} keeps it split, or map the queries' positions instead"
                     )

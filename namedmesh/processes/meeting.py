@@ -203,10 +203,10 @@ def _hear(peer: socket.socket) -> Message:
     data = b""
     try:
         while not data.endswith(b"\n") and len(data) <= _LONGEST_LINE:
-            piece = peer.recv(4096)
-            if not piece:
+            shard = peer.recv(4096)
+            if not shard:
                 break
-            data += piece
+            data += shard
         message = json.loads(data)
     except (OSError, ValueError, RecursionError):
         return {}

@@ -325,7 +325,7 @@ class Watch:
         self.say_stopped(f"{SECOND_HAND[0]}{index} has stopped")
         self._leave(
             f"process {index} of {self.processes.count} has stopped: {reasons[index]}",
-            f"mend what stopped process {index}, and start all processes again",
+            f"fix what stopped process {index}, and start all processes again",
         )
 
     def _report_hang(self, limit: float) -> None:

@@ -56,13 +56,14 @@ class Collective:
         elements: What one device sends or receives each time, whichever is more.
         dtype: The dtype of the elements.
         bytes: The same in bytes.
-        times: How often it runs in one step; a loop of unknown length counts as one turn.
+        times: How often it runs in one step; a loop of unknown length counts as one iteration.
         tensor: The name of the tensor that is communicated.
         op: The name that the plan has for the op it belongs to.
         phase: `forward`, `backward` or `update`.
         source: The user's line that asks for it.
         devices: How many devices communicate with each other.
-        open_ended: Whether a loop of unknown length runs it, so that `times` is per turn of it.
+        open_ended: Whether a loop of unknown length runs it, so that `times` is per iteration of
+        it.
         scope: The scopes that the op was made in, such as `encoder/attention`.
         producer: The name that the plan has for the op that makes the tensor.
         times_outside: How often it would run outside the loop in which its tensor never changes; 0
@@ -128,13 +129,13 @@ def format_times(times: int, open_ended: bool) -> str:
 
     Args:
         times: How often in one step.
-        open_ended: Whether a loop of unknown length runs it, which counts as one turn.
+        open_ended: Whether a loop of unknown length runs it, which counts as one iteration.
 
     Returns:
         The number, with what is not known.
 
     Example:
         >>> format_times(3, False), format_times(3, True)
-        ('3', '3 per turn')
+        ('3', '3 per iteration')
     """
-    return f"{times} per turn" if open_ended else str(times)
+    return f"{times} per iteration" if open_ended else str(times)

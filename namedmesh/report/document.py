@@ -19,7 +19,7 @@ SCRIPTS = (
     "parts.js",
     "overview.js",
     "program.js",
-    "pieces.js",
+    "shards.js",
     "tensor.js",
     "timeline.js",
     "collectives.js",

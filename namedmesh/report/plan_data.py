@@ -238,7 +238,7 @@ class PlanData:
 
 
 def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
-    """Turns rows into columns, which take less space as they name every column once.
+    """Iterations rows into columns, which take less space as they name every column once.
 
     Args:
         names: The name of each column.

@@ -10,7 +10,7 @@ from namedmesh.processes.processes import Processes as Processes
 from namedmesh.processes.processes import current_processes as current_processes
 from namedmesh.processes.starting import start_processes as start_processes
 from namedmesh.runtime.executable import Executable as Executable
-from namedmesh.runtime.fetching import Piece as Piece
+from namedmesh.runtime.fetching import Shard as Shard
 from namedmesh.runtime.loading import cache_compilations as cache_compilations
 from namedmesh.runtime.loading import load as load
 from namedmesh.runtime.state import State as State

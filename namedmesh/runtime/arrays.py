@@ -35,7 +35,7 @@ def put_arrays(
     sharding: Callable[[TensorSpec], NamedSharding],
     used_up: Collection[str] = (),
 ) -> dict[str, jax.Array]:
-    """Lays whole arrays out on devices, each device reading its own piece.
+    """Lays whole arrays out on devices, each device reading its own shard.
 
     Everything is checked before anything is moved. No result shares memory that its owner can
     change or that a step would take from its owner.
@@ -214,12 +214,12 @@ def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> j
         array = np.pad(array, padding)
     array = array.astype(dtype_of(spec.dtype), copy=False)
 
-    def read_piece(index: Any) -> np.ndarray:
+    def read_shard(index: Any) -> np.ndarray:
         # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user who
         # writes the next batch into the same array would change this one.
         return np.array(array[index]) if array is whole else array[index]
 
-    return jax.make_array_from_callback(sizes, sharding, read_piece)
+    return jax.make_array_from_callback(sizes, sharding, read_shard)
 
 
 def fits_dtype(value: Any, dtype: str) -> bool:

@@ -1,7 +1,7 @@
-"""A digest of a state that does not depend on where its pieces lie.
+"""A digest of a state that does not depend on where its shards lie.
 
 Every element is mixed with its place in the whole array into 64 bits, and these are added up, so
-that the sum over pieces is the same however the array is cut.
+that the sum over shards is the same however the array is cut.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
 
 _CHUNK = 2**20  # elements mixed at once
-Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a piece, and device
+Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a shard, and device
 
 
 def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]) -> str:
@@ -33,9 +33,9 @@ def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec
         Sixteen hexadecimal digits.
 
     Raises:
-        NamedMeshError: If copies of a piece differ.
+        NamedMeshError: If copies of a shard differ.
     """
-    own = {name: _sum_pieces(array, specs[name].sizes) for name, array in arrays.items()}
+    own = {name: _sum_shards(array, specs[name].sizes) for name, array in arrays.items()}
     texts = current_processes().exchange("digest of the state", json.dumps(own))
     everyone: list[Sums] = [json.loads(text) for text in texts]
     whole = hashlib.sha256()
@@ -46,29 +46,29 @@ def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec
 
 
 def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
-    """The sum of every piece of a variable, or an error if copies of one differ."""
-    pieces: dict[str, dict[str, int]] = {}
+    """The sum of every shard of a variable, or an error if copies of one differ."""
+    shards: dict[str, dict[str, int]] = {}
     for part in parts:
         for start, by_device in part.items():
-            pieces.setdefault(start, {}).update(by_device)
-    for start, by_device in pieces.items():
+            shards.setdefault(start, {}).update(by_device)
+    for start, by_device in shards.items():
         if len(set(by_device.values())) > 1:
             owners: dict[int, list[str]] = {}
             for device, value in by_device.items():
                 owners.setdefault(value, []).append(device)
             groups = sorted(owners.values(), key=len)
             raise NamedMeshError(
-                f"copies of a piece of {name} differ between devices",
-                f"the piece that starts at [{start}]",
+                f"copies of a shard of {name} differ between devices",
+                f"the shard that starts at [{start}]",
                 *(f"devices {', '.join(group)}: one value" for group in groups[:4]),
                 fix="restore the last checkpoint; if it comes again, the hardware of the devices "
                 "in the smaller group is suspect",
             )
-    return {start: next(iter(by_device.values())) for start, by_device in pieces.items()}
+    return {start: next(iter(by_device.values())) for start, by_device in shards.items()}
 
 
-def _sum_pieces(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
-    """The sums of the pieces on this process's devices, by the start of the piece and device."""
+def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
+    """The sums of the shards on this process's devices, by the start of the shard and device."""
     sums: dict[str, dict[str, int]] = {}
     for shard in array.addressable_shards:
         bounds = [one.indices(n)[:2] for one, n in zip(shard.index, array.shape, strict=True)]
@@ -83,11 +83,11 @@ def _sum_pieces(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str,
     return sums
 
 
-def sum_elements(piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -> int:
-    """The sum over a piece's elements, each mixed with its place in the whole array.
+def sum_elements(shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -> int:
+    """The sum over a shard's elements, each mixed with its place in the whole array.
 
     Args:
-        piece: The piece.
+        shard: The shard.
         starts: Where it starts in the whole array.
         sizes: The sizes of the whole array.
 
@@ -104,7 +104,7 @@ def sum_elements(piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -
         True
     """
     total = 0
-    for bits, places in _chunks(piece, starts, sizes):
+    for bits, places in _chunks(shard, starts, sizes):
         mixed = bits + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -114,17 +114,17 @@ def sum_elements(piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -
 
 
 def _chunks(
-    piece: np.ndarray, starts: list[int], sizes: tuple[int, ...]
+    shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]
 ) -> Iterator[tuple[Any, Any]]:
-    """The bits of a piece's elements, and their places in the whole array, some at a time."""
-    flat = np.ascontiguousarray(piece).reshape(-1)
+    """The bits of a shard's elements, and their places in the whole array, some at a time."""
+    flat = np.ascontiguousarray(shard).reshape(-1)
     if flat.dtype.itemsize > 8:  # complex128: two numbers each
-        flat, piece = flat.view(np.uint64), piece.view(np.uint64).reshape(*piece.shape, 2)
+        flat, shard = flat.view(np.uint64), shard.view(np.uint64).reshape(*shard.shape, 2)
         starts, sizes = [*starts, 0], (*sizes, 2)
     bits = flat.view(f"u{flat.dtype.itemsize}")
     for first in range(0, bits.size, _CHUNK):
         numbers = np.arange(first, min(first + _CHUNK, bits.size))
-        local = np.unravel_index(numbers, piece.shape) if piece.shape else ()
+        local = np.unravel_index(numbers, shard.shape) if shard.shape else ()
         places = np.zeros(numbers.size, np.uint64)
         for one, start, size in zip(local, starts, sizes, strict=True):
             places = places * np.uint64(size) + (one + start).astype(np.uint64)

@@ -140,7 +140,7 @@ class Executable:
         return self._backend.named_sharding(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
-        """The first state; every device makes its own pieces, nothing is ever whole in one place.
+        """The first state; every device makes its own shards, nothing is ever whole in one place.
 
         Args:
             seed: What random initial values follow from.
@@ -164,7 +164,7 @@ class Executable:
         return State.made_by(self, made, self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
-        """A state from whole arrays, of which each device reads its own piece.
+        """A state from whole arrays, of which each device reads its own shard.
 
         The arrays stay the caller's: those that a step would use up are copied.
 

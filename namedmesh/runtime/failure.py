@@ -13,7 +13,7 @@ from namedmesh.processes.lost import find_lost
 
 @contextlib.contextmanager
 def report_failure(problem: str) -> Iterator[None]:
-    """Turns what jax raises within into a NamedMeshError.
+    """Iterations what jax raises within into a NamedMeshError.
 
     Args:
         problem: What cannot be done, or failed.

@@ -1,4 +1,4 @@
-"""Arrays back from the devices: whole, or the pieces that this process has."""
+"""Arrays back from the devices: whole, or the shards that this process has."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from namedmesh.runtime.padding import unpadded_sizes
 
 
 @dataclass(frozen=True)
-class Piece:
-    """A piece of an array that lies on devices of this process, without padding.
+class Shard:
+    """A shard of an array that lies on devices of this process, without padding.
 
     Attributes:
         index: Where it lies in the whole array, a slice for each dimension.
@@ -32,8 +32,8 @@ class Piece:
         ...     nm.assign(nm.state("total", [B]), x)
         >>> compiled = nm.compile(step, nm.spec([B]), mesh=nm.Mesh(data=2), layout="batch:data")
         >>> state = compiled.place({"total": np.arange(4, dtype=np.float32)})
-        >>> for piece in state.pieces("total"):
-        ...     print(piece.index, piece.data, piece.devices)
+        >>> for shard in state.shards("total"):
+        ...     print(shard.index, shard.data, shard.devices)
         (slice(0, 2, None),) [0. 1.] (0,)
         (slice(2, 4, None),) [2. 3.] (1,)
     """
@@ -90,15 +90,15 @@ def fetch_nested(results: Any) -> Any:
     return jax.tree.map(fetch_array, results)
 
 
-def own_pieces(array: jax.Array, sizes: tuple[int, ...]) -> list[Piece]:
-    """The different pieces of an array that devices of this process have.
+def own_shards(array: jax.Array, sizes: tuple[int, ...]) -> list[Shard]:
+    """The different shards of an array that devices of this process have.
 
     Args:
         array: The array, padding included.
         sizes: Its sizes without padding.
 
     Returns:
-        The pieces in the order of their places; those that are all padding are left out.
+        The shards in the order of their places; those that are all padding are left out.
     """
     holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for shard in array.addressable_shards:
@@ -108,10 +108,10 @@ def own_pieces(array: jax.Array, sizes: tuple[int, ...]) -> list[Piece]:
             for (start, stop), size in zip(bounds, sizes, strict=True)
         )
         holders.setdefault(inside, []).append(shard)
-    pieces = []
+    shards = []
     for inside, shards in sorted(holders.items(), key=lambda item: item[0]):
         if all(start < stop for start, stop in inside):
             data = np.asarray(shards[0].data)[tuple(slice(b - a) for a, b in inside)]
             devices = tuple(sorted(shard.device.id for shard in shards))
-            pieces.append(Piece(tuple(slice(a, b) for a, b in inside), data, devices))
-    return pieces
+            shards.append(Shard(tuple(slice(a, b) for a, b in inside), data, devices))
+    return shards

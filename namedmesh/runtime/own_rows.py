@@ -1,4 +1,4 @@
-"""Inputs fed by several processes: each gives its own rows, its devices read their pieces of them.
+"""Inputs fed by several processes: each gives its own rows, its devices read their shards of them.
 
 Rows are the first dimension of an input. What a process gives is whole along all others.
 """
@@ -120,7 +120,7 @@ def _spread(spec: TensorSpec, own: np.ndarray, mesh: Mesh, sharding: NamedShardi
     padded = spec.padded(mesh)
     first = own_rows(spec, mesh, sharding).start if spec.sizes else 0
 
-    def read_piece(index: Any) -> np.ndarray:
+    def read_shard(index: Any) -> np.ndarray:
         bounds = [one.indices(size)[:2] for one, size in zip(index, padded, strict=True)]
         inside = [slice(start, stop) for start, stop in bounds]
         if inside:
@@ -130,4 +130,4 @@ def _spread(spec: TensorSpec, own: np.ndarray, mesh: Mesh, sharding: NamedShardi
         padding = [(0, size - had) for size, had in zip(sizes, values.shape, strict=True)]
         return np.pad(values, padding) if any(more for _, more in padding) else values.copy()
 
-    return jax.make_array_from_callback(padded, sharding, read_piece)
+    return jax.make_array_from_callback(padded, sharding, read_shard)

@@ -46,7 +46,7 @@ class ReadyInputs:
             )
             for name, spec in specs.items()
         ]
-        # For several processes, what is not on devices yet is laid out piece by piece.
+        # For several processes, what is not on devices yet is laid out shard by shard.
         self._alone = all(place.is_fully_addressable for place in places.values())
 
     def take(self, values: Mapping[str, Any]) -> list[Any] | None:

@@ -14,7 +14,7 @@ from namedmesh.errors.errors import NamedMeshError, did_you_mean
 if TYPE_CHECKING:
     import jax
 
-    from namedmesh.runtime.fetching import Piece
+    from namedmesh.runtime.fetching import Shard
 
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
@@ -134,9 +134,9 @@ class State(Mapping[str, Any]):
             return array
         if not array.is_fully_addressable:
             raise NamedMeshError(
-                f"variable {name} is padded, and other processes have pieces of it",
+                f"variable {name} is padded, and other processes have shards of it",
                 f"{name}: {self.specs[name].sharded_text}",
-                fix=f"call state.fetch({name!r}) in every process, or state.pieces({name!r})",
+                fix=f"call state.fetch({name!r}) in every process, or state.shards({name!r})",
             )
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
 
@@ -170,33 +170,33 @@ class State(Mapping[str, Any]):
 
         return fetch_array(self._array(name), self.specs[name].sizes)
 
-    def pieces(self, name: str) -> list[Piece]:
-        """The different pieces of a variable that devices of this process have.
+    def shards(self, name: str) -> list[Shard]:
+        """The different shards of a variable that devices of this process have.
 
         Args:
             name: The variable.
 
         Returns:
-            The pieces in order, without padding.
+            The shards in order, without padding.
 
         Raises:
             NamedMeshError: If there is no such variable.
         """
-        from namedmesh.runtime.fetching import own_pieces  # imports jax
+        from namedmesh.runtime.fetching import own_shards  # imports jax
 
-        return own_pieces(self._array(name), self.specs[name].sizes)
+        return own_shards(self._array(name), self.specs[name].sizes)
 
     def digest(self) -> str:
         """A digest of all variables; every process must call it, and gets the same.
 
         It depends on names, types and bits alone, not on the mesh, the layout or the number of
-        processes. All copies of a piece are compared on the way.
+        processes. All copies of a shard are compared on the way.
 
         Returns:
             Sixteen hexadecimal digits.
 
         Raises:
-            NamedMeshError: If devices that should have the same piece have different ones.
+            NamedMeshError: If devices that should have the same shard have different ones.
         """
         from namedmesh.runtime.digest import digest_state  # imports jax
 

@@ -158,7 +158,7 @@ def _find_alias(
 
 
 def _addresses(array: jax.Array) -> set[int]:
-    """Where the pieces of an array lie in memory, as far as this process can tell."""
+    """Where the shards of an array lie in memory, as far as this process can tell."""
     try:
         return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
     except (RuntimeError, NotImplementedError):  # backends that do not say

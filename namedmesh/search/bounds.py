@@ -162,7 +162,7 @@ class Bounds:
         return least, about.sum(1)
 
     def _gather_seconds(self, use: Sequence[Roles], rest: Sequence[Roles], logs: Array) -> Array:
-        """The time of gathering parameters, forward and backward, that rest in smaller pieces."""
+        """The time of gathering parameters, forward and backward, that rest in smaller shards."""
         used, resting = self._split("parameters", use), self._split("parameters", rest)
         size = _column(one.bytes for one in self._facts.parameters) * np.exp2(-(used @ logs))
         return self._time("AllGather", (resting * (1 - used)) @ logs, size, GATHERS).sum(1)

@@ -130,7 +130,7 @@ def find_facts(cost: Cost, devices: int) -> ProgramFacts:
     program = cost.plan.program
     work = _find_work(cost)
     state = _find_state(program)
-    loops = {op.turn_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)}
+    loops = {op.iteration_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)}
     parameters = _merge(
         Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
         for one in program.parameters.values()
@@ -339,15 +339,15 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
     """Yields every op, and how often it runs in a step."""
     for op in ops:
         yield op, times
-        turns = op.turn_dim.size if isinstance(op, Repetition) else 1
+        iterations = op.iteration_dim.size if isinstance(op, Repetition) else 1
         for body in op.bodies:
-            yield from _walk(body.ops, times * turns)
+            yield from _walk(body.ops, times * iterations)
 
 
 def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
     """Finds the sums that leave parts where devices split what is summed.
 
-    A gradient is sent once, however many turns of a loop add to it.
+    A gradient is sent once, however many iterations of a loop add to it.
     """
     weights, _ = _find_weights(program)
     total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], tuple[int, int]] = {}

@@ -216,7 +216,7 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
 def divides_evenly(
     facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Whether every dimension divides into its pieces, for each choice of sizes."""
+    """Whether every dimension divides into its shards, for each choice of sizes."""
     even = np.ones(len(sizes), bool)
     for roles in {family.roles.roles, family.rest}:
         for name in frozenset[str]().union(*roles):

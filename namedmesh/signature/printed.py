@@ -14,17 +14,18 @@ _LINES, _RESULTS = "namedmesh.printed", "namedmesh.results"
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """One line that a step prints, or one for each turn of the loops that it is in.
+    """One line that a step prints, or one for each iteration of the loops that it is in.
 
     Attributes:
         words: Its words; None stands for the next value.
         values: The values: tensors while a program is traced.
-        turns: The names of the loops' dimensions, the outermost first; the values have them first.
+        iterations: The names of the loops' dimensions, the outermost first; the values have them
+        first.
     """
 
     words: tuple[str | None, ...]
     values: tuple[Any, ...]
-    turns: tuple[str, ...] = ()
+    iterations: tuple[str, ...] = ()
 
 
 def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
@@ -39,7 +40,7 @@ def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
     """
     if not lines:
         return structure
-    keys = [json.dumps([i, line.words, line.turns]) for i, line in enumerate(lines)]
+    keys = [json.dumps([i, line.words, line.iterations]) for i, line in enumerate(lines)]
     named = {key: list(line.values) for key, line in zip(keys, lines, strict=True)}
     return {_LINES: named, _RESULTS: structure}
 
@@ -57,14 +58,14 @@ def unwrap_results(results: Any, quiet: bool = False) -> Any:
     if not isinstance(results, Mapping) or {*results} != {_LINES, _RESULTS}:
         return results
     for key, values in results[_LINES].items() if not quiet else ():
-        _, words, turns = json.loads(key)
-        for text in format_line(PrintedLine(tuple(words), tuple(values), tuple(turns))):
+        _, words, iterations = json.loads(key)
+        for text in format_line(PrintedLine(tuple(words), tuple(values), tuple(iterations))):
             print(text, flush=True)
     return results[_RESULTS]
 
 
 def format_line(line: PrintedLine) -> list[str]:
-    """Formats a line, once for every turn.
+    """Formats a line, once for every iteration.
 
     Args:
         line: The line, with arrays for values.
@@ -80,12 +81,12 @@ def format_line(line: PrintedLine) -> list[str]:
     if missing:
         return [" ".join(word or "(on other hosts)" for word in line.words)]
     arrays = [np.asarray(value) for value in line.values]
-    sizes = arrays[0].shape[: len(line.turns)] if arrays else ()
+    sizes = arrays[0].shape[: len(line.iterations)] if arrays else ()
     texts = []
     for index in np.ndindex(*sizes):
         values = iter(array[index] for array in arrays)
         words = [str(next(values)) if word is None else word for word in line.words]
-        turns = zip(line.turns, index, strict=True)
-        prefix = "".join(f"{name} {number}: " for name, number in turns)
+        iterations = zip(line.iterations, index, strict=True)
+        prefix = "".join(f"{name} {number}: " for name, number in iterations)
         texts.append(prefix + " ".join(words))
     return texts

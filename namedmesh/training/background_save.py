@@ -19,14 +19,14 @@ from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.processes.processes import Processes
 from namedmesh.training.checkpoint_folder import CheckpointFolder
 from namedmesh.training.checkpoint_record import Record
-from namedmesh.training.chunk_store import Bounds, ChunkWriter, pieces_to_write
+from namedmesh.training.chunk_store import Bounds, ChunkWriter, shards_to_write
 from namedmesh.training.first_process import run_on_first, shorten_error
 
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
 PEER_SECONDS = 600.0  # how long a process that has written its part waits for the others
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
-HostPiece = tuple[str, Bounds, np.ndarray]
+HostShard = tuple[str, Bounds, np.ndarray]
 
 
 class BackgroundSave:
@@ -51,7 +51,7 @@ class BackgroundSave:
         self.step, self.record, self.error = record.step, record, None
         self._folder, self._processes, self._finish = folder, processes, finish
         self._budget = Budget(host_memory)
-        self._queue: queue.SimpleQueue[HostPiece | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[HostShard | None] = queue.SimpleQueue()
         self._interrupted = ""
         # Alone, a process finishes its checkpoint before it exits. With others it must not: it
         # would wait for those that are gone.
@@ -60,7 +60,7 @@ class BackgroundSave:
         )
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Copy this process's pieces, and start to write them.
+        """Copy this process's shards, and start to write them.
 
         Returns when everything is copied. With a bound on memory that may be when most of it is
         written.
@@ -70,9 +70,9 @@ class BackgroundSave:
         """
         self._thread.start()
         try:
-            for piece in pieces_to_write(arrays):
-                self._budget.take(piece.bytes)
-                self._queue.put((piece.name, piece.bounds, copy_to_host(piece.data)))
+            for shard in shards_to_write(arrays):
+                self._budget.take(shard.bytes)
+                self._queue.put((shard.name, shard.bounds, copy_to_host(shard.data)))
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -141,7 +141,7 @@ class BackgroundSave:
         shutil.rmtree(self._folder.part_path(self.step), ignore_errors=True)
 
     def _write_all(self) -> str:
-        """Write every piece that is copied; returns what went wrong, or nothing."""
+        """Write every shard that is copied; returns what went wrong, or nothing."""
         own = self._folder.process_path(self.step, self._processes.index)
         problems: list[str] = []
         under_way: deque[tuple[Any, int]] = deque()
@@ -164,25 +164,25 @@ class BackgroundSave:
                         if written is not None:
                             written.result()
                     self._budget.give(size)
-                del batch  # the next piece may need its memory
+                del batch  # the next shard may need its memory
             if not problems and not is_there():
                 problems.append(f"{own} vanished while it was written")
         return self._interrupted or "".join(problems[:1])
 
-    def _batches(self) -> Iterator[list[HostPiece]]:
-        """The copied pieces, as many together as are there; at least one batch, if empty."""
-        batch: list[HostPiece] = []
+    def _batches(self) -> Iterator[list[HostShard]]:
+        """The copied shards, as many together as are there; at least one batch, if empty."""
+        batch: list[HostShard] = []
         ended = False
         while not ended:
             size = 0
             with contextlib.suppress(queue.Empty):
                 while size < BATCH_BYTES:
-                    piece = self._queue.get(block=not batch)
-                    if piece is None:
+                    shard = self._queue.get(block=not batch)
+                    if shard is None:
                         ended = True
                         break
-                    batch.append(piece)
-                    size += piece[2].nbytes
+                    batch.append(shard)
+                    size += shard[2].nbytes
             yield batch
             batch = []
 

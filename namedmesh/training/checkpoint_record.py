@@ -18,7 +18,7 @@ from namedmesh.training.saved_variables import SavedVariable
 RECORD = "record.json"
 LARGEST_RECORD = 64 * 2**20  # bytes of JSON that are read; what is larger is not ours
 LARGEST_CHUNK = 2**32  # bytes of one chunk, which is read and checked as a whole
-_MOST_PADDING = 2**20  # padding is less than the number of pieces
+_MOST_PADDING = 2**20  # padding is less than the number of shards
 _HEAD, _MIDDLE = b'{"sha256": "', b'", "record": '
 
 

@@ -39,7 +39,7 @@ class Checkpoints:
 
     Every variable is saved and restored by itself. A program therefore reads just its own variables
     from disk, e.g. a decoding program the weights without the optimizer's slots. Each device reads
-    its own piece, whatever mesh, layout and padding the checkpoint was written with.
+    its own shard, whatever mesh, layout and padding the checkpoint was written with.
 
     Args:
         folder: Where the checkpoints are.

@@ -1,4 +1,4 @@
-"""Reading a checkpoint's arrays: each device its own piece, chunks verified, memory bounded."""
+"""Reading a checkpoint's arrays: each device its own shard, chunks verified, memory bounded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from namedmesh.training.chunk_store import (
     Bounds,
     array_spec,
     make_context,
-    piece_bounds,
+    shard_bounds,
 )
 
 _ALIGNMENT = 64  # bytes
@@ -36,8 +36,8 @@ class ArrayTarget:
 
 
 @dataclass(frozen=True)
-class _Piece:
-    """A piece that this process needs."""
+class _Shard:
+    """A shard that this process needs."""
 
     name: str
     bounds: Bounds
@@ -64,22 +64,22 @@ def read_arrays(
     """
     check_file_size(folder / MANIFEST)
     context, held = make_context(), 0
-    reads: deque[tuple[_Piece, np.ndarray, ts.Future]] = deque()
+    reads: deque[tuple[_Shard, np.ndarray, ts.Future]] = deque()
     placed: dict[str, list[jax.Array]] = {name: [] for name in targets}
 
     def finish_one() -> int:
-        piece, values, read = reads.popleft()
+        shard, values, read = reads.popleft()
         read.result()
-        placed[piece.name] += [jax.device_put(values, device) for device in piece.devices]
-        return piece.bytes
+        placed[shard.name] += [jax.device_put(values, device) for device in shard.devices]
+        return shard.bytes
 
     for name, target in targets.items():
         array = _open(folder, name, target.stored, context)
-        for piece in _find_pieces(name, target):
-            while reads and held + piece.bytes > window:
+        for shard in _find_shards(name, target):
+            while reads and held + shard.bytes > window:
                 held -= finish_one()
-            reads.append((piece, *_start_read(array, piece.bounds)))
-            held += piece.bytes
+            reads.append((shard, *_start_read(array, shard.bounds)))
+            held += shard.bytes
     while reads:
         finish_one()
     return {
@@ -127,20 +127,20 @@ def _open(
     ).result()
 
 
-def _find_pieces(name: str, target: ArrayTarget) -> Iterator[_Piece]:
-    """The pieces of an array that this process needs, each once."""
+def _find_shards(name: str, target: ArrayTarget) -> Iterator[_Shard]:
+    """The shards of an array that this process needs, each once."""
     devices: dict[Bounds, list[Any]] = {}
     indices = target.sharding.addressable_devices_indices_map(target.shape)
     for device, index in indices.items():
-        devices.setdefault(piece_bounds(index or (), target.shape), []).append(device)
+        devices.setdefault(shard_bounds(index or (), target.shape), []).append(device)
     itemsize = jnp.dtype(target.stored.dtype).itemsize
     for bounds, holders in devices.items():
         count = math.prod(stop - start for start, stop in bounds)
-        yield _Piece(name, bounds, holders, count * itemsize)
+        yield _Shard(name, bounds, holders, count * itemsize)
 
 
 def _start_read(array: ts.TensorStore, bounds: Bounds) -> tuple[np.ndarray, ts.Future]:
-    """Start to read a piece; what the stored array does not have is zero."""
+    """Start to read a shard; what the stored array does not have is zero."""
     ends = [
         (min(start, size), min(stop, size))
         for (start, stop), size in zip(bounds, array.shape, strict=True)

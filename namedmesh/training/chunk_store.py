@@ -21,11 +21,11 @@ from namedmesh.training.checkpoint_record import StoredArray
 
 CHUNK_BYTES = 16 * 2**20  # of which one is read whole where a program needs a part of it
 MANIFEST = "manifest.ocdbt"  # which tensorstore reads as a whole
-Bounds = tuple[tuple[int, int], ...]  # where a piece begins and ends in each dimension
+Bounds = tuple[tuple[int, int], ...]  # where a shard begins and ends in each dimension
 
 
 @dataclass(frozen=True)
-class OwnPiece:
+class OwnShard:
     """A part of an array that this process writes."""
 
     name: str
@@ -38,11 +38,11 @@ class OwnPiece:
         return self.data.nbytes
 
 
-def choose_chunk(piece: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Cut pieces into equal chunks of at most `CHUNK_BYTES`, if their sizes have divisors for it.
+def choose_chunk(shard: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    """Cut shards into equal chunks of at most `CHUNK_BYTES`, if their sizes have divisors for it.
 
     Args:
-        piece: The sizes of the pieces.
+        shard: The sizes of the shards.
         itemsize: The bytes of an element.
 
     Returns:
@@ -51,8 +51,8 @@ def choose_chunk(piece: Sequence[int], itemsize: int) -> tuple[int, ...]:
     >>> choose_chunk((4096, 4096), 4), choose_chunk((7, 5), 4)
     ((1024, 4096), (7, 5))
     """
-    chunk = list(piece)
-    for axis, size in enumerate(piece):
+    chunk = list(shard)
+    for axis, size in enumerate(shard):
         excess = math.ceil(math.prod(chunk) * itemsize / CHUNK_BYTES)
         # A divisor far above what is needed would make thousands of small chunks.
         parts = (one for one in range(excess, min(size, 4 * excess) + 1) if size % one == 0)
@@ -74,44 +74,44 @@ def describe_arrays(
     """
     stored = {}
     for name, array in arrays.items():
-        piece = array.sharding.shard_shape(array.shape)
-        chunk = choose_chunk(piece, array.dtype.itemsize)
+        shard = array.sharding.shard_shape(array.shape)
+        chunk = choose_chunk(shard, array.dtype.itemsize)
         stored[name] = StoredArray(tuple(sizes[name]), str(array.dtype), array.shape, chunk)
     return stored
 
 
-def pieces_to_write(arrays: Mapping[str, jax.Array]) -> Iterator[OwnPiece]:
-    """The pieces that this process writes: together, all processes write every element once.
+def shards_to_write(arrays: Mapping[str, jax.Array]) -> Iterator[OwnShard]:
+    """The shards that this process writes: together, all processes write every element once.
 
-    Where several devices hold the same piece, they take turns, so that processes have equal work.
+    Where several devices hold the same shard, they take turns, so that processes have equal work.
 
     Args:
         arrays: The arrays by name.
 
     Yields:
-        Each piece.
+        Each shard.
     """
-    turn = 0
+    iteration = 0
     for name, array in arrays.items():
         local = {shard.device: shard.data for shard in array.addressable_shards}
         holders: dict[Bounds, list[Any]] = {}
         for device, index in array.sharding.devices_indices_map(array.shape).items():
-            holders.setdefault(piece_bounds(index, array.shape), []).append(device)
+            holders.setdefault(shard_bounds(index, array.shape), []).append(device)
         for bounds, devices in sorted(holders.items()):
             devices.sort(key=lambda device: device.id)
-            writer = devices[turn % len(devices)]
-            turn += 1
+            writer = devices[iteration % len(devices)]
+            iteration += 1
             if writer in local:
-                yield OwnPiece(name, bounds, local[writer])
+                yield OwnShard(name, bounds, local[writer])
 
 
-def piece_bounds(index: Iterable[slice], shape: Sequence[int]) -> Bounds:
-    """Where the piece at an index begins and ends in each dimension."""
+def shard_bounds(index: Iterable[slice], shape: Sequence[int]) -> Bounds:
+    """Where the shard at an index begins and ends in each dimension."""
     return tuple(part.indices(size)[:2] for part, size in zip(index, shape, strict=True))
 
 
 class ChunkWriter:
-    """Writes pieces of arrays to the database of one process.
+    """Writes shards of arrays to the database of one process.
 
     Args:
         folder: Where the database is.
@@ -126,14 +126,14 @@ class ChunkWriter:
         self._folder, self._arrays = folder, arrays
         self._undeclared = list(arrays) if declares else []
 
-    def write(self, pieces: Iterable[tuple[str, Bounds, np.ndarray]]) -> ts.Future:
-        """Start to write some pieces.
+    def write(self, shards: Iterable[tuple[str, Bounds, np.ndarray]]) -> ts.Future:
+        """Start to write some shards.
 
         Args:
-            pieces: Names, places and values.
+            shards: Names, places and values.
 
         Returns:
-            A future; when it is done, the pieces are on disk, or it raises what went wrong.
+            A future; when it is done, the shards are on disk, or it raises what went wrong.
 
         Raises:
             ValueError: If the file system refuses.
@@ -144,7 +144,7 @@ class ChunkWriter:
             self._open(name, transaction, declare=True)
         self._undeclared = []
         copied = []
-        for name, bounds, values in pieces:
+        for name, bounds, values in shards:
             place = tuple(slice(*ends) for ends in bounds)
             array = self._open(name, transaction)[place]
             copied.append(array.write(values, can_reference_source_data_indefinitely=True).copy)
@@ -180,7 +180,7 @@ def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
     whole = ts.KvStore.open(_database_spec(folder), context=context).result()
     for part in parts:
         if not (part / MANIFEST).exists():
-            continue  # a process that holds no piece of any array
+            continue  # a process that holds no shard of any array
         store = ts.KvStore.open(_database_spec(part), context=context).result()
         store.experimental_copy_range_to(whole.with_transaction(transaction)).result()
     transaction.commit_sync()

@@ -74,8 +74,8 @@ def read_older_arrays(
     for name, target in targets.items():
         shape, sharding = target.shape, target.sharding
         dtype = jnp.dtype(target.stored.dtype)
-        # Not strict: orbax cuts an array or extends it with zeros to fit the shape, piece by
-        # piece, so that another padding needs no array whole on one device.
+        # Not strict: orbax cuts an array or extends it with zeros to fit the shape, shard by
+        # shard, so that another padding needs no array whole on one device.
         restore[name] = ocp.ArrayRestoreArgs(
             sharding=sharding, global_shape=shape, strict=False, dtype=dtype
         )

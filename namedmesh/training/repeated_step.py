@@ -56,9 +56,9 @@ def repeat_step(
 
 
 def _copy_array(array: jax.Array) -> jax.Array:
-    """A copy of an array, made by each device of its own piece."""
-    pieces = [jnp.copy(shard.data) for shard in array.addressable_shards]
-    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
+    """A copy of an array, made by each device of its own shard."""
+    shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
@@ -73,6 +73,6 @@ def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
 
 def _have_same_bits(one: jax.Array, other: jax.Array) -> bool:
-    """Whether two pieces are the same bit for bit."""
+    """Whether two shards are the same bit for bit."""
     left, right = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
     return np.array_equal(left, right)

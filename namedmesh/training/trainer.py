@@ -128,7 +128,7 @@ class Trainer:
         evaluate: Callable[[State], Mapping[str, float]] | None = None,
         watch: Sequence[str] | None = None,
         divergence: float | None = None,
-        advice: str = "mend the data or lower the learning rate, and start again",
+        advice: str = "fix the data or lower the learning rate, and start again",
         flops: float | None = None,
         peak_flops: float | None = None,
         profile: TraceWindow | None = None,

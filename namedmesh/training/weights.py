@@ -139,7 +139,7 @@ def load_weights(
 
     Args:
         path: The file.
-        target: An Executable, to get a State in which each device has read its own piece; or specs
+        target: An Executable, to get a State in which each device has read its own shard; or specs
             by name (anything with `sizes` and `dtype`), to get whole numpy arrays.
         names: The name in the file for each variable, in the same direction as for `save_weights`:
             a function from the variable's name, or a dict, in which variables that keep their names
@@ -192,7 +192,7 @@ def load_weights(
                     for name in present
                 }
             arrays = {
-                name: _read_pieces(file.get_slice(labels[name]), target, name) for name in present
+                name: _read_shards(file.get_slice(labels[name]), target, name) for name in present
             }
     except OSError as error:
         folder = os.path.isdir(path)
@@ -270,8 +270,8 @@ def _fetch_array(state: State, name: str) -> np.ndarray:
     return np.ascontiguousarray(array).reshape(array.shape)
 
 
-def _read_pieces(entry: Any, executable: Executable, name: str) -> jax.Array:
-    """Read a variable, each device its own piece, padded with zeros where the layout needs it."""
+def _read_shards(entry: Any, executable: Executable, name: str) -> jax.Array:
+    """Read a variable, each device its own shard, padded with zeros where the layout needs it."""
     spec = executable.variables[name]
     shape, dtype = spec.padded(executable.artifact.mesh), jnp.dtype(spec.dtype)
 
@@ -282,10 +282,10 @@ def _read_pieces(entry: Any, executable: Executable, name: str) -> jax.Array:
             for (start, stop), size in zip(bounds, spec.sizes, strict=True)
         )
         empty = any(one.start == one.stop for one in inside)
-        piece = np.zeros([stop - start for start, stop in bounds], dtype)
+        shard = np.zeros([stop - start for start, stop in bounds], dtype)
         if not empty:
             values = np.asarray(entry[inside] if inside else entry[()])
-            piece[tuple(slice(size) for size in values.shape)] = values.astype(dtype, copy=False)
-        return piece
+            shard[tuple(slice(size) for size in values.shape)] = values.astype(dtype, copy=False)
+        return shard
 
     return jax.make_array_from_callback(shape, executable.sharding(spec), read)

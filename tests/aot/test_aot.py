@@ -30,10 +30,10 @@ from tests.aot.stack import B, H, L, M
 from tests.aot.test_memory import BRIEF, FULL
 
 
-def test_memory_is_that_of_the_pieces(artifact, found):
-    piece = 4 * L.size * M.size * H.size // 4
-    assert found.memory.weights == 2 * piece
-    assert found.memory.state == 2 * piece
+def test_memory_is_that_of_the_shards(artifact, found):
+    shard = 4 * L.size * M.size * H.size // 4
+    assert found.memory.weights == 2 * shard
+    assert found.memory.state == 2 * shard
     assert found.memory.inputs == 4 * B.size * M.size // 2
     assert found.memory.activations == 4 * L.size * B.size * M.size // 2, "the carry of every layer"
     step = nm.runtime.Executable(artifact)
@@ -56,7 +56,7 @@ def test_a_row_has_everything(found):
     assert row["compile_seconds"] > 0 and row["peak_bytes"] == sum(row["memory"].values())
 
 
-def test_flops_of_loops_are_those_of_every_turn(artifact, found):
+def test_flops_of_loops_are_those_of_every_iteration(artifact, found):
     assert found.loops == 2
     assert found.flops_per_core == artifact.flops / 8 > 2 * found.compiler_flops
 
@@ -69,7 +69,7 @@ def test_flops_without_loops_are_the_compilers():
     )
 
 
-def test_collectives_are_counted_with_their_turns(artifact, found):
+def test_collectives_are_counted_with_their_iterations(artifact, found):
     rows = found.collectives()
     times = sum(one.times for one in artifact.collectives)
     assert sum(row.planned for row in rows) == sum(row.made for row in rows) == times
@@ -107,7 +107,7 @@ def test_a_collective_in_another_precision_says_so(artifact, found):
 
 
 def test_the_table_adds_up_what_goes_over_the_wire(artifact, found):
-    """A device sends twice three of four pieces of a sum over four devices."""
+    """A device sends twice three of four shards of a sum over four devices."""
     sums = [one for one in artifact.collectives if one.axes == ("model",)]
     assert sums and all(one.kind == "AllReduce" for one in sums)
     (row,) = [row for row in found.collectives() if row.axes == ("model",)]

@@ -64,7 +64,7 @@ def test_layers_that_fit_and_that_do_not(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", ["data=2 model=4", "data=4 model=2"])
-def test_two_slices_add_up_inside_and_send_the_pieces(axes, tmp_path):
+def test_two_slices_add_up_inside_and_send_the_shards(axes, tmp_path):
     mesh = nm.Mesh.parse(f"{axes} slices=2")
     stack = nm.trace(train, x=nm.spec([B, M]))
     artifact = nm.export(stack, mesh, "batch:data, hidden:model", precision="highest")

@@ -86,7 +86,7 @@ metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
 """
 
 
-def test_loops_count_as_often_as_they_turn():
+def test_loops_count_as_often_as_they_iteration():
     module = parse_module(MODULE)
     assert scheduled_runs(module) == {"main": 1, "cond": 4, "body": 4}
     assert count_cycles(module) == 50 + 4 * 100

@@ -46,9 +46,9 @@ def audit_of(lines: str, *collectives: Collective, backend: str = "cpu", **optio
     return audit(module_of(lines), MESH, collectives, backend=backend, **options)
 
 
-def looped(line: str, turns: str = "6", condition: str = "") -> str:
+def looped(line: str, iterations: str = "6", condition: str = "") -> str:
     """A module that runs a line in a loop."""
-    config = f', backend_config={{"known_trip_count":{{"n":"{turns}"}}}}' if turns else ""
+    config = f', backend_config={{"known_trip_count":{{"n":"{iterations}"}}}}' if iterations else ""
     return f"""HloModule m
 
 %condition (t: f32[4,8]) -> pred[] {{
@@ -142,9 +142,9 @@ def test_a_loop_of_unknown_length_matches_one_that_is_planned_as_such():
     module = parse_module(looped(LINE, "", "  %limit = s32[] constant(1)"))
     result = audit(module, MESH, [planned(open_ended=True)], backend="cpu")
     assert result.exact
-    assert result.notes == ["1 in loops of unknown length, which the plan counts by the turn"]
+    assert result.notes == ["1 in loops of unknown length, which the plan counts by the iteration"]
     (difference,) = audit(module, MESH, [planned()], backend="cpu").differences
-    assert str(difference) == "AllReduce of y (einsum.3): run 1 per turn for 1"
+    assert str(difference) == "AllReduce of y (einsum.3): run 1 per iteration for 1"
 
 
 def test_the_compiler_may_know_the_length_of_a_loop_that_the_plan_does_not():

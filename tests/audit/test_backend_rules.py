@@ -92,11 +92,11 @@ def test_tpu_passes_on_operands_of_products_in_bfloat16():
     assert not audit_of(other, plan, backend="tpu").exact, "to another device"
 
 
-def test_tpu_makes_small_gathers_as_sums_of_pieces():
+def test_tpu_makes_small_gathers_as_sums_of_shards():
     plan = planned(kind="AllGather")
     result = audit_of(LINE, plan, backend="tpu")
     assert result.exact and result.notes == [
-        "AllGather of small pieces made as AllReduce, zero elsewhere"
+        "AllGather of small shards made as AllReduce, zero elsewhere"
     ]
     assert not audit_of(UNNAMED, plan, backend="tpu").exact, "in an unrelated AllReduce"
     assert not audit_of(LINE.replace("einsum.3", "sum.4"), plan, backend="tpu").exact

@@ -51,7 +51,7 @@ def test_strict_holds_for_what_a_step_makes_more_often(artifact):
         nm.runtime.Executable(promised, strict=True)
 
 
-def test_a_loop_of_unknown_length_is_planned_and_printed_by_the_turn():
+def test_a_loop_of_unknown_length_is_planned_and_printed_by_the_iteration():
     def step(x):
         def body(x):
             return x + nm.sum(x, over=B) * 0.5
@@ -62,11 +62,11 @@ def test_a_loop_of_unknown_length_is_planned_and_printed_by_the_turn():
         step, nm.spec([B, M]), mesh=nm.Mesh(data=4), layout="batch:data", strict=True
     )
     assert compiled.plan.collectives and all(one.open_ended for one in compiled.plan.collectives)
-    assert "1 per turn" in str(compiled.plan)
+    assert "1 per iteration" in str(compiled.plan)
     assert compiled.plan.to_json()["collectives"][0]["open_ended"] is True
     count = len(compiled.plan.collectives)
     assert compiled.audit.notes == [
-        f"{count} in loops of unknown length, which the plan counts by the turn"
+        f"{count} in loops of unknown length, which the plan counts by the iteration"
     ]
     assert {one.open_ended for _, one in compiled.audit.matched} == {True}
     _, total = compiled(None, np.ones((8, 16), np.float32))

@@ -39,8 +39,8 @@ def test_costs_of_a_product_are_the_formulas():
         whole = 16 * count
         assert costs["flops"] == 2 * 128 * whole * 128
         assert costs["bytes_moved"] == (count - 1) * 16 * 128 * FLOAT
-        pieces = 128 * whole + 16 * 128 + whole * 128 + 128 * 128
-        assert costs["memory"] == FLOAT * pieces
+        shards = 128 * whole + 16 * 128 + whole * 128 + 128 * 128
+        assert costs["memory"] == FLOAT * shards
         assert costs["collectives"] == {"AllGather": 1}
 
 

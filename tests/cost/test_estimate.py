@@ -188,16 +188,16 @@ def test_a_gather_reads_as_much_as_it_makes():
     assert one.bytes == FLOAT * (2 * 16 * 32 + 16)
 
 
-def test_ops_in_loops_count_with_their_turns():
-    T = nm.Dimension("turn", 5)
+def test_ops_in_loops_count_with_their_iterations():
+    T = nm.Dimension("iteration", 5)
 
     K = nm.Dimension("k", 32)
 
     def step(x, w):
-        def turn(x, w):
+        def iteration(x, w):
             return nm.rename(nm.einsum([x, w], [A, K]), K, B), None
 
-        return nm.scan(turn, x, w, over=T)[0]
+        return nm.scan(iteration, x, w, over=T)[0]
 
     found = cost(step, x=nm.spec([A, B]), w=nm.spec([T, B, K]))
     (one,) = [one for one in found.ops if one.op.kind == "einsum"]

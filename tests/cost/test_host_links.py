@@ -51,7 +51,7 @@ def test_a_permutation_inside_hosts_uses_fast_links():
     assert NODES.seconds(far, mesh, {}) == pytest.approx(1e-4 + 1e-5 + 1e-2)
 
 
-def test_a_sum_over_slices_is_one_inside_and_one_of_pieces_between():
+def test_a_sum_over_slices_is_one_inside_and_one_of_shards_between():
     mesh, inner = nm.Mesh(a=2, b=16, slices=2), nm.Mesh(a=1, b=16)
     size = 64 * 10**6
     whole = SLICE.seconds(collective("AllReduce", size, mesh, "a", "b"), mesh, {})

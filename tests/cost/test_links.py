@@ -40,7 +40,7 @@ def test_the_last_axes_of_a_mesh_stay_within_a_node():
     assert far == pytest.approx(1e-4 + 6e-5 + 1.5e6 / 1e8)
 
 
-def test_between_nodes_every_device_sends_a_piece():
+def test_between_nodes_every_device_sends_a_shard():
     mesh = nm.Mesh(all=16)
     within, beyond = 1.5 * 10**6 / 1e9, 1.5 * 10**6 / 4 / 1e8
     expected = 1e-4 + 2 * (3e-6 + 3e-5) + within + beyond

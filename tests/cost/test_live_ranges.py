@@ -77,25 +77,25 @@ def test_state_that_is_read_together_with_its_next_value_is_there_twice():
     assert found.timeline[-1][1] - found.kept_bytes == 4 * 64 * 32 + 4 * 64
 
 
-def test_a_loop_holds_what_it_keeps_of_every_turn_and_the_most_of_one():
-    T = nm.Dimension("turn", 5)
+def test_a_loop_holds_what_it_keeps_of_every_iteration_and_the_most_of_one():
+    T = nm.Dimension("iteration", 5)
 
     def loop(x):
-        def turn(x, _):
+        def iteration(x, _):
             y = nm.cumsum(x, A)
             return nm.cumsum(y, B) * 0.5, y
 
-        last, kept = nm.scan(turn, x, over=T)
+        last, kept = nm.scan(iteration, x, over=T)
         return nm.sum(last), kept
 
     found = memory(loop, x=nm.spec([A, B]))
     size = 4 * 64 * 32
-    # Five turns' y and the carry; in a turn y, which is read again, and the sums of it.
+    # Five iterations' y and the carry; in an iteration y, which is read again, and the sums of it.
     assert found.peak_bytes - found.kept_bytes == 5 * size + size + 2 * size
     assert len(found.timeline) > 3
 
 
-def test_gathered_operands_are_there_beside_their_pieces():
+def test_gathered_operands_are_there_beside_their_shards():
     def step(x):
         return nm.cumsum(nm.replicate(x), A)
 
@@ -145,7 +145,7 @@ def test_computing_again_trades_memory():
 
 
 def test_weights_of_a_loop_are_rounded_for_products_before_it():
-    """At default precision a TPU reads them in half the bytes, all turns' at once."""
+    """At default precision a TPU reads them in half the bytes, all iterations' at once."""
     L = nm.Dimension("layer", 8)
 
     def forward(x):

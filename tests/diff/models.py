@@ -41,8 +41,8 @@ def trace_stack(sizes: Sizes, scale: float = 1.0) -> nm.Program:
     R, L = nm.dims(f"rows={sizes.rows} layer={sizes.layers}")
 
     def stack(x):
-        turn = lambda x, _: (nm.tanh(nm.einsum([x, nm.param("w", [M, H])], [R, H])), None)
-        wide, _ = turn(x, None)
+        iteration = lambda x, _: (nm.tanh(nm.einsum([x, nm.param("w", [M, H])], [R, H])), None)
+        wide, _ = iteration(x, None)
         deep, _ = nm.scan(
             lambda h, _: (h * nm.sum(h, over=R) * scale, None), wide, over=L, stack=False
         )

@@ -39,7 +39,7 @@ def test_totals_are_those_of_the_plans():
 
 
 def test_fully_sharded_weights_against_copied_ones_by_hand():
-    # Copied weights: an AllReduce of each gradient, twice (n - 1)/n of it on the wire. In pieces:
+    # Copied weights: an AllReduce of each gradient, twice (n - 1)/n of it on the wire. In shards:
     # each weight is gathered once, its gradient scattered, (n - 1)/n each.
     weight = 4 * M.size * H.size
     difference = nm.diff(plan("data"), plan("fsdp"))

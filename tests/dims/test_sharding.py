@@ -15,23 +15,23 @@ SHARDINGS = [
 ]
 
 
-def pieces(shape: nm.Shape, sharding: Sharding) -> list[frozenset[int]]:
+def shards(shape: nm.Shape, sharding: Sharding) -> list[frozenset[int]]:
     """The numbers of the elements each device has, device by device in mesh order."""
     numbers = np.arange(shape.elements).reshape(shape.sizes)
     result = []
     for place in itertools.product(*(range(size) for size in MESH.axes.values())):
         at = dict(zip(MESH.axes, place, strict=True))
-        piece = numbers
+        shard = numbers
         for i, dim in enumerate(shape):
             axes = sharding.axes(dim.name)
             ways, index = MESH.size(axes), 0
             for axis in axes:
                 index = index * MESH.axes[axis] + at[axis]
             local = -(-dim.size // ways)
-            piece = piece.take(
+            shard = shard.take(
                 range(min(index * local, dim.size), min((index + 1) * local, dim.size)), axis=i
             )
-        result.append(frozenset(piece.ravel().tolist()))
+        result.append(frozenset(shard.ravel().tolist()))
     return result
 
 
@@ -49,9 +49,9 @@ def test_every_conversion_arrives_with_one_collective_a_step(sizes):
     for source, target in itertools.product(SHARDINGS, SHARDINGS):
         steps = conversion(shape, MESH, source, target)
         assert (steps[-1].result if steps else source) == target
-        have = pieces(shape, source)
+        have = shards(shape, source)
         for step in steps:
-            want = pieces(shape, step.result)
+            want = shards(shape, step.result)
             for group in (
                 groups(step.axes)
                 if step.kind != "Slice"
@@ -67,7 +67,7 @@ def test_every_conversion_arrives_with_one_collective_a_step(sizes):
 
 @pytest.mark.parametrize("sizes", ["x=16 y=8", "x=8 y=4", "x=4 y=4", "x=4 y=8", "x=24 y=4"])
 def test_no_step_pads_what_neither_end_pads(sizes):
-    """A swap of two axes used to pass through a dimension split into more pieces than it has."""
+    """A swap of two axes used to pass through a dimension split into more shards than it has."""
     shape = nm.Shape(nm.dims(sizes))
     even = [place for place in SHARDINGS if not place.waste(shape, MESH)]
     assert len(even) > 5

@@ -47,7 +47,7 @@ def hosts_that_do_not_divide_among_slices():
 
 
 @wrong("""
-2 hosts cut axis expert of 2 into unequal pieces
+2 hosts cut axis expert of 2 into unequal shards
   mesh: Mesh(data=3, expert=2, hosts=2)
   at LINE: nm.Mesh(data=3, expert=2, hosts=2)
   fix: let hosts divide the first axes, e.g. put an axis of 2 first

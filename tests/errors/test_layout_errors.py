@@ -253,14 +253,14 @@ def test_message(function, message):
     assert message_of(function) == message
 
 
-MENDED = {
+FIXED = {
     "reshard": lambda x, w: nm.einsum([nm.reshard(x, E), w], [G, E, H]),
     "replicate": lambda x, w: nm.einsum([x, nm.replicate(w, E)], [G, E, H]),
     "reshard_after": lambda x, w: nm.reshard(nm.random.normal(nm.random.key(0), [G, E, M]), G) * x,
 }
 
 
-@pytest.mark.parametrize("function", MENDED.values(), ids=MENDED.keys())
+@pytest.mark.parametrize("function", FIXED.values(), ids=FIXED.keys())
 def test_the_fix_mends_it(function):
     """What the messages about holders advise makes a plan."""
     program = nm.trace(function, x=nm.spec([G, E, M], whole=[E]), w=nm.spec([E, M, H]))

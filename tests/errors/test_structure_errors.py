@@ -116,7 +116,7 @@ def stack_of_too_few(x):
 
 
 @wrong("""
-chunk: 3 does not cut model=8 into whole pieces
+chunk: 3 does not cut model=8 into whole shards
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.chunk(x, M, 3)
   fix: give a divisor of the size, or sizes that add up to it
@@ -228,7 +228,7 @@ def reshard_to_nothing(x):
 split: 2 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.split(x, 2)
-  fix: to cut a tensor into pieces use nm.chunk
+  fix: to cut a tensor into shards use nm.chunk
 """)
 def split_into_a_number(x):
     nm.split(x, 2)

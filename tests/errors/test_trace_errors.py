@@ -36,7 +36,7 @@ def while_on_a_tensor(flag):
 x cannot be iterated over
   x: float32[batch=4, seq=6, model=8]
   at LINE: for row in x:
-  fix: use nm.scan, or nm.chunk for a list of pieces
+  fix: use nm.scan, or nm.chunk for a list of shards
 """)
 def iteration_over_a_tensor(x):
     for row in x:

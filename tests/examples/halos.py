@@ -24,8 +24,8 @@ class Along:
 
     def share(self, ways: int) -> list[range]:
         """The positions of each device, those that pad the last ones included."""
-        piece = -(-self.count // ways)
-        return [range(p * piece, (p + 1) * piece) for p in range(ways)]
+        shard = -(-self.count // ways)
+        return [range(p * shard, (p + 1) * shard) for p in range(ways)]
 
     def reads(self, ways: int) -> list[range]:
         """The rows that each device reads: from its first one on, as many as any device needs."""
@@ -34,13 +34,13 @@ class Along:
         return [range(min(rows), min(rows) + span) for rows in met]
 
     def halos(self, ways: int) -> list[int]:
-        """How many rows each device gets from the pieces at every distance."""
-        piece, slabs = -(-self.size // ways), {}
+        """How many rows each device gets from the shards at every distance."""
+        shard, slabs = -(-self.size // ways), {}
         for p, rows in enumerate(self.reads(ways)):
             for row in rows:
-                owner = row // piece
+                owner = row // shard
                 if 0 <= row < self.size and owner != p:
-                    slabs.setdefault(owner - p, set()).add(row % piece)
+                    slabs.setdefault(owner - p, set()).add(row % shard)
         return [max(rows) - min(rows) + 1 for rows in slabs.values()]
 
 
@@ -77,21 +77,21 @@ def elements_sent(slides: Sequence[tuple[str, Along]], rest: int, ways: Mapping[
 
     Args:
         slides: The dimensions along which something slides.
-        rest: The elements of a device's piece along all others.
-        ways: Into how many pieces dimensions are split.
+        rest: The elements of a device's shard along all others.
+        ways: Into how many shards dimensions are split.
 
     Returns:
         The elements; rows that came along one dimension are sent on along the next.
     """
-    pieces = {name: -(-along.size // ways.get(name, 1)) for name, along in slides}
+    shards = {name: -(-along.size // ways.get(name, 1)) for name, along in slides}
     total = 0
     for name, along in slides:
         if ways.get(name, 1) > 1:
             others = rest
-            for other, size in pieces.items():
+            for other, size in shards.items():
                 others *= size if other != name else 1
             total += sum(along.halos(ways[name])) * others
-            pieces[name] = len(along.reads(ways[name])[0])
+            shards[name] = len(along.reads(ways[name])[0])
     return total
 
 
@@ -123,7 +123,7 @@ class Convolution:
 
 
 def pooling_sent(rows: int, columns: int, rest: int, ways: Mapping[str, int]) -> int:
-    """What a maximum over 2 x 2 sends: nothing, unless pieces of both sizes do not match.
+    """What a maximum over 2 x 2 sends: nothing, unless shards of both sizes do not match.
 
     The derivative takes back a value for each element of the windows.
     """

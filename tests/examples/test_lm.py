@@ -147,11 +147,11 @@ def test_byte_by_byte_is_all_at_once(settings):
     def both(tokens):
         step, cache = model.decoding([B, N], nm.Dimension("position", S.size))
 
-        def turn(cache, token):
+        def iteration(cache, token):
             logits, cache = step(nm.broadcast(token, [B, N]), cache)
             return cache, nm.sum(logits, over=N)
 
-        _, one_by_one = nm.scan(turn, cache, tokens, over=S)
+        _, one_by_one = nm.scan(iteration, cache, tokens, over=S)
         return nm.transpose(one_by_one, [B, S, model.V]), model.logits(tokens)[0]
 
     program = nm.trace(both, nm.spec([B, S], "int32"))

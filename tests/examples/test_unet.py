@@ -208,7 +208,7 @@ def test_halos_have_the_bytes_of_the_formula_and_no_activation_is_gathered(kind,
 
 @pytest.mark.parametrize(("window", "stride"), [(3, 1), (5, 1), (3, 2), (5, 2), (7, 2), (2, 2)])
 def test_the_enumeration_is_the_formula_of_the_paper(window, stride):
-    """Where sizes divide, windows reach `low` rows before a piece and the rest after it."""
+    """Where sizes divide, windows reach `low` rows before a shard and the rest after it."""
     along = same(32, window, stride)
     low = (window - stride) // 2
     halos = [low, window - stride - low]

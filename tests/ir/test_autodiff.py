@@ -104,7 +104,7 @@ def test_second_and_third_derivatives():
     assert_sharded_same(several, SPECS, ARRAYS, "batch:a, model:b")
 
 
-def test_ops_are_forward_backward_and_update_in_turn():
+def test_ops_are_forward_backward_and_update_in_iteration():
     def train(x, t):
         w = nm.param("w", [M, H])
         loss = nm.mean(nm.square(nm.einsum([x, w], [B, H]) - t))

@@ -42,11 +42,11 @@ def test_only_what_changes_nothing_is_left_out(function, kinds):
 
 def test_a_carry_that_never_changes_is_captured():
     def function(x, start):
-        def turn(carry, row):
+        def iteration(carry, row):
             kept, total = carry
             return (kept + nm.zeros([B]), total + row * kept), kept
 
-        return nm.scan(turn, (start, nm.zeros([B])), x, over=T)
+        return nm.scan(iteration, (start, nm.zeros([B])), x, over=T)
 
     program = nm.trace(function, x=nm.spec([T, B]), start=nm.spec([B]))
     (loop,) = (op for op in program.ops if op.kind == "scan")
@@ -69,11 +69,11 @@ def test_a_gradient_that_is_zero_takes_no_collective():
     def function(x):
         weight = nm.param("weight", [M])
 
-        def turn(total, row):
+        def iteration(total, row):
             loss = nm.mean(row * row) + 0.0 * nm.stop_gradient(nm.sum(weight))
             return total + nm.grad(loss, weight), None
 
-        grad, _ = nm.scan(turn, nm.zeros([M]), x, over=T)
+        grad, _ = nm.scan(iteration, nm.zeros([M]), x, over=T)
         nm.assign(weight, weight - grad)
         return grad
 

@@ -301,7 +301,7 @@ def signature(program: nm.Program) -> list[tuple]:
 
 def test_every_option_changes_the_program():
     assert {*CHANGES} == {field.name for field in dataclasses.fields(Config)}
-    base = SMALL.but(positions="learned", layers=8)  # a loop of several turns
+    base = SMALL.but(positions="learned", layers=8)  # a loop of several iterations
     signatures = lambda config: (
         signature(training(model_of(config))),
         signature(decoding(model_of(config))),

@@ -47,9 +47,11 @@ def grad_in_manual(x):
 def grad_in_cond_in_scan(x):
     y = x * x
 
-    def body(turn, _):
-        z = y * turn
-        return turn + 1.0, nm.cond(turn > 0.5, lambda: nm.grad(nm.sum(z * z), x), lambda: x)
+    def body(iteration, _):
+        z = y * iteration
+        return iteration + 1.0, nm.cond(
+            iteration > 0.5, lambda: nm.grad(nm.sum(z * z), x), lambda: x
+        )
 
     return nm.scan(body, 0.0, None, over=T)[1]
 
@@ -144,13 +146,13 @@ def test_derivatives_of_loops_and_branches_in_a_region():
     def program(x):
         w, t = nm.param("w", [M, H]), nm.param("t", [V, M])
 
-        def turn(c, _):
+        def iteration(c, _):
             best = nm.gather(t, nm.argmax(c, M), V)
             mixed = nm.einsum([nm.einsum([c, w], [B, H]), w], [B, M])
             return nm.softmax(mixed, over=M) + nm.max(c * w, over=H), nm.sum(best * c, over=M)
 
         def region(x):
-            c, ys = nm.scan(turn, x, None, over=T)
+            c, ys = nm.scan(iteration, x, None, over=T)
             scaled = nm.cond(nm.sum(t) > 0.0, lambda c: c * nm.sum(t, over=V), lambda c: c * 2.0, c)
             return scaled, nm.transpose(ys, [B, T])
 
@@ -217,11 +219,11 @@ def test_a_body_may_read_all_of_the_loops_own_dimension(remat):
     """As attention does, a row at a time."""
 
     def program(x):
-        def turn(total, row):
+        def iteration(total, row):
             score = nm.softmax(x * row, over=B)
             return total + nm.sum(score * x), nm.sum(score * score)
 
-        total, ys = nm.scan(turn, 0.0, x, over=B, remat=remat)
+        total, ys = nm.scan(iteration, 0.0, x, over=B, remat=remat)
         return nm.grad(total + nm.sum(ys), x)
 
     def loss(x):

@@ -108,7 +108,7 @@ def double(x):
     return pl.pallas_call(kernel, out_shape=shape, interpret=True)(x)
 
 
-def test_pallas_kernels_run_on_each_devices_piece():
+def test_pallas_kernels_run_on_each_devices_shard():
     def function(x):
         return nm.call_jax(double, x, result=nm.spec([B, M]), batch=[B])
 

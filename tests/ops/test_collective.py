@@ -14,7 +14,7 @@ from tests.checks import (
     uniform,
 )
 
-P, A, C, M, T = nm.dims("piece=8 all=8 code=3 model=4 turn=3")
+P, A, C, M, T = nm.dims("shard=8 all=8 code=3 model=4 iteration=3")
 
 
 def region(function, over=P):
@@ -22,7 +22,7 @@ def region(function, over=P):
 
 
 def weigh(x):
-    """Softmax over pieces and their rows."""
+    """Softmax over shards and their rows."""
     powers = nm.exp(nm.sort(x, M))
     return powers / nm.collective.sum(nm.sum(powers, M), P)
 
@@ -33,7 +33,7 @@ def weigh_numpy(x):
 
 
 def attend(x, y):
-    """Every piece with every other."""
+    """Every shard with every other."""
     others = nm.collective.gather(nm.tanh(y), P, A)
     return nm.einsum([x, nm.softmax(nm.einsum([x, others], [P, A]), A), others], [P, M])
 
@@ -55,11 +55,11 @@ def dispatch(z):
 def ring(x):
     """A loop with a permutation in it."""
 
-    def turn(carry, _):
+    def iteration(carry, _):
         total, passing = carry
         return (total * nm.tanh(passing), nm.collective.permute(passing, P, by=1)), None
 
-    (total, _), _ = nm.scan(turn, (nm.ones([P, M]), x), over=T)
+    (total, _), _ = nm.scan(iteration, (nm.ones([P, M]), x), over=T)
     return total
 
 
@@ -112,9 +112,9 @@ def test_values_and_derivatives_are_those_of_numpy():
 @pytest.mark.parametrize(
     ("layout", "partitioner"),
     [
-        ("piece:b", "gspmd"),
-        ("piece:a+b", "shardy"),
-        ("piece:b, model:a", "shardy"),
+        ("shard:b", "gspmd"),
+        ("shard:a+b", "shardy"),
+        ("shard:b, model:a", "shardy"),
         ("model:b, all:a", "gspmd"),
     ],
 )
@@ -122,7 +122,7 @@ def test_every_layout_makes_the_same(layout, partitioner):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout, partitioner=partitioner)
 
 
-def plan_of(function, *specs, layout="piece:data"):
+def plan_of(function, *specs, layout="shard:data"):
     program = nm.trace(region(function), *specs)
     return nm.plan(program, nm.Mesh(data=8), layout).collectives
 
@@ -146,7 +146,7 @@ def test_each_is_one_line_of_the_plan(function, kind, elements, times):
     ("function", "kind"),
     [(nm.collective.scatter_sum, "ReduceScatter"), (nm.collective.all_to_all, "AllToAll")],
 )
-def test_what_every_piece_sends_to_every_other_is_one_line_of_the_plan(function, kind):
+def test_what_every_shard_sends_to_every_other_is_one_line_of_the_plan(function, kind):
     (one,) = plan_of(lambda z: nm.sin(function(z, P, A)), nm.spec([P, A, M]))
     assert (one.kind, one.elements) == (kind, 8 * 4)
 
@@ -161,7 +161,7 @@ def test_a_derivative_may_be_taken_in_the_region():
         return nm.grad(nm.collective.sum(nm.sin(x), P), [x], cotangent=nm.ones([M]))[0]
 
     step = nm.compile(
-        region(slope), nm.spec([P, M]), mesh=nm.Mesh(data=8), layout="piece:data", strict=True
+        region(slope), nm.spec([P, M]), mesh=nm.Mesh(data=8), layout="shard:data", strict=True
     )
     _, found = step(step.init(0), ARRAYS["x"])
     np.testing.assert_allclose(found, np.cos(ARRAYS["x"]), rtol=1e-5)
@@ -175,11 +175,11 @@ def test_mixing_without_a_collective_is_refused_and_says_so():
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (lambda x: nm.collective.sum(x, M), "split over piece, not model"),
-        (lambda x: nm.collective.gather(x, P, C), "code=3 cannot stand for piece=8"),
+        (lambda x: nm.collective.sum(x, M), "split over shard, not model"),
+        (lambda x: nm.collective.gather(x, P, C), "code=3 cannot stand for shard=8"),
         (lambda x: nm.collective.permute(x, P), "say who sends to whom once"),
-        (lambda x: nm.collective.permute(x, P, sources=[0] * 8), "not the senders of 8 pieces"),
-        (lambda x: nm.collective.permute(x, P, sources=[None, 8]), "not the senders of 8 pieces"),
+        (lambda x: nm.collective.permute(x, P, sources=[0] * 8), "not the senders of 8 shards"),
+        (lambda x: nm.collective.permute(x, P, sources=[None, 8]), "not the senders of 8 shards"),
         (
             lambda x: nm.manual(lambda x: nm.collective.sum(x, P), x, over=P),
             "inside another region",
@@ -201,7 +201,7 @@ def assert_exact(function):
         return {"y": y, "dx": nm.grad(nm.sum(nm.sin(y)), x)}
 
     given = {"x": SPECS["x"]}, {"x": ARRAYS["x"]}
-    for layout in ("piece:a+b", "piece:b, model:a"):
+    for layout in ("shard:a+b", "shard:b, model:a"):
         assert_sharded_same(both, *given, layout)
 
 

@@ -87,8 +87,11 @@ def test_ring_sends_what_the_paper_says(ways):
     plan = nm.plan(program, nm.Mesh(a=ways), "seq:a, memory:a, block:a")
     assert {one.kind for one in plan.collectives} == {"CollectivePermute"}
     block = 2 * (32 // 4) * 4 * 8 * 4  # bytes: batch, positions of a block, heads, key, float32
-    turns = 4 - 1
-    sent = {"forward": 2 * turns * block, "backward": (2 * turns + 2 * (turns + 1)) * block}
+    iterations = 4 - 1
+    sent = {
+        "forward": 2 * iterations * block,
+        "backward": (2 * iterations + 2 * (iterations + 1)) * block,
+    }
     for phase, expected in sent.items():
         found = sum(one.total_bytes for one in plan.collectives if one.phase == phase)
         assert found == expected

@@ -93,8 +93,8 @@ def test_sharded(layout):
     assert_sharded_same(function_of(CASES), SPECS, ARRAYS, layout)
 
 
-def test_products_of_pieces_are_gathered():
-    """Each device sends one number a row, whatever the length of its piece."""
+def test_products_of_shards_are_gathered():
+    """Each device sends one number a row, whatever the length of its shard."""
     program = nm.trace(lambda x: nm.cumprod(x, L), x=nm.spec([L]))
     plan = nm.plan(program, nm.Mesh(a=4), "long:a")
     assert [(one.kind, one.elements) for one in plan.collectives] == [("AllGather", 4)]

@@ -64,7 +64,7 @@ def test_no_choice_that_suffices_is_smaller(layer):
 def suffices(body, needed, stored):
     """Whether everything needed follows from what is stored, by ops that fuse.
 
-    What a turn is given may be renamed again as well.
+    What an iteration is given may be renamed again as well.
     """
     known = {*body.arguments, *stored}
     for op in body.ops:

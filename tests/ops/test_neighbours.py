@@ -86,19 +86,19 @@ def test_what_is_as_dear_as_gathering_is_gathered():
     assert nm.plan(program, nm.Mesh(a=2), "seq:a").collectives[0].kind == "AllGather"
 
 
-@pytest.mark.parametrize("ways,piece", [(1, 5), (2, 3), (4, 4), (5, 2)])
+@pytest.mark.parametrize("ways,shard", [(1, 5), (2, 3), (4, 4), (5, 2)])
 @pytest.mark.parametrize("step,start,length,divisor", [(4, -2, 6, 1), (3, 1, 3, 1), (5, -3, 4, 2)])
-def test_slabs_bring_every_row_that_is_read(ways, piece, step, start, length, divisor):
+def test_slabs_bring_every_row_that_is_read(ways, shard, step, start, length, divisor):
     """Literally: what arrives by all hops holds every row of every device's stretch."""
-    size = ways * piece - 1
+    size = ways * shard - 1
     stretch = Stretch(step, start, length, size, divisor)
-    slabs = find_slabs(stretch, ways, piece)
+    slabs = find_slabs(stretch, ways, shard)
     for p in range(ways):
         arrived = set()
         for slab in slabs:
             if slab.hop.first <= p <= slab.hop.last:
                 owner = p + slab.hop.by
-                arrived |= {owner * piece + row for row in range(slab.low, slab.high)}
+                arrived |= {owner * shard + row for row in range(slab.low, slab.high)}
         first = (step * p + start) // divisor
         needed = {row for row in range(first, first + length) if 0 <= row < size}
         assert needed <= arrived
@@ -113,7 +113,7 @@ def test_a_hop_along_two_axes_in_any_order():
         Hop.read("1 from 2")
 
 
-def test_a_region_does_not_look_beyond_its_piece():
+def test_a_region_does_not_look_beyond_its_shard():
     S = nm.Dimension("seq", 16)
     with pytest.raises(nm.NamedMeshError, match="mixes elements of dimension seq"):
         nm.trace(lambda x: nm.manual(lambda x: nm.shift(x, S, 1), x, over=S), x=nm.spec([S, B]))
@@ -124,7 +124,7 @@ def test_neighbours_inside_a_loop():
 
     def smooth(x):
         body = lambda carry, _: ((carry + nm.roll(carry, S, 1)) * 0.5, None)
-        return nm.scan(body, x, over=nm.Dimension("turn", 3))[0]
+        return nm.scan(body, x, over=nm.Dimension("iteration", 3))[0]
 
     x = uniform(5, 16, 4)
     step = nm.compile(smooth, nm.spec([S, B]), mesh=MESH, layout="seq:a", strict=True)
@@ -163,7 +163,7 @@ SEARCHES = {
 @pytest.mark.parametrize("size", [64, 61, 33])
 @pytest.mark.parametrize("name", SEARCHES)
 def test_searches_equal_numpy(name, size, dtype):
-    """Few different numbers, so that there are ties between pieces."""
+    """Few different numbers, so that there are ties between shards."""
     function, reference = SEARCHES[name]
     S = nm.Dimension("seq", size)
     x = np.random.default_rng(size).integers(-5, 5, (size, 4)).astype(dtype)
@@ -174,10 +174,10 @@ def test_searches_equal_numpy(name, size, dtype):
     np.testing.assert_array_equal(found, reference(x).astype(found.dtype))
     sent = step.plan.collectives[0]
     assert sent.kind == "AllGather"
-    assert sent.elements <= 2 * 4 * 2 * B.size  # of all four pieces, at most two with their indices
+    assert sent.elements <= 2 * 4 * 2 * B.size  # of all four shards, at most two with their indices
 
 
-def test_nan_and_signed_zeros_over_pieces():
+def test_nan_and_signed_zeros_over_shards():
     S = nm.Dimension("seq", 64)
     x = np.zeros((64, 4), np.float32)
     x[10, 0], x[50, 0], x[40, 1], x[3, 2] = np.nan, np.nan, -0.0, -np.inf
@@ -222,7 +222,7 @@ def test_a_roll_that_is_known_only_when_it_runs(size):
 
     specs = nm.spec([S, B]), nm.spec([], "int32")
     step = nm.compile(rolled, *specs, mesh=MESH, layout="seq:a", strict=True)
-    # Rolled in five steps; where the last piece is shorter, gathering takes less.
+    # Rolled in five steps; where the last shard is shorter, gathering takes less.
     exchanged = [one for one in step.plan.of_phase("forward") if one.hop]
     assert len(exchanged) == (5 if size == 32 else 0)
     x, weights = uniform(6, size, 4), np.arange(size)[:, None]

@@ -161,7 +161,7 @@ def test_a_manual_region_may_return_constants(partitioner):
 
 
 def test_scan_random_and_batched_gather_inside_a_manual_region():
-    """Ops that ask for the size of a dimension get that of the device's own piece."""
+    """Ops that ask for the size of a dimension get that of the device's own shard."""
 
     def inside(x, i):
         picked = nm.gather(x, i, M)

@@ -223,8 +223,8 @@ def test_drawing_communicates_nothing(layout):
     )
 
 
-def test_a_large_draw_is_made_in_pieces():
-    """A device keeps its own piece of a draw and never the whole of it."""
+def test_a_large_draw_is_made_in_shards():
+    """A device keeps its own shard of a draw and never the whole of it."""
     rows, columns = nm.dims("rows=1024 columns=4096")
 
     def drawn(seed):

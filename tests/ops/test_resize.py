@@ -103,7 +103,7 @@ def sent(resize, dims, mesh=nm.Mesh(a=4), layout="rows:a"):
 
 
 def test_what_neighbours_send():
-    """Doubled, a piece reaches half an element over its edges; copies and means of two, none."""
+    """Doubled, a shard reaches half an element over its edges; copies and means of two, none."""
     R, C = nm.dims("rows=16 columns=6")
     row = ("CollectivePermute", 6, "forward")
     assert sent(lambda x: nm.resize(x, {R: 32}), [R, C]) == [row, row]

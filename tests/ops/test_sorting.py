@@ -1,4 +1,4 @@
-"""Sorting along a split dimension: by merging pieces, against NumPy."""
+"""Sorting along a split dimension: by merging shards, against NumPy."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def test_values_and_derivatives(layout, mesh, partitioner):
 
 
 @pytest.mark.parametrize(("layout", "mesh", "partitioner"), LAYOUTS[:3])
-def test_indices_keep_the_order_of_ties_when_pieces_are_merged(
+def test_indices_keep_the_order_of_ties_when_shards_are_merged(
     layout, mesh, partitioner, monkeypatch
 ):
     monkeypatch.setattr(sorting, "sends_more", lambda sent, gathered: False)
@@ -81,7 +81,7 @@ def plan_of(function, ways):
 
 
 @pytest.mark.parametrize(("ways", "rounds"), [(2, 1), (4, 3), (8, 6), (16, 10), (64, 21)])
-def test_each_round_sends_a_piece(ways, rounds):
+def test_each_round_sends_a_shard(ways, rounds):
     found = plan_of(lambda x: nm.sort(x, S.resized(128)), ways)
     assert [(one.kind, one.elements) for one in found] == (
         [("CollectivePermute", 128 // ways)] * rounds

@@ -1,4 +1,4 @@
-"""Variables made inside a loop body with stack=True: one slice a turn, as if stacked by hand."""
+"""Variables made in a loop body with stack=True: a slice per iteration, as if stacked by hand."""
 
 import numpy as np
 import pytest

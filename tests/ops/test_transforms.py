@@ -10,7 +10,7 @@ from tests.checks import assert_same as same
 from tests.checks import assert_sharded_same, number_leaves
 from tests.checks import uniform as numbers
 
-B, M, H, T = nm.dims("batch=8 model=16 hidden=32 turn=3")
+B, M, H, T = nm.dims("batch=8 model=16 hidden=32 iteration=3")
 ARRAYS = {"x": numbers(0, 8, 16), "w": 0.1 * numbers(1, 16, 32), "v": numbers(2, 8, 16)}
 SPECS = {"x": nm.spec([B, M]), "w": nm.spec([M, H]), "v": nm.spec([B, M])}
 LAYOUTS = ["hidden:b, batch:a", "model:b"]
@@ -54,10 +54,10 @@ def test_checkpoint_in_a_loop(layout):
         return nm.grad(nm.sum(nm.square(y)), [x, w])
 
     def reference(x, w, v):
-        def turns(x, w):
+        def iterations(x, w):
             return jnp.sum(in_jax(in_jax(in_jax(x, w), w), w) ** 2)
 
-        return jax.grad(turns, (0, 1))(x, w)
+        return jax.grad(iterations, (0, 1))(x, w)
 
     checked(loss, reference, layout)
 

@@ -1,4 +1,4 @@
-"""Loops whose turns are written out: the numbers and bytes of the loop, and no loop in the code."""
+"""Unrolled loops: the numbers and bytes of the loop, and no loop in the code."""
 
 from __future__ import annotations
 
@@ -65,33 +65,33 @@ def test_numbers_and_bytes_are_those_of_the_loop(layout, params, remat):
     for others in results[1:]:
         for one, other in zip(results[0], others, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-    # Of the first turn's backward pass, what nothing reads is not computed.
+    # Of the first iteration's backward pass, what nothing reads is not computed.
     assert all(sent <= bytes_sent[0] for sent in bytes_sent)
 
 
 @pytest.mark.parametrize("unroll", [3, 0, -1, 8])
-def test_a_round_divides_the_turns(unroll):
+def test_a_round_divides_the_iterations(unroll):
     with pytest.raises(nm.NamedMeshError) as caught:
         train_step(unroll, False)
-    assert f"unroll={unroll} does not divide the 4 turns of layer=4" in str(caught.value)
+    assert f"unroll={unroll} does not divide the 4 iterations of layer=4" in str(caught.value)
     assert caught.value.fix == "give True for all of them, or 2"
 
 
 @pytest.mark.parametrize("unroll", ["yes", None, 2.0])
 def test_a_round_is_a_number(unroll):
-    with pytest.raises(nm.NamedMeshError, match="is neither a bool nor a number of turns"):
+    with pytest.raises(nm.NamedMeshError, match="is neither a bool nor a number of iterations"):
         train_step(unroll, False)
 
 
-def test_rounds_hand_over_turn_by_turn_and_stack_what_others_read():
-    W = nm.Dimension("layer_turn", 3)  # the name that the turns of a round would have
+def test_rounds_hand_over_iteration_by_iteration_and_stack_what_others_read():
+    W = nm.Dimension("layer_iteration", 3)  # the name that the iterations of a round would have
 
     def step(x, rows):
-        def turn(carry, row):
+        def iteration(carry, row):
             following = nm.sin(carry) * nm.sum(row, over=W)
             return following, following * 2.0
 
-        last, all_of_them = nm.scan(turn, x, rows, over=L, unroll=2, reverse=True)
+        last, all_of_them = nm.scan(iteration, x, rows, over=L, unroll=2, reverse=True)
         (slope,) = nm.grad(nm.sum(last) + nm.sum(nm.square(all_of_them)), [x])
         return last, all_of_them, slope
 
@@ -111,7 +111,7 @@ def test_rounds_hand_over_turn_by_turn_and_stack_what_others_read():
     np.testing.assert_allclose(slope, total + derivative, rtol=1e-4)
 
 
-def test_a_loop_of_one_turn_is_none():
+def test_a_loop_of_one_iteration_is_none():
     one = nm.Dimension("once", 1)
     program = nm.trace(lambda x: nm.scan(lambda h, _: (nm.sin(h), h), x, over=one), nm.spec([B, M]))
     assert not any(op.kind == "scan" for op in program.ops)

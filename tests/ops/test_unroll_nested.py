@@ -18,8 +18,8 @@ def branch_in_an_inner_loop(unroll, remat):
             return nm.cond(j > 0.5, yes, no, g), None
 
         def layer(h, _):
-            turns = nm.cast(nm.range(J), "float32")
-            return nm.scan(inner, h, turns, over=J, remat=remat)[0], None
+            iterations = nm.cast(nm.range(J), "float32")
+            return nm.scan(inner, h, iterations, over=J, remat=remat)[0], None
 
         h, _ = nm.scan(layer, nm.sum(x, over=S), over=D, unroll=unroll, remat=remat)
         return nm.grad(nm.sum(h), x)

@@ -11,7 +11,7 @@ from tests.checks import assert_same as same
 from tests.checks import assert_sharded_same, number_leaves
 from tests.checks import uniform as numbers
 
-E, B, M, H, T = nm.dims("expert=4 batch=8 model=6 hidden=10 turn=3")
+E, B, M, H, T = nm.dims("expert=4 batch=8 model=6 hidden=10 iteration=3")
 S, R, K = nm.dims("seq=8 memory=8 key=6")
 ARRAYS = {
     "x": numbers(0, 4, 8, 6),
@@ -37,11 +37,11 @@ def in_jax(x, w):
     return (jax.nn.softmax(jnp.sin(x) @ w, -1) * x.max(-1, keepdims=True)) @ w.T
 
 
-def turns(x, u):
+def iterations(x, u):
     return nm.scan(lambda c, _: (layer(c, u), nm.sum(c)), x, over=T)
 
 
-def turns_in_jax(x, u):
+def iterations_in_jax(x, u):
     sums = []
     for _ in range(3):
         sums.append(x.sum())
@@ -92,7 +92,7 @@ def test_what_all_share(layout):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loop(layout):
-    compare(nm.vmap(turns, E), jax.vmap(turns_in_jax, (0, None)), "xu", layout)
+    compare(nm.vmap(iterations, E), jax.vmap(iterations_in_jax, (0, None)), "xu", layout)
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -249,8 +249,8 @@ def test_pipeline_of_one_stage():
     np.testing.assert_array_equal(found, np.full((6, 8), 2.0))
 
 
-def test_pipeline_sends_a_microbatch_in_every_turn():
-    """9 turns of 6 microbatches and 4 stages; results come from the last stage once."""
+def test_pipeline_sends_a_microbatch_in_every_iteration():
+    """9 iterations of 6 microbatches and 4 stages; results come from the last stage once."""
     program = nm.trace(lambda x: nm.pipeline(stage, x, stages=P, batches=N), x=SPEC)
     plan = nm.plan(program, nm.Mesh(a=4), "stage:a")
     microbatch = 2 * 4 * 8 * 4  # bytes
@@ -259,15 +259,15 @@ def test_pipeline_sends_a_microbatch_in_every_turn():
 
 
 def test_plans_say_how_often_a_stage_is_idle():
-    """A stage works on a microbatch in as many turns as there are, later by one than the last."""
+    """A stage works in as many iterations as there are microbatches, each one later."""
 
     def two(x):
         return nm.pipeline(nm.sin, nm.pipeline(stage, x, stages=P, batches=N), stages=P, batches=N)
 
-    turns = range(9)
-    idle = [sum(not 0 <= turn - place < 6 for turn in turns) for place in range(4)]
+    iterations = range(9)
+    idle = [sum(not 0 <= iteration - place < 6 for iteration in iterations) for place in range(4)]
     assert idle == [3, 3, 3, 3]
-    note = "pipeline, stage=4, micro=6: each stage is idle in 3 of 9 turns (33%)"
+    note = "pipeline, stage=4, micro=6: each stage is idle in 3 of 9 iterations (33%)"
     for layout in ("stage:a", "batch:a"):
         plan = nm.plan(nm.trace(two, x=SPEC), nm.Mesh(a=2), layout)
         assert plan.to_json()["notes"] == [note] and f"\n  {note}\n" in str(plan)
@@ -280,14 +280,14 @@ def test_windows_that_start_elsewhere_for_each_element():
     starts = np.array([0, 2, 9], np.int32)
 
     def one(row, start):
-        piece = nm.dynamic_slice(row, start, M, 2)
-        return piece, nm.dynamic_update(row, nm.dynamic_slice(row, 0, M, 2) * 10.0, start, M)
+        shard = nm.dynamic_slice(row, start, M, 2)
+        return shard, nm.dynamic_update(row, nm.dynamic_slice(row, 0, M, 2) * 10.0, start, M)
 
     program = nm.trace(nm.vmap(one, over=B), nm.spec([B, M]), nm.spec([B], "int32"))
     step = nm.compile(program, mesh=nm.Mesh(data=3), layout="batch:data", strict=True)
-    _, (pieces, updated) = step(step.init(0), x, starts)
+    _, (shards, updated) = step(step.init(0), x, starts)
     for i, start in enumerate(np.minimum(starts, 2)):
         expected = x[i].copy()
         expected[start : start + 2] = x[i, :2] * 10
-        np.testing.assert_array_equal(pieces[i], x[i, start : start + 2])
+        np.testing.assert_array_equal(shards[i], x[i, start : start + 2])
         np.testing.assert_array_equal(updated[i], expected)

@@ -52,7 +52,7 @@ class Example:
             warnings.simplefilter("ignore", UserWarning)  # axes that nothing uses
             return nm.plan(self.trace(), MESH, self.layout, **options)
 
-    def mend(self, text: str) -> Example:
+    def fix(self, text: str) -> Example:
         """Writes what a fix says."""
         code = re.fullmatch(r"(nm\.\w+\((\w), \w\)) before it", text)
         if code:
@@ -90,7 +90,7 @@ def test_every_fix_that_is_offered_works_and_costs_what_it_says(kind):
     costs = [fix.wire_bytes + fix.memory for fix in fixes]
     assert costs == sorted(costs)
     for fix in fixes:
-        plan = example.mend(fix.text).plan()
+        plan = example.fix(fix.text).plan()
         kinds = [one.kind for one in plan.collectives]
         assert kinds[: len(fix.kinds)] == list(fix.kinds), fix
         assert plan.total_wire_bytes() == fix.wire_bytes, (fix, plan.communication)

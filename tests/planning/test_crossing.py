@@ -20,11 +20,11 @@ MESHES = [
     nm.Mesh(a=2, b=6, c=2, hosts=4),
     nm.Mesh(a=3, b=2, c=2, hosts=12),
 ]
-PIECE = 24  # bytes of the smallest part that is sent
+SHARD = 24  # bytes of the smallest part that is sent
 
 
 def ring_messages(members: list[int], held: int) -> Counter:
-    """A ring: in every turn each device hands on what it got last, until all have all."""
+    """A ring: in every iteration each device hands on what it got last, until all have all."""
     messages: Counter = Counter()
     holding = [{i} for i in range(len(members))]
     last = [i for i in range(len(members))]
@@ -44,16 +44,16 @@ def gather_messages(group: list[int], mesh: nm.Mesh) -> tuple[Counter, int]:
     hosts = [list(some) for _, some in itertools.groupby(group, lambda device: device // inside)]
     messages: Counter = Counter()
     for column in zip(*hosts, strict=True):
-        messages += ring_messages([*column], PIECE)
+        messages += ring_messages([*column], SHARD)
     for members in hosts:
-        messages += ring_messages(members, PIECE * len(hosts))
-    return messages, PIECE * len(group)
+        messages += ring_messages(members, SHARD * len(hosts))
+    return messages, SHARD * len(group)
 
 
 def exchange_messages(group: list[int]) -> tuple[Counter, int]:
-    """An AllToAll: a piece from every device to every other."""
+    """An AllToAll: a shard from every device to every other."""
     pairs = itertools.permutations(group, 2)
-    return Counter(dict.fromkeys(pairs, PIECE)), PIECE * len(group)
+    return Counter(dict.fromkeys(pairs, SHARD)), SHARD * len(group)
 
 
 def leaving(messages: Counter, mesh: nm.Mesh) -> Counter:
@@ -108,23 +108,23 @@ def test_hops_between_hosts_are_counted_pair_by_pair(mesh):
             assert most == count_crossing_bytes("CollectivePermute", 7, axes, mesh, mesh.hosts, hop)
 
 
-def pieces(shape: nm.Shape, sharding: Sharding, mesh: nm.Mesh) -> list[frozenset[int]]:
+def shards(shape: nm.Shape, sharding: Sharding, mesh: nm.Mesh) -> list[frozenset[int]]:
     """The numbers of the elements that each device has."""
     numbers, result = np.arange(shape.elements).reshape(shape.sizes), []
     for place in itertools.product(*map(range, mesh.axes.values())):
-        at, piece = dict(zip(mesh.axes, place, strict=True)), numbers
+        at, shard = dict(zip(mesh.axes, place, strict=True)), numbers
         for i, dim in enumerate(shape):
             index = 0
             for axis in sharding.axes(dim.name):
                 index = index * mesh.axes[axis] + at[axis]
             local = dim.size // mesh.size(sharding.axes(dim.name))
-            piece = piece.take(range(index * local, (index + 1) * local), axis=i)
-        result.append(frozenset(piece.ravel().tolist()))
+            shard = shard.take(range(index * local, (index + 1) * local), axis=i)
+        result.append(frozenset(shard.ravel().tolist()))
     return result
 
 
 @pytest.mark.parametrize("mesh", [nm.Mesh(a=2, b=2, c=2, hosts=2), nm.Mesh(a=2, b=2, c=2, hosts=4)])
-def test_exchanged_pieces_are_counted_where_they_go(mesh):
+def test_exchanged_shards_are_counted_where_they_go(mesh):
     shape = nm.Shape(nm.dims("x=16 y=8"))
     choices = [order for n in range(4) for order in itertools.permutations("abc", n)]
     places = [
@@ -137,10 +137,10 @@ def test_exchanged_pieces_are_counted_where_they_go(mesh):
         for step in conversion(shape, mesh, source, target):
             if step.kind != "CollectivePermute":
                 continue
-            have, want = pieces(shape, step.source, mesh), pieces(shape, step.result, mesh)
+            have, want = shards(shape, step.source, mesh), shards(shape, step.result, mesh)
             sent: Counter = Counter()
-            for device, piece in enumerate(want):
-                owners = [other for other, own in enumerate(have) if own == piece]
+            for device, shard in enumerate(want):
+                owners = [other for other, own in enumerate(have) if own == shard]
                 # Of copies, that of the device which differs along the moved axes alone.
                 (owner,) = [other for other in owners if _alike(mesh, device, other, step.axes)]
                 if owner // inside != device // inside:

@@ -6,7 +6,7 @@ import pytest
 import namedmesh as nm
 from tests.checks import uniform
 
-A, E, D, T = nm.dims("a=5 e=1 d=4 turn=3")
+A, E, D, T = nm.dims("a=5 e=1 d=4 iteration=3")
 X = uniform(1, 5, 1, 4)
 pytestmark = pytest.mark.filterwarnings("ignore:.*padded to", "ignore:.*no dimension is mapped")
 
@@ -39,10 +39,10 @@ def test_running_sums_over_one_element_in_a_loop():
     """XLA reduced them once, before the loop; three AllReduces were planned."""
 
     def step(x):
-        def turn(total, row):
+        def iteration(total, row):
             return total + nm.mean(nm.square(nm.cumsum(row, E, exclusive=True) * 0.3)), None
 
-        return {"total": nm.scan(turn, 0.0, x, over=T)[0]}
+        return {"total": nm.scan(iteration, 0.0, x, over=T)[0]}
 
     specs, x = {"x": nm.spec([T, nm.Dimension("c", 2), E])}, uniform(2, 3, 2, 1)
     found, plan = run(step, specs, {"x": x}, nm.Mesh(y=8), "c:y")
@@ -53,12 +53,12 @@ def test_windows_as_large_as_the_dimension():
     """A whole update is all there is afterwards, wherever it starts; XLA knew that."""
 
     def step(x):
-        def turn(total, row):
+        def iteration(total, row):
             row = nm.dynamic_update(row, nm.zeros([E, D]), 0, E)
             row = nm.dynamic_slice(row, 1, E, 1)
             return total + nm.mean(nm.square(nm.pad(nm.reverse(row, E), D, 1, 2, 0.5))), None
 
-        return {"total": nm.scan(turn, 0.0, x, over=T)[0]}
+        return {"total": nm.scan(iteration, 0.0, x, over=T)[0]}
 
     specs = {"x": nm.spec([T, E, D])}
     found, plan = run(step, specs, {"x": uniform(3, 3, 1, 4)}, nm.Mesh(x=2, y=4), "d:x+y")

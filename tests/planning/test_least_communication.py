@@ -116,7 +116,7 @@ def test_the_order_of_one_element_takes_no_collective():
 
 @pytest.mark.parametrize("axes", [{"a": 2, "b": 2}, {"a": 2, "b": 4}, {"a": 4, "b": 2}])
 def test_two_axes_change_places(axes):
-    """The way used to pass through a dimension split into more pieces than it has elements."""
+    """The way used to pass through a dimension split into more shards than it has elements."""
     X, Y = nm.dims("x=4 y=4")
 
     def function(x):
@@ -134,16 +134,16 @@ def test_two_axes_change_places(axes):
 @pytest.mark.parametrize("params", [None, "model:data"])
 def test_gradients_in_bfloat16_are_added_up_once_for_all_microbatches(params):
     """Each is cast to the accumulator's float32, and used to be sent before that."""
-    T, B, M, H = nm.dims("turn=3 batch=8 model=16 hidden=32")
+    T, B, M, H = nm.dims("iteration=3 batch=8 model=16 hidden=32")
 
     def train(x):
         w = nm.param("w", [M, H], nm.normal_init(1.0))
 
-        def turn(total, rows):
+        def iteration(total, rows):
             y = nm.einsum([nm.cast(rows, "bfloat16"), nm.cast(w, "bfloat16")], [B, H])
             return total + nm.grad(nm.mean(nm.square(nm.cast(y, "float32"))), w), None
 
-        grad, _ = nm.scan(turn, nm.zeros([M, H]), x, over=T)
+        grad, _ = nm.scan(iteration, nm.zeros([M, H]), x, over=T)
         nm.assign(w, w - grad)
 
     program = nm.trace(train, x=nm.spec([T, B, M]))
@@ -174,7 +174,7 @@ class DoubleAndSum(nm.Op):
 
 
 class DoubleAndSumByHand(DoubleAndSum):
-    """The same, on each device's own piece."""
+    """The same, on each device's own shard."""
 
     manual = True
 
@@ -209,17 +209,17 @@ def test_a_backward_pass_takes_the_cheaper_way():
 @pytest.mark.parametrize("params", [None, "model:data"])
 def test_gradients_are_weighed_by_a_number_and_added_up_once(params):
     """The number is a sum over devices too: it is added up first, the gradient after the loop."""
-    T, B, M, H = nm.dims("turn=3 batch=8 model=16 hidden=32")
+    T, B, M, H = nm.dims("iteration=3 batch=8 model=16 hidden=32")
 
     def train(x):
         w = nm.param("w", [M, H], nm.normal_init(1.0))
 
-        def turn(total, rows):
+        def iteration(total, rows):
             loss = nm.mean(nm.square(nm.einsum([rows, w], [B, H])))
             count = nm.sum(nm.cast(rows > 0.0, "float32"))
             return total + nm.grad(loss, w) * count, None
 
-        grad, _ = nm.scan(turn, nm.zeros([M, H]), x, over=T)
+        grad, _ = nm.scan(iteration, nm.zeros([M, H]), x, over=T)
         nm.assign(w, w - grad)
 
     program = nm.trace(train, x=nm.spec([T, B, M]))
@@ -253,15 +253,15 @@ def test_a_branch_on_what_rests_gathers_nothing():
 
 
 def test_what_follows_gradients_in_a_loop_is_the_update():
-    T, B, M = nm.dims("turn=3 batch=8 model=16")
+    T, B, M = nm.dims("iteration=3 batch=8 model=16")
 
     def train(x):
         w = nm.param("w", [M], nm.normal_init(1.0))
 
-        def turn(total, rows):
+        def iteration(total, rows):
             return total + nm.grad(nm.mean(nm.square(rows * w)), w), None
 
-        grad, _ = nm.scan(turn, nm.zeros([M]), x, over=T)
+        grad, _ = nm.scan(iteration, nm.zeros([M]), x, over=T)
         nm.assign(w, w - grad * nm.rsqrt(nm.sum(grad * grad)))
 
     program = nm.trace(train, x=nm.spec([T, B, M]))

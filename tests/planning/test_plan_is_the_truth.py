@@ -114,7 +114,7 @@ def test_scan_counts_its_collectives_once_an_iteration():
     )
     assert compiled.audit.exact, str(compiled.audit)
     assert compiled.plan.count("AllReduce", "forward") == 5
-    # Activations are added up every turn; small gradients, of all turns together, once.
+    # Activations are added up every iteration; small gradients, of all iterations together, once.
     backward = compiled.plan.of_phase("backward")
     assert [(one.tensor, one.axes, one.times) for one in backward] == [
         ("d_x_history", ("model",), 5),
@@ -131,7 +131,7 @@ def test_scan_counts_its_collectives_once_an_iteration():
         ("layer:data", "ReduceScatter", 1),  # along the loop itself
     ],
 )
-def test_large_gradients_of_a_stack_are_added_up_turn_by_turn(params, kind, times):
+def test_large_gradients_of_a_stack_are_added_up_iteration_by_iteration(params, kind, times):
     B, M, H, L = nm.dims("batch=8 model=512 hidden=1024 layer=2")
 
     def step(x):

@@ -52,12 +52,12 @@ def test_one_process_feeds_and_fetches_everything(step):
     assert state.digest() == other.digest()
 
 
-def test_pieces_make_the_whole(step):
+def test_shards_make_the_whole(step):
     state, _ = step(step.init(0), **batch(), rate=0.5)
     for name in state:
         whole = np.full(state.specs[name].sizes, np.nan, np.float32)
-        for piece in state.pieces(name):
-            whole[piece.index] = piece.data
+        for shard in state.shards(name):
+            whole[shard.index] = shard.data
         np.testing.assert_array_equal(whole, state.fetch(name))
 
 
@@ -171,7 +171,7 @@ state = step.init(0)
 for _ in range(3):
     state, results = step(state, **step.feed({**own, "rate": 0.5}))
 fetched = {**step.fetch(results), **{name: state.fetch(name) for name in state}}
-pieces = sum(piece.data.size for piece in state.pieces("w"))
+shards = sum(shard.data.size for shard in state.shards("w"))
 wrong = ""
 try:
     step.feed({**whole, "rate": 0.5})
@@ -181,7 +181,7 @@ np.savez(f"{sys.argv[3]}{processes.index}.npz", **fetched)
 import psutil
 sockets = psutil.Process().net_connections("tcp")
 listens = {one.laddr.ip for one in sockets if one.status == "LISTEN"}
-facts = [str(processes), [rows.start, rows.stop], state.digest(), pieces, wrong, sorted(listens)]
+facts = [str(processes), [rows.start, rows.stop], state.digest(), shards, wrong, sorted(listens)]
 print(json.dumps(facts))
 """
 )

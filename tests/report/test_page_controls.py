@@ -113,7 +113,7 @@ def indices_of_devices(shape, axes):
 
 
 @pytest.mark.parametrize("kind", ["placeholder", "einsum"])
-def test_pieces_of_every_device_are_those_that_jax_has(open_page, kind):
+def test_shards_of_every_device_are_those_that_jax_has(open_page, kind):
     plan = small_plan()
     page = open_page("small")
     checked = 0

@@ -64,8 +64,8 @@ def test_both_inputs_are_named(step):
 def test_another_array_on_the_same_memory_is_an_error_too(step):
     state = step.init()
     array = state.arrays["a"]
-    pieces = [shard.data for shard in array.addressable_shards]
-    alias = jax.make_array_from_single_device_arrays(array.shape, array.sharding, pieces)
+    shards = [shard.data for shard in array.addressable_shards]
+    alias = jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
     with pytest.raises(nm.NamedMeshError, match="input x is the array of variable a"):
         step(state, alias, ONES)
     check_still_usable(step, state)

@@ -40,7 +40,7 @@ def batch():
     }
 
 
-def test_state_is_created_in_pieces(step):
+def test_state_is_created_in_shards(step):
     state = step.init(0)
     assert state["w"].sharding.shard_shape(state["w"].shape) == (16, 16)
     assert {shard.data.shape for shard in state["w"].addressable_shards} == {(16, 16)}
@@ -99,7 +99,7 @@ def test_a_state_from_elsewhere_is_moved_only_on_request(step, batch):
     assert int(moved["count"]) == 1
 
 
-def test_report_counts_pieces_not_wholes(step):
+def test_report_counts_shards_not_wholes(step):
     whole = 16 * 32 * 4
     assert step.report.compile_seconds > 0
     assert step.report.argument_bytes < whole + 8 * 16 * 4 + 8 * 32 * 4
@@ -126,7 +126,7 @@ def test_sizes_that_do_not_divide_are_padded_at_rest(size, batch):
     np.testing.assert_array_equal(step.place(dict(state))["w"], state["w"])
 
 
-def test_device_assignment_moves_pieces_to_other_devices(batch):
+def test_device_assignment_moves_shards_to_other_devices(batch):
     order = [3, 1, 0, 2, 7, 5, 4, 6]
     plain = nm.compile(train, **SPECS, mesh=nm.Mesh(data=8), layout="batch:data")
     moved = nm.compile(

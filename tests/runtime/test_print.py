@@ -74,11 +74,11 @@ def test_loops_in_loops_are_numbered(capsys):
 
             return nm.scan(inner, h, over=M)[0], None
 
-        return nm.scan(outer, x, over=nm.Dimension("turn", 2))[0]
+        return nm.scan(outer, x, over=nm.Dimension("iteration", 2))[0]
 
     nm.trace(function, nm.spec([])).evaluate({}, x=np.float32(0))
     assert capsys.readouterr().out.splitlines() == [
-        f"turn {i}: model {j}: at {2.0 * i + j}" for i in range(2) for j in range(2)
+        f"iteration {i}: model {j}: at {2.0 * i + j}" for i in range(2) for j in range(2)
     ]
 
 

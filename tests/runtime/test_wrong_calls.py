@@ -73,7 +73,7 @@ def functions(things: dict[str, Any]) -> dict[str, Any]:
         "of_phase": plan.of_phase, "count": plan.count, "total": plan.total_bytes,
         "plan.save": plan.save, "bytes": plan.bytes_per_device, "value_of": plan.value_of,
         "state": state.__getitem__, "get": state.get, "in": state.__contains__,
-        "state.fetch": state.fetch, "pieces": state.pieces,
+        "state.fetch": state.fetch, "shards": state.shards,
         "save_weights": training.save_weights, "load_weights": training.load_weights,
         "Intervals": training.Intervals, "metrics": training.read_metrics,
         "MetricsLog": training.MetricsLog, "table": training.render_table,

@@ -31,8 +31,8 @@ def expected_values(step, seed: int) -> dict[str, np.ndarray]:
     }
 
 
-def piece_of(array, values: np.ndarray) -> bool:
-    """Whether every piece that this process has is that of the values, with zeros behind them."""
+def shard_of(array, values: np.ndarray) -> bool:
+    """Whether every shard that this process has is that of the values, with zeros behind them."""
     padded = np.zeros(array.shape, values.dtype)
     padded[tuple(slice(size) for size in values.shape)] = values
     return all(
@@ -42,7 +42,7 @@ def piece_of(array, values: np.ndarray) -> bool:
 
 
 def make_state(step, seed: int):
-    """A state with those values, of which each process makes its own pieces."""
+    """A state with those values, of which each process makes its own shards."""
     import jax
 
     state, whole = step.init(0), expected_values(step, seed)
@@ -65,7 +65,7 @@ def do(action: str, argument: str, folder: pathlib.Path, step, processes) -> obj
         if processes.index == int(argument):
             background_save.ChunkWriter.write = refuse
         return "ready"
-    if action == "mend":
+    if action == "fix":
         background_save.ChunkWriter.write = WRITE
         return "ready"
     with warnings.catch_warnings(record=True) as warned:
@@ -77,7 +77,7 @@ def do(action: str, argument: str, folder: pathlib.Path, step, processes) -> obj
                 return checkpoints.steps
             number, state, extra = checkpoints.restore(step)
         whole = expected_values(step, number)
-        same = all(piece_of(state.arrays[name], whole[name]) for name in whole)
+        same = all(shard_of(state.arrays[name], whole[name]) for name in whole)
         return [number, extra, same, [str(one.message)[:60] for one in warned]]
 
 

@@ -97,7 +97,7 @@ def test_every_element_is_written_once(tmp_path):
 def test_a_full_disk_of_one_process_is_an_error_in_all_and_the_last_checkpoint_stays(tmp_path):
     folder = tmp_path / "checkpoints"
     rows = run(
-        folder, "split", 2, "save:1", "fail:1", "save:2", "restore", "mend:", "save:2", "restore"
+        folder, "split", 2, "save:1", "fail:1", "save:2", "restore", "fix:", "save:2", "restore"
     )
     for index in (0, 1):
         failed = rows[index][2]

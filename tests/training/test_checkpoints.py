@@ -137,7 +137,7 @@ def test_slots_are_not_read_for_a_program_without_them(tmp_path, large):
     assert 2.4 * size < amounts["training"] < 3.6 * size
 
 
-def test_each_device_gets_its_own_piece_only(tmp_path, large):
+def test_each_device_gets_its_own_shard_only(tmp_path, large):
     training, decoding = large
     save(tmp_path, training.init())
     shards = restore(tmp_path, decoding).arrays["w"].addressable_shards

@@ -224,14 +224,14 @@ def test_the_newest_is_that_of_the_largest_step_whatever_the_clock_says(folder):
     assert Checkpoints(folder).steps == [10, 30, 40]  # 10 is the best
 
 
-@pytest.mark.parametrize("piece", [(), (7,), (50257, 768), (4099, 4099), (3, 2, 2**24)])
-def test_chunks_divide_pieces(piece):
-    chunk = choose_chunk(piece, 4)
-    assert all(size % part == 0 for size, part in zip(piece, chunk, strict=True))
-    count = np.prod(piece, dtype=int) // np.prod(chunk, dtype=int)
+@pytest.mark.parametrize("shard", [(), (7,), (50257, 768), (4099, 4099), (3, 2, 2**24)])
+def test_chunks_divide_shards(shard):
+    chunk = choose_chunk(shard, 4)
+    assert all(size % part == 0 for size, part in zip(shard, chunk, strict=True))
+    count = np.prod(shard, dtype=int) // np.prod(chunk, dtype=int)
     size = np.prod(chunk, dtype=int) * 4
     assert count == 1 or size >= 2**20
-    assert size <= 2**24 or piece == (4099, 4099)
+    assert size <= 2**24 or shard == (4099, 4099)
 
 
 def test_a_step_after_a_restore_is_the_same(folder):

@@ -85,17 +85,17 @@ class Broken:
         self.calls += 1
         if self.calls == 2:
             whole = state.arrays[self.name]
-            pieces = [self.flip(shard) for shard in whole.addressable_shards]
+            shards = [self.flip(shard) for shard in whole.addressable_shards]
             shape, sharding = whole.shape, whole.sharding
-            changed = jax.make_array_from_single_device_arrays(shape, sharding, pieces)
+            changed = jax.make_array_from_single_device_arrays(shape, sharding, shards)
             state = State({**state.arrays, self.name: changed}, state.specs)
         return state, results
 
     def flip(self, shard: jax.Shard) -> jax.Array:
-        """A piece of the variable, with a wrong bit on the broken device."""
-        piece = np.array(shard.data)
-        piece.reshape(-1).view(np.uint8)[0] ^= int(shard.device.id == self.device)
-        return jax.device_put(piece, shard.device)
+        """A shard of the variable, with a wrong bit on the broken device."""
+        shard = np.array(shard.data)
+        shard.reshape(-1).view(np.uint8)[0] ^= int(shard.device.id == self.device)
+        return jax.device_put(shard, shard.device)
 
 
 def test_a_flipped_bit_is_found_with_its_variable_and_device():

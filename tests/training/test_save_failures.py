@@ -110,9 +110,9 @@ def test_a_folder_that_vanishes_is_an_error_that_says_so(tmp_path):
 def test_a_folder_that_vanishes_while_it_is_written_is_no_checkpoint(tmp_path, monkeypatch):
     write = background_save.ChunkWriter.write
 
-    def write_after_removal(writer, pieces):
+    def write_after_removal(writer, shards):
         shutil.rmtree(tmp_path / "1.part", ignore_errors=True)
-        return write(writer, pieces)
+        return write(writer, shards)
 
     monkeypatch.setattr(background_save.ChunkWriter, "write", write_after_removal)
     checkpoints = Checkpoints(tmp_path, keep=3)

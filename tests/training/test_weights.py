@@ -189,13 +189,13 @@ def test_a_damaged_file_is_said_to_be_damaged(path, damage):
     executable = compiled("decode", "one")
     save_weights(path, executable.init())
     whole = path.read_bytes()
-    pieces = {
+    shards = {
         "cut": whole[:-9],
         "cut in the header": whole[:30],
         "junk": b"junk" * 99,
         "empty": b"",
     }
-    path.write_bytes(pieces[damage])
+    path.write_bytes(shards[damage])
     with pytest.raises(NamedMeshError) as error:
         load_weights(path, executable)
     assert error.value.problem == f"the file '{path}' is damaged, or not a safetensors file"

@@ -89,9 +89,9 @@ class SentenceSampler:
         low = self._sums[self._first[sentences]]
         high = self._sums[self._ends[sentences]]
         with np.errstate(over="ignore"):  # modulo 2**64 is what is wanted
-            turns = self._phases[sentences] + visits * np.uint64(_GOLDEN)
-        # A share of the sum of weights in integers: 32 bits of the turn times less than 2**32.
-        parts = (turns >> np.uint64(32)) * (high - low).astype(np.uint64) >> np.uint64(32)
+            iterations = self._phases[sentences] + visits * np.uint64(_GOLDEN)
+        # A share of the sum of weights in integers: 32 bits of the iteration times less than 2**32.
+        parts = (iterations >> np.uint64(32)) * (high - low).astype(np.uint64) >> np.uint64(32)
         places = np.searchsorted(self._sums, low + parts.astype(np.int64), side="right") - 1
         return self._examples[places]
 

@@ -126,7 +126,7 @@ def _forward(
 
 
 def _weigh(scores, d_weights, lse, delta, allowed, kept, options):
-    """Turns a tile's scores into weights after dropout, and into their own cotangent."""
+    """Iterations a tile's scores into weights after dropout, and into their own cotangent."""
     weights = jnp.exp2(scores * (options.scale * LOG2E) - lse * LOG2E)
     if allowed is not None:
         weights = _choose(allowed, weights, 0.0)

@@ -17,7 +17,7 @@ _FIX = "report this line together with the version of jax; its HLO has something
 
 
 class UnreadableHlo(ValueError):
-    """Why a piece of HLO text could not be read; what reads whole lines quotes the line."""
+    """Why a shard of HLO text could not be read; what reads whole lines quotes the line."""
 
     def quoting(self, line: str) -> NamedMeshError:
         """The error a user sees, with the line it is about.

@@ -37,10 +37,10 @@ class CompiledCollective:
         dtype: The dtype they are sent in.
         op_name: The op it was compiled from, by the compiler's metadata.
         name: The name of its instruction, and what a custom call calls.
-        times: How often it runs in one step; a loop of unknown length counts as one turn.
+        times: How often it runs in one step; a loop of unknown length counts as one iteration.
         open_ended: Whether a loop of unknown length runs it.
         devices: How many devices communicate with each other.
-        pairs: Sender and receiver of each piece that a CollectivePermute moves.
+        pairs: Sender and receiver of each shard that a CollectivePermute moves.
         combined: Whether its instruction communicates other tensors too, and may have the
             metadata of one of those.
         completes: Whether it sends a slice of what TPU's fused reduce-scatter leaves on a device;
@@ -224,7 +224,7 @@ def _tensors(
     if kind == "ReduceScatter":
         tensors = [(dtype, elements * devices) for dtype, elements in tensors]
     if kind == "AllToAll" and len(tensors) == devices and len({*tensors}) == 1:
-        # A tuple has one piece for each device of a group.
+        # A tuple has one shard for each device of a group.
         tensors = [(tensors[0][0], tensors[0][1] * devices)]
     return tensors or [("token", 0)]
 

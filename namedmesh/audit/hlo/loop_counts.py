@@ -49,7 +49,8 @@ def derive_trip_count(module: Module, caller: str, loop: Instruction) -> int | N
 
     Returns:
         The trip count if the loop's condition compares a carried counter with a constant and
-        nothing else, the counter starts as a constant, and each turn adds a constant; else None.
+        nothing else, the counter starts as a constant, and each iteration adds a constant; else
+        None.
 
     Example:
         >>> from namedmesh.audit.hlo import parse_module

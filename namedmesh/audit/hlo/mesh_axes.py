@@ -39,7 +39,7 @@ def axes_of_pairs(pairs: Pairs, mesh: Mesh) -> tuple[str, ...] | None:
     """Finds the mesh axes along which any device sends.
 
     Args:
-        pairs: Sender and receiver of each piece.
+        pairs: Sender and receiver of each shard.
         mesh: The mesh that the devices form.
 
     Returns:
@@ -60,10 +60,10 @@ def _differing_axes(groups: np.ndarray, mesh: Mesh) -> tuple[str, ...]:
 
 @functools.lru_cache(maxsize=256)
 def reordering_pairs(axes: tuple[str, ...], mesh: Mesh) -> frozenset[Pairs]:
-    """Every way in which pieces move when a dimension's axes are put in another order.
+    """Every way in which shards move when a dimension's axes are put in another order.
 
-    A dimension that is split along several axes numbers its pieces by the axes in some order.
-    Changing the order sends each piece to the device that has its number in the new order; pieces
+    A dimension that is split along several axes numbers its shards by the axes in some order.
+    Changing the order sends each shard to the device that has its number in the new order; shards
     that stay are left out.
 
     Args:
@@ -80,7 +80,7 @@ def reordering_pairs(axes: tuple[str, ...], mesh: Mesh) -> frozenset[Pairs]:
     names = list(mesh.axes)
     grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))
     others = [names.index(name) for name in names if name not in axes]
-    # Row: the devices that share a place along other axes; column: the number of the piece.
+    # Row: the devices that share a place along other axes; column: the number of the shard.
     numbered = [
         grid.transpose([*others, *(names.index(name) for name in order)]).reshape(
             -1, mesh.size(axes)

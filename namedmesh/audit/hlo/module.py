@@ -24,7 +24,7 @@ class Instruction:
         literal: What a constant or a parameter has between its parentheses, otherwise empty.
         called: The names of the computations it calls, by their role.
         groups: The devices that communicate with each other; None unless it has replica groups.
-        pairs: Sender and receiver of each piece that a collective-permute sends, otherwise None.
+        pairs: Sender and receiver of each shard that a collective-permute sends, otherwise None.
         op_name: The name of the op it was compiled from, or of one of them.
         cycles: The cycles the compiler expects it to take; 0 where it gives no estimate.
         trip_count: How often a while loop runs, where the compiler knows that.

@@ -43,7 +43,7 @@ class Runs:
     """How often something runs in one step.
 
     Attributes:
-        times: How often, where a loop of unknown length counts as one turn.
+        times: How often, where a loop of unknown length counts as one iteration.
         open_ended: Whether such a loop runs it.
     """
 

@@ -24,7 +24,7 @@ function collectiveColumns(model, costs) {
     { key: "kind", title: "Collective", sort: (one) => one.kind, cell: (one) => html`<b>${one.kind}</b>` },
     { key: "axes", title: "Over", kind: "whole", sort: (one) => one.axes.join(), cell: (one) => html`<${AxisChips} model=${model} axes=${one.axes} />${one.hop ? ` ${one.hop}` : ""}` },
     { key: "tensor", title: "Tensor", kind: blocks.length ? "name short" : "name", sort: (one) => one.tensor, cell: link },
-    { key: "bytes", title: "Bytes × times", number: true, sort: (one) => one.bytes, cell: (one) => `${formatBytes(one.bytes)} × ${formatNumber(one.times)}${one.open ? " per turn" : ""}` },
+    { key: "bytes", title: "Bytes × times", number: true, sort: (one) => one.bytes, cell: (one) => `${formatBytes(one.bytes)} × ${formatNumber(one.times)}${one.open ? " per iteration" : ""}` },
     { key: "sent", title: "Sent", number: true, sort: (one) => one.wire * one.times, cell: (one) => formatBytes(one.wire * one.times) },
     // Of hosts and slices the slower links: a table with both would not fit.
     ...blocks.slice(-1).map((block) => ({ key: block, title: `Leaves ${block}`, number: true, sort: (one) => one[block] * one.times, cell: (one) => formatBytes(one[block] * one.times) })),

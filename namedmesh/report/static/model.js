@@ -111,24 +111,24 @@ class Model {
 
   deviceAt(position) { return this.data.devices.length ? this.data.devices[position] : position; }
 
-  /* Which piece of each dimension lies at a place of the mesh. */
-  pieces(place, position) {
+  /* Which shard of each dimension lies at a place of the mesh. */
+  shards(place, position) {
     const coordinates = this.coordinates(position);
     return place.dims.map((dim) => {
       const ways = dim.axes.reduce((count, axis) => count * this.axes[axis].size, 1);
-      const piece = dim.axes.reduce((at, axis) => at * this.axes[axis].size + coordinates[axis], 0);
+      const shard = dim.axes.reduce((at, axis) => at * this.axes[axis].size + coordinates[axis], 0);
       const length = Math.ceil(dim.size / ways);
-      const start = Math.min(piece * length, dim.size);
-      return { ...dim, ways, piece, start, end: Math.min(start + length, dim.size) };
+      const start = Math.min(shard * length, dim.size);
+      return { ...dim, ways, shard, start, end: Math.min(start + length, dim.size) };
     });
   }
 
-  /* The number of the piece at a place, among all different ones. */
-  pieceNumber(place, position) {
-    return this.pieces(place, position).reduce((number, dim) => number * dim.ways + dim.piece, 0);
+  /* The number of the shard at a place, among all different ones. */
+  shardNumber(place, position) {
+    return this.shards(place, position).reduce((number, dim) => number * dim.ways + dim.shard, 0);
   }
 
-  pieceCount(place) {
+  shardCount(place) {
     return this.heldAxes(place).reduce((count, axis) => count * axis.size, 1);
   }
 

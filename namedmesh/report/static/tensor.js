@@ -1,4 +1,4 @@
-/* One tensor: where its pieces lie, forward and backward, what moves it and what reads it. */
+/* One tensor: where its shards lie, forward and backward, what moves it and what reads it. */
 
 function Moves({ model, i }) {
   const moves = model.data.moves.filter(([tensor]) => tensor === i);
@@ -70,7 +70,7 @@ function TensorView({ model, costs, i }) {
     ${options.length > 1 ? html`<${Choice} label="Direction" name=${`direction-${model.letter}`} value=${String(i)} options=${options}
       onChange=${(key) => { location.hash = tensorAddress(model, Number(key)); }} />`
       : html`<p class="faint small">It has no cotangent: no gradient passes through it.</p>`}
-    <${Pieces} model=${model} place=${tensor.place} key=${model.letter} />
+    <${Shards} model=${model} place=${tensor.place} key=${model.letter} />
     <${TensorFacts} model=${model} costs=${costs} i=${i} />
     <${Neighbours} model=${model} i=${i} />
     <${Moves} model=${model} i=${i} />

@@ -248,6 +248,6 @@ def test_every_opcode_of_xla_is_known():
     ],
 )
 def test_bytes_on_the_wire_are_those_of_the_usual_algorithm(kind, sent):
-    """Of a ring of 4 devices and a buffer of 128 bytes: three of four pieces, or twice three."""
+    """Of a ring of 4 devices and a buffer of 128 bytes: three of four shards, or twice three."""
     assert count_wire_bytes(kind, 128, 4) == sent
     assert count_wire_bytes(kind, 128, 1) == (128 if kind == "CollectivePermute" else 0)

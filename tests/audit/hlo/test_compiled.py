@@ -72,14 +72,14 @@ def memory() -> Any:
     return compiled().memory_analysis()
 
 
-def test_parameters_and_results_are_a_devices_pieces(module, memory):
+def test_parameters_and_results_are_a_devices_shards(module, memory):
     assert [str(type) for type in module.parameters] == ["f32[8,6]"]
     assert [str(array) for array in result_arrays(module)] == ["f32[2,24]"]
     assert sum(type.bytes for type in module.parameters) == memory.argument_size_in_bytes
     assert module.results.bytes == memory.output_size_in_bytes
 
 
-def test_loops_turn_as_often_as_the_program_says(module):
+def test_loops_iteration_as_often_as_the_program_says(module):
     assert {loop.trip_count for loop in find_loops(module)} == {INNER, OUTER}
     bodies = [name for loop in find_loops(module) for name in loop.instruction.called["body"]]
     assert sorted(count_runs(module)[name] for name in bodies) == [OUTER, OUTER * INNER]

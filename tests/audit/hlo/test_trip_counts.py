@@ -69,7 +69,7 @@ def test_loops_within_loops_multiply():
         ("outer_body", 5),
         ("main", 3),
     ]
-    helper = 3 * 5 * 2 + 1  # twice in every turn of the inner loop, and in a branch
+    helper = 3 * 5 * 2 + 1  # twice in every iteration of the inner loop, and in a branch
     assert count_runs(module) == {
         "main": 1,
         "outer_condition": 3,

@@ -158,7 +158,7 @@ def test_a_folder_of_other_things_is_not_replaced(both, tmp_path):
     "name", ["source.npy", "target_offsets.npy", "language.npy", "english.npy", "index.json"]
 )
 @pytest.mark.parametrize("harm", ["missing", "cut", "other"])
-def test_damage_is_found_and_mended(name, harm, both, tmp_path):
+def test_damage_is_found_and_fixed(name, harm, both, tmp_path):
     write_tokens(tmp_path / "train", PAIRS, *both)
     path = tmp_path / "train" / name
     if harm == "missing":

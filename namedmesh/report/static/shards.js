@@ -1,4 +1,4 @@
-/* The devices of the mesh as a grid, each with the piece of one tensor that it holds. */
+/* The devices of the mesh as a grid, each with the shard of one tensor that it holds. */
 
 const MOST_COLUMNS = 64;
 
@@ -30,7 +30,7 @@ function arrange(model, width) {
   };
 }
 
-/* A shade for each piece: from light to dark, so that the order of pieces shows. */
+/* A shade for each shard: from light to dark, so that the order of shards shows. */
 function shade(model, place, share) {
   const axes = model.heldAxes(place);
   if (!axes.length) return "var(--unsplit)";
@@ -40,7 +40,7 @@ function shade(model, place, share) {
 function describeDevice(model, place, position) {
   const coordinates = model.coordinates(position);
   const where = model.axes.map((axis, i) => `${axis.name}=${coordinates[i]}`).join(", ");
-  const holds = model.pieces(place, position).map((dim) =>
+  const holds = model.shards(place, position).map((dim) =>
     `${dim.name} ${dim.ways > 1 ? `${formatNumber(dim.start)} to ${formatNumber(dim.end)}` : "whole"}`);
   return `device ${formatNumber(model.deviceAt(position))} at ${where} holds ${holds.join(", ") || "the scalar"}`;
 }
@@ -49,9 +49,9 @@ const SHADES = 24; // cells of one shade are one path, so that thousands of devi
 
 function DeviceGrid({ model, place, device, setDevice }) {
   const [ref, width] = useWidth();
-  const count = model.pieceCount(place);
+  const count = model.shardCount(place);
   const grid = useMemo(() => (width ? arrange(model, width) : null), [model, width]);
-  const numbers = useMemo(() => Array.from({ length: model.devices }, (_, position) => model.pieceNumber(place, position)), [model, place.number]);
+  const numbers = useMemo(() => Array.from({ length: model.devices }, (_, position) => model.shardNumber(place, position)), [model, place.number]);
   const row = grid && (grid.folds > 1 ? grid.columns : model.axes[model.axes.length - 1].size);
   const press = (event) => {
     const steps = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: row, ArrowUp: -row, Home: -device, End: model.devices };
@@ -101,32 +101,32 @@ function drawCells(model, place, grid, numbers, count) {
 
 /* What fits into a roomy cell: the slices of the dimensions that are split. */
 function cellLines(model, place, position) {
-  const split = model.pieces(place, position).filter((dim) => dim.ways > 1);
+  const split = model.shards(place, position).filter((dim) => dim.ways > 1);
   if (!split.length) return ["whole"];
   return split.slice(0, 2).map((dim) => `${dim.start}:${dim.end}`);
 }
 
-/* Every dimension as a bar, cut as it is split, with the device's piece marked. */
+/* Every dimension as a bar, cut as it is split, with the device's shard marked. */
 function DimBars({ model, place, device }) {
-  return html`<ul class="dim-bars">${model.pieces(place, device).map((dim) => html`<li key=${dim.name}>
+  return html`<ul class="dim-bars">${model.shards(place, device).map((dim) => html`<li key=${dim.name}>
     <span class="dim-name">${dim.name} <span class="faint">${formatNumber(dim.size)}</span></span>
     <span class="dim-bar" aria-hidden="true" style=${{ "--ways": dim.ways <= 64 ? dim.ways : 1 }}>
       <span style=${{ left: `${(100 * dim.start) / dim.size}%`, width: `max(3px, ${(100 * (dim.end - dim.start)) / dim.size}%)`, background: dim.axes.length ? axisColour(dim.axes[0]) : "var(--faint-fill)" }} /></span>
-    <span class="dim-slice">${dim.ways > 1 ? html`${formatNumber(dim.start)}:${formatNumber(dim.end)} <span class="faint">${plural(dim.ways, "piece")} over</span> <${AxisChips} model=${model} axes=${dim.axes} />` : html`<span class="faint">whole</span>`}</span>
+    <span class="dim-slice">${dim.ways > 1 ? html`${formatNumber(dim.start)}:${formatNumber(dim.end)} <span class="faint">${plural(dim.ways, "shard")} over</span> <${AxisChips} model=${model} axes=${dim.axes} />` : html`<span class="faint">whole</span>`}</span>
   </li>`)}</ul>`;
 }
 
-function Pieces({ model, place }) {
+function Shards({ model, place }) {
   const [device, setDevice] = useState(0);
-  const count = model.pieceCount(place);
+  const count = model.shardCount(place);
   const copies = model.devices / count;
   const coordinates = model.coordinates(device);
   const down = model.axes.slice(0, -1).map((axis) => axis.name).join(" × ");
   const along = model.axes[model.axes.length - 1].name;
-  return html`<div class="pieces">
-    <p>${count > 1 ? html`<b>${plural(count, "different piece")}</b>, ${copies > 1 ? `each on ${formatNumber(copies)} devices` : "each on one device"}` : html`<b>A whole copy</b> on every device`}${place.partial.length ? html`, each with its own part of a sum over <${AxisChips} model=${model} axes=${place.partial} />` : ""}.</p>
+  return html`<div class="shards">
+    <p>${count > 1 ? html`<b>${plural(count, "different shard")}</b>, ${copies > 1 ? `each on ${formatNumber(copies)} devices` : "each on one device"}` : html`<b>A whole copy</b> on every device`}${place.partial.length ? html`, each with its own part of a sum over <${AxisChips} model=${model} axes=${place.partial} />` : ""}.</p>
     <${DeviceGrid} model=${model} place=${place} device=${device} setDevice=${setDevice} />
-    <p class="faint small">${down ? `${down} downwards, ${along} along each row${model.axes[model.axes.length - 1].size > MOST_COLUMNS ? ", folded" : ""}` : `${along}, row by row`}${count > 1 && copies > 1 ? "; outlined: the same piece" : ""}.</p>
+    <p class="faint small">${down ? `${down} downwards, ${along} along each row${model.axes[model.axes.length - 1].size > MOST_COLUMNS ? ", folded" : ""}` : `${along}, row by row`}${count > 1 && copies > 1 ? "; outlined: the same shard" : ""}.</p>
     <label class="device-input">${model.data.devices.length ? "Place in the mesh" : "Device"} <input type="number" min="0" max=${model.devices - 1} value=${device}
       onInput=${(event) => event.target.value !== "" && setDevice(Math.max(0, Math.min(model.devices - 1, Math.floor(Number(event.target.value) || 0))))} /></label>
     <span class="where">${model.axes.map((axis, i) => html`<span key=${axis.name}><${AxisChip} axis=${axis} /> ${coordinates[i]} </span>`)}</span>

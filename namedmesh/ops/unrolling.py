@@ -1,4 +1,4 @@
-"""Turns of a loop that are written out: how many, and what each reads along its dimension."""
+"""Iterations of a loop that are written out: how many, and what each reads along its dimension."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ class Row(Op):
 
 
 def check_unroll(unroll: bool | int, over: Dimension) -> int:
-    """Returns how many turns are written out one after the other, or raises."""
+    """Returns how many iterations are written out one after the other, or raises."""
     if isinstance(unroll, bool):
         return over.size if unroll else 1
     divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]
     if not isinstance(unroll, int):
         raise NamedMeshError(
-            f"scan: unroll={format_value(unroll)} is neither a bool nor a number of turns",
-            fix=f"give True for all turns of {over}, or a number that divides them",
+            f"scan: unroll={format_value(unroll)} is neither a bool nor a number of iterations",
+            fix=f"give True for all iterations of {over}, or a number that divides them",
         )
     if unroll < 1 or over.size % unroll:
         raise NamedMeshError(
-            f"scan: unroll={format_value(unroll)} does not divide the {over.size} turns of {over}",
+            f"scan: unroll={format_value(unroll)} does not divide the {over.size} iterations "
+            f"of {over}",
             fix=f"give True for all of them{', or ' if divisors else ''}{' or '.join(divisors)}",
         )
     return unroll

@@ -1,4 +1,4 @@
-"""Ops that send whole pieces of a dimension between devices: swaps and permutations."""
+"""Ops that send whole shards of a dimension between devices: swaps and permutations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Pieces
+from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -16,7 +16,7 @@ from namedmesh.ir.tensor import Tensor
 class Swap(Op):
     """The same tensor with two dimensions of one size in each other's places.
 
-    Where the first is split, every device sends a piece of the second to every other.
+    Where the first is split, every device sends a shard of the second to every other.
     """
 
     dim: Dimension
@@ -40,11 +40,11 @@ class Swap(Op):
     def placement(self) -> Placement:
         return Placement(whole=[self.other.name], exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        if self.dim.size % pieces.ways(self.dim):
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        if self.dim.size % shards.ways(self.dim):
             return None
         x = self.inputs[0]
-        return [Exchange("AllToAll", self.dim.name, pieces.count(x.shape), x.dtype)]
+        return [Exchange("AllToAll", self.dim.name, shards.count(x.shape), x.dtype)]
 
 
 class Permute(Op):
@@ -77,10 +77,10 @@ class Permute(Op):
     def placement(self) -> Placement:
         return Placement(exchanged=[self.dim.name])
 
-    def exchanges(self, pieces: Pieces) -> list[Exchange] | None:
-        if pieces.ways(self.dim) != self.dim.size:
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        if shards.ways(self.dim) != self.dim.size:
             return None
         x = self.inputs[0]
-        count = pieces.count_rest(x.shape, self.dim)
+        count = shards.count_rest(x.shape, self.dim)
         hop = Hop(sources=self.sources)
         return [Exchange("CollectivePermute", self.dim.name, count, x.dtype, hop=hop)]
