@@ -93,9 +93,9 @@ class Broken:
 
     def flip(self, shard: jax.Shard) -> jax.Array:
         """A shard of the variable, with a wrong bit on the broken device."""
-        shard = np.array(shard.data)
-        shard.reshape(-1).view(np.uint8)[0] ^= int(shard.device.id == self.device)
-        return jax.device_put(shard, shard.device)
+        data = np.array(shard.data)
+        data.reshape(-1).view(np.uint8)[0] ^= int(shard.device.id == self.device)
+        return jax.device_put(data, shard.device)
 
 
 def test_a_flipped_bit_is_found_with_its_variable_and_device():
