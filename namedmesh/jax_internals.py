@@ -44,7 +44,7 @@ def _(*arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh) -> list[
 def _inline(
     context: Any, *arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh
 ) -> Sequence[Any]:
-    """Copies a module into the one that jax is making, and calls it."""
+    """Copy a module into the one that jax is making, and calls it."""
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
         settle_kernels(parsed, context.module_context.platforms)
@@ -83,16 +83,7 @@ mlir.register_lowering(_call, _inline)
 
 
 def module_function(module: bytes, results: ResultTypes, mesh: Mesh) -> Callable[..., list[Any]]:
-    """A function that jax can trace and that runs a module.
-
-    Args:
-        module: Portable StableHLO with a function `main`.
-        results: Shape and dtype of each of its results.
-        mesh: The mesh it was lowered for.
-
-    Returns:
-        A function of the module's arguments that returns the list of its results.
-    """
+    """A function that jax can trace and that runs a module."""
     return lambda *arguments: _call.bind(*arguments, module=module, results=results, mesh=mesh)
 
 
@@ -139,15 +130,7 @@ def detection_methods() -> list[str]:
 
 
 def detect_processes(arguments: ProcessArguments) -> tuple[str | None, int | None, int | None]:
-    """What jax finds out about the processes, where it is not known already.
-
-    Args:
-        arguments: What is known.
-
-    Returns:
-        The coordinator's address, the number of processes and the index of this one; None where
-        the environment does not say it.
-    """
+    """What jax finds out about the processes, where it is not known already."""
     known = (arguments.coordinator, arguments.count, arguments.index)
     if arguments.method == "deactivate":
         return known
@@ -158,7 +141,7 @@ def detect_processes(arguments: ProcessArguments) -> tuple[str | None, int | Non
 
 
 def forget_processes() -> None:
-    """Drops a connection to other processes that failed, so that another can be tried."""
+    """Drop a connection to other processes that failed, so that another can be tried."""
     state = distributed.global_state
     if state.service is not None:
         state.service.shutdown()
@@ -166,7 +149,7 @@ def forget_processes() -> None:
 
 
 def drop_connection() -> None:
-    """Makes jax leave without the other processes: it would wait for them, and then abort."""
+    """Make jax leave without the other processes: it would wait for them, and then abort."""
     state = distributed.global_state
     for one in (state.client, state.service, state.preemption_sync_manager):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))  # its destructor waits too

@@ -34,14 +34,7 @@ _INSTALL = (
 
 
 def prepare_target(target: Target) -> None:
-    """Sets what jax and the TPU compiler read when they start; has no effect once they have.
-
-    Args:
-        target: What will be compiled for.
-
-    Raises:
-        NamedMeshError: If jax has started already, with fewer CPU devices than a CPU target has.
-    """
+    """Set what jax and the TPU compiler read when they start; has no effect once they have."""
     if target.platform == "cpu":
         use_cpu_devices(target.cores)
         return
@@ -52,17 +45,7 @@ def prepare_target(target: Target) -> None:
 
 
 def devices_of(target: Target) -> list[Any]:
-    """The devices of a target: virtual CPU devices, or TPU devices to compile for and nothing else.
-
-    Args:
-        target: The target.
-
-    Returns:
-        Its devices in the order jax lists them.
-
-    Raises:
-        NamedMeshError: If the target's compiler is not here, or it does not know the target.
-    """
+    """The devices of a target: virtual CPU devices, or compile-only TPU devices."""
     prepare_target(target)
     if target.platform == "cpu":
         devices = jax.devices("cpu")
@@ -104,12 +87,6 @@ def hbm_bytes(device: Any) -> int | None:
     """The memory that a program may use on a device.
 
     The compiler tells it only for programs that need more, so one that does is compiled.
-
-    Args:
-        device: A device of a target.
-
-    Returns:
-        The bytes; None for CPUs.
     """
     if device.platform == "cpu":
         return None
@@ -124,13 +101,6 @@ def hbm_bytes(device: Any) -> int | None:
 
 
 def first_lines(error: Exception) -> list[str]:
-    """The first lines of a compiler's error, which may be very long.
-
-    Args:
-        error: The error.
-
-    Returns:
-        Up to four lines of up to 300 characters; the error's type if it says nothing.
-    """
+    """The first lines of a compiler's error, which may be very long."""
     lines = [line[:300] for line in str(error).splitlines() if line.strip()]
     return lines[:4] or [type(error).__name__]

@@ -7,15 +7,7 @@ from namedmesh.artifacts.artifact import Artifact
 
 
 def find_levers(artifact: Artifact, memory: Memory) -> list[str]:
-    """What would make a step smaller, with the numbers that show it.
-
-    Args:
-        artifact: The program.
-        memory: What it takes on a core.
-
-    Returns:
-        Sentences, the most promising first; what saves less than 2% is left out.
-    """
+    """What would make a step smaller, with the numbers that show it."""
     within = memory.activations + memory.temporaries + memory.results
     kept = memory.activations if artifact.activation_bytes else within
     waste, example = _unsplit(artifact)

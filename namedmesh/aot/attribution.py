@@ -41,30 +41,13 @@ class Buffer:
 
 
 def entry_bytes(artifact: Artifact, module: Module) -> list[tuple[TensorSpec, int]]:
-    """The bytes that each entry of a step takes on a core.
-
-    Args:
-        artifact: The program.
-        module: Its step, compiled.
-
-    Returns:
-        Inputs and variables in order, each with its bytes.
-    """
+    """The bytes that each entry of a step takes on a core."""
     entries = [*artifact.inputs, *artifact.variables]
     return [(spec, type.bytes) for spec, type in zip(entries, module.parameters, strict=True)]
 
 
 def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[Buffer]:
-    """The largest values of a compiled step that need memory of their own.
-
-    Args:
-        artifact: The program.
-        module: Its step, compiled.
-        count: How many to return.
-
-    Returns:
-        The buffers, the largest first; those alike are one.
-    """
+    """The largest values of a compiled step that need memory of their own."""
     alike: Counter[tuple[int, str, str]] = Counter()
     for (spec, size), type in zip(entry_bytes(artifact, module), module.parameters, strict=True):
         alike[size, str(type), spec.name] += 1
@@ -82,15 +65,7 @@ def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[
 
 
 def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
-    """The largest tensors that the manifest knows: entries, and whatever is communicated.
-
-    Args:
-        artifact: The program.
-        count: How many to return.
-
-    Returns:
-        The buffers, the largest first.
-    """
+    """The largest tensors that the manifest knows: entries, and whatever is communicated."""
     buffers = [
         Buffer(spec.bytes_per_device(artifact.mesh), spec.sharded_text, spec.name)
         for spec in (*artifact.inputs, *artifact.variables)
@@ -102,16 +77,7 @@ def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
 
 
 def find_origin(op_name: str, array: ArrayType | None, artifact: Artifact) -> str:
-    """The entry or tensor that a buffer holds, or for which an op gathers another.
-
-    Args:
-        op_name: The op of the buffer, by the compiler's metadata.
-        array: What the buffer holds; of all that a loop makes, it is the tensor of that shape.
-        artifact: The program.
-
-    Returns:
-        A name or a description.
-    """
+    """The entry or tensor that a buffer holds, or for which an op gathers another."""
     entry = _ENTRY.search(op_name)
     if entry:
         return [*artifact.inputs, *artifact.variables][int(entry[1])].name

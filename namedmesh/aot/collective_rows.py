@@ -54,12 +54,7 @@ class CollectiveRow:
     def add(
         self, planned: Collective | None = None, made: CompiledCollective | None = None
     ) -> None:
-        """Counts one more collective, with all its runs.
-
-        Args:
-            planned: What the plan has.
-            made: What the compiler made.
-        """
+        """Count one more collective, with all its runs."""
         if planned:
             self.planned += planned.times
             self.planned_bytes += planned.total_bytes
@@ -83,14 +78,7 @@ class CollectiveRow:
 
 
 def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
-    """Adds up what was planned and what was made.
-
-    Args:
-        audit: The compiler's collectives against the plan's.
-
-    Returns:
-        A row for each kind, axes and dtypes.
-    """
+    """Add up what was planned and what was made."""
     rows: dict[tuple[str, tuple[str, ...], str, str], CollectiveRow] = {}
 
     def row(kind: str, axes: tuple[str, ...], dtype: str, sent_as: str) -> CollectiveRow:
@@ -109,15 +97,7 @@ def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
 
 
 def format_rows(rows: Sequence[CollectiveRow], indent: int) -> list[str]:
-    """Formats rows as lines of a table, with what they add up to.
-
-    Args:
-        rows: The rows.
-        indent: How far the lines are indented.
-
-    Returns:
-        The lines; one that says so if there are no rows.
-    """
+    """Format rows as lines of a table, with what they add up to."""
     if not rows:
         return [" " * indent + "none"]
     counts = (sum(row.planned for row in rows), sum(row.made for row in rows))

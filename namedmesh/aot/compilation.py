@@ -40,7 +40,7 @@ def compile_for(
     name: str | None = None,
     partitioner: str | None = None,
 ) -> TargetReport:
-    """Compiles an Artifact's step for a target that need not be here.
+    """Compile an Artifact's step for a target that need not be here.
 
     A mesh without a device assignment is laid over the target's torus so that the plan's traffic
     has short ways; `artifact.with_device_assignment(report.assignment.order)` runs like that.

@@ -42,17 +42,10 @@ class Exhausted:
 
 
 def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
-    """Reads a compiler's out-of-memory message.
+    """Read a compiler's out-of-memory message.
 
     What the brief form calls temporaries is everything: a model that is a little too deep has, by
     that number, the memory that shallower ones grow towards, weights and all.
-
-    Args:
-        message: The message.
-        artifact: The program it is about.
-
-    Returns:
-        What it says; None for any other message.
     """
     if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
         return None
@@ -65,14 +58,7 @@ def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
 
 
 def read_available(message: str) -> int | None:
-    """The bytes of memory that an out-of-memory message says there are.
-
-    Args:
-        message: The message.
-
-    Returns:
-        The bytes; None if it does not say.
-    """
+    """The bytes of memory that an out-of-memory message says there are."""
     match = _AVAILABLE.search(message)
     return _bytes(match[1], match[2]) if match else None
 

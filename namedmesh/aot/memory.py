@@ -48,16 +48,7 @@ class Memory:
 
 
 def attribute_memory(artifact: Artifact, report: Report, module: Module) -> Memory:
-    """A compiled step's bytes by what they hold.
-
-    Args:
-        artifact: The program.
-        report: The compiler's totals.
-        module: The step, compiled.
-
-    Returns:
-        Bytes that add up to the compiler's totals.
-    """
+    """A compiled step's bytes by what they hold."""
     return _memory(
         artifact,
         entry_bytes(artifact, module),
@@ -69,15 +60,7 @@ def attribute_memory(artifact: Artifact, report: Report, module: Module) -> Memo
 
 
 def estimate_memory(artifact: Artifact, needed: int) -> Memory:
-    """A step's bytes by the manifest and a total, padding and results left out.
-
-    Args:
-        artifact: The program.
-        needed: The bytes a core would need for everything.
-
-    Returns:
-        Bytes that add up to that total, or to what the entries take if that is more.
-    """
+    """A step's bytes by the manifest and a total, padding and results left out."""
     mesh = artifact.mesh
     sizes = [
         (spec, spec.bytes_per_device(mesh)) for spec in (*artifact.inputs, *artifact.variables)

@@ -227,29 +227,12 @@ class TargetReport:
 
 
 def count_weights(artifact: Artifact) -> int:
-    """How many numbers an Artifact trains.
-
-    Args:
-        artifact: The program.
-
-    Returns:
-        The count, over all devices.
-    """
+    """How many numbers an Artifact trains."""
     return sum(math.prod(spec.sizes) for spec in artifact.variables if spec.trainable)
 
 
 def failed_row(artifact: Artifact | None, target: Target, model: str, error: str) -> dict[str, Any]:
-    """The JSON row of an Artifact that could not be compiled at all.
-
-    Args:
-        artifact: The Artifact; None if it could not even be read.
-        target: What it was to be compiled for.
-        model: The model's name.
-        error: What went wrong.
-
-    Returns:
-        A row with the keys of `TargetReport.row` that every reader may rely on.
-    """
+    """The JSON row of an Artifact that could not be compiled at all."""
     unknown = dict.fromkeys(
         ("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan")
     )

@@ -94,7 +94,7 @@ class Artifact(Manifest):
         return pack_members(dict(zip(_MEMBERS, contents, strict=True)))
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the file, whole or not at all.
+        """Write the file, whole or not at all.
 
         Args:
             path: The file, by convention `NAME.nmesh`.
@@ -107,7 +107,7 @@ class Artifact(Manifest):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Artifact:
-        """Reads a file.
+        """Read a file.
 
         Args:
             path: A file that `save` wrote.
@@ -166,24 +166,7 @@ class Artifact(Manifest):
 
 
 def check_artifact(artifact: object) -> Artifact:
-    """Returns an Artifact, or raises if it is something else, e.g. the path of one.
-
-    Args:
-        artifact: What a function was given.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it is not an Artifact.
-
-    Example:
-        >>> try:
-        ...     check_artifact("model.nmesh")
-        ... except NamedMeshError as error:
-        ...     print(error.problem)
-        expected an Artifact, not a str
-    """
+    """Return an Artifact, or raises if it is something else, e.g. the path of one."""
     if isinstance(artifact, Artifact):
         return artifact
     fix = "give what nm.export or Artifact.load returned"

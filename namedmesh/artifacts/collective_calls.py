@@ -22,12 +22,7 @@ _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 
 
 def write_collectives(module: ir.Module, mesh: Mesh) -> None:
-    """Replaces every call of a collective by the collective.
-
-    Args:
-        module: The module, which is changed in place.
-        mesh: The mesh it was lowered for.
-    """
+    """Replace every call of a collective by the collective."""
     writers = {
         PERMUTE: _write_permute,
         GATHER: _write_gather,
@@ -52,7 +47,7 @@ def write_collectives(module: ir.Module, mesh: Mesh) -> None:
 
 
 def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
-    """Writes a permutation of devices, which the call describes as a hop."""
+    """Write a permutation of devices, which the call describes as a hop."""
     pairs: Any = np.array(Hop.read(config).pairs(mesh), np.int64).reshape(-1, 2)
     made = stablehlo.CollectivePermuteOp(
         op.operands[0], ir.DenseElementsAttr.get(pairs), channel_handle=channel
@@ -61,7 +56,7 @@ def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> i
 
 
 def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
-    """Writes what puts values side by side along the first dimension, for which axes are named."""
+    """Write what puts values side by side along the first dimension, for which axes are named."""
     made = stablehlo.AllGatherOp(
         [op.result.type],
         [op.operands[0]],
@@ -74,7 +69,7 @@ def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir
 
 
 def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
-    """Writes what cuts values along one dimension and joins them along another."""
+    """Write what cuts values along one dimension and joins them along another."""
     axes, cut, join = config.split(" ")
     groups = _write_groups(axes, mesh)
     made = stablehlo.AllToAllOp(
@@ -89,7 +84,7 @@ def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -
 
 
 def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
-    """Writes what adds up values along the axes that are named."""
+    """Write what adds up values along the axes that are named."""
     made = stablehlo.AllReduceOp(
         [op.result.type],
         [op.operands[0]],
@@ -105,6 +100,6 @@ def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Op
 
 
 def _write_groups(axes: str, mesh: Mesh) -> ir.DenseElementsAttr:
-    """Writes which devices communicate along some axes."""
+    """Write which devices communicate along some axes."""
     groups: Any = np.ascontiguousarray(list_groups(axes.split("+"), mesh), np.int64)
     return ir.DenseElementsAttr.get(groups)

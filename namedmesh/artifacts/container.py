@@ -25,14 +25,7 @@ AGAIN = "export it again with nm.export"
 
 
 def pack_members(members: Mapping[str, bytes]) -> bytes:
-    """Packs members into a sealed file.
-
-    Args:
-        members: The contents by name.
-
-    Returns:
-        The file's contents, equal for equal members.
-    """
+    """Packs members into a sealed file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():
@@ -43,14 +36,7 @@ def pack_members(members: Mapping[str, bytes]) -> bytes:
 
 
 def seal_file(data: bytes) -> bytes:
-    """Writes the checksum of a file's contents in the place that is kept for it.
-
-    Args:
-        data: A zip file whose comment ends with the place of the checksum.
-
-    Returns:
-        The file with its checksum.
-    """
+    """Write the checksum of a file's contents in the place that is kept for it."""
     return data[:-_DIGITS] + _checksum(data)
 
 
@@ -67,17 +53,7 @@ def _compression(data: bytes) -> int:
 
 
 def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Reads a file of a size that can be an Artifact's.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        NamedMeshError: If it is not there, not a file, too large, or cannot be read.
-    """
+    """Read a file of a size that can be an Artifact's."""
     name = check_path(path, "the file of the artifact")
     try:
         with open(name, "rb", opener=_open_at_once) as file:
@@ -102,25 +78,12 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
 
 
 def _open_at_once(path: str, flags: int) -> int:
-    """Opens a path without waiting for another process to write, should it be a pipe."""
+    """Open a path without waiting for another process to write, should it be a pipe."""
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, bytes]:
-    """Reads the members of a sealed file; nothing is unpacked that is too large.
-
-    Args:
-        data: The file's contents.
-        names: The members it must have, and no others.
-        label: What errors call the file.
-
-    Returns:
-        The contents by name.
-
-    Raises:
-        NamedMeshError: If the file is not one of ours, was changed since it was written, or would
-            unpack to more than it should.
-    """
+    """Read the members of a sealed file; nothing is unpacked that is too large."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as file:
             _check_seal(data, file, label)
@@ -148,7 +111,7 @@ def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, b
 
 
 def _check_seal(data: bytes, file: zipfile.ZipFile, label: str) -> None:
-    """Raises unless every byte is as it was written."""
+    """Raise unless every byte is as it was written."""
     if not file.comment.startswith(_MARK) or not data.endswith(file.comment):
         raise NamedMeshError(
             f"{label!r} is not a namedmesh artifact, or one of an earlier version: "
@@ -162,7 +125,7 @@ def _check_seal(data: bytes, file: zipfile.ZipFile, label: str) -> None:
 
 
 def _check_members(infos: Sequence[zipfile.ZipInfo], names: Sequence[str], label: str) -> None:
-    """Raises unless the members are those of an Artifact, at sizes that can be read."""
+    """Raise unless the members are those of an Artifact, at sizes that can be read."""
     if sorted(info.filename for info in infos) != sorted(names):
         raise NamedMeshError(
             f"{label!r} is not a namedmesh artifact: it has other members than {', '.join(names)}",

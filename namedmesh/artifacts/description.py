@@ -22,21 +22,7 @@ _DTYPE_NAMES = frozenset(
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The numpy dtype of a name, those of ml_dtypes included.
-
-    Args:
-        name: A name such as `float32` or `bfloat16`.
-
-    Returns:
-        The dtype.
-
-    Raises:
-        TypeError: If neither numpy nor ml_dtypes has a dtype of that name.
-
-    Example:
-        >>> dtype_of("bfloat16").itemsize
-        2
-    """
+    """The numpy dtype of a name, those of ml_dtypes included."""
     if name not in _DTYPE_NAMES:
         raise TypeError(f"{name!r} is not the name of a dtype")
     return np.dtype(getattr(ml_dtypes, name, name))

@@ -18,12 +18,7 @@ CALL = "namedmesh_jax"  # as ops/jax_code.py writes it
 
 
 def insert_code(module: ir.Module, platforms: Sequence[str]) -> None:
-    """Replaces every call of a jax function by what the function is on a platform.
-
-    Args:
-        module: The module, which is changed in place.
-        platforms: What it is lowered for; the first counts.
-    """
+    """Replace every call of a jax function by what the function is on a platform."""
     calls = [
         view.operation
         for block in blocks(module.operation)
@@ -46,7 +41,7 @@ def insert_code(module: ir.Module, platforms: Sequence[str]) -> None:
 
 
 def _choose_code(call: dict[str, Any], platform: str) -> str:
-    """Returns the code of a call for a platform."""
+    """Return the code of a call for a platform."""
     wanted = "cuda" if platform == "gpu" else platform
     if wanted not in call["code"]:
         raise NamedMeshError(

@@ -71,30 +71,12 @@ class Manifest:
 
 
 def without_folder(source: Source) -> Source:
-    """A source line as a manifest has it: by the name of its file alone.
-
-    Args:
-        source: A line of a file anywhere.
-
-    Returns:
-        The line of a file without its folder, which would mean nothing on another machine.
-
-    Example:
-        >>> without_folder(Source("/project/model.py", 3))
-        Source(file='model.py', line=3)
-    """
+    """A source line as a manifest has it: by the name of its file alone."""
     return Source(os.path.basename(source.file), source.line)
 
 
 def write_manifest(manifest: Manifest) -> dict[str, Any]:
-    """A manifest as JSON.
-
-    Args:
-        manifest: The manifest, or an Artifact.
-
-    Returns:
-        What `read_manifest` reads.
-    """
+    """A manifest as JSON."""
     mesh = manifest.mesh
     return {
         **{name: getattr(manifest, name) for name in _TEXTS},
@@ -124,14 +106,7 @@ def write_manifest(manifest: Manifest) -> dict[str, Any]:
 
 
 def read_manifest(document: JsonCursor) -> Manifest:
-    """A manifest from its JSON; whatever is wrong is noted in the document's problems.
-
-    Args:
-        document: The JSON, as `write_manifest` makes it.
-
-    Returns:
-        The manifest, which means something only if no problem was noted.
-    """
+    """A manifest from its JSON; whatever is wrong is noted in the document's problems."""
     mesh = _read_mesh(document.member("mesh"))
     texts = {name: document.member(name).text() for name in _TEXTS}
     precision = document.member("precision").text(PRECISIONS)
@@ -172,7 +147,7 @@ def read_manifest(document: JsonCursor) -> Manifest:
 
 
 def _check_names(document: JsonCursor, specs: Sequence[TensorSpec]) -> None:
-    """Notes the names that two inputs or variables have."""
+    """Note the names that two inputs or variables have."""
     for name, count in Counter(spec.name for spec in specs).items():
         if count > 1 and not document.problems:
             document.note(f"inputs and variables: {count} are named {name!r}")

@@ -15,25 +15,14 @@ _ENTER, _LEAVE, _PLACE = "SPMDFullToShardShape", "SPMDShardToFullShape", "Shardi
 
 
 def close_regions(module: ir.Operation) -> None:
-    """Marks every op of a manual region, and makes every value it reads enter the region.
-
-    Args:
-        module: The module or function, which is changed in place.
-    """
+    """Mark every op of a manual region, and makes every value it reads enter the region."""
     with ir.Location.unknown(module.context):
         for block in blocks(module):
             _close(block)
 
 
 def blocks(op: ir.Operation) -> Iterator[ir.Block]:
-    """Every block inside an op.
-
-    Args:
-        op: The op, such as a module's.
-
-    Yields:
-        The blocks, each before those inside it.
-    """
+    """Every block inside an op."""
     for region in op.regions:
         for block in region.blocks:
             yield block
@@ -42,7 +31,7 @@ def blocks(op: ir.Operation) -> Iterator[ir.Block]:
 
 
 def _close(block: ir.Block) -> None:
-    """Closes the regions of one block, from a device's shard to where the whole is put together."""
+    """Close the regions of one block, from a device's shard to where the whole is put together."""
     inside: set[ir.Value] = set()
     entered: dict[ir.Value, ir.Value] = {}
     for view in list(block.operations):
@@ -64,14 +53,7 @@ def _close(block: ir.Block) -> None:
 
 
 def call_target(op: ir.Operation) -> str:
-    """What a custom call calls; empty for other ops.
-
-    Args:
-        op: Any op.
-
-    Returns:
-        The name.
-    """
+    """What a custom call calls; empty for other ops."""
     if "call_target_name" not in op.attributes:
         return ""
     return ir.StringAttr(op.attributes["call_target_name"]).value

@@ -21,11 +21,7 @@ _ATTRIBUTE = "mhlo.sharding"
 
 
 class ShardyWriter:
-    """Writes the `sdy` attributes of one mesh, each kind of sharding once.
-
-    Args:
-        mesh: The mesh whose axes shardings name.
-    """
+    """Writes the `sdy` attributes of one mesh, each kind of sharding once."""
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
@@ -38,15 +34,7 @@ class ShardyWriter:
         self.manual_axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in mesh.axes])
 
     def sharding(self, text: str, rank: int) -> ir.Attribute:
-        """The attribute that says the same as the text of an HLO sharding.
-
-        Args:
-            text: The sharding as HLO writes it.
-            rank: How many dimensions the tensor has.
-
-        Returns:
-            A sharding by axis names, every dimension of it closed.
-        """
+        """The attribute that says the same as the text of an HLO sharding."""
         key = text, rank
         if key not in self._shardings:
             dimensions = [
@@ -60,15 +48,7 @@ class ShardyWriter:
 
 
 def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
-    """Writes every GSPMD annotation of a module as an `sdy` one.
-
-    Args:
-        module: StableHLO as an Artifact has it; it is changed in place.
-        mesh: The mesh it is lowered for.
-
-    Raises:
-        NamedMeshError: If a sharding does not lie on whole axes of the mesh.
-    """
+    """Write every GSPMD annotation of a module as an `sdy` one."""
     with module.context, ir.Location.unknown():
         blocks = list(_blocks(module.operation))
         if mesh.devices == 1:
@@ -87,7 +67,7 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
 
 
 def _drop_annotations(block: ir.Block) -> None:
-    """Takes a block's annotations out: on one device every shard is whole."""
+    """Take a block's annotations out: on one device every shard is whole."""
     for view in list(block.operations):
         op = view.operation
         if _call_target(op) in (PLACE, ENTER, LEAVE):
@@ -98,7 +78,7 @@ def _drop_annotations(block: ir.Block) -> None:
 
 
 def _constrain(op: ir.Operation, writer: ShardyWriter) -> None:
-    """Writes one op's own annotation."""
+    """Write one op's own annotation."""
     if _ATTRIBUTE not in op.attributes:
         return
     text = _sharding_text(op)
@@ -134,7 +114,7 @@ class _Regions:
             self._sort(number, op)
 
     def _sort(self, number: int, op: ir.Operation) -> None:
-        """Notes the depth of an op, and on which side of a region's edge it is."""
+        """Note the depth of an op, and on which side of a region's edge it is."""
         reads = list(_reads(op))
         depth = max((self.depth.get(value, 0) for value in reads), default=0)
         target = _call_target(op)
@@ -152,7 +132,7 @@ class _Regions:
         self.depth.update(dict.fromkeys(op.results, depth))
 
     def build(self) -> None:
-        """Puts a manual computation in the place of each depth's local ops."""
+        """Put a manual computation in the place of each depth's local ops."""
         end = self.ops[-1]
         for depth in range(max([*self.outer, *self.leaving], default=0) + 1):
             for op in self.outer.get(depth, ()):
@@ -165,7 +145,7 @@ class _Regions:
                 op.erase()
 
     def _build_region(self, leaving: Sequence[ir.Operation]) -> None:
-        """Makes one manual computation of all that some values need which leave it."""
+        """Make one manual computation of all that some values need which leave it."""
         body = self._needed([op.operands[0] for op in leaving])
         entering = [op for op in body if _call_target(op) == ENTER]
         operands = [op.operands[0] for op in entering]
@@ -223,7 +203,7 @@ class _Regions:
 
 
 def _copy_inside(op: ir.Operation, inside: dict[ir.Value, ir.Value]) -> None:
-    """Copies a local op into a region; `inside` has what its operands are called there."""
+    """Copy a local op into a region; `inside` has what its operands are called there."""
     target = _call_target(op)
     if target == ENTER:
         return

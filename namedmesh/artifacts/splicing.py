@@ -37,15 +37,7 @@ class Template:
     module: ir.Module | None = None  # of which the ops are, so that they live as long
 
     def copy(self, operands: Sequence[ir.Value], locate: Locate | None = None) -> list[ir.Value]:
-        """Copies the ops to the insertion point.
-
-        Args:
-            operands: What they read; more than they need may be given.
-            locate: Makes the locations of the copies from names; otherwise they stay as they are.
-
-        Returns:
-            The results.
-        """
+        """Copy the ops to the insertion point."""
         values = [*operands[: self.operands]]
         for line in self.lines:
             op = line.op.clone()
@@ -63,7 +55,7 @@ class Template:
 def _settle_block(
     block: ir.Block, values: Sequence[ir.Value], line: Line, locate: Locate | None
 ) -> None:
-    """Gives what is inside a copy's regions its operands and names."""
+    """Give what is inside a copy's regions its operands and names."""
     for view in block.operations if line.captures else ():
         op = view.operation
         for i, value in enumerate(op.operands):
@@ -84,7 +76,7 @@ def make_template(
     made: Iterable[ir.Value],
     results: Sequence[ir.Value],
 ) -> Template:
-    """Makes a template of ops whose operands have numbers."""
+    """Make a template of ops whose operands have numbers."""
     lines, count = [], operands
     for op in ops:
         reads = tuple(numbers[value] for value in op.operands)
@@ -106,14 +98,7 @@ def find_captures(op: ir.Operation, made: Iterable[ir.Value]) -> list[ir.Value]:
 
 
 def inline_calls(module: ir.Module) -> ir.Operation:
-    """Replaces every call in the main function of a module by what it calls.
-
-    Args:
-        module: The module, which is changed.
-
-    Returns:
-        The main function.
-    """
+    """Replace every call in the main function of a module by what it calls."""
     functions = {
         ir.StringAttr(view.operation.attributes["sym_name"]).value: view.operation
         for view in module.body.operations
@@ -124,26 +109,14 @@ def inline_calls(module: ir.Module) -> ir.Operation:
 
 
 def main_template(module: ir.Module) -> Template:
-    """Makes a template of the main function of a module, calls inlined.
-
-    Args:
-        module: The module, which is changed.
-
-    Returns:
-        The template.
-    """
+    """Make a template of the main function of a module, calls inlined."""
     inline_calls(module)
     functions = {"main": ir.SymbolTable(module.operation)["main"].operation}
     return replace(_Inliner(functions).template("main"), module=module)
 
 
 def replace_call(op: ir.Operation, results: Sequence[ir.Value]) -> None:
-    """Replaces a custom call by the values that it is to return.
-
-    Args:
-        op: The call; TensorFlow's return tuples where there are several results.
-        results: The values.
-    """
+    """Replace a custom call by the values that it is to return."""
     if isinstance(op.result.type, ir.TupleType) or str(op.result.type).startswith("tuple"):
         for use in list(op.result.uses):
             element = use.owner.operation
@@ -163,7 +136,7 @@ class _Inliner:
         self.templates: dict[str, Template] = {}
 
     def inline(self, function: ir.Operation) -> None:
-        """Replaces every call inside a function."""
+        """Replace every call inside a function."""
         for block in list(blocks(function)):
             for view in list(block.operations):
                 op = view.operation
@@ -190,13 +163,6 @@ class _Inliner:
 
 
 def find_name(location: ir.Location) -> str:
-    """The name that TensorFlow gave an op, without the scope of its fragment, and without a path.
-
-    Args:
-        location: Where TensorFlow says the op comes from.
-
-    Returns:
-        The name; empty if it has none.
-    """
+    """The name that TensorFlow gave an op, without scope and path."""
     name = _NAME.search(str(location))
     return name[1] if name else ""

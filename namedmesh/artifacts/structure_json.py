@@ -16,22 +16,7 @@ _PLAIN_KEYS = (str, int, float, bool, type(None))
 
 
 def write_structure(structure: ResultStructure) -> Any:
-    """A nesting as JSON, which has neither tuples nor keys that are not text.
-
-    Args:
-        structure: As `number_leaves` returns it.
-
-    Returns:
-        What `read_structure` reads.
-
-    Raises:
-        NamedMeshError: If a dict has a key that is not text, a number, a Dimension or a tuple of
-            those.
-
-    Example:
-        >>> write_structure({"loss": 0, ("a", 1): (1, None)})
-        {'dict': [['loss', 0], [{'tuple': ['a', 1]}, {'tuple': [1, None]}]]}
-    """
+    """A nesting as JSON, which has neither tuples nor keys that are not text."""
     if structure is None or isinstance(structure, int):
         return structure
     if isinstance(structure, dict):
@@ -61,15 +46,7 @@ def _write_key(key: object) -> Any:
 
 
 def read_structure(cursor: JsonCursor, leaves: int) -> ResultStructure:
-    """A nesting from its JSON; whatever is wrong is noted in the cursor's problems.
-
-    Args:
-        cursor: The JSON, as `write_structure` makes it.
-        leaves: The number of results, each of which must be there once.
-
-    Returns:
-        The nesting.
-    """
+    """A nesting from its JSON; whatever is wrong is noted in the cursor's problems."""
     known, numbers = len(cursor.problems), Counter[int]()
     structure = _read(cursor, leaves, numbers)
     if len(cursor.problems) == known and numbers != Counter(range(leaves)):
@@ -78,7 +55,7 @@ def read_structure(cursor: JsonCursor, leaves: int) -> ResultStructure:
 
 
 def _read(cursor: JsonCursor, leaves: int, numbers: Counter[int]) -> ResultStructure:
-    """Reads one part of a nesting and counts its leaves."""
+    """Read one part of a nesting and counts its leaves."""
     value = cursor.value
     if value is None:
         return None
@@ -102,7 +79,7 @@ def _read(cursor: JsonCursor, leaves: int, numbers: Counter[int]) -> ResultStruc
 
 
 def _read_dict(items: list[JsonCursor], leaves: int, numbers: Counter[int]) -> dict[Any, Any]:
-    """Reads the entries of a dict, written as [key, structure]."""
+    """Read the entries of a dict, written as [key, structure]."""
     entries: dict[Any, Any] = {}
     for item in items:
         if not isinstance(item.value, list) or len(item.value) != 2:
@@ -114,7 +91,7 @@ def _read_dict(items: list[JsonCursor], leaves: int, numbers: Counter[int]) -> d
 
 
 def _read_key(cursor: JsonCursor) -> Any:
-    """Reads the key of a dict."""
+    """Read the key of a dict."""
     value = cursor.value
     if isinstance(value, dict) and [*value] == ["tuple"]:
         return tuple(_read_key(item) for item in cursor.member("tuple").items())
@@ -130,7 +107,7 @@ def _read_key(cursor: JsonCursor) -> Any:
 
 
 def _read_named(cursor: JsonCursor, leaves: int, numbers: Counter[int]) -> ResultStructure:
-    """Reads a named tuple, written as [name, fields, items]."""
+    """Read a named tuple, written as [name, fields, items]."""
     parts = cursor.items()
     if len(parts) != 3:
         cursor.wrong("[name, fields, items]")

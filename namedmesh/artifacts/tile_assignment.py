@@ -25,24 +25,6 @@ def read_axes(text: str, rank: int, mesh: Mesh) -> DimensionAxes:
     Each axis of more than one device has a stride of its own in the numbers of the devices, so a
     tile assignment over whole axes can mean only one list of axes a dimension. Axes of size 1
     split nothing, and are left out.
-
-    Args:
-        text: The sharding as HLO writes it.
-        rank: How many dimensions the tensor has.
-        mesh: The mesh.
-
-    Returns:
-        The axes of each dimension, the major one first.
-
-    Raises:
-        NamedMeshError: If the text is no sharding over whole axes of the mesh.
-
-    Example:
-        >>> mesh = Mesh(data=2, expert=4)
-        >>> read_axes("{devices=[4,1,2]<=[2,4]T(1,0) last_tile_dim_replicate}", 2, mesh)
-        (('expert',), ())
-        >>> read_axes("{devices=[8]<=[8]}", 1, mesh)
-        (('data', 'expert'),)
     """
     if text == "{replicated}" or (mesh.devices == 1 and text.startswith("{maximal")):
         return ((),) * rank

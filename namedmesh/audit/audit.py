@@ -135,7 +135,7 @@ class Audit:
         return kinds.count(kind)
 
     def enforce(self, strict: bool | None) -> None:
-        """Warns about everything in which plan and code do not agree, or raises.
+        """Warn about everything in which plan and code do not agree, or raises.
 
         Args:
             strict: Whether to raise; None follows the environment variable NAMEDMESH_STRICT.
@@ -167,7 +167,7 @@ class Audit:
         warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
 
     def describe_problems(self) -> list[str]:
-        """Describes everything in which plan and code do not agree.
+        """Describe everything in which plan and code do not agree.
 
         Returns:
             A line for each collective that was not planned, not made, or made otherwise.
@@ -211,22 +211,7 @@ def audit(
     backend: str,
     precision: str = "default",
 ) -> Audit:
-    """Matches every collective of a compiled module with one of the plan, best evidence first.
-
-    Args:
-        module: The compiled module.
-        mesh: The mesh it was compiled for.
-        planned: The collectives that the plan has.
-        backend: The platform it was compiled for: `cpu`, `gpu` or `tpu`. What it may do otherwise
-            is in `backend_rules`.
-        precision: That of the program's matrix products.
-
-    Returns:
-        What matches, and what does not.
-
-    Raises:
-        NamedMeshError: If the module has an opcode that nobody knows, which may communicate.
-    """
+    """Match every collective of a compiled module with one of the plan, best evidence first."""
     rules = find_rules(backend, precision)
     if mesh.slices > 1 and backend == "tpu":
         result = match_slices(planned, module, mesh, rules)

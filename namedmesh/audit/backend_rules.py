@@ -31,9 +31,6 @@ class BackendRule:
         combines: Whether it makes one collective of several.
         precisions: The precisions of matrix products under which it does it; () for all.
 
-    Example:
-        >>> [rule.name for rule in find_rules("cpu", "default")]
-        ['bfloat16 sent as float32', 'ReduceScatter made as AllReduce and slice', \
 'collective that never changes in a loop made before it', \
 'AllGather named after the op that makes its tensor']
     """
@@ -198,15 +195,7 @@ _COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
-    """Finds the rules of a backend.
-
-    Args:
-        backend: The platform that a program was compiled for, such as `cpu`.
-        precision: That of its matrix products: `default`, `high` or `highest`.
-
-    Returns:
-        The rules; a backend that nothing is known of has none.
-    """
+    """Find the rules of a backend."""
     return tuple(
         rule
         for rule in (*RULES, *_COMBINING)
@@ -217,22 +206,7 @@ def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
 def alter(
     plan: Collective, rules: Iterable[BackendRule]
 ) -> list[tuple[Collective, tuple[BackendRule, ...]]]:
-    """Finds everything that a planned collective may be made as.
-
-    Args:
-        plan: The planned collective.
-        rules: The rules of a backend.
-
-    Returns:
-        What it may be made as, each with the rules that say so; itself is not among them.
-
-    Example:
-        >>> from namedmesh.errors.source import Source
-        >>> plan = Collective("ReduceScatter", ("data",), 8, "bfloat16", 16, 1, "w", "sum.1",
-        ...                   "backward", Source("model.py", 1), devices=4)
-        >>> [(one.kind, one.dtype) for one, _ in alter(plan, find_rules("cpu", "default"))]
-        [('ReduceScatter', 'float32'), ('AllReduce', 'bfloat16'), ('AllReduce', 'float32')]
-    """
+    """Find everything that a planned collective may be made as."""
     forms: list[tuple[Collective, tuple[BackendRule, ...]]] = [(plan, ())]
     for rule in rules:
         for form, used in list(forms):

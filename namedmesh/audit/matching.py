@@ -70,17 +70,7 @@ def match_collectives(
     mesh: Mesh,
     rules: Sequence[BackendRule],
 ) -> Matching:
-    """Matches each compiled collective with a planned one, best evidence first.
-
-    Args:
-        planned: What the plan has.
-        compiled: What the compiler made.
-        mesh: The mesh of both.
-        rules: What the backend may do otherwise.
-
-    Returns:
-        The matching.
-    """
+    """Match each compiled collective with a planned one, best evidence first."""
     matcher = _Matcher(planned, compiled, mesh)
     matcher.match_named()
     matcher.match_by_shape()
@@ -120,7 +110,7 @@ class _Matcher:
         self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
     def take(self, plan: int, one: int) -> tuple[Collective, CompiledCollective]:
-        """Takes a planned and a compiled collective out of those that are open."""
+        """Take a planned and a compiled collective out of those that are open."""
         return self.plans.pop(plan), self.ones.pop(one)
 
     def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
@@ -158,7 +148,7 @@ class _Matcher:
         return self.names[one.op_name]
 
     def match_named(self) -> None:
-        """Matches those that agree in everything, where metadata names the op."""
+        """Match those that agree in everything, where metadata names the op."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
             open_plans.setdefault((plan.op, _facts(plan)), deque()).append(i)
@@ -170,7 +160,7 @@ class _Matcher:
                 self.result.matched.append(self.take(queue.popleft(), j))
 
     def match_by_shape(self) -> None:
-        """Matches those that agree in everything but have no metadata to connect them.
+        """Match those that agree in everything but have no metadata to connect them.
 
         Metadata that names another op speaks against a match, unless several tensors share it. A
         tensor that has no collective yet goes before the second of another.
@@ -193,7 +183,7 @@ class _Matcher:
                 self.result.by_shape.append(pair)
 
     def match_altered(self, rules: Sequence[BackendRule]) -> None:
-        """Matches what a backend may make of a planned collective, where metadata names the op.
+        """Match what a backend may make of a planned collective, where metadata names the op.
 
         Of several tensors that one instruction communicates, metadata names one at most.
         """
@@ -218,7 +208,7 @@ class _Matcher:
                         break
 
     def match_axes_in_one(self) -> None:
-        """Matches an AllReduce over several axes with planned ones of its op, each over some."""
+        """Match an AllReduce over several axes with planned ones of its op, each over some."""
         parts: dict[tuple[str, str, Facts], list[int]] = {}
         for i, plan in self.plans.items():
             if plan.kind == "AllReduce":
@@ -251,7 +241,7 @@ class _Matcher:
         return chosen if len(chosen) > 1 and covered == {*axes} else []
 
     def match_tiled_scatters(self) -> None:
-        """Matches ReduceScatters of somewhat more, and what completes them."""
+        """Match ReduceScatters of somewhat more, and what completes them."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
             if plan.kind == "ReduceScatter":
@@ -282,7 +272,7 @@ class _Matcher:
         return same and rest.elements <= one.elements - planned
 
     def merge_equal_permutes(self) -> None:
-        """Takes out what sends the same rows of a tensor as a collective that was made."""
+        """Take out what sends the same rows of a tensor as a collective that was made."""
         made = {(plan.tensor, _facts(plan)) for plan, _ in self.result.matched if plan.hop}
         for i, plan in list(self.plans.items()):
             if (plan.tensor, _facts(plan)) in made:
@@ -290,7 +280,7 @@ class _Matcher:
                 self.result.rules[EQUAL_ONCE.name] += 1
 
     def match_differing(self) -> None:
-        """Pairs what is left of one op and kind: it was made, but not as planned."""
+        """Pair what is left of one op and kind: it was made, but not as planned."""
         open_plans: dict[tuple[str, str], deque[int]] = {}
         for i, plan in self.plans.items():
             open_plans.setdefault((plan.op, plan.kind), deque()).append(i)
@@ -301,7 +291,7 @@ class _Matcher:
                 self.result.differing.append(self.take(queue.popleft(), j))
 
     def finish(self) -> Matching:
-        """Returns the matching, with what is left."""
+        """Return the matching, with what is left."""
         self.result.missing = list(self.plans.values())
         self.result.unplanned = list(self.ones.values())
         return self.result

@@ -23,18 +23,7 @@ _SUMS = '_xla_megascale_transfer_type="ALL_REDUCE"'  # what the runtime does wit
 def match_slices(
     planned: Sequence[Collective], module: Module, mesh: Mesh, rules: Sequence[BackendRule]
 ) -> Matching:
-    """Matches what a slice's code communicates with what is planned for all slices.
-
-    Args:
-        planned: What the plan has.
-        module: The code of one slice.
-        mesh: The mesh of all slices.
-        rules: What the backend may do otherwise.
-
-    Returns:
-        The matching. Collectives inside a slice are matched one by one; sums over slices are made
-        as the rule `BETWEEN_SLICES` says, or missing.
-    """
+    """Match what a slice's code communicates with what is planned for all slices."""
     inner = mesh.one_block(mesh.slices)
     compiled = [one for one in find_collectives(module, inner) if one.axes != () and one.times]
     summing = _find_summing(module)
@@ -63,7 +52,7 @@ def match_slices(
 
 
 def _find_summing(module: Module) -> set[str]:
-    """Finds the Sends and Recvs between which the runtime adds up what all slices sent."""
+    """Find the Sends and Recvs between which the runtime adds up what all slices sent."""
     return {
         one.name
         for _, one in module.instructions()

@@ -31,11 +31,7 @@ examples:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.add_argument(
         "artifacts", nargs="+", metavar="ARTIFACT", help="a file written by nm.export(...).save"
     )
@@ -59,15 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_aot(arguments: argparse.Namespace) -> int:
-    """Compiles every artifact for a target, prints the reports and writes the rows.
+    """Compile every artifact for a target, prints the reports and writes the rows.
 
     An artifact that cannot be read or compiled does not keep the others from being reported.
-
-    Args:
-        arguments: As `add_arguments` describes them.
-
-    Returns:
-        0 if everything compiles and fits, 1 if something does not fit, 2 if something is wrong.
     """
     try:
         target = Target.parse(arguments.target)
@@ -92,7 +82,7 @@ def run_aot(arguments: argparse.Namespace) -> int:
 def _compile_one(
     path: str, target: Target, save: str | None, partitioner: str | None
 ) -> dict[str, Any]:
-    """Reads, compiles and reports one artifact; its row."""
+    """Read, compiles and reports one artifact; its row."""
     artifact = None
     try:
         artifact = Artifact.load(path)
@@ -111,7 +101,7 @@ def _compile_one(
 
 
 def _save(artifact: Artifact, report: TargetReport, path: str) -> None:
-    """Writes the artifact with the device assignment that was compiled."""
+    """Write the artifact with the device assignment that was compiled."""
     artifact.with_device_assignment(report.assignment.order).save(path)
     print(f"  saved with this device assignment as {path}", flush=True)
 
@@ -123,7 +113,7 @@ def _failed(path: str, artifact: Artifact | None, target: Target, error: str) ->
 
 
 def _write_rows(path: str | None, rows: list[dict[str, Any]]) -> None:
-    """Writes the rows, whole or not at all."""
+    """Write the rows, whole or not at all."""
     if path is not None:
         temporary = f"{path}.{os.getpid()}.partial"
         pathlib.Path(temporary).write_text(json.dumps(rows, indent=1) + "\n")
@@ -131,7 +121,7 @@ def _write_rows(path: str | None, rows: list[dict[str, Any]]) -> None:
 
 
 def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
-    """Raises, before anything is compiled, if a file cannot be written or makes no sense."""
+    """Raise, before anything is compiled, if a file cannot be written or makes no sense."""
     for option in ("json", "save"):
         out = getattr(arguments, option)
         if out is not None:
@@ -151,7 +141,7 @@ def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
 
 
 def _check_writable(option: str, out: str, artifacts: Sequence[str]) -> None:
-    """Raises if an output cannot be written where it is wanted."""
+    """Raise if an output cannot be written where it is wanted."""
     path = pathlib.Path(out)
     if any(pathlib.Path(one).resolve() == path.resolve() for one in artifacts):
         raise NamedMeshError(f"{option} {out} is one of the artifacts", fix="name another file")
@@ -170,13 +160,6 @@ def _check_writable(option: str, out: str, artifacts: Sequence[str]) -> None:
 
 
 def format_error(error: NamedMeshError) -> str:
-    """An error without the line of code it was raised for, which on a command line is our own.
-
-    Args:
-        error: The error.
-
-    Returns:
-        The problem, its details and the fix, a line each.
-    """
+    """An error without the line of code it was raised for, which on a command line is our own."""
     details = (f"  {detail}" for detail in error.details)
     return "\n".join([error.problem, *details, f"  fix: {error.fix}"])

@@ -27,11 +27,7 @@ examples:
 
 
 def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     add_planning_options(parser)
     parser.add_argument(
@@ -41,17 +37,7 @@ def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_cost(arguments: argparse.Namespace) -> int:
-    """Plans a program and prints its cost.
-
-    Args:
-        arguments: As `add_cost_arguments` describes them.
-
-    Returns:
-        0.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Plan a program and prints its cost."""
     check_given_once(arguments)
     if os.path.isfile(arguments.program):
         raise NamedMeshError(

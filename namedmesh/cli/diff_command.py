@@ -40,11 +40,7 @@ exit status: 0 if no condition of --fail-if is met, 1 if one is, 2 if something 
 
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     sorts = "a saved plan, an artifact, a report of namedmesh aot, or"
     parser.add_argument("a", metavar="A", help=f"{sorts} {PROGRAM}")
     parser.add_argument(
@@ -66,17 +62,7 @@ def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_diff(arguments: argparse.Namespace) -> int:
-    """Compares two plans, prints what differs, and checks the conditions.
-
-    Args:
-        arguments: As `add_diff_arguments` describes them.
-
-    Returns:
-        0 if no condition is met, 1 if one is.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Compare two plans, prints what differs, and checks the conditions."""
     conditions = [Condition.parse(text) for text in arguments.fail_if]
     check_given_once(arguments, most=2)
     _check_two_sides(arguments)
@@ -94,7 +80,7 @@ def run_diff(arguments: argparse.Namespace) -> int:
 
 
 def _check_two_sides(arguments: argparse.Namespace) -> None:
-    """Raises if there is one plan alone."""
+    """Raise if there is one plan alone."""
     options = (arguments.mesh, arguments.layout, arguments.params)
     if arguments.b is None and not any(len(values) > 1 for values in options):
         raise NamedMeshError(
@@ -122,7 +108,7 @@ def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecor
 
 
 def _check_options_used(arguments: argparse.Namespace) -> None:
-    """Raises for options of planning where both sides are files."""
+    """Raise for options of planning where both sides are files."""
     sides = (arguments.a, arguments.b or arguments.a)
     given = [name for name in ("mesh", "layout", "params", "settings") if getattr(arguments, name)]
     given += ["target"] if arguments.target else []

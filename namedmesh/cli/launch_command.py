@@ -21,11 +21,7 @@ exit status: 0 if all processes end with 0, else that of the first to fail after
 
 
 def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.usage = "namedmesh launch -n PROCESSES [options] -- COMMAND"
     parser.add_argument(
         "-n", "--processes", type=int, required=True, help="how many processes to start"
@@ -53,17 +49,7 @@ def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_launch(arguments: argparse.Namespace) -> int:
-    """Runs the processes until they have ended.
-
-    Args:
-        arguments: As `add_launch_arguments` describes them.
-
-    Returns:
-        0 if all of them ended with 0, else the status of the first failure.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Run the processes until they have ended."""
     words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
     launch = Launch(
         words, arguments.processes, arguments.devices, arguments.restarts, arguments.grace

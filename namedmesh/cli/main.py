@@ -101,14 +101,7 @@ examples:
 
 
 def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentParser:
-    """Makes the parser of the command line.
-
-    Args:
-        names: The commands that are to know their arguments; the others are only listed.
-
-    Returns:
-        The parser.
-    """
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="namedmesh", description="Models in named dimensions on device meshes."
     )
@@ -132,15 +125,7 @@ def make_parser(names: Sequence[str] = tuple(COMMANDS)) -> argparse.ArgumentPars
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a command.
-
-    Args:
-        arguments: The command and its arguments; those of the process if not given.
-
-    Returns:
-        0 if all went well, 1 if something does not fit or a condition is met, 2 if something is
-        wrong, 130 if the user interrupts it.
-    """
+    """Run a command."""
     words = sys.argv[1:] if arguments is None else arguments
     asked = next((word for word in words if not word.startswith("-")), "")
     parsed = make_parser([asked]).parse_args(words)
@@ -155,7 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _format_problem(error: NamedMeshError) -> str:
-    """Formats an error without the line it was raised for, unless that is the user's own."""
+    """Format an error without the line it was raised for, unless that is the user's own."""
     source = error.source
     inside = source.file.endswith(("/namedmesh/command.py", "/bin/namedmesh", "__main__.py"))
     place = [f"  at {source}: {source.code}"] if source.code and not inside else []
@@ -168,7 +153,7 @@ def _add_completion_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_completion(arguments: argparse.Namespace) -> int:
-    """Prints the script of a shell."""
+    """Print the script of a shell."""
     try:
         import shtab  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -30,11 +30,7 @@ examples:
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     add_planning_options(parser)
     parser.add_argument(
@@ -54,17 +50,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
-    """Plans a program, prints the plan, and saves it.
-
-    Args:
-        arguments: As `add_plan_arguments` describes them.
-
-    Returns:
-        0.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Plan a program, prints the plan, and saves it."""
     check_given_once(arguments)
     plan = make_plan(arguments, arguments.program)
     if arguments.save is not None:

@@ -21,13 +21,7 @@ PROGRAM = "a program: module:function or path/file.py:function"
 
 
 def add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -> None:
-    """Adds the options that say what to plan.
-
-    Args:
-        parser: The parser of a command.
-        twice: Whether the command plans two programs, so that mesh, layout and params can be
-            given for each.
-    """
+    """Add the options that say what to plan."""
     both = "; give it twice for A and for B" if twice else ""
     parser.add_argument(
         "--mesh",
@@ -68,19 +62,7 @@ def add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -
 
 
 def make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> Plan:
-    """Plans what a reference names as the options say.
-
-    Args:
-        arguments: As `add_planning_options` describes them.
-        reference: The program.
-        side: Which of the values counts where an option is given twice.
-
-    Returns:
-        The plan.
-
-    Raises:
-        NamedMeshError: If there is no such program, or it cannot be planned so.
-    """
+    """Plan what a reference names as the options say."""
     found = find_program(reference, arguments.settings)
     mesh, layout = _pick(arguments.mesh, side), _pick(arguments.layout, side)
     params = _pick(arguments.params, side)
@@ -109,15 +91,7 @@ def _pick(values: Sequence[str], side: int) -> str | None:
 
 
 def check_given_once(arguments: argparse.Namespace, most: int = 1) -> None:
-    """Raises for options that were given more often than there are programs.
-
-    Args:
-        arguments: As `add_planning_options` describes them.
-        most: How many programs there are.
-
-    Raises:
-        NamedMeshError: If an option was given more often.
-    """
+    """Raise for options that were given more often than there are programs."""
     for name in ("mesh", "layout", "params"):
         count = len(getattr(arguments, name))
         if count > most:
@@ -128,11 +102,7 @@ def check_given_once(arguments: argparse.Namespace, most: int = 1) -> None:
 
 
 def print_text(text: str) -> None:
-    """Prints what a command found, as far as someone reads it.
-
-    Args:
-        text: The text.
-    """
+    """Print what a command found, as far as someone reads it."""
     try:
         print(text, flush=True)
     except BrokenPipeError:  # `namedmesh plan ... | head` has read enough; Python flushes again

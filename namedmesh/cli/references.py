@@ -32,19 +32,7 @@ _MISSING: Any = object()
 
 
 def find_program(reference: str, settings: Iterable[str] = ()) -> Program | Plan:
-    """Finds what a reference names, calls it if it is a function, and returns its program.
-
-    Args:
-        reference: Such as `package.module:function` or `folder/file.py:function`.
-        settings: Arguments of the function, each as `name=value`.
-
-    Returns:
-        The Program; a Plan where there already is one.
-
-    Raises:
-        NamedMeshError: If there is no such module or name, it raises, an argument is missing or
-            unknown, or it is not a program.
-    """
+    """Find what a reference names, calls it if it is a function, and returns its program."""
     found = find_object(reference)
     arguments = _nest(settings)
     program = _program_in(found)
@@ -64,17 +52,7 @@ def find_program(reference: str, settings: Iterable[str] = ()) -> Program | Plan
 
 
 def find_object(reference: str) -> Any:
-    """Finds what a reference names: attributes and keys of mappings, one after the other.
-
-    Args:
-        reference: Such as `package.module:SETTINGS.small`.
-
-    Returns:
-        The object.
-
-    Raises:
-        NamedMeshError: If it is not there, or importing it raises.
-    """
+    """Find what a reference names: attributes and keys of mappings, one after the other."""
     where, colon, path = reference.rpartition(":")
     if not colon or not where or not path:
         raise NamedMeshError(f"{reference!r} does not name a program", fix=FORM)
@@ -133,18 +111,7 @@ def _load_file(where: str) -> types.ModuleType:
 
 
 def run_guarded(function: Callable[[], Any], what: str) -> Any:
-    """Runs code of the user's, and says in one error what went wrong in it.
-
-    Args:
-        function: What to run.
-        what: What that is, for the error.
-
-    Returns:
-        What it returns.
-
-    Raises:
-        NamedMeshError: If it raises anything.
-    """
+    """Run code of the user's, and says in one error what went wrong in it."""
     try:
         return function()
     except NamedMeshError:
@@ -173,7 +140,7 @@ class _Fields(dict[str, Any]):
 
 
 def _nest(settings: Iterable[str]) -> _Fields:
-    """Reads name=value texts; names with dots become arguments of arguments."""
+    """Read name=value texts; names with dots become arguments of arguments."""
     arguments = _Fields()
     for text in settings:
         name, equals, value = text.partition("=")
@@ -207,7 +174,7 @@ def _read_value(text: str) -> Any:
 
 
 def _call(function: Any, arguments: _Fields, reference: str) -> Program | Plan:
-    """Traces a function of which inputs have specs, or calls one that returns a program."""
+    """Trace a function of which inputs have specs, or calls one that returns a program."""
     values = _bind(function, arguments, reference)
     if any(isinstance(value, InputSpec) for value in values.values()):
         return run_guarded(lambda: _trace_at_definition(function, values), f"tracing {reference}")
@@ -223,7 +190,7 @@ def _call(function: Any, arguments: _Fields, reference: str) -> Program | Plan:
 
 
 def _trace_at_definition(function: Any, values: dict[str, Any]) -> Program:
-    """Traces a function as if the line that defines it had asked for that: inputs are of it."""
+    """Trace a function as if the line that defines it had asked for that: inputs are of it."""
     specs = {name: value for name, value in values.items() if isinstance(value, InputSpec)}
     rest = {name: value for name, value in values.items() if name not in specs}
     body = function
@@ -237,7 +204,7 @@ def _trace_at_definition(function: Any, values: dict[str, Any]) -> Program:
 
 
 def _bind(function: Any, arguments: _Fields, reference: str) -> dict[str, Any]:
-    """Finds a value for every parameter of a function."""
+    """Find a value for every parameter of a function."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -296,7 +263,7 @@ def _value_of(parameter: inspect.Parameter, annotation: Any, given: Any) -> Any:
 
 
 def _make(parameter: inspect.Parameter, annotation: Any, fields: _Fields) -> Any:
-    """Makes an argument of its fields: its default with some changed, or of its class."""
+    """Make an argument of its fields: its default with some changed, or of its class."""
     what = f"making {parameter.name} with {join_names(list(fields))}"
     if dataclasses.is_dataclass(parameter.default) and not isinstance(parameter.default, type):
         default = parameter.default

@@ -24,11 +24,7 @@ examples:
 
 
 def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     add_planning_options(parser, twice=True)
     parser.add_argument(
@@ -40,17 +36,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_report(arguments: argparse.Namespace) -> int:
-    """Plans a program once or twice, and writes the page.
-
-    Args:
-        arguments: As `add_report_arguments` describes them.
-
-    Returns:
-        0.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Plan a program once or twice, and writes the page."""
     check_given_once(arguments, most=2)
     two = max(len(arguments.mesh), len(arguments.layout), len(arguments.params)) > 1
     plan = make_plan(arguments, arguments.program)

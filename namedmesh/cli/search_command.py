@@ -30,11 +30,7 @@ examples:
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the command's arguments to a parser.
-
-    Args:
-        parser: The parser.
-    """
+    """Add the command's arguments to a parser."""
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     parser.add_argument(
         "--set",
@@ -73,17 +69,7 @@ def add_search_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Searches, and prints what was found.
-
-    Args:
-        arguments: As `add_search_arguments` describes them.
-
-    Returns:
-        0 if something fits, 1 if nothing does.
-
-    Raises:
-        NamedMeshError: Something is wrong.
-    """
+    """Search, and prints what was found."""
 
     def make(**choices: Any) -> Program:
         settings = [f"{name}={value!r}" for name, value in choices.items()]
@@ -111,7 +97,7 @@ def run_search(arguments: argparse.Namespace) -> int:
 
 
 def _read_choice(text: str) -> tuple[str, list[Any]]:
-    """Reads one --try: a name and literals, or texts."""
+    """Read one --try: a name and literals, or texts."""
     name, equals, values = text.partition("=")
     if not name.isidentifier() or not equals or not all(values.split(",")):
         raise NamedMeshError(
@@ -126,7 +112,7 @@ def _read_choice(text: str) -> tuple[str, list[Any]]:
 
 
 def _read_value(text: str) -> Any:
-    """Reads a literal; what is not one is a text."""
+    """Read a literal; what is not one is a text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):

@@ -9,7 +9,7 @@ from namedmesh.planning.plan import Plan
 
 
 def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
-    """Finds the axes along which an op's work is divided: those that its tensors hold."""
+    """Find the axes along which an op's work is divided: those that its tensors hold."""
     axes: set[str] = set()
     for i, tensor in enumerate(op.inputs):
         steps = plan.operands.get((op, i))
@@ -22,15 +22,7 @@ def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
 
 
 def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
-    """Counts the floating point operations of one device.
-
-    Args:
-        plan: The plan.
-        ops: The ops to count, those of their loops and branches included.
-
-    Returns:
-        The count: an op's work is divided along the axes that its tensors hold.
-    """
+    """Count the floating point operations of one device."""
     total = 0.0
     for op in ops:
         if op.bodies:

@@ -12,12 +12,7 @@ from namedmesh.planning.plan import Plan
 
 
 class Contents:
-    """What tells the ops of one body apart: contents, operands and places.
-
-    Args:
-        plan: The plan.
-        resolve: Finds the tensor that another one equals.
-    """
+    """What tells the ops of one body apart: contents, operands and places."""
 
     def __init__(self, plan: Plan, resolve: Callable[[Tensor], Tensor]):
         self.plan, self.resolve = plan, resolve
@@ -25,7 +20,7 @@ class Contents:
         self._constants: dict[Tensor, int] = {}
 
     def describe(self, op: Op) -> Hashable:
-        """Returns what an op has in common with those that compute the same where it does."""
+        """Return what an op has in common with those that compute the same where it does."""
         operands = [
             (self._describe_operand(x), self._place(op, i)) for i, x in enumerate(op.inputs)
         ]

@@ -81,7 +81,7 @@ class Cost:
         return self.flops / (self.seconds * peak) if self.seconds else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the cost as values that JSON has.
+        """Return the cost as values that JSON has.
 
         Example:
             >>> import namedmesh as nm
@@ -158,7 +158,7 @@ class Cost:
 
 
 def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "default") -> Cost:
-    """Estimates how long a step of a plan takes on some hardware, and how much memory.
+    """Estimate how long a step of a plan takes on some hardware, and how much memory.
 
     Every op takes as long as its arithmetic or its memory traffic, whichever is more, and every
     collective as long as the busiest link carries data, plus latency. What runs within another op

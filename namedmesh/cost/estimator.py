@@ -18,13 +18,7 @@ from namedmesh.planning.plan import Plan
 
 
 class Estimator:
-    """Goes through a plan's bodies, and collects what ops take.
-
-    Args:
-        plan: The plan.
-        hardware: What one device has.
-        precision: That of matrix products.
-    """
+    """Goes through a plan's bodies, and collects what ops take."""
 
     def __init__(self, plan: Plan, hardware: Hardware, precision: str):
         self.plan, self.hardware, self.precision = plan, hardware, precision
@@ -38,7 +32,7 @@ class Estimator:
         times: int,
         homes: Mapping[Tensor, Tensor | None],
     ) -> Occupancy:
-        """Enters the costs of a body's ops, and returns what they hold in memory."""
+        """Enter the costs of a body's ops, and returns what they hold in memory."""
         body = FusedBody(self.plan, owner, ops, outputs, self.hardware)
         inner: dict[int, Occupancy] = {}
         shared: dict[Tensor, Tensor] = {}
@@ -53,7 +47,7 @@ class Estimator:
         return measure_body(body, resolved, inner, shared)
 
     def _walk_bodies(self, op: Op, times: int) -> Occupancy:
-        """Enters what loops and branches take; of branches the one that takes longest."""
+        """Enter what loops and branches take; of branches the one that takes longest."""
         repeats = times * (op.iteration_dim.size if isinstance(op, Repetition) else 1)
         before, found = self.ops, []
         for body in op.bodies:

@@ -45,15 +45,7 @@ from namedmesh.planning.plan import Plan
 
 
 class FusedBody:
-    """The runs of a program's or a loop body's ops, in order.
-
-    Args:
-        plan: The plan.
-        owner: The program, or the body whose ops these are.
-        ops: The ops.
-        outputs: What they are for.
-        hardware: What decides which ops fuse.
-    """
+    """The runs of a program's or a loop body's ops, in order."""
 
     def __init__(
         self,
@@ -87,7 +79,7 @@ class FusedBody:
             self.runs = merge_sums(self.runs)
 
     def read_positions(self, op: Op) -> range:
-        """Returns which operands an op reads when it runs; the others are for derivatives."""
+        """Return which operands an op reads when it runs; the others are for derivatives."""
         if op not in self._positions:
             count = len(op.inputs)
             if self.uses_kernel(op):
@@ -102,7 +94,7 @@ class FusedBody:
         return op.rule == "kernel" and self.hardware.kernels and op in self.plan.local
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Returns the elements of one device's shard of a tensor where it lies, or in a place."""
+        """Return the elements of one device's shard of a tensor where it lies, or in a place."""
         place = self.plan.shardings[tensor] if place is None else place
         key = tensor, place
         if key not in self._sizes:
@@ -110,7 +102,7 @@ class FusedBody:
         return self._sizes[key]
 
     def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Returns the bytes of one device's shard of a tensor where it lies, or in a place."""
+        """Return the bytes of one device's shard of a tensor where it lies, or in a place."""
         return self.elements_of(tensor, place) * self._item_bytes(tensor)
 
     def _item_bytes(self, tensor: Tensor) -> int:
@@ -120,7 +112,7 @@ class FusedBody:
         return 4 if computed else tensor.itemsize
 
     def resolve(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor whose memory another one is."""
+        """Return the tensor whose memory another one is."""
         while tensor in self.aliases:
             tensor = self.aliases[tensor]
         return tensor
@@ -170,7 +162,7 @@ class FusedBody:
         return found
 
     def _find_aliases(self) -> None:
-        """Finds results that are an operand under another name, or what an equal op made before."""
+        """Find results that are an operand under another name, or what an equal op made before."""
         made: dict[Hashable, Op] = {}
         contents = Contents(self.plan, self.resolve)
         barriers = [op for op in self.ops if self._is_barrier(op)]

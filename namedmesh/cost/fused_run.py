@@ -47,15 +47,9 @@ class Run:
 
 
 def merge_sums(runs: Iterable[Run]) -> list[Run]:
-    """Joins sums that keep the same dimensions and share a large operand: XLA makes one of them.
+    """Join sums that keep the same dimensions and share a large operand: XLA makes one of them.
 
     A sum joins an earlier one if all that it reads is there by then.
-
-    Args:
-        runs: The runs of a body, in order.
-
-    Returns:
-        The runs, each sum with the later ones that are made with it.
     """
     merged: list[Run] = []
     written: dict[Buffer, int] = {}  # by which run

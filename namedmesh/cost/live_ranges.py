@@ -84,7 +84,7 @@ class Occupancy:
     peak_bytes: int = 0
 
     def find_alive(self) -> list[tuple[Buffer, int]]:
-        """Returns the buffers at the peak, those inside loops included."""
+        """Return the buffers at the peak, those inside loops included."""
         held = [
             (one.buffer, one.bytes) for one in self.ranges if one.first <= self.peak <= one.last
         ]
@@ -94,14 +94,14 @@ class Occupancy:
         return held + (inside.find_alive() if inside else [])
 
     def find_peak(self) -> Run | None:
-        """Returns the run during which the peak is reached, the innermost one."""
+        """Return the run during which the peak is reached, the innermost one."""
         if self.peak < 0:
             return None
         inside = self.inner.get(self.peak)
         return (inside.find_peak() if inside else None) or self.body.runs[self.peak]
 
     def walk(self, below: int) -> list[tuple[Run, int]]:
-        """Returns every run with what is held while it runs, loops' iterations once."""
+        """Return every run with what is held while it runs, loops' iterations once."""
         steps = []
         for i, (run, held) in enumerate(zip(self.body.runs, self.totals, strict=True)):
             if i in self.inner:
@@ -116,18 +116,7 @@ def measure_body(
     inner: Mapping[int, Occupancy],
     shared: Mapping[Tensor, Tensor],
 ) -> Occupancy:
-    """Finds what a body's runs hold.
-
-    Args:
-        body: The body.
-        homes: Results that have memory already, outside: with the argument whose memory it is, or
-            None where it is nobody's.
-        inner: The occupancy of loops and branches, by the number of their run.
-        shared: Results of loops that take the memory of an operand.
-
-    Returns:
-        The occupancy.
-    """
+    """Find what a body's runs hold."""
     runs, end = body.runs, len(body.runs)
     last: dict[Buffer, int] = {}
     for i, run in enumerate(runs):
@@ -173,7 +162,7 @@ def _find_taken(
     wanted: set[Tensor],
     shared: Mapping[Tensor, Tensor],
 ) -> Buffer | None:
-    """Finds the operand whose memory a result takes, since nothing reads it later."""
+    """Find the operand whose memory a result takes, since nothing reads it later."""
     if isinstance(buffer, Tensor) and buffer in shared:
         candidates: Sequence[Buffer] = [body.resolve(shared[buffer])]
     elif run.op.elementwise:

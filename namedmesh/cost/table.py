@@ -16,18 +16,7 @@ LONGEST_LINE = 48  # letters of a line of code
 
 
 def format_seconds(seconds: float) -> str:
-    """Formats a time in the largest unit that keeps it above one.
-
-    Args:
-        seconds: The time.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_seconds(0.0123), format_seconds(4.5e-6)
-        ('12.3 ms', '4.5 us')
-    """
+    """Format a time in the largest unit that keeps it above one."""
     for unit, size in (("s", 1.0), ("ms", 1e-3)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -41,18 +30,7 @@ def format_cost(
     collectives: Sequence[CollectiveCost],
     memory: PeakMemory,
 ) -> str:
-    """Formats totals, the ops and collectives that take longest, and what memory holds.
-
-    Args:
-        title: The first line.
-        totals: What to say of the whole step.
-        ops: Every op that takes time.
-        collectives: Every collective.
-        memory: The memory of a device.
-
-    Returns:
-        The text.
-    """
+    """Format totals, the ops and collectives that take longest, and what memory holds."""
     parts = [title, "\n".join(columns([*totals.items()]))]
     if ops:
         parts.append(_format_ops(ops))

@@ -37,17 +37,7 @@ class Changes(Generic[R]):
         keys: Sequence[Key[R]],
         facts: Callable[[R], object],
     ) -> Changes[R]:
-        """Compares two lists.
-
-        Args:
-            before: One list.
-            after: The other.
-            keys: What pairs have in common, the most telling first.
-            facts: What a pair must agree in to be equal.
-
-        Returns:
-            What differs.
-        """
+        """Compare two lists."""
         pairs, went, came = pair_items(before, after, keys)
         changed = tuple((old, new) for old, new in pairs if facts(old) != facts(new))
         return cls(changed, tuple(came), tuple(went), len(pairs) - len(changed))
@@ -56,7 +46,7 @@ class Changes(Generic[R]):
         return bool(self.changed or self.came or self.went)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the changes as values that JSON has."""
+        """Return the changes as values that JSON has."""
         return {
             "changed": [
                 {"before": dataclasses.asdict(old), "after": dataclasses.asdict(new)}

@@ -53,19 +53,6 @@ class Condition:
         sign: `+` or `-` where the number is a change of the first plan's figure.
         number: The number.
         unit: `%`, `x`, or a unit of bytes or seconds.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> from namedmesh.diff.conditions import Condition
-        >>> B, M = nm.dims("batch=8 model=4")
-        >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
-        >>> mesh = nm.Mesh(data=4)
-        >>> difference = nm.diff(nm.plan(program, mesh, "model:data"),
-        ...                      nm.plan(program, mesh, "batch:data"))
-        >>> Condition.parse("wire_bytes > +10B").explain(difference)
-        'wire_bytes > +10B: 0 B -> 24 B (new)'
-        >>> Condition.parse("wire_bytes > 1KiB").explain(difference) is None
-        True
     """
 
     text: str
@@ -77,19 +64,7 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Reads a condition.
-
-        Args:
-            text: A metric, a comparison and a number: `memory > 16GiB`, `bytes <= 1e6`; with a sign
-                it is a change, `wire_bytes > +5%` or `AllGather > +0`; `seconds > 1.2x` is a
-                multiple. `different` alone holds if anything differs.
-
-        Returns:
-            The condition.
-
-        Raises:
-            NamedMeshError: If it cannot be read, or names a metric or unit that there is not.
-        """
+        """Read a condition."""
         if check_text(text, "a condition", "wire_bytes > +5%").strip() == "different":
             return cls(text.strip(), "different")
         match = _CONDITION.fullmatch(text)
@@ -104,17 +79,7 @@ class Condition:
         return cls(text.strip(), metric, comparison, sign, float(number), unit)
 
     def explain(self, diff: Diff) -> str | None:
-        """Says why a comparison meets the condition.
-
-        Args:
-            diff: The comparison.
-
-        Returns:
-            The condition and the figures; None if it is not met.
-
-        Raises:
-            NamedMeshError: If a figure is not known, such as seconds without a target.
-        """
+        """Say why a comparison meets the condition."""
         if self.metric == "different":
             return None if diff.same else f"{self.text}: the plans are not the same"
         before, after = diff.totals.get(self.metric, (0, 0))
@@ -159,7 +124,7 @@ def _ratio(before: float, after: float) -> float:
 
 
 def _check_metric(metric: str, text: str) -> None:
-    """Raises for a metric that there is not."""
+    """Raise for a metric that there is not."""
     name, dot, part = metric.partition(".")
     if dot and name in COUNTED:
         if part in PARTS:
@@ -175,7 +140,7 @@ def _check_metric(metric: str, text: str) -> None:
 
 
 def _check_unit(metric: str, sign: str, unit: str, text: str) -> None:
-    """Raises for a unit that there is not, or that the metric is not counted in."""
+    """Raise for a unit that there is not, or that the metric is not counted in."""
     kind = unit_of(metric)
     fitting = ["%", "x", *(name for name, (what, _) in _UNITS.items() if what in (kind, ""))]
     if unit not in fitting:

@@ -68,7 +68,7 @@ class Diff:
         return all(a == b for a, b in self.totals.values() if None not in (a, b))
 
     def describe(self, most: int | None = 12) -> str:
-        """Formats what differs.
+        """Format what differs.
 
         Args:
             most: How many changes of each sort to show, the largest first; None for all.
@@ -88,7 +88,7 @@ class Diff:
         return format_diff(sides, totals, self.tensors, self.collectives, most)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns what differs as values that JSON has.
+        """Return what differs as values that JSON has.
 
         Returns:
             The totals of both, and every change.
@@ -114,7 +114,7 @@ class Diff:
 
 
 def diff(a: Any, b: Any, target: Any = None) -> Diff:
-    """Compares two plans: of two layouts, two versions of a model, two commits or two compilers.
+    """Compare two plans: of two layouts, two versions of a model, two commits or two compilers.
 
     Tensors and collectives are matched by name, scope, phase and function, not by line, so that an
     edit above them changes nothing.

@@ -14,23 +14,11 @@ Key = Callable[[T], Hashable]
 def pair_items(
     before: Sequence[T], after: Sequence[T], keys: Sequence[Key[T]]
 ) -> tuple[list[tuple[T, T]], list[T], list[T]]:
-    """Pairs the items of two sequences, each with at most one of the other.
+    """Pair the items of two sequences, each with at most one of the other.
 
     Items that agree in the first key are paired first, in their order; what is left by the second
     key, and so on. Of a key that one side has more often, those pair up that stand between the
     same neighbours.
-
-    Args:
-        before: One sequence.
-        after: The other.
-        keys: What pairs have in common, the most telling first.
-
-    Returns:
-        The pairs in the order of the second sequence, and what is left of each.
-
-    Example:
-        >>> pair_items(["a1", "b1"], ["b1", "a2", "c1"], [lambda x: x, lambda x: x[0]])
-        ([('b1', 'b1'), ('a1', 'a2')], [], ['c1'])
     """
     pairs: dict[int, int] = {}  # from positions after to positions before
     olds, news = list(range(len(before))), list(range(len(after)))
@@ -48,7 +36,7 @@ def _pair_by(
     old_keys: Sequence[Hashable], olds: Sequence[int], new_keys: Sequence[Hashable],
     news: Sequence[int],
 ) -> dict[int, int]:  # fmt: skip
-    """Pairs the positions of equal keys."""
+    """Pair the positions of equal keys."""
     groups: dict[Hashable, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
     for i in olds:
         groups[old_keys[i]][0].append(i)
@@ -66,7 +54,7 @@ def _pair_by(
 def _align(
     old_keys: Sequence[Hashable], olds: list[int], new_keys: Sequence[Hashable], news: list[int]
 ) -> dict[int, int]:
-    """Pairs positions of one key that the sides have differently often, by their neighbours."""
+    """Pair positions of one key that the sides have differently often, by their neighbours."""
     around = ([_neighbours(old_keys, i) for i in olds], [_neighbours(new_keys, i) for i in news])
     blocks = difflib.SequenceMatcher(None, *around, autojunk=False).get_matching_blocks()
     pairs = {news[block.b + i]: olds[block.a + i] for block in blocks for i in range(block.size)}

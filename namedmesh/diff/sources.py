@@ -29,19 +29,7 @@ COMPARABLE = "a Plan, the path of a saved one, an Artifact, an Audit, a compiled
 
 
 def record_of(value: Any, target: Any = None) -> PlanRecord:
-    """Returns the record of anything that can be compared.
-
-    Args:
-        value: A Plan or its record; an Artifact; the path of a file of either; an Audit or
-            something compiled that has one; a report of `compile_for` or its row.
-        target: What `nm.cost` takes, to have the cost of a Plan in its record.
-
-    Returns:
-        The record.
-
-    Raises:
-        NamedMeshError: If it is something else, or a file that cannot be read.
-    """
+    """Return the record of anything that can be compared."""
     if isinstance(value, PlanRecord):
         return value
     if isinstance(value, Plan):
@@ -62,15 +50,7 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
 
 
 def summarize_cost(plan: Plan, target: Any) -> dict[str, Any]:
-    """Returns the cost of a plan as its file has it.
-
-    Args:
-        plan: The plan.
-        target: What `nm.cost` takes.
-
-    Returns:
-        Seconds of a step, and the most bytes that one device holds.
-    """
+    """Return the cost of a plan as its file has it."""
     from namedmesh.cost.estimate import cost
 
     priced = cost(plan, target)
@@ -170,18 +150,7 @@ def _record_collective(
 
 
 def read_report(row: dict[str, Any], label: str) -> PlanRecord:
-    """Reads what `namedmesh aot --json` wrote for one Artifact.
-
-    Args:
-        row: The row.
-        label: What errors call it.
-
-    Returns:
-        The record: totals by kind, axes and dtype.
-
-    Raises:
-        NamedMeshError: If the row is of something else, or of an Artifact that did not compile.
-    """
+    """Read what `namedmesh aot --json` wrote for one Artifact."""
     document = JsonCursor(row)
     if row.get("collectives") is None and isinstance(row.get("error"), str):
         raise NamedMeshError(

@@ -25,18 +25,7 @@ def format_diff(
     collectives: Changes[CollectiveRecord],
     most: int | None,
 ) -> str:
-    """Formats a comparison.
-
-    Args:
-        sides: The plans.
-        totals: Their figures; none if the plans are the same.
-        tensors: What differs in tensors.
-        collectives: What differs in collectives.
-        most: How many changes of each sort to show; None for all.
-
-    Returns:
-        The text.
-    """
+    """Format a comparison."""
     parts = [_format_head(*sides)]
     if not totals:
         both = f"{tensors.equal} tensors and " if all(side.tensors for side in sides) else ""

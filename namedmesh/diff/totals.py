@@ -18,16 +18,7 @@ PARTS = (*ALL_PHASES, "unplanned", *KINDS)
 
 
 def measure(record: PlanRecord) -> dict[str, float | None]:
-    """Adds up the figures of a plan.
-
-    Args:
-        record: The plan.
-
-    Returns:
-        A figure for each metric, None where it is not known: those in `METRICS` of a step, and
-        `wire_bytes.backward`, `bytes.AllGather` and the like. Phases and kinds without any
-        collective are left out.
-    """
+    """Add up the figures of a plan."""
     counted: dict[str, Counter[str]] = {name: Counter() for name in COUNTED}
     for one in record.collectives:
         amounts = (*(getattr(one, f"total_{name}") for name in SIZES), one.times)
@@ -46,14 +37,7 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
 
 
 def unit_of(metric: str) -> str:
-    """Returns what a metric is counted in.
-
-    Args:
-        metric: Its name.
-
-    Returns:
-        `bytes`, `seconds`, or nothing for plain numbers.
-    """
+    """Return what a metric is counted in."""
     name = metric.partition(".")[0]
     if name in (*SIZES, "memory"):
         return "bytes"
@@ -61,21 +45,7 @@ def unit_of(metric: str) -> str:
 
 
 def format_figure(metric: str, value: float) -> str:
-    """Formats a figure in its unit.
-
-    Args:
-        metric: What it measures.
-        value: The figure.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> format_figure("memory", 2048), format_figure("seconds", 0.0125)
-        ('2.0 KiB', '12.5 ms')
-        >>> format_figure("flops", 2.5e12), format_figure("AllGather", 12)
-        ('2.5e+12', '12')
-    """
+    """Format a figure in its unit."""
     unit = unit_of(metric)
     if unit == "bytes":
         return human(value)
@@ -88,21 +58,7 @@ def format_figure(metric: str, value: float) -> str:
 
 
 def format_change(before: float, after: float) -> str:
-    """Formats how much a figure changed, in percent.
-
-    Args:
-        before: The figure.
-        after: What it is now.
-
-    Returns:
-        The text: a sign and a number, or the factor where it is large.
-
-    Example:
-        >>> format_change(100, 105), format_change(8, 2), format_change(1, 30), format_change(0, 3)
-        ('+5.0%', '-75.0%', '30.0x', 'new')
-        >>> format_change(10_000, 9_999)
-        '-<0.1%'
-    """
+    """Format how much a figure changed, in percent."""
     if before == after:
         return "same"
     if not before:

@@ -37,7 +37,7 @@ class Dimension:
         object.__setattr__(self, "size", check_size(self.size, f"dimension {self.name}"))
 
     def resized(self, size: int) -> "Dimension":
-        """Returns a dimension of the same name and another size.
+        """Return a dimension of the same name and another size.
 
         Args:
             size: A positive whole number.
@@ -121,7 +121,7 @@ class Shape(Sequence[Dimension]):
         return math.prod(self.sizes)
 
     def named(self, name: str) -> Dimension | None:
-        """Returns the dimension of that name, if there is one.
+        """Return the dimension of that name, if there is one.
 
         Args:
             name: The name to look for.
@@ -132,7 +132,7 @@ class Shape(Sequence[Dimension]):
         return next((dim for dim in self.dims if dim.name == name), None)
 
     def size_of(self, name: str) -> int:
-        """Returns the size of the dimension of that name.
+        """Return the size of the dimension of that name.
 
         Args:
             name: The name of a dimension of this shape.
@@ -146,7 +146,7 @@ class Shape(Sequence[Dimension]):
         return self.dims[self.position(name)].size
 
     def position(self, name: str) -> int:
-        """Returns the position of the dimension of that name.
+        """Return the position of the dimension of that name.
 
         Args:
             name: The name of a dimension of this shape.
@@ -160,7 +160,7 @@ class Shape(Sequence[Dimension]):
         return self.names.index(name)
 
     def without(self, *names: str) -> "Shape":
-        """Returns this shape without some dimensions.
+        """Return this shape without some dimensions.
 
         Args:
             *names: The names to leave out; those that the shape does not have are ignored.
@@ -171,7 +171,7 @@ class Shape(Sequence[Dimension]):
         return Shape(dim for dim in self.dims if dim.name not in names)
 
     def replace(self, name: str, *dims: Dimension) -> "Shape":
-        """Returns this shape with other dimensions in the place of the named one.
+        """Return this shape with other dimensions in the place of the named one.
 
         Args:
             name: The name of the dimension to replace.
@@ -188,7 +188,7 @@ class Shape(Sequence[Dimension]):
         return Shape(self.dims[:at] + dims + self.dims[at + 1 :])
 
     def select(self, names: Iterable[str]) -> "Shape":
-        """Returns the dimensions of some names.
+        """Return the dimensions of some names.
 
         Args:
             names: The names of dimensions of this shape, each once.
@@ -230,7 +230,7 @@ class Shape(Sequence[Dimension]):
 
 
 def dims(text: str) -> list[Dimension]:
-    """Makes dimensions from one line of text, in order.
+    """Make dimensions from one line of text, in order.
 
     Args:
         text: Names with sizes, such as 'batch=8 model=16', separated by spaces or commas.

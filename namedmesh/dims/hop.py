@@ -16,19 +16,7 @@ _LIST = re.compile(r"from (-?\d+(?:,-?\d+)*) along (\w+(?:\+\w+)*)")
 
 
 def list_groups(axes: Sequence[str], mesh: Mesh) -> np.ndarray:
-    """Lists the devices that differ along some axes alone.
-
-    Args:
-        axes: The axes, in the order that numbers positions along them.
-        mesh: The devices.
-
-    Returns:
-        A row of device numbers for each group, by position.
-
-    Example:
-        >>> list_groups(["b"], Mesh(a=2, b=2)).tolist()
-        [[0, 1], [2, 3]]
-    """
+    """List the devices that differ along some axes alone."""
     names = list(mesh.axes)
     others = [names.index(name) for name in names if name not in axes]
     order = [*others, *(names.index(name) for name in axes)]
@@ -52,17 +40,6 @@ class Hop:
         cyclic: Whether the last position has the first as its neighbour.
         axes: The mesh axes that number the positions, in order.
         sources: The sender of every position, where no rule says who sends to whom.
-
-    Example:
-        >>> hop = Hop(-1, 1, 3, axes=("space",))
-        >>> hop.pairs(Mesh(space=4))
-        [(0, 1), (1, 2), (2, 3)]
-        >>> str(hop), Hop.read(str(hop)) == hop
-        ('1-3 from -1 along space', True)
-        >>> Hop(3, 0, 3, mirrored=True, axes=("space",)).pairs(Mesh(space=4))
-        [(3, 0), (2, 1), (1, 2), (0, 3)]
-        >>> str(Hop(sources=(1, 0, -1), axes=("space",)))
-        'from 1,0,-1 along space'
     """
 
     by: int = 0
@@ -81,12 +58,7 @@ class Hop:
 
     @property
     def direction(self) -> str:
-        """Where what a device gets comes from, in a word.
-
-        Example:
-            >>> Hop(-1, 1, 3).direction, Hop(2, 0, 3, cyclic=True).direction
-            ('from -1', 'from +2 cyclic')
-        """
+        """Where what a device gets comes from, in a word."""
         if self.sources:
             return "as listed"
         if self.mirrored:
@@ -95,17 +67,7 @@ class Hop:
 
     @classmethod
     def read(cls, text: str) -> Hop:
-        """Reads what `str` makes of a hop.
-
-        Args:
-            text: The text.
-
-        Returns:
-            The hop.
-
-        Raises:
-            NamedMeshError: The text is not that of a hop.
-        """
+        """Read what `str` makes of a hop."""
         listed = _LIST.fullmatch(text)
         if listed:
             sources = tuple(map(int, listed[1].split(",")))
@@ -120,14 +82,7 @@ class Hop:
         return cls(int(by), int(first), int(last), bool(mirrored), bool(cyclic), named)
 
     def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
-        """Lists sender and receiver of everything that is sent.
-
-        Args:
-            mesh: The devices.
-
-        Returns:
-            Two device numbers for each receiver.
-        """
+        """List sender and receiver of everything that is sent."""
         rows, ways = list_groups(self.axes, mesh), mesh.size(self.axes)
         if self.sources:
             receivers, senders = np.arange(ways), np.array(self.sources)

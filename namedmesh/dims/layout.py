@@ -97,7 +97,7 @@ class Layout:
 
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
-        """Makes a layout from YAML: a mapping from dimension to an axis or a list of axes.
+        """Make a layout from YAML: a mapping from dimension to an axis or a list of axes.
 
         Args:
             text_or_path: The text itself, or the path of a file: a Path, or a string that ends
@@ -157,7 +157,7 @@ class Layout:
         return cls(rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Returns the axes that a dimension is split over.
+        """Return the axes that a dimension is split over.
 
         Args:
             name: The name of a dimension.
@@ -204,7 +204,7 @@ class Layout:
         owner: str = "tensor of the program",
         known: str = "program.dims",
     ) -> None:
-        """Checks the layout against a mesh and the dimensions of a program.
+        """Check the layout against a mesh and the dimensions of a program.
 
         Args:
             mesh: The mesh whose axes it may name.
@@ -266,7 +266,7 @@ class Layout:
 
 
 def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
-    """Returns one entry of a mapping as a name and its axes, or raises."""
+    """Return one entry of a mapping as a name and its axes, or raises."""
     if axes is None:
         axes = ()
     if isinstance(axes, str):
@@ -281,7 +281,7 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_patterns(exempt: object) -> tuple[str, ...]:
-    """Returns patterns of names, or raises."""
+    """Return patterns of names, or raises."""
     patterns = [exempt] if isinstance(exempt, str) else exempt
     if isinstance(patterns, (list, tuple)) and all(isinstance(one, str) for one in patterns):
         return tuple(patterns)
@@ -292,14 +292,14 @@ def _check_patterns(exempt: object) -> tuple[str, ...]:
 
 
 def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:
-    """Splits a line into its rules and its patterns of names, which are written !*scale."""
+    """Split a line into its rules and its patterns of names, which are written !*scale."""
     pattern = re.compile(r"(?:^|(?<=[,;\n]))\s*!\s*([^\s,;]+)")
     rules = pattern.sub(lambda match: " " * len(match.group()), text)
     return rules, tuple(pattern.findall(text))
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Reads one line such as 'group:data+expert, hidden:model', or raises with a caret."""
+    """Read one line such as 'group:data+expert, hidden:model', or raises with a caret."""
     entries: list[tuple[str, tuple[str, ...]]] = []
     for match in re.finditer(r"[^,;\n]+", text):
         part = match.group()

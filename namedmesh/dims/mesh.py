@@ -84,7 +84,7 @@ class Mesh:
             self.device_assignment = self._check_permutation(device_assignment)
 
     def _check_blocks(self, what: str, count: int) -> None:
-        """Raises unless so many runs of devices are equal blocks of the grid."""
+        """Raise unless so many runs of devices are equal blocks of the grid."""
         if self.devices % count:
             fitting = [
                 str(n) for n in range(1, min(self.devices, 4096) + 1) if not self.devices % n
@@ -105,7 +105,7 @@ class Mesh:
             inside = max(1, inside // size)
 
     def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
-        """Returns the assignment when it has every device once, or raises."""
+        """Return the assignment when it has every device once, or raises."""
         numbers: list[int] = []
         if isinstance(assignment, Iterable):
             # A 0-d array is Iterable, and raises when it is iterated over.
@@ -133,7 +133,7 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
-        """Makes a mesh from one line of text.
+        """Make a mesh from one line of text.
 
         Args:
             text: Axes with sizes, such as 'data=2 expert=4', separated by spaces or commas, and
@@ -173,7 +173,7 @@ class Mesh:
         return math.prod(self.axes.values())
 
     def size(self, axes: Sequence[str]) -> int:
-        """Returns how many devices lie along the axes together.
+        """Return how many devices lie along the axes together.
 
         Args:
             axes: Names of axes of the mesh.
@@ -191,7 +191,7 @@ class Mesh:
             ) from None
 
     def check_axis(self, axis: str, what: str) -> None:
-        """Raises when the mesh has no such axis.
+        """Raise when the mesh has no such axis.
 
         Args:
             axis: The name of an axis.
@@ -219,7 +219,7 @@ class Mesh:
         return {name: count for name, count in counts.items() if count > 1}
 
     def members_of_block(self, axes: Sequence[str], blocks: int) -> int:
-        """Counts the devices of a group that lie in one block of the mesh.
+        """Count the devices of a group that lie in one block of the mesh.
 
         Args:
             axes: The axes along which the devices of the group differ.
@@ -236,7 +236,7 @@ class Mesh:
         return self.one_block(blocks).size(axes)
 
     def one_block(self, blocks: int) -> "Mesh":
-        """Returns the part of the mesh that lies in the first of so many equal blocks.
+        """Return the part of the mesh that lies in the first of so many equal blocks.
 
         Args:
             blocks: How many blocks there are, such as hosts.
@@ -260,7 +260,7 @@ class Mesh:
         return Mesh(first, **{axis: sizes[axis] for axis in self.axes})
 
     def to_json(self) -> dict[str, int]:
-        """Returns what the mesh is made with: the axes, then hosts and slices if there are several.
+        """Return what the mesh is made with: the axes, then hosts and slices if there are several.
 
         Example:
             >>> Mesh(data=2, expert=4, hosts=2).to_json()

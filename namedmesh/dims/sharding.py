@@ -30,7 +30,7 @@ class Sharding:
         whole: Iterable[str] = (),
         partial: Iterable[str] = (),
     ) -> "Sharding":
-        """Makes a sharding from the axes of each dimension."""
+        """Make a sharding from the axes of each dimension."""
         pairs = sorted((name, tuple(axes)) for name, axes in held.items())
         present = tuple((name, axes) for name, axes in pairs if axes)
         return cls(present, frozenset(whole), tuple(sorted(partial)))
@@ -41,11 +41,11 @@ class Sharding:
         return dict(self.held)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Returns the axes that a dimension holds."""
+        """Return the axes that a dimension holds."""
         return self.mapping.get(name, ())
 
     def holder(self, axis: str) -> str | None:
-        """Returns the dimension that holds an axis, or None."""
+        """Return the dimension that holds an axis, or None."""
         return next((name for name, axes in self.held if axis in axes), None)
 
     @property
@@ -54,7 +54,7 @@ class Sharding:
         return tuple(axis for _, axes in self.held for axis in axes)
 
     def with_partial(self, axes: Iterable[str]) -> "Sharding":
-        """Returns the same places, with parts of sums along these axes."""
+        """Return the same places, with parts of sums along these axes."""
         return Sharding(self.held, self.whole, tuple(sorted(axes)))
 
     def only(self, names: Iterable[str]) -> "Sharding":
@@ -64,23 +64,23 @@ class Sharding:
         return Sharding.of(held, self.whole & names, self.partial)
 
     def kept_whole(self, names: Iterable[str]) -> "Sharding":
-        """Returns the same places, with these dimensions asked to stay whole."""
+        """Return the same places, with these dimensions asked to stay whole."""
         return Sharding(self.held, frozenset(names), self.partial)
 
     def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
-        """Returns the sizes of one device's shard, with the padding of those that do not divide."""
+        """Return the sizes of one device's shard, with the padding of those that do not divide."""
         return tuple(-(-dim.size // mesh.size(self.axes(dim.name))) for dim in shape)
 
     def local_elements(self, shape: Shape, mesh: Mesh) -> int:
-        """Counts the elements of one device's shard, padding included."""
+        """Count the elements of one device's shard, padding included."""
         return math.prod(self.local_sizes(shape, mesh))
 
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
-        """Returns whether every held dimension divides evenly."""
+        """Return whether every held dimension divides evenly."""
         return all(dim.size % mesh.size(self.axes(dim.name)) == 0 for dim in shape)
 
     def waste(self, shape: Shape, mesh: Mesh) -> float:
-        """Returns the share of all devices' elements that is padding."""
+        """Return the share of all devices' elements that is padding."""
         padded = math.prod(
             local * mesh.size(self.axes(dim.name))
             for dim, local in zip(shape, self.local_sizes(shape, mesh), strict=True)
@@ -88,7 +88,7 @@ class Sharding:
         return 1 - shape.elements / padded
 
     def text(self, shape: Shape) -> str:
-        """Formats a shape with the held axes: [group=64/data+expert, model=512]."""
+        """Format a shape with the held axes: [group=64/data+expert, model=512]."""
         parts = (
             str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "")
             for dim in shape
@@ -116,7 +116,7 @@ class Transfer:
 
 
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
-    """Finds the moves that take a tensor from source to target, each a collective or a local slice.
+    """Find the moves that take a tensor from source to target, each a collective or a local slice.
 
     Where every dimension stays in as many shards as before, devices just exchange theirs, in one
     CollectivePermute. Otherwise an axis leaves a dimension only from the end of its list, and joins
@@ -136,22 +136,22 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
     steps: list[Transfer] = []
 
     def local(name: str) -> int:
-        """Returns the size of one device's shard of a dimension."""
+        """Return the size of one device's shard of a dimension."""
         return -(-sizes[name] // mesh.size(current[name]))
 
     def emit(kind: str, axes: Iterable[str], elements: int, sums: bool = False) -> None:
-        """Appends a move to where the axes lie now."""
+        """Append a move to where the axes lie now."""
         partial = (*pending, *(axis for axis in target.partial if axis in source.partial))
         place = Sharding.of(current, target.whole, target.partial if kind == "Alone" else partial)
         before = steps[-1].result if steps else source
         steps.append(Transfer(kind, tuple(axes), place, elements, sums, before))
 
     def shards() -> int:
-        """Returns the elements of one device's shard of the tensor."""
+        """Return the elements of one device's shard of the tensor."""
         return math.prod(local(name) for name in current)
 
     def ragged(name: str) -> bool:
-        """Returns whether to gather a dimension first: XLA re-tiles uneven shards expensively."""
+        """Return whether to gather a dimension first: XLA re-tiles uneven shards expensively."""
         lists = (current[name], goal[name])
         uneven = [axes for axes in lists if sizes[name] % mesh.size(axes)]
         split_twice = bool(current[name]) and bool(goal[name])
@@ -168,24 +168,24 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
                 emit("CollectivePermute", axes, shards())
 
     def fits(name: str, axes: Sequence[str]) -> bool:
-        """Returns whether a dimension divides by more axes, beside those that will leave it."""
+        """Return whether a dimension divides by more axes, beside those that will leave it."""
         settled = all(axis in goal[name] for axis in current[name])
         return settled or sizes[name] % mesh.size([*current[name], *axes]) == 0
 
     def leaving(name: str) -> list[tuple[str, list[str]]]:
-        """Returns the dimensions that axes of a dimension go to, in order, each with its axes."""
+        """Return the dimensions that axes of a dimension go to, in order, each with its axes."""
         axes = [axis for axis in current[name] if wanted_by.get(axis, name) != name]
         groups = itertools.groupby(sorted(axes, key=wanted_by.__getitem__), wanted_by.get)
         return [(str(other), list(axes)) for other, axes in groups if not ragged(str(other))]
 
     def permute(name: str, order: list[str]) -> None:
-        """Puts the axes of a dimension in another order."""
+        """Put the axes of a dimension in another order."""
         if order != current[name]:
             current[name] = order
             emit("CollectivePermute", order, shards())
 
     def append_missing(name: str) -> None:
-        """Splits a dimension over its axes that nothing holds."""
+        """Split a dimension over its axes that nothing holds."""
         used = {axis for axes in current.values() for axis in axes}
         # An axis of a pending sum cuts its shard first: axes after it wait.
         ready = itertools.takewhile(lambda axis: axis not in pending, goal[name])
@@ -195,7 +195,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
             emit("Slice", missing, shards())
 
     def gather(name: str, keep: list[str]) -> None:
-        """Gathers a dimension along all axes but the first ones, which it keeps."""
+        """Gather a dimension along all axes but the first ones, which it keeps."""
         axes = current[name][len(keep) :]
         ways = mesh.size(axes)
         if not axes:
@@ -209,7 +209,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         emit(kind, axes, received)
 
     def scatter(name: str) -> None:
-        """Adds up parts of a sum, of which every device keeps a shard along a dimension."""
+        """Add up parts of a sum, of which every device keeps a shard along a dimension."""
         more = goal[name][len(current[name]) :]
         taken = list(itertools.takewhile(lambda axis: axis in pending, more))
         divides = sizes[name] % mesh.size([*current[name], *taken]) == 0

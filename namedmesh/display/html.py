@@ -18,48 +18,20 @@ _STYLE = (
 
 
 def html_block(title: str, *parts: str) -> str:
-    """Joins parts under a title.
-
-    Args:
-        title: Plain text.
-        *parts: HTML.
-
-    Returns:
-        HTML of one block.
-
-    Example:
-        >>> html_block("a < b", "<p>1</p>").partition("</style>")[2]
-        '<strong>a &lt; b</strong><p>1</p></div>'
-    """
+    """Join parts under a title."""
     inner = f"<strong>{html.escape(title)}</strong>{''.join(parts)}"
     return f'<div class="namedmesh">{_STYLE}{inner}</div>'
 
 
 def html_text(*lines: str) -> str:
-    """Formats lines of plain text.
-
-    Args:
-        *lines: The lines.
-
-    Returns:
-        HTML with a line for each.
-    """
+    """Format lines of plain text."""
     return "".join(f"<div>{html.escape(line)}</div>" for line in lines)
 
 
 def html_table(
     head: Sequence[str], rows: Sequence[Sequence[str]], numbers: Collection[str] = ()
 ) -> str:
-    """Formats a table of plain text.
-
-    Args:
-        head: The names of the columns.
-        rows: The cells of each row.
-        numbers: The columns that are numbers, which are aligned on the right.
-
-    Returns:
-        HTML, of at most two hundred rows.
-    """
+    """Format a table of plain text."""
     kinds = [' class="number"' if name in numbers else "" for name in head]
     lines = [_html_row("th", head, kinds), *(_html_row("td", row, kinds) for row in rows[:_MOST])]
     more = html_text(f"and {len(rows) - _MOST} more") if len(rows) > _MOST else ""
@@ -67,15 +39,7 @@ def html_table(
 
 
 def html_details(summary: str, *parts: str) -> str:
-    """Hides parts behind a line that unfolds them.
-
-    Args:
-        summary: Plain text.
-        *parts: HTML.
-
-    Returns:
-        HTML.
-    """
+    """Hides parts behind a line that unfolds them."""
     return f"<details><summary>{html.escape(summary)}</summary>{''.join(parts)}</details>"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def human(size: float) -> str:
-    """Formats a number of bytes in the largest unit that keeps it above one."""
+    """Format a number of bytes in the largest unit that keeps it above one."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
             return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
@@ -15,14 +15,14 @@ def human(size: float) -> str:
 
 
 def name_some(names: Sequence[str], most: int = 3) -> str:
-    """Formats the first of some names, and how many there are besides."""
+    """Format the first of some names, and how many there are besides."""
     distinct = list(dict.fromkeys(names))
     more = f" and {len(distinct) - most} more" if len(distinct) > most else ""
     return ", ".join(distinct[:most]) + more
 
 
 def columns(rows: Sequence[Sequence[str]], indent: int = 2) -> list[str]:
-    """Formats rows as lines with aligned cells."""
+    """Format rows as lines with aligned cells."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = (
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))

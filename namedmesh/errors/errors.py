@@ -48,12 +48,12 @@ class NamedMeshError(ValueError):
 
 
 def _rebuild_error(kind: type[NamedMeshError], arguments: tuple[object, ...]) -> NamedMeshError:
-    """Makes an error of which the message is known."""
+    """Make an error of which the message is known."""
     return kind.__new__(kind, *arguments)
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Returns the closest known name as a question, or the list of all of them."""
+    """Return the closest known name as a question, or the list of all of them."""
     known = sorted(set(known))
     close = difflib.get_close_matches(str(name), known, n=1)
     if close:
@@ -62,24 +62,24 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Joins names into a phrase: a, b and c."""
+    """Join names into a phrase: a, b and c."""
     names = list(names)
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else "none"
 
 
 def suggest_names(names: Iterable[str], known: Iterable[str]) -> str:
-    """Returns a did-you-mean for each of several names that are not known."""
+    """Return a did-you-mean for each of several names that are not known."""
     known = sorted(set(known))
     return " ".join(dict.fromkeys(did_you_mean(name, known) for name in names))
 
 
 def name_all(noun: str, names: Sequence[str], plural: str | None = None) -> str:
-    """Puts a noun before names, in the plural where there are several: dimensions a and b."""
+    """Put a noun before names, in the plural where there are several: dimensions a and b."""
     return f"{noun if len(names) == 1 else plural or noun + 's'} {join_names(names)}"
 
 
 def check_identifier(name: object, what: str, *details: str) -> str:
-    """Returns name when it is an identifier, or raises."""
+    """Return name when it is an identifier, or raises."""
     if not isinstance(name, str):
         fix = "write the name as a string"
         if hasattr(name, "name"):
@@ -95,7 +95,7 @@ def check_identifier(name: object, what: str, *details: str) -> str:
 
 
 def whole_number(value: object) -> int | None:
-    """Returns a whole number as an int; None for anything else, True and arrays included."""
+    """Return a whole number as an int; None for anything else, True and arrays included."""
     if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         return None
     try:
@@ -105,7 +105,7 @@ def whole_number(value: object) -> int | None:
 
 
 def check_size(size: object, what: str, *details: str) -> int:
-    """Returns size as an int when it is a positive whole number, or raises."""
+    """Return size as an int when it is a positive whole number, or raises."""
     number = whole_number(size)
     if number is not None and number > 0:
         return number
@@ -115,7 +115,7 @@ def check_size(size: object, what: str, *details: str) -> int:
 
 
 def check_text(text: object, what: str, example: str) -> str:
-    """Returns text when it is a string, or raises."""
+    """Return text when it is a string, or raises."""
     if not isinstance(text, str):
         raise NamedMeshError(
             f"{what} cannot be read from {type(text).__name__} {text!r}",
@@ -125,6 +125,6 @@ def check_text(text: object, what: str, example: str) -> str:
 
 
 def check_word(what: str, value: object, choices: Collection[str]) -> None:
-    """Raises for a word that is not one of the choices: a typo would count nothing."""
+    """Raise for a word that is not one of the choices: a typo would count nothing."""
     if not isinstance(value, str) or value not in choices:
         raise NamedMeshError(f"there is no {what} {value!r}", fix=did_you_mean(str(value), choices))

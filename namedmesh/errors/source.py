@@ -61,17 +61,17 @@ class Source:
 
 
 def _is_ours(file: str) -> bool:
-    """Returns whether a file is of namedmesh, its layers included, or between it and the user's."""
+    """Return whether a file is of namedmesh, its layers included, or between it and the user's."""
     return file.startswith(_BETWEEN)
 
 
 def _is_between(file: str) -> bool:
-    """Returns whether frames of a file are skipped on the way to the user's line."""
+    """Return whether frames of a file are skipped on the way to the user's line."""
     return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
 
 
 def caller(layers: bool = True) -> Source:
-    """Finds the user's line: the innermost on the stack that is not namedmesh's own.
+    """Find the user's line: the innermost on the stack that is not namedmesh's own.
 
     Lines of the standard library that run ours are skipped too; those of namedmesh.layers count
     as the user's unless layers is False.
@@ -83,7 +83,7 @@ def caller(layers: bool = True) -> Source:
 
 
 def describe_thread(frame: FrameType) -> str:
-    """Says which of the user's lines a thread is running, given its innermost frame."""
+    """Say which of the user's lines a thread is running, given its innermost frame."""
     installed = (os.sep + "site-packages" + os.sep, os.path.dirname(os.__file__), "<frozen")
     inner: FrameType | None = frame
     while inner is not None:
@@ -96,13 +96,13 @@ def describe_thread(frame: FrameType) -> str:
 
 
 def _source_of(frame: FrameType, outer: Source | None = None) -> Source:
-    """Returns the line that a frame is running."""
+    """Return the line that a frame is running."""
     code = frame.f_code
     return Source(code.co_filename, frame.f_lineno, outer, code.co_qualname)
 
 
 def _leave(frame: FrameType, skip: Callable[[str], bool]) -> FrameType:
-    """Returns the innermost frame whose file is not skipped, or the outermost of all."""
+    """Return the innermost frame whose file is not skipped, or the outermost of all."""
     while frame.f_back is not None and skip(frame.f_code.co_filename):
         frame = frame.f_back
     return frame

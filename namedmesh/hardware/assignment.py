@@ -46,21 +46,10 @@ class Assignment:
 
 
 def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignment:
-    """Decides which device takes which place of a mesh.
+    """Decide which device takes which place of a mesh.
 
     All slices are laid out alike. Where a mesh has several hosts in a slice, devices stay in listed
     order, which is host by host.
-
-    Args:
-        mesh: The mesh; a device assignment that it has already is kept.
-        torus: The torus of the target's slices, if it has one.
-        traffic: What the plan sends along which axes.
-
-    Returns:
-        The order of the devices, and how far apart those that communicate are.
-
-    Raises:
-        NamedMeshError: If mesh and torus have different numbers of devices.
     """
     if torus is None:
         return Assignment(mesh.device_assignment, None, None)
@@ -77,14 +66,7 @@ def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignm
 
 
 def traffic_of(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float]:
-    """The bytes that collectives send along each set of axes in one step.
-
-    Args:
-        collectives: Those of a plan or an Artifact.
-
-    Returns:
-        Bytes by axes.
-    """
+    """The bytes that collectives send along each set of axes in one step."""
     traffic: dict[tuple[str, ...], float] = {}
     for one in collectives:
         traffic[one.axes] = traffic.get(one.axes, 0) + one.total_bytes
@@ -94,17 +76,7 @@ def traffic_of(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float
 def mean_hops(
     mesh: Mesh, torus: Torus, traffic: Traffic, assignment: Sequence[int] | None = None
 ) -> float:
-    """The links between two devices that communicate, on average.
-
-    Args:
-        mesh: The mesh.
-        torus: The torus that its devices lie on.
-        traffic: The bytes along which axes; the average is weighted by them.
-        assignment: The number of the device at each place; in listed order if not given.
-
-    Returns:
-        The average over all pairs of devices in a group.
-    """
+    """The links between two devices that communicate, on average."""
     order = np.asarray(range(mesh.devices) if assignment is None else assignment)
     return _weighted_hops(mesh, torus, traffic, torus.positions[order])
 
@@ -187,7 +159,7 @@ def _weighted_hops(
 
 
 def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarray]:
-    """Orders in which every axis is a block of the torus, one axis within another."""
+    """Order in which every axis is a block of the torus, one axis within another."""
     sizes = torus.sizes
     listed = np.full(sizes, -1)
     listed[tuple(torus.positions.T)] = np.arange(len(torus.places))

@@ -66,7 +66,7 @@ class Hardware:
 
     @classmethod
     def parse(cls, text: str | os.PathLike) -> Hardware:
-        """Finds hardware by name, or reads it from a file.
+        """Find hardware by name, or reads it from a file.
 
         Args:
             text: `tpu-v3` or another generation, `tpu-v3:4x4` for a slice of it, `h100`, `h200`,
@@ -102,7 +102,7 @@ class Hardware:
         )
 
     def divide(self, devices: int) -> Hardware:
-        """Returns what one of so many devices has of what they share.
+        """Return what one of so many devices has of what they share.
 
         Args:
             devices: How many devices the mesh has.
@@ -122,7 +122,7 @@ class Hardware:
         )
 
     def product_flops(self, dtype: str, precision: str = "default") -> float:
-        """Returns the floating point operations a second of products of a dtype, at most.
+        """Return the floating point operations a second of products of a dtype, at most.
 
         Args:
             dtype: The dtype of the operands.

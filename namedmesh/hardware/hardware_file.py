@@ -42,18 +42,7 @@ network: {kind: nodes, devices: 8, inside: 200e9, across: 25e9}
 
 
 def read_hardware(path: str | os.PathLike) -> dict[str, Any]:
-    """Reads the description of some hardware.
-
-    Args:
-        path: A YAML file such as `EXAMPLE`; numbers are in bytes, seconds and operations a second.
-
-    Returns:
-        The fields of a Hardware.
-
-    Raises:
-        NamedMeshError: The file cannot be read, is not YAML, lacks something or has something that
-            is not known or not a positive number.
-    """
+    """Read the description of some hardware."""
     import yaml
 
     name = check_path(path, "the file of the hardware")
@@ -78,17 +67,13 @@ def read_hardware(path: str | os.PathLike) -> dict[str, Any]:
 
 
 class _Checker:
-    """Checks the entries of one file.
-
-    Args:
-        name: The file's name, for errors.
-    """
+    """Checks the entries of one file."""
 
     def __init__(self, name: str):
         self.what = f"hardware file {name!r}"
 
     def read(self, fields: Any) -> dict[str, Any]:
-        """Returns the fields of a Hardware, or raises."""
+        """Return the fields of a Hardware, or raises."""
         required = ("name", "flops", *_FIGURES, "network")
         self.check_keys(fields, required, ("start", "repeats", *_SHARES, *_SWITCHES), "")
         numbers = {key: self.number(fields, key) for key in _FIGURES}
@@ -113,7 +98,7 @@ class _Checker:
         }
 
     def flops(self, rates: Any) -> dict[str, float]:
-        """Returns the rates of products by dtype, or raises."""
+        """Return the rates of products by dtype, or raises."""
         if not isinstance(rates, Mapping):
             raise self.error(
                 f"flops is {rates!r}", fix="give a rate for each dtype, e.g. {bfloat16: 400e12}"
@@ -129,7 +114,7 @@ class _Checker:
         return {key: self.number(rates, key) for key in rates}
 
     def network(self, fields: Any) -> Network:
-        """Returns the network, or raises."""
+        """Return the network, or raises."""
         kind = fields.get("kind") if isinstance(fields, Mapping) else None
         if not isinstance(kind, str) or kind not in _NETWORKS:
             raise self.error(
@@ -149,13 +134,13 @@ class _Checker:
         return make(**values)
 
     def generation(self, name: Any) -> str:
-        """Returns the TPU generation whose network it is, or raises."""
+        """Return the TPU generation whose network it is, or raises."""
         if name not in GENERATIONS:
             raise self.error(f"the generation is {name!r}", fix=did_you_mean(name, GENERATIONS))
         return name
 
     def count(self, fields: Mapping[str, Any], key: str) -> int:
-        """Returns a positive whole number, or raises."""
+        """Return a positive whole number, or raises."""
         number = whole_number(fields[key])
         if number is None or number < 1:
             raise self.error(f"{key} is {fields[key]!r}", fix="give a positive whole number")
@@ -164,7 +149,7 @@ class _Checker:
     def check_keys(
         self, fields: Any, required: tuple[str, ...], optional: tuple[str, ...], where: str
     ) -> None:
-        """Raises unless there is every entry that is required, and none that is not known."""
+        """Raise unless there is every entry that is required, and none that is not known."""
         if not isinstance(fields, Mapping):
             raise self.error(f"{where}it is not a mapping: {fields!r}", fix=f"write\n{EXAMPLE}")
         known = (*required, *optional)
@@ -180,7 +165,7 @@ class _Checker:
             )
 
     def number(self, fields: Mapping[str, Any], key: str) -> float:
-        """Returns a positive number, or raises; YAML reads 3e12 as text."""
+        """Return a positive number, or raises; YAML reads 3e12 as text."""
         try:
             value = float(fields[key])
         except (TypeError, ValueError):
@@ -192,11 +177,11 @@ class _Checker:
         return value
 
     def switch(self, fields: Mapping[str, Any], key: str) -> bool:
-        """Returns true or false, or raises."""
+        """Return true or false, or raises."""
         if not isinstance(fields[key], bool):
             raise self.error(f"{key} is {fields[key]!r}", fix="write true or false")
         return fields[key]
 
     def error(self, problem: str, fix: str) -> NamedMeshError:
-        """Makes an error about the file."""
+        """Make an error about the file."""
         return NamedMeshError(f"{self.what}: {problem}", fix=fix)

@@ -19,16 +19,7 @@ class Network(ABC):
 
     @abstractmethod
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimates how long a collective takes, once.
-
-        Args:
-            one: The collective.
-            mesh: The mesh whose axes it runs along.
-            traffic: What all collectives of the step send along which axes.
-
-        Returns:
-            The seconds.
-        """
+        """Estimate how long a collective takes, once."""
 
 
 @dataclass(frozen=True)
@@ -46,14 +37,6 @@ class Nodes(Network):
         inside_latency: Seconds of one message within a node.
         across_latency: Seconds of one message between nodes.
         start: Seconds before a collective sends anything.
-
-    Example:
-        >>> from namedmesh.errors.source import Source
-        >>> nodes = Nodes(8, inside=400e9, across=50e9, inside_latency=0, across_latency=0, start=0)
-        >>> sum = Collective("AllReduce", ("data",), 1, "float32", 4 * 10**9, 1, "loss", "sum.4",
-        ...                  "forward", Source("model.py", 7), devices=4)
-        >>> nodes.seconds(sum, Mesh(data=4), {})  # 2 * 3/4 of 4 GB at 400 GB/s
-        0.015
     """
 
     devices: int
@@ -64,7 +47,7 @@ class Nodes(Network):
     start: float
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimates how long a collective takes, once."""
+        """Estimate how long a collective takes, once."""
         near = self._members_of_a_node(one, mesh)
         nodes = -(-one.devices // near)
         messages = 2 if one.kind == "AllReduce" else 1
@@ -115,7 +98,7 @@ class Host(Network):
     across_start: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimates how long a collective takes, once."""
+        """Estimate how long a collective takes, once."""
         # Every device reads what it gets and writes it; a sum reads every part.
         moved = 2 * max(one.wire_bytes, one.bytes) * mesh.devices
         seconds = self.start * mesh.devices + moved / self.bandwidth
@@ -126,19 +109,7 @@ class Host(Network):
 
 
 def check_across(rate: float, mesh: Mesh, what: str) -> float:
-    """Returns what a network sends between hosts or slices in a second, or raises.
-
-    Args:
-        rate: The bytes a second; 0 if that is not known.
-        mesh: The mesh.
-        what: What is sent between.
-
-    Returns:
-        The rate.
-
-    Raises:
-        NamedMeshError: It is not known.
-    """
+    """Return what a network sends between hosts or slices in a second, or raises."""
     if not rate:
         raise NamedMeshError(
             f"the hardware does not say how fast {what} send to each other",

@@ -58,15 +58,7 @@ class Region:
     passing: int = 1
 
     def link_bytes(self, kind: str, size: float) -> float:
-        """Estimates what passes over the busiest link, one direction of it.
-
-        Args:
-            kind: The kind of collective; a CollectivePermute goes from each to the next.
-            size: The bytes of a device's buffer, on its larger side.
-
-        Returns:
-            The bytes; 0 where everything stays on a chip.
-        """
+        """Estimate what passes over the busiest link, one direction of it."""
         if not self.lines:
             return 0.0
         if kind == "AllToAll":
@@ -77,7 +69,7 @@ class Region:
         return 2 * gather if kind == "AllReduce" else gather
 
     def hops(self, kind: str) -> int:
-        """Counts the links that one byte passes on its longest way, one after the other."""
+        """Count the links that one byte passes on its longest way, one after the other."""
         ways = [line.chips // 2 if line.ring else line.chips - 1 for line in self.lines]
         if kind == "CollectivePermute":
             return min(1, len(ways))
@@ -142,7 +134,7 @@ class TorusSlice(Network):
     across_latency: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimates how long a collective takes, once."""
+        """Estimate how long a collective takes, once."""
         region = self.region_of(one.axes, mesh, traffic)
         size = one.bytes
         if one.kind == "AllToAll":  # the rest of the buffer goes to other slices
@@ -156,7 +148,7 @@ class TorusSlice(Network):
         return self.start + (max(within, beyond) if together else within + beyond)
 
     def _seconds_between_slices(self, one: Collective, mesh: Mesh) -> float:
-        """Estimates how long what leaves a slice takes, over all of its chips' shares."""
+        """Estimate how long what leaves a slice takes, over all of its chips' shares."""
         chips = -(-mesh.devices // mesh.slices // GENERATIONS[self.generation].cores)
         rate = chips * check_across(self.across, mesh, "slices")
         iterations = 1
@@ -166,38 +158,11 @@ class TorusSlice(Network):
         return iterations * self.across_latency + one.slice_bytes / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
-        """Estimates what passes over the busiest link, devices lying in the order of the mesh.
-
-        Args:
-            kind: The kind of collective; a CollectivePermute goes from each to the next.
-            size: The bytes of a device's buffer, on its larger side.
-            axes: The axes that it runs along.
-            mesh: The mesh.
-
-        Returns:
-            The bytes, in one direction; 0 where everything stays on a chip.
-
-        Example:
-            >>> slice = TorusSlice("v3", (4, 4), 82e9, latency=1e-6, start=0.0)
-            >>> slice.link_bytes("AllReduce", 1024, ["all"], Mesh(all=32))
-            960.0
-        """
+        """Estimate what passes over the busiest link, devices lying in the order of the mesh."""
         return self.region_of(axes, mesh, {}).link_bytes(kind, size)
 
     def target(self, mesh: Mesh) -> Target:
-        """Returns the slices that a mesh lies on.
-
-        Args:
-            mesh: The mesh.
-
-        Returns:
-            The slice that was asked for, or the most compact one of as many cores; as often as the
-            mesh has slices.
-
-        Raises:
-            NamedMeshError: The slice that was asked for has another number of cores, or there are
-                more than in any slice.
-        """
+        """Return the slices that a mesh lies on."""
         if mesh.devices > MOST_CORES:
             raise NamedMeshError(
                 f"the mesh has {mesh.devices:,} devices, and slices of TPU {self.generation} are "
@@ -225,16 +190,7 @@ class TorusSlice(Network):
         return GENERATIONS[self.generation].dimensions
 
     def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
-        """Returns where the devices along some axes lie on the torus of one slice.
-
-        Args:
-            axes: The axes of a collective.
-            mesh: The mesh.
-            traffic: What the step sends along which axes.
-
-        Returns:
-            Their region of the torus.
-        """
+        """Return where the devices along some axes lie on the torus of one slice."""
         target = self.target(mesh).one_slice
         mesh = mesh.one_block(mesh.slices)
         wide = [axis for axis, size in mesh.axes.items() if size > 1]

@@ -64,7 +64,7 @@ class Target:
 
     @classmethod
     def parse(cls, text: str) -> Target:
-        """Reads a target from one word.
+        """Read a target from one word.
 
         Args:
             text: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.

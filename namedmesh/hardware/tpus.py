@@ -51,21 +51,7 @@ _PASSES = {"default": 1, "high": 3, "highest": 6}  # of bfloat16 products, for o
 
 
 def find_tpu(text: str) -> dict[str, Any]:
-    """Finds a generation of TPUs, or a slice of one.
-
-    Args:
-        text: Such as `tpu-v3` or `tpu-v3:4x4`.
-
-    Returns:
-        The fields of a Hardware, of which a device is a core.
-
-    Raises:
-        NamedMeshError: There is no such generation, or it has no such slice.
-
-    Example:
-        >>> find_tpu("tpu-v3")["flops"]["bfloat16"]
-        61500000000000.0
-    """
+    """Find a generation of TPUs, or a slice of one."""
     name, colon, _ = text.partition(":")
     generation = name.removeprefix("tpu-")
     if generation not in _CHIPS:

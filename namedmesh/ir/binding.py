@@ -16,7 +16,7 @@ from namedmesh.ir.operands import as_tuple
 def bind_specs(
     function: Callable[..., Any], name: str, specs: Sequence[Specs], named: Mapping[str, Specs]
 ) -> inspect.BoundArguments:
-    """Binds specs to the arguments of a function, or raises if they do not fit."""
+    """Bind specs to the arguments of a function, or raises if they do not fit."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -64,7 +64,7 @@ def flatten_specs(
 
 
 def _check_specs(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raises for the first argument that is not a spec."""
+    """Raise for the first argument that is not a spec."""
     for argument, one in arguments.items():
         if not isinstance(one, InputSpec):
             names = [dim.name for dim in as_tuple(one) if isinstance(dim, Dimension)]

@@ -13,18 +13,18 @@ from namedmesh.ir.op import Op, option_names
 
 
 def describe_op(op: Op) -> Hashable:
-    """Returns all that an op's lowering may read of it: its class, options and tensors."""
+    """Return all that an op's lowering may read of it: its class, options and tensors."""
     tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))
     return describe_options(op), len(op.inputs), tensors
 
 
 def describe_options(op: Op) -> Hashable:
-    """Returns what an op computes of its inputs: its class and options."""
+    """Return what an op computes of its inputs: its class and options."""
     return type(op), *(describe(getattr(op, name)) for name in option_names(type(op)))
 
 
 def describe(value: Any) -> Hashable:
-    """Returns what tells an option apart: its contents, or the object itself if we know no more.
+    """Return what tells an option apart: its contents, or the object itself if we know no more.
 
     Numbers that compare equal may differ: 1 and True, 0.0 and -0.0.
     """

@@ -41,76 +41,67 @@ class Context:
         return xla_data_pb2
 
     def dtype(self, name: str) -> Any:
-        """Returns TensorFlow's dtype of a name."""
+        """Return TensorFlow's dtype of a name."""
         return self.tf.as_dtype(name)
 
     def size(self, dim: Dimension) -> int:
-        """Returns a dimension's size where this op runs: its own, or that of one device's shard."""
+        """Return a dimension's size where this op runs: its own, or that of one device's shard."""
         return dim.size
 
     def sizes(self, dims: Sequence[Dimension] | Shape) -> list[int]:
-        """Returns the sizes of several dimensions where this op runs."""
+        """Return the sizes of several dimensions where this op runs."""
         return [self.size(dim) for dim in dims]
 
     def offset(self, dim: Dimension) -> Any | None:
-        """Returns where this device's shard of a dimension starts; None when it has all of it."""
+        """Return where this device's shard of a dimension starts; None when it has all of it."""
         return None
 
     def ways(self, dim: Dimension) -> int:
-        """Returns into how many shards a dimension is split where this op runs."""
+        """Return into how many shards a dimension is split where this op runs."""
         return 1
 
     def position(self, dim: Dimension) -> Any:
-        """Returns the number of this device's shard of a dimension."""
+        """Return the number of this device's shard of a dimension."""
         return 0
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
-        """Sends a value to another device along a dimension's axes; who gets nothing has zeros."""
+        """Send a value to another device along a dimension's axes; who gets nothing has zeros."""
         raise NotImplementedError
 
     def gather(self, value: Any, dim: Dimension) -> Any:
-        """Puts the values of all shards of a dimension side by side, in a new first dimension."""
+        """Put the values of all shards of a dimension side by side, in a new first dimension."""
         raise NotImplementedError
 
     def sum(self, value: Any, dim: Dimension) -> Any:
-        """Adds up the values of all shards of a dimension; each has the sum."""
+        """Add up the values of all shards of a dimension; each has the sum."""
         raise NotImplementedError
 
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
-        """Cuts a value along one position and joins what all shards of a dimension send it."""
+        """Cut a value along one position and joins what all shards of a dimension send it."""
         raise NotImplementedError
 
     def place(self, value: Any, tensor: Any) -> Any:
-        """Annotates a value with the place of one of an op's results."""
+        """Annotate a value with the place of one of an op's results."""
         return value
 
     def part_sizes(self, tensor: Any) -> list[int]:
-        """Returns the sizes of the leading dimensions of a result that is a part of a sum."""
+        """Return the sizes of the leading dimensions of a result that is a part of a sum."""
         return []
 
     def hold(self, value: Any, op: Any, i: int) -> Any:
-        """Annotates a value inside a loop with the place of the loop's operand i, as outside."""
+        """Annotate a value inside a loop with the place of the loop's operand i, as outside."""
         return value
 
     def lies_alike(self, tensor: Any, op: Any, i: int) -> bool:
-        """Returns whether a loop's history may overwrite the loop's operand i, row by row."""
+        """Return whether a loop's history may overwrite the loop's operand i, row by row."""
         return False
 
     def run(self, body: Any, values: Sequence[Any]) -> list[Any]:
-        """Lowers a loop body or a branch on these values."""
+        """Lower a loop body or a branch on these values."""
         raise NotImplementedError
 
     def compute(self, key: Hashable, function: Callable[..., Any], *values: Any) -> Any:
-        """Calls a TensorFlow function of some values for an op that has a body.
-
-        Args:
-            key: What the function depends on besides the values: it is traced once for equal keys.
-            function: Returns one value.
-            *values: What it is called with.
-
-        Returns:
-            What it returns.
-        """
+        """Call a TensorFlow function of some values for an op that has a body."""
         return function(*values)
 
     def while_loop(
@@ -120,15 +111,15 @@ class Context:
         return self.tf.while_loop(test, body, list(start), parallel_iterations=1)
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
-        """Runs one of two functions of nothing, each of which returns a list of values."""
+        """Run one of two functions of nothing, each of which returns a list of values."""
         return self.tf.cond(condition, yes, no)
 
     def calls_kernel(self, op: Any) -> bool:
-        """Returns whether a backend's own kernel may make an op's results."""
+        """Return whether a backend's own kernel may make an op's results."""
         return False
 
     def scalar(self, value: float | int | bool, dtype: Any) -> Any:
-        """Makes a TensorFlow scalar; any number stands for true or false where bool is wanted."""
+        """Make a TensorFlow scalar; any number stands for true or false where bool is wanted."""
         return self.tf.constant(bool(value) if dtype == self.tf.bool else value, dtype)
 
     def align(self, value: Any, shape: Shape, order: Shape) -> Any:

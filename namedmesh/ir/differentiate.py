@@ -93,7 +93,7 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
 def _reverse_traces(
     trace: Trace, loss: Tensor, start: Tensor, targets: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Records the reverse pass through a trace and, from a body, through the traces around it.
+    """Record the reverse pass through a trace and, from a body, through the traces around it.
 
     All of it is recorded in the innermost trace: ops outside read their operands as captures.
     """
@@ -147,7 +147,7 @@ def _start(loss: Tensor, cotangent: Tensor | None) -> Tensor:
 
 
 def zeros_like(tensor: Tensor) -> Tensor:
-    """Makes zeros of a tensor's shape and dtype."""
+    """Make zeros of a tensor's shape and dtype."""
     return fill(tensor.shape, 0.0 if tensor.floating else 0, tensor.dtype, "zeros")
 
 
@@ -158,7 +158,7 @@ def _or_zeros(cotangents: dict[Tensor, Tensor], target: Tensor) -> Tensor:
 
 
 def mark_cotangent(cotangent: Tensor, primal: Tensor) -> Tensor:
-    """Marks a tensor as the cotangent of another; one that is shared gets a stand-in."""
+    """Mark a tensor as the cotangent of another; one that is shared gets a stand-in."""
     if cotangent.primal is not None or cotangent.kind == "placeholder":
         cotangent = Cotangent((cotangent,)).output
     return cotangent.describe(primal=primal)
@@ -167,16 +167,7 @@ def mark_cotangent(cotangent: Tensor, primal: Tensor) -> Tensor:
 def reverse_ops(
     ops: Sequence[Op], seeds: dict[Tensor, Tensor], targets: Sequence[Tensor]
 ) -> dict[Tensor, Tensor]:
-    """Records the reverse pass through some ops.
-
-    Args:
-        ops: The ops that may lie between targets and results, in order.
-        seeds: The cotangents of some results.
-        targets: The tensors whose cotangents are wanted.
-
-    Returns:
-        The cotangents of everything on the way, targets that have one included.
-    """
+    """Record the reverse pass through some ops."""
     trace = current("grad")
     reached = set(targets)
     path = []
@@ -188,7 +179,7 @@ def reverse_ops(
     cotangents: dict[Tensor, Tensor] = {}
 
     def settle(tensor: Tensor) -> None:
-        """Adds up what the readers of a tensor sent back, once all of them have."""
+        """Add up what the readers of a tensor sent back, once all of them have."""
         if tensor in parts and tensor not in cotangents:
             sent = parts[tensor]
             cotangents[tensor] = (
@@ -217,7 +208,7 @@ def reverse_ops(
 
 
 def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
-    """Returns what an op's derivative returned, or raises unless there is one like each input."""
+    """Return what an op's derivative returned, or raises unless there is one like each input."""
     problems = []
     if not isinstance(cotangents, (list, tuple)) or len(cotangents) != len(op.inputs):
         problems.append(f"{format_value(cotangents)} for {len(op.inputs)} inputs")
@@ -242,19 +233,7 @@ def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
 def repeat_ops(
     body: Body, values: Sequence[Tensor], saved: dict[Tensor, Tensor] | None = None
 ) -> tuple[list[Op], dict[Tensor, Tensor]]:
-    """Records the ops of a body anew on other values.
-
-    Args:
-        body: What to repeat.
-        values: Tensors for its inputs and captures.
-        saved: Tensors of the body whose values are there already. What follows reads those; the
-            reverse pass still goes through the op, which is dead unless something else of it is
-            needed.
-
-    Returns:
-        The ops as the reverse pass is to see them, binding the saved tensors, and for every tensor
-        of the body the one that stands for it.
-    """
+    """Record the ops of a body anew on other values."""
     known = dict(zip(body.arguments, values, strict=True))
     saved = saved or {}
     ops = []
@@ -273,7 +252,7 @@ def repeat_ops(
 
 
 def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
-    """Records the same op on other inputs, with loop bodies and branches of its own."""
+    """Record the same op on other inputs, with loop bodies and branches of its own."""
     inputs = tuple(current(op.kind).bring(tensor) for tensor in inputs)
     others = dict(zip(op.inputs, inputs, strict=True))
     bodies = {name: copy_body(body, others) for name, body in op.body_fields().items()}
@@ -282,7 +261,7 @@ def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
 
 
 def copy_body(body: Body, others: Mapping[Tensor, Tensor]) -> Body:
-    """Copies a body with ops and tensors of its own: every loop and branch is planned by itself."""
+    """Copy a body with ops and tensors of its own: every loop and branch is planned by itself."""
     inner = Trace(current("a loop body"))
     values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
     with recording(inner):
@@ -302,19 +281,7 @@ def body_vjp(
     saved: dict[Tensor, Tensor] | None = None,
     watch: Callable[[dict[Tensor, Tensor], int], None] | None = None,
 ) -> list[Tensor]:
-    """Records a body again (less what is saved) and its reverse pass.
-
-    Args:
-        body: What to differentiate.
-        values: Tensors for its inputs and captures.
-        cotangents: Those of its outputs.
-        wanted: Which of the values to differentiate with respect to.
-        saved: Values of tensors of the body that need not be computed again.
-        watch: Called with what stands for each tensor of the body, and where the reverse ops begin.
-
-    Returns:
-        The cotangents of the wanted values.
-    """
+    """Record a body again (less what is saved) and its reverse pass."""
     trace = current("grad")
     with trace.at(trace.source, "backward"):
         ops, known = repeat_ops(body, values, saved)

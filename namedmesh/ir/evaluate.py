@@ -17,7 +17,7 @@ MOST_DIMENSIONS = 4  # that all of TensorFlow's kernels have
 
 
 def lower_op(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]:
-    """Runs an op's lowering and returns its results as a tuple."""
+    """Run an op's lowering and returns its results as a tuple."""
     try:
         results = _lower_any_rank(op, context, values)
     except NamedMeshError:
@@ -35,7 +35,7 @@ def lower_op(op: Op, context: Context, values: Sequence[Any]) -> tuple[Any, ...]
 
 
 def _lower_any_rank(op: Op, context: Context, values: Sequence[Any]) -> Any:
-    """Runs an op's lowering, compiled where TensorFlow's own kernels have too few dimensions."""
+    """Run an op's lowering, compiled where TensorFlow's own kernels have too few dimensions."""
     try:
         return op.lower(context, *values)
     except context.tf.errors.OpError:
@@ -47,7 +47,7 @@ def _lower_any_rank(op: Op, context: Context, values: Sequence[Any]) -> Any:
 
 
 def _check_lowered(op: Op, context: Context, results: Sequence[Any]) -> None:
-    """Raises unless the values are what the shape rule says: their number, shapes and dtypes."""
+    """Raise unless the values are what the shape rule says: their number, shapes and dtypes."""
     problems = []
     if len(results) != len(op.outputs):
         problems.append(f"{len(results)} values for {len(op.outputs)} results")
@@ -71,7 +71,7 @@ class Eager(Context):
     """Lowering that runs at once: every value is TensorFlow's, whole and on this machine."""
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
-        """Evaluates a body on values for its inputs and captures."""
+        """Evaluate a body on values for its inputs and captures."""
         known: dict[Tensor, Any] = dict(zip(body.arguments, values, strict=True))
         for op in body.ops:
             if not op.given:
@@ -80,12 +80,12 @@ class Eager(Context):
         return [known[tensor] for tensor in body.outputs]
 
     def lower(self, op: Op, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Lowers an op on its operands."""
+        """Lower an op on its operands."""
         return lower_op(op, self, values)
 
 
 def convert_value(role: str, name: str, tensor: Tensor, values: Mapping[str, Any]) -> Any:
-    """Converts what a user gave for an input or variable to TensorFlow, or raises."""
+    """Convert what a user gave for an input or variable to TensorFlow, or raises."""
     tf = Eager().tf
     if name not in values:
         where = "as a keyword"

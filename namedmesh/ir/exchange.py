@@ -31,35 +31,25 @@ class Exchange:
 
 
 class Shards:
-    """Into how many shards each dimension of an op is split.
-
-    Args:
-        ways: The number of shards of each dimension that is split.
-
-    Example:
-        >>> shards = Shards({"rows": 4})
-        >>> rows, columns = Dimension("rows", 10), Dimension("columns", 8)
-        >>> shards.size(rows), shards.size(columns), shards.count([rows, columns])
-        (3, 8, 24)
-    """
+    """Into how many shards each dimension of an op is split."""
 
     def __init__(self, ways: Mapping[str, int]):
         self._ways = dict(ways)
 
     def ways(self, dim: Dimension) -> int:
-        """Returns into how many shards a dimension is split."""
+        """Return into how many shards a dimension is split."""
         return self._ways.get(dim.name, 1)
 
     def size(self, dim: Dimension) -> int:
-        """Returns the size of a shard; the last ones may be shorter, and are padded."""
+        """Return the size of a shard; the last ones may be shorter, and are padded."""
         return -(-dim.size // self.ways(dim))
 
     def count_rest(self, dims: Iterable[Dimension], dim: Dimension) -> int:
-        """Counts the elements of a shard for each row along one of its dimensions."""
+        """Count the elements of a shard for each row along one of its dimensions."""
         return self.count(other for other in dims if other.name != dim.name)
 
     def count(self, dims: Iterable[Dimension]) -> int:
-        """Counts the elements of a shard that has some dimensions."""
+        """Count the elements of a shard that has some dimensions."""
         total = 1
         for dim in dims:
             total *= self.size(dim)

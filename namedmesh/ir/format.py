@@ -12,13 +12,13 @@ LONGEST = 60  # characters of a value's repr in one line
 
 
 def to_python_number(value: Any) -> Any:
-    """Converts a numpy scalar (or 0-d array) to Python's number; returns anything else as is."""
+    """Convert a numpy scalar (or 0-d array) to Python's number; returns anything else as is."""
     scalar = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
     return value.item() if scalar else value
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Formats a count: 1 tensor, 2 tensors."""
+    """Format a count: 1 tensor, 2 tensors."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
@@ -30,7 +30,7 @@ def is_named(value: Any) -> bool:
 
 
 def format_value(value: Any) -> str:
-    """Formats a value in one line of bounded length: arrays by dtype and shape, dims by name."""
+    """Format a value in one line of bounded length: arrays by dtype and shape, dims by name."""
     if is_named(value):
         return str(value)
     if isinstance(value, (list, tuple)) and value and all(is_named(item) for item in value):
@@ -46,7 +46,7 @@ def format_value(value: Any) -> str:
 
 
 def describe_type(value: Any) -> str:
-    """Formats a value with its type, unless that can be seen."""
+    """Format a value with its type, unless that can be seen."""
     if is_named(value) and not isinstance(value, Shape):
         return format_value(value)
     return f"{format_value(value)} of type {type(value).__name__}"

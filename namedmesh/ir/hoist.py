@@ -16,12 +16,6 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
     So is what takes no more memory than it is made of, such as a cast weight. Other invariant ops
     stay where they are: to compute them again costs less than to keep them. A backward pass
     computes what its forward pass did again: what both hoist is done once.
-
-    Args:
-        ops: The ops of a program or a body.
-
-    Returns:
-        Ops that compute the same.
     """
     result: list[Op] = []
     done: dict[object, Op] = {}
@@ -39,7 +33,7 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
-    """Returns what to do before a loop, and the loop that reads the results of that.
+    """Return what to do before a loop, and the loop that reads the results of that.
 
     done has what earlier loops hoisted, by what it computes.
     """
@@ -78,7 +72,7 @@ def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
 
 
 def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], list[Op]]:
-    """Finds ops that depend on captures alone, and those of them that are worth doing once."""
+    """Find ops that depend on captures alone, and those of them that are worth doing once."""
     invariant: list[Op] = []
     made_of = {tensor: _count_bytes(tensor) for tensor in known}  # captures, in bytes
     for op in ops:

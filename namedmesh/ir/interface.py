@@ -60,7 +60,7 @@ class Variable:
 
 
 def check_dtype(dtype: str) -> str:
-    """Returns the name of a dtype that tensors can have, or raises."""
+    """Return the name of a dtype that tensors can have, or raises."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise NamedMeshError(
             f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), DTYPES)
@@ -69,7 +69,7 @@ def check_dtype(dtype: str) -> str:
 
 
 def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:
-    """Returns the names of dimensions asked to stay whole, or raises for those not in the shape."""
+    """Return the names of dimensions asked to stay whole, or raises for those not in the shape."""
     dims = as_tuple(whole)
     for dim in dims:
         if not isinstance(dim, Dimension) or dim not in shape.dims:
@@ -84,7 +84,7 @@ def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozense
 def spec(
     dims: Sequence[Dimension], dtype: str = "float32", whole: Sequence[Dimension] = ()
 ) -> InputSpec:
-    """Describes an input of a program.
+    """Describe an input of a program.
 
     Args:
         dims: The named dimensions, in the order of the array that will be given.
@@ -108,7 +108,7 @@ def spec(
 
 
 def is_example(value: Any) -> bool:
-    """Returns whether a value is a pair of dimensions and an array."""
+    """Return whether a value is a pair of dimensions and an array."""
     return (
         isinstance(value, tuple)
         and len(value) == 2
@@ -118,7 +118,7 @@ def is_example(value: Any) -> bool:
 
 
 def spec_of(example: Example, name: str) -> InputSpec:
-    """Describes the input that an array is an example of: float64 and int64 as half as wide."""
+    """Describe the input that an array is an example of: float64 and int64 as half as wide."""
     dims, value = example
     array = value if hasattr(value, "shape") and hasattr(value, "dtype") else np.asarray(value)
     dtype = np.dtype(array.dtype).name

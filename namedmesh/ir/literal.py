@@ -46,23 +46,23 @@ class Fill(Op):
 
 
 def fill(shape: Shape, value: float | int | bool, dtype: str, called: str = "fill") -> Tensor:
-    """Makes a tensor filled with a number that was checked to fit the dtype."""
+    """Make a tensor filled with a number that was checked to fit the dtype."""
     return Fill((), shape, value, dtype, called).output
 
 
 def numpy_dtype(dtype: str) -> np.dtype[Any]:
-    """Returns numpy's dtype of a name, bfloat16 included."""
+    """Return numpy's dtype of a name, bfloat16 included."""
     return np.dtype(getattr(ml_dtypes, dtype, dtype))
 
 
 def plain_number(value: Any) -> float | int | bool | None:
-    """Returns a number of Python's or numpy's as one of Python's; None for anything else."""
+    """Return a number of Python's or numpy's as one of Python's; None for anything else."""
     value = to_python_number(value)
     return value if isinstance(value, (bool, int, float)) else None
 
 
 def check_number(what: str, value: Any, dtype: str, *details: object) -> float | int | bool:
-    """Returns value as a number that the dtype holds, or raises."""
+    """Return value as a number that the dtype holds, or raises."""
     known = plain_number(value)
     if known is None:
         advice = "give a number known while tracing"
@@ -93,7 +93,7 @@ def check_number(what: str, value: Any, dtype: str, *details: object) -> float |
 
 
 def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """Returns a Tensor as it is, and a plain number as one of the dtype of the tensor beside it."""
+    """Return a Tensor as it is, and a plain number as one of the dtype of the tensor beside it."""
     if isinstance(value, Tensor):
         return value
     known, beside = plain_number(value), () if like is None else (like,)

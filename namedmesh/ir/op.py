@@ -94,7 +94,7 @@ class Op:
         recorder.record(self)
 
     def _check_inputs(self) -> None:
-        """Raises unless the class is complete and its operands are a tuple of tensors."""
+        """Raise unless the class is complete and its operands are a tuple of tensors."""
         missing = [
             name
             for name in ("results", "lower")
@@ -138,7 +138,7 @@ class Op:
             object.__setattr__(self, name, value)
 
     def _tensor(self, shape: Shape, dtype: str, name: str | None = None) -> Tensor:
-        """Makes a tensor that this op binds."""
+        """Make a tensor that this op binds."""
         return Tensor(shape, dtype, self.kind, self.source, name)
 
     @property
@@ -229,7 +229,7 @@ class Op:
 
     # Any signature is a proper override of (*args, **options): an op names its own values.
     def lower(self, *args: Any, **options: Any) -> Any:
-        """Computes the results with TensorFlow: write `def lower(self, context, x, y)`.
+        """Compute the results with TensorFlow: write `def lower(self, context, x, y)`.
 
         Args:
             *args: The context (a `Context`, whose `tf` is TensorFlow), then a value for each of
@@ -265,15 +265,15 @@ class Op:
         )
 
     def flops(self) -> int:
-        """Counts floating point operations, over all devices."""
+        """Count floating point operations, over all devices."""
         return 0
 
     def placement(self) -> Placement:
-        """Says what the op asks of the places of its operands."""
+        """Say what the op asks of the places of its operands."""
         return Placement()
 
     def exchanges(self, shards: Shards) -> Sequence[Exchange] | None:
-        """Says what the op sends between devices by itself, when dimensions are split so.
+        """Say what the op sends between devices by itself, when dimensions are split so.
 
         Only dimensions that its placement calls `exchanged` are asked for.
 
@@ -286,7 +286,7 @@ class Op:
         return ()
 
     def drop_results(self, needed: set[Tensor]) -> Op:
-        """Returns this op without the results that are not needed, if it can leave them out.
+        """Return this op without the results that are not needed, if it can leave them out.
 
         Args:
             needed: The results that something depends on.
@@ -297,11 +297,11 @@ class Op:
         return self
 
     def drop_unchanged(self) -> tuple[Op, dict[Tensor, Tensor]]:
-        """Returns this op without the results that are operands of it, and those operands."""
+        """Return this op without the results that are operands of it, and those operands."""
         return self, {}
 
     def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
-        """Finds the operand that the only result equals.
+        """Find the operand that the only result equals.
 
         Args:
             zeros: Tensors that are zero everywhere.
@@ -312,7 +312,7 @@ class Op:
         return None
 
     def rebuild(self, **changes: Any) -> Self:
-        """Returns a copy with some attributes changed, which is recorded nowhere by itself.
+        """Return a copy with some attributes changed, which is recorded nowhere by itself.
 
         Args:
             **changes: The new values, by attribute.
@@ -325,12 +325,12 @@ class Op:
         return other
 
     def body_fields(self) -> dict[str, Body]:
-        """Returns the fields that hold a Body, by name."""
+        """Return the fields that hold a Body, by name."""
         values = {name: getattr(self, name) for name in option_names(type(self))}
         return {name: value for name, value in values.items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
-        """Makes an error about this op, with the user's line.
+        """Make an error about this op, with the user's line.
 
         Args:
             problem: What is wrong, in one line.
@@ -345,7 +345,7 @@ class Op:
 
 @cache
 def option_names(kind: type[Op]) -> tuple[str, ...]:
-    """Returns the names of the fields that an op of a class is made with, besides its inputs."""
+    """Return the names of the fields that an op of a class is made with, besides its inputs."""
     return tuple(one.name for one in dataclasses.fields(kind) if one.init and one.name != "inputs")
 
 
@@ -368,7 +368,7 @@ class Body:
         return (*self.inputs, *self.captures)
 
     def bind(self, tensors: Iterable[Tensor]) -> list[Op]:
-        """Returns ops like those of the arguments, through which some tensors become arguments."""
+        """Return ops like those of the arguments, through which some tensors become arguments."""
         given = next(op for op in self.ops if op.given)
         return [
             given.rebuild(
@@ -383,7 +383,7 @@ class Body:
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
-    """Yields every op, those of loop bodies and branches included."""
+    """Yield every op, those of loop bodies and branches included."""
     for op in ops:
         yield op
         for body in op.bodies:

@@ -25,7 +25,7 @@ AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 
 
 def check_tensor(what: str, x: Any) -> Tensor:
-    """Returns x when it is a Tensor, or raises."""
+    """Return x when it is a Tensor, or raises."""
     if not isinstance(x, Tensor):
         number = isinstance(to_python_number(x), (bool, int, float))
         raise NamedMeshError(
@@ -36,7 +36,7 @@ def check_tensor(what: str, x: Any) -> Tensor:
 
 
 def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
-    """Returns tensors as a list, or raises."""
+    """Return tensors as a list, or raises."""
     if isinstance(tensors, Tensor):
         raise NamedMeshError(
             f"{what}: expected a list of tensors, not a single tensor",
@@ -54,7 +54,7 @@ def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
 
 
 def check_callable(what: str, *functions: Any) -> None:
-    """Raises unless all can be called."""
+    """Raise unless all can be called."""
     for function in functions:
         if not callable(function):
             raise NamedMeshError(
@@ -69,14 +69,14 @@ def is_list(value: Any) -> bool:
 
 
 def as_tuple(dims: Any) -> tuple[Any, ...]:
-    """Returns one dimension or several as a tuple; what is not a list becomes its one item."""
+    """Return one dimension or several as a tuple; what is not a list becomes its one item."""
     if is_list(dims) and not isinstance(dims, (str, Tensor)):
         return tuple(dims)
     return (dims,)
 
 
 def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
-    """Returns dim when it is a Dimension, or raises."""
+    """Return dim when it is a Dimension, or raises."""
     if not isinstance(dim, Dimension):
         raise NamedMeshError(
             f"{what}: {format_value(dim)} is not a Dimension",
@@ -87,7 +87,7 @@ def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
 
 
 def check_has_dims(what: str, x: Any, *dims: Any) -> None:
-    """Raises unless x is a Tensor with these dimensions; names every one that it lacks."""
+    """Raise unless x is a Tensor with these dimensions; names every one that it lacks."""
     check_tensor(what, x)
     absent, resized = [], []
     for dim in dims:
@@ -109,7 +109,7 @@ def check_has_dims(what: str, x: Any, *dims: Any) -> None:
 
 
 def make_shape(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
-    """Makes the shape of a result, or raises an error that names the op and its operands."""
+    """Make the shape of a result, or raises an error that names the op and its operands."""
     try:
         return dims if isinstance(dims, Shape) else Shape(dims)
     except NamedMeshError as error:
@@ -121,7 +121,7 @@ def make_shape(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
 def check_same_sizes(
     what: str, *tensors: Tensor, result: Shape | None = None, but: str | None = None
 ) -> None:
-    """Raises unless every name (except but) has one size across tensors and result."""
+    """Raise unless every name (except but) has one size across tensors and result."""
     shapes = [tensor.shape for tensor in tensors] + ([] if result is None else [result])
     sizes: dict[str, tuple[int, int]] = {}
     clashes: dict[str, tuple[int, int, int, int]] = {}
@@ -157,7 +157,7 @@ def _labels(tensors: Sequence[Tensor]) -> list[str]:
 
 
 def check_dtype_kind(what: str, kind: str, *tensors: Tensor, source: Source | None = None) -> None:
-    """Raises unless every tensor is of a kind of dtype: float, number, integer, bool or any."""
+    """Raise unless every tensor is of a kind of dtype: float, number, integer, bool or any."""
     for x in tensors:
         if x.dtype not in KINDS[kind]:
             others = (other.dtype for other in tensors if other.dtype in KINDS[kind])
@@ -173,7 +173,7 @@ def check_dtype_kind(what: str, kind: str, *tensors: Tensor, source: Source | No
 def check_one_dtype(
     what: str, *tensors: Tensor, shown: Sequence[Tensor] = (), source: Source | None = None
 ) -> None:
-    """Raises unless all tensors have one dtype; shown are the operands that the error lists."""
+    """Raise unless all tensors have one dtype; shown are the operands that the error lists."""
     if len({tensor.dtype for tensor in tensors}) > 1:
         raise NamedMeshError(
             f"{what}: operands of different dtypes",
@@ -184,7 +184,7 @@ def check_one_dtype(
 
 
 def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
-    """Returns value as an int when it is a whole number known while tracing, or raises."""
+    """Return value as an int when it is a whole number known while tracing, or raises."""
     if type(value) is int:
         return value
     number = to_python_number(value)

@@ -111,7 +111,7 @@ class Program:
         return Body(self.ops, arguments, (), (), (*self.outputs, *self.updates.values()))
 
     def flops(self, phase: str | None = None) -> int:
-        """Counts the floating point operations of one run, over all devices.
+        """Count the floating point operations of one run, over all devices.
 
         Args:
             phase: forward, backward or update alone; all of them by default.
@@ -124,7 +124,7 @@ class Program:
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
     def evaluate(self, state: Mapping[str, Any], /, **inputs: Any) -> tuple[dict[str, Any], Any]:
-        """Runs op by op in eager TensorFlow, unsharded: the reference of every sharded run.
+        """Run op by op in eager TensorFlow, unsharded: the reference of every sharded run.
 
         Args:
             state: A value for each variable, e.g. from `initial_state`.
@@ -170,7 +170,7 @@ class Program:
         return updated, unwrap_results(nested)
 
     def initial_state(self, seed: int = 0) -> dict[str, Any]:
-        """Runs the initializers in eager TensorFlow, unsharded.
+        """Run the initializers in eager TensorFlow, unsharded.
 
         The random bits are those of `step.init`; what is computed from them, such as normal values,
         differs by the rounding of two compilers.
@@ -195,7 +195,7 @@ class Program:
 
 
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
-    """Runs a function on named tensors and records what it does.
+    """Run a function on named tensors and records what it does.
 
     Args:
         function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and
@@ -287,7 +287,7 @@ def _flatten_results(name: str, structure: Any) -> list[Any]:
 def _check_variable_names(
     name: str, inputs: Mapping[str, Tensor], variables: Mapping[str, Variable]
 ) -> None:
-    """Raises for variables that have the name of an input: one name, one thing."""
+    """Raise for variables that have the name of an input: one name, one thing."""
     both = [key for key in variables if key in inputs]
     if both:
         tensors = [tensor for key in both for tensor in (inputs[key], variables[key].tensor)]
@@ -301,7 +301,7 @@ def _check_variable_names(
 
 
 def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimension], Any]) -> Any:
-    """Runs a function of named tensors on arrays at once, unsharded: to try an op or a layer.
+    """Run a function of named tensors on arrays at once, unsharded: to try an op or a layer.
 
     Args:
         function: Takes tensors by name and returns tensors. Parameters it makes start from seed 0.

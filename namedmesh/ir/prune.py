@@ -12,13 +12,7 @@ from namedmesh.ir.tensor import Tensor
 def live_ops(
     ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = ()
 ) -> tuple[Op, ...]:
-    """Returns the ops that some output depends on, in order.
-
-    Args:
-        ops: The ops, each after those it reads.
-        outputs: The tensors that are needed.
-        bound: Tensors whose ops stay in any case: those a caller gives values for.
-    """
+    """Return the ops that some output depends on, in order."""
     needed = {*outputs, *bound}
     kept = []
     for op in reversed(ops):
@@ -29,15 +23,7 @@ def live_ops(
 
 
 def shorten_body(body: Body, keep: Sequence[int]) -> tuple[Body, list[int]]:
-    """Returns a body with some of its outputs, without arguments that those do not depend on.
-
-    Args:
-        body: The body.
-        keep: The positions of the outputs that stay.
-
-    Returns:
-        The shorter body, and the positions of the arguments that stay.
-    """
+    """Return a body with some of its outputs, without arguments that those do not depend on."""
     outputs = tuple(body.outputs[i] for i in keep)
     read = {*outputs, *(x for op in live_ops(body.ops, outputs) for x in op.inputs)}
     stays = [i for i, tensor in enumerate(body.arguments) if tensor in read]
@@ -52,7 +38,7 @@ def shorten_body(body: Body, keep: Sequence[int]) -> tuple[Body, list[int]]:
 def prune_ops(
     ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
 ) -> tuple[Op, ...]:
-    """Returns the ops that some output depends on, pruned themselves inside loops and branches."""
+    """Return the ops that some output depends on, pruned themselves inside loops and branches."""
     needed = {*outputs, *bound}
     kept = []
     for op in reversed(ops):
@@ -64,12 +50,12 @@ def prune_ops(
 
 
 def prune_op(op: Op, needed: set[Tensor]) -> Op:
-    """Returns an op without the results nobody needs, and its bodies without what those took."""
+    """Return an op without the results nobody needs, and its bodies without what those took."""
     op = op.drop_results(needed)
     bodies = op.body_fields()
     return op.rebuild(**{name: prune_body(body) for name, body in bodies.items()}) if bodies else op
 
 
 def prune_body(body: Body) -> Body:
-    """Returns a body without the ops that its outputs do not depend on."""
+    """Return a body without the ops that its outputs do not depend on."""
     return dataclasses.replace(body, ops=prune_ops(body.ops, body.outputs, body.arguments))

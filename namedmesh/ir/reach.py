@@ -11,7 +11,7 @@ from namedmesh.ir.trace import Trace
 
 
 def enclosing_traces(trace: Trace) -> list[Trace]:
-    """Returns a trace and those around it, the innermost first."""
+    """Return a trace and those around it, the innermost first."""
     traces = [trace]
     while traces[-1].parent is not None:
         traces.append(traces[-1].parent)
@@ -19,7 +19,7 @@ def enclosing_traces(trace: Trace) -> list[Trace]:
 
 
 def reach_tensors(traces: Sequence[Trace], targets: Iterable[Tensor]) -> set[Tensor]:
-    """Returns everything in nested traces, innermost first, that depends on some tensors."""
+    """Return everything in nested traces, innermost first, that depends on some tensors."""
     reached = set(targets)
     for level in reversed(traces):
         reached.update(inner for outer, inner in level.captures.items() if outer in reached)
@@ -28,7 +28,7 @@ def reach_tensors(traces: Sequence[Trace], targets: Iterable[Tensor]) -> set[Ten
 
 
 def follow_ops(ops: Iterable[Op], tensors: Iterable[Tensor]) -> set[Tensor]:
-    """Returns some tensors and all that depend on them differentiably."""
+    """Return some tensors and all that depend on them differentiably."""
     reached = set(tensors)
     for op in ops:
         if not op.stops_gradient and any(tensor in reached for tensor in op.inputs):
@@ -37,7 +37,7 @@ def follow_ops(ops: Iterable[Op], tensors: Iterable[Tensor]) -> set[Tensor]:
 
 
 def check_arguments(trace: Trace, results: Iterable[Tensor], reached: set[Tensor]) -> None:
-    """Raises when results of a body depend on reached tensors through the body's arguments."""
+    """Raise when results of a body depend on reached tensors through the body's arguments."""
     for inner, outer in trace.arguments.items():
         if outer in reached and not follow_ops(trace.ops, [inner]).isdisjoint(results):
             raise NamedMeshError(

@@ -33,16 +33,7 @@ class Recipe:
     result: Tensor
 
     def make(self, leaves: Sequence[Tensor], dim: Dimension | None = None) -> Tensor:
-        """Makes the tensor again, or a shard of it.
-
-        Args:
-            leaves: What stands for the leaves; those with the dimension have the other in its
-                place.
-            dim: The other dimension, where a shard is made.
-
-        Returns:
-            The tensor.
-        """
+        """Make the tensor again, or a shard of it."""
         dim = dim or self.dim
         made = dict(zip(self.leaves, leaves, strict=True))
         for op in self.ops:
@@ -56,7 +47,7 @@ class Recipe:
         return made[self.result]
 
     def _put(self, value: Any, dim: Dimension) -> Any:
-        """Returns an option of an op with another dimension in the place of the recipe's."""
+        """Return an option of an op with another dimension in the place of the recipe's."""
         if isinstance(value, Shape):
             return Shape([self._put(one, dim) for one in value])
         if isinstance(value, tuple):
@@ -65,15 +56,7 @@ class Recipe:
 
 
 def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
-    """Finds what a tensor is made of, as far as ops go that treat elements by themselves.
-
-    Args:
-        tensor: The tensor.
-        dim: The dimension along which shards are wanted.
-
-    Returns:
-        The recipe; the tensor itself is the only leaf where nothing better is known.
-    """
+    """Find what a tensor is made of, as far as ops go that treat elements by themselves."""
     trace = current("a recipe")
     leaves: dict[Tensor, None] = {}
     ops: dict[Op, None] = {}

@@ -23,11 +23,11 @@ class Recorder(ABC):
 
     @abstractmethod
     def bring(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor, or its stand-in here when it belongs to an enclosing program."""
+        """Return the tensor, or its stand-in here when it belongs to an enclosing program."""
 
     @abstractmethod
     def record(self, op: Any) -> None:
-        """Appends an op and takes its results for known."""
+        """Append an op and takes its results for known."""
 
 
 # One recorder a context, so that threads can trace side by side.
@@ -35,12 +35,12 @@ _active: ContextVar[Recorder | None] = ContextVar("namedmesh_recorder", default=
 
 
 def active_recorder() -> Recorder | None:
-    """Returns the recorder of this thread (or task), or None outside a traced function."""
+    """Return the recorder of this thread (or task), or None outside a traced function."""
     return _active.get()
 
 
 def require_recorder(what: str) -> Recorder:
-    """Returns the active recorder, or raises for an op that is called outside a traced function."""
+    """Return the active recorder, or raises for an op that is called outside a traced function."""
     recorder = _active.get()
     if recorder is None:
         raise NamedMeshError(
@@ -52,7 +52,7 @@ def require_recorder(what: str) -> Recorder:
 
 @contextlib.contextmanager
 def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Makes a recorder the active one."""
+    """Make a recorder the active one."""
     token = _active.set(recorder)
     try:
         yield

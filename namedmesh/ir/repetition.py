@@ -33,11 +33,11 @@ class Repetition(Op):
 
     @abstractmethod
     def join_iterations(self, values: Sequence[Tensor]) -> Tensor:
-        """Stacks what the iterations that are written out made, in the order of their numbers."""
+        """Stack what the iterations that are written out made, in the order of their numbers."""
 
     @abstractmethod
     def split_rounds(self, x: Tensor) -> Tensor:
-        """Splits the loop's dimension of a tensor into rounds and the iterations of a round."""
+        """Split the loop's dimension of a tensor into rounds and the iterations of a round."""
 
     @abstractmethod
     def join_rounds(self, x: Tensor) -> Tensor:
@@ -45,4 +45,4 @@ class Repetition(Op):
 
     @abstractmethod
     def repeat_rounds(self, inputs: Sequence[Tensor], body: Body) -> Repetition:
-        """Records the loop along `rounds` with another body and its operands."""
+        """Record the loop along `rounds` with another body and its operands."""

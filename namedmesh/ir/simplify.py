@@ -15,15 +15,7 @@ from namedmesh.ir.tensor import Tensor
 def simplify_ops(
     ops: Sequence[Op], outputs: Sequence[Tensor]
 ) -> tuple[tuple[Op, ...], tuple[Tensor, ...]]:
-    """Returns ops that compute the same, and the tensors that are then the outputs.
-
-    Args:
-        ops: The ops of a program or a body, in order.
-        outputs: The tensors that are needed of them.
-
-    Returns:
-        The simpler ops, and a tensor for each output.
-    """
+    """Return ops that compute the same, and the tensors that are then the outputs."""
     stands: dict[Tensor, Tensor] = {}  # what each tensor that is left out is equal to
     zeros: set[Tensor] = set()
     kept: list[Op] = []
@@ -42,7 +34,7 @@ def simplify_ops(
 
 
 def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
-    """Returns an op that reads what stands for its operands."""
+    """Return an op that reads what stands for its operands."""
     if not any(tensor in stands for tensor in op.inputs):
         return op
     bodies = {
@@ -55,7 +47,7 @@ def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
 
 
 def _simplify_bodies(op: Op) -> Op:
-    """Returns an op with simpler bodies."""
+    """Return an op with simpler bodies."""
     bodies = {}
     for name, body in op.body_fields().items():
         ops, outputs = simplify_ops(body.ops, body.outputs)

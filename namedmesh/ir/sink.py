@@ -18,17 +18,7 @@ from namedmesh.ir.tensor import Tensor
 def sink_into_loops(
     ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
 ) -> tuple[Op, ...]:
-    """Returns the ops, of which those that lead to some tensors are in loops where possible.
-
-    Args:
-        ops: The ops of a program.
-        outputs: The tensors that are needed of them.
-        wanted: Those of them that may be made in the iterations of loops, each with what it
-        replaces.
-
-    Returns:
-        Ops that compute the same.
-    """
+    """Return the ops, of which those that lead to some tensors are in loops where possible."""
     for loop in [op for op in ops if isinstance(op, Repetition) and op.histories] if wanted else ():
         ops = _sink_into(loop, ops, outputs, wanted)
     return tuple(ops)
@@ -37,7 +27,7 @@ def sink_into_loops(
 def _sink_into(
     loop: Repetition, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
 ) -> Sequence[Op]:
-    """Returns the ops with a loop that makes more, and without what it makes."""
+    """Return the ops with a loop that makes more, and without what it makes."""
     at = ops.index(loop)
     before, after = ops[:at], ops[at + 1 :]
     rows = _Rows(loop)
@@ -73,7 +63,7 @@ class _Rows:
         self.ops: dict[Op, Op] = {}  # what each op outside is inside
 
     def try_op(self, op: Op) -> None:
-        """Notes what an op is for one iteration, if it treats every row by itself."""
+        """Note what an op is for one iteration, if it treats every row by itself."""
         asked = op.placement()
         touched = asked.whole | asked.reduced | asked.exchanged
         touched |= {*asked.renames, *asked.renames.values()}
@@ -95,7 +85,7 @@ class _Rows:
             self.known.update(zip(op.outputs, outputs, strict=True))
 
     def _find_row(self, tensor: Tensor) -> Tensor:
-        """Returns the row of a tensor, or inside what is captured of one that has none."""
+        """Return the row of a tensor, or inside what is captured of one that has none."""
         if tensor in self.known:
             return self.known[tensor]
         if tensor.shape.named(self.dim.name) is None:
@@ -103,7 +93,7 @@ class _Rows:
         return self.read.setdefault(tensor, _make_row(tensor, self.dim))
 
     def _drop_dim(self, value: Any) -> Any:
-        """Returns an option without the loop's dimension."""
+        """Return an option without the loop's dimension."""
         if isinstance(value, Shape):
             return value.without(self.dim.name) if value.named(self.dim.name) else value
         if isinstance(value, tuple):
@@ -111,7 +101,7 @@ class _Rows:
         return _HAS_DIM if value in (self.dim, self.dim.name) else value
 
     def choose(self, after: Sequence[Op], wanted: Collection[Tensor]) -> list[Op]:
-        """Returns the ops that lead to wanted tensors, in order."""
+        """Return the ops that lead to wanted tensors, in order."""
         needed, chosen = {*wanted}, []
         for op in reversed(after):
             if op in self.ops and not needed.isdisjoint(op.outputs):
@@ -122,16 +112,7 @@ class _Rows:
     def extend_loop(
         self, chosen: Sequence[Op], read: Collection[Tensor], wanted: Mapping[Tensor, Tensor]
     ) -> Op:
-        """Returns the loop that does some ops in every iteration.
-
-        Args:
-            chosen: The ops.
-            read: What is read outside.
-            wanted: What each of some results replaces.
-
-        Returns:
-            A loop with more results: of each op those that are read.
-        """
+        """Return the loop that does some ops in every iteration."""
         body, loop = self.body, self.loop
         ops = [self.ops[op] for op in chosen]
         new = {tensor for op in ops for tensor in op.inputs}.difference(body.arguments)
@@ -165,7 +146,7 @@ _HAS_DIM = object()
 
 
 def _make_row(tensor: Tensor, dim: Dimension) -> Tensor:
-    """Makes the tensor that is a row of another, or the same where that has none."""
+    """Make the tensor that is a row of another, or the same where that has none."""
     own = tensor.shape.named(dim.name)
     shape = tensor.shape if own is None else tensor.shape.without(dim.name)
     return Tensor(shape, tensor.dtype, tensor.kind, tensor.source, tensor.name or tensor.label)

@@ -73,7 +73,7 @@ class Tensor:
         primal: Tensor | None = None,
         origin: Tensor | None = None,
     ) -> Tensor:
-        """Writes facts about a tensor that was just made; each can be written once.
+        """Write facts about a tensor that was just made; each can be written once.
 
         Args:
             name: What plans and errors call it.
@@ -262,7 +262,7 @@ class Tensor:
         )
 
     def _by_dtype(self, name: str) -> str:
-        """Returns the function that a sign of logic stands for: of bits, or of true and false."""
+        """Return the function that a sign of logic stands for: of bits, or of true and false."""
         return f"bitwise_{name}" if self.dtype in INTEGERS else f"logical_{name}"
 
     def _product(self) -> NamedMeshError:

@@ -56,34 +56,34 @@ class Trace(Recorder):
         self._positions: dict[object, int] = {}  # of each record in ops
 
     def record(self, op: Op) -> None:
-        """Appends an op and owns its results."""
+        """Append an op and owns its results."""
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
         self.owned.update(dict.fromkeys(op.outputs, op))
 
     def find_owner(self, op: Op) -> Trace:
-        """Returns this trace or the enclosing one in which an op is recorded."""
+        """Return this trace or the enclosing one in which an op is recorded."""
         if op.identity in self._positions or self.parent is None:
             return self
         return self.parent.find_owner(op)
 
     def recorded(self, op: Op) -> Op:
-        """Returns the form in which an op stands in this trace now."""
+        """Return the form in which an op stands in this trace now."""
         return self.ops[self._positions[op.identity]]
 
     def replace(self, op: Op) -> None:
-        """Puts a rebuilt op, which binds the same tensors or more, in the place of its record."""
+        """Put a rebuilt op, which binds the same tensors or more, in the place of its record."""
         self.ops[self._positions[op.identity]] = op
         self.owned.update(dict.fromkeys(op.outputs, op))
 
     def find_maker(self, tensor: Tensor) -> Op | None:
-        """Returns the op of this trace or an enclosing one that makes a tensor."""
+        """Return the op of this trace or an enclosing one that makes a tensor."""
         if tensor in self.owned or self.parent is None:
             return self.owned.get(tensor)
         return self.parent.find_maker(tensor)
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Returns the tensor itself, or its stand-in here when it belongs to an enclosing trace."""
+        """Return the tensor itself, or its stand-in here when it belongs to an enclosing trace."""
         if tensor in self.owned:
             return tensor
         if self.parent is None:
@@ -100,7 +100,7 @@ class Trace(Recorder):
         return self.captures[outer]
 
     def placeholder(self, shape: Shape, dtype: str, name: str) -> Tensor:
-        """Makes a tensor whose value is given from outside."""
+        """Make a tensor whose value is given from outside."""
         with recording(self):
             return Placeholder((), shape, dtype).output.describe(name=name)
 
@@ -131,7 +131,7 @@ class Trace(Recorder):
 
     @contextlib.contextmanager
     def in_scope(self, scope: str) -> Iterator[None]:
-        """Gives the variables and ops made within a name prefix."""
+        """Give the variables and ops made within a name prefix."""
         saved = self.scope, self.claimed
         self.scope, self.claimed = f"{self.scope}{scope}/", {}
         try:
@@ -141,14 +141,14 @@ class Trace(Recorder):
 
 
 def current(what: str) -> Trace:
-    """Returns the trace under construction, or raises for a call outside a traced function."""
+    """Return the trace under construction, or raises for a call outside a traced function."""
     trace = require_recorder(what)
     assert isinstance(trace, Trace)
     return trace
 
 
 def check_result(value: Any, what: str) -> Tensor:
-    """Returns a result that is a Tensor or a plain number as a tensor, or raises."""
+    """Return a result that is a Tensor or a plain number as a tensor, or raises."""
     if isinstance(value, Tensor) or plain_number(value) is not None:
         return as_tensor(what, value)
     raise NamedMeshError(
@@ -163,7 +163,7 @@ def trace_body(
     stack: Dimension | None = None,
     outer: Sequence[Tensor] = (),
 ) -> tuple[Body, Any]:
-    """Traces a loop body or a branch, and what it captures, inside the program being traced.
+    """Trace a loop body or a branch, and what it captures, inside the program being traced.
 
     With stack, variables made inside are stacked along that dimension, a slice for each iteration.
     outer are the tensors that the body's inputs come from.

@@ -17,17 +17,10 @@ from namedmesh.ir.trace import Trace, current
 def write_out_loops(
     ops: Sequence[Op], outputs: Sequence[Tensor]
 ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
-    """Returns ops without the loops that are to be written out, and what are then the outputs.
+    """Return ops without the loops that are to be written out, and what are then the outputs.
 
     What one such loop stores for another is handed over iteration by iteration, without being
     stacked. Where only a few iterations are written out, a loop of fewer rounds is left.
-
-    Args:
-        ops: The ops of a program or a body, in order.
-        outputs: The tensors that are needed of them.
-
-    Returns:
-        The ops, and a tensor for each output.
     """
     if not any(op.iterations for op in every_op(ops)):
         return ops, tuple(outputs)
@@ -58,7 +51,7 @@ class _Writer:
     def write_all(
         self, ops: Sequence[Op], outputs: Sequence[Tensor]
     ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
-        """Writes ops, and returns them and what stands for their outputs."""
+        """Write ops, and returns them and what stands for their outputs."""
         with recording(self.trace):
             for op in ops:
                 for tensor in op.inputs:
@@ -69,7 +62,7 @@ class _Writer:
         return self.trace.ops, results
 
     def write(self, op: Op) -> None:
-        """Writes an op that reads what stands for its operands, or all iterations of a loop."""
+        """Write an op that reads what stands for its operands, or all iterations of a loop."""
         bodies = {name: self.write_body(body) for name, body in op.body_fields().items()}
         op = op.rebuild(**bodies) if bodies else op
         if op.iterations:
@@ -81,7 +74,7 @@ class _Writer:
         self.trace.record(read_others(op, self.stands))
 
     def write_body(self, body: Body) -> Body:
-        """Returns a body whose own loops are written out."""
+        """Return a body whose own loops are written out."""
         if not any(op.iterations for op in every_op(body.ops)):
             return body
         writer = _Writer(self.stands, self.copies)
@@ -112,7 +105,7 @@ class _Writer:
             old.describe(origin=new)  # cotangents of the old one lie where the new one lies
 
     def write_iterations(self, loop: Repetition) -> None:
-        """Writes every iteration of a loop."""
+        """Write every iteration of a loop."""
         (body,) = loop.bodies
         total, carries = len(body.inputs), len(loop.outputs) - len(loop.histories)
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
@@ -130,7 +123,7 @@ class _Writer:
             self.histories[history] = loop, [rows[iteration][i] for iteration in sorted(rows)]
 
     def write_rounds(self, loop: Repetition) -> None:
-        """Writes a loop of fewer rounds, each of several iterations."""
+        """Write a loop of fewer rounds, each of several iterations."""
         carries, total = len(loop.outputs) - len(loop.histories), len(loop.bodies[0].inputs)
         first = [self.find(tensor) for tensor in loop.inputs[:carries]]
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
@@ -150,7 +143,7 @@ class _Writer:
     def write_round(
         self, loop: Repetition, operands: Sequence[Sequence[Tensor]], captured: Sequence[Tensor]
     ) -> Body:
-        """Returns the iterations of a round as one body."""
+        """Return the iterations of a round as one body."""
         (body,) = loop.bodies
         carries = len(loop.outputs) - len(loop.histories)
         inner = Trace(self.trace)
@@ -202,7 +195,7 @@ class _Writer:
         return maker is not None and _form(maker) == _form(loop)
 
     def copy_iteration(self, body: Body, values: Sequence[Tensor], iteration: int) -> list[Tensor]:
-        """Records the ops of an iteration anew, on some values, and returns its results."""
+        """Record the ops of an iteration anew, on some values, and returns its results."""
         known = dict(zip(body.arguments, values, strict=True))
         for op in body.ops:
             if not op.given:
@@ -210,7 +203,7 @@ class _Writer:
         return [known[tensor] for tensor in body.outputs]
 
     def take_iteration(self, loop: Repetition, i: int, iteration: int) -> Tensor:
-        """Returns what an iteration reads of an operand along the loop."""
+        """Return what an iteration reads of an operand along the loop."""
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
             return self.histories[tensor][1][iteration]
@@ -222,7 +215,7 @@ class _Writer:
         return row.describe(name=loop.bodies[0].arguments[i].label, origin=origin)
 
     def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:
-        """Records an op of a body anew for one iteration; known has what stands for its tensors."""
+        """Record an op of a body anew for one iteration; known has what stands for its tensors."""
         with current("a loop").at(op.source, op.phase, op.derived, op.scope):
             inputs = tuple(known[tensor] for tensor in op.inputs)
             bodies = {
@@ -232,7 +225,7 @@ class _Writer:
         self.note_copies(op.outputs, again.outputs, known, iteration)
 
     def copy_body(self, body: Body, known: Mapping[Tensor, Tensor], iteration: int) -> Body:
-        """Copies a loop or a branch inside of an iteration, with ops and tensors of its own."""
+        """Copy a loop or a branch inside of an iteration, with ops and tensors of its own."""
         inner = Trace(self.trace)
         values = tuple(inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments)
         ours: dict[Tensor, Tensor] = {}
@@ -257,7 +250,7 @@ class _Writer:
         known: dict[Tensor, Tensor],
         iteration: int,
     ) -> None:
-        """Notes the copies of tensors, which stand to each other as the tensors do."""
+        """Note the copies of tensors, which stand to each other as the tensors do."""
 
         def translate(tensor: Tensor | None) -> Tensor | None:
             # What was computed again in place of another has left the program, or will.

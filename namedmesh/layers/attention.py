@@ -234,7 +234,7 @@ def attend(
 
 
 def _batch(q: nm.Tensor, seq: nm.Dimension, heads: Heads) -> list[nm.Dimension]:
-    """Finds the dimensions of queries that are neither positions nor heads."""
+    """Find the dimensions of queries that are neither positions nor heads."""
     return [dim for dim in q.shape if dim not in (seq, *heads.queries)]
 
 

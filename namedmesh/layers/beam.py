@@ -69,14 +69,7 @@ class Beam:
             )
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode.
-
-        Args:
-            task: What `decode` was called with.
-
-        Returns:
-            What `decode` returns.
-        """
+        """Decode."""
         N, T, end = self.hypotheses, task.T, task.end
         if N not in task.first.shape:
             raise nm.NamedMeshError(

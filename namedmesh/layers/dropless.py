@@ -21,13 +21,6 @@ class _BlockDispatch(GatherDispatch):
     An expert has as many blocks as its tokens need, so only its last one has rows to spare. Experts
     are numbered by shard and within it.
 
-    Args:
-        routing: What a gating function decided, with room for every token.
-        shards: The dimension of shards.
-        rows: The dimension of a block's rows.
-        bound: How many of a group's choices a shard has room for, as a multiple of its even
-            share; None for all that it may be sent.
-
     Attributes:
         expert: The expert of every block, within its shard: G, shard, block.
         blocks: The dimension of a shard's blocks.

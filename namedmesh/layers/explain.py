@@ -23,24 +23,7 @@ LARGEST = 2**63  # of numbers that stand for a size, a count or a rate
 
 
 def explain_mistakes(function: T) -> T:
-    """Make a public function or class name its wrong arguments where they made it fail.
-
-    Args:
-        function: A function with annotations, or a class whose `__init__` has them.
-
-    Returns:
-        The function, or the class itself.
-
-    Example:
-        >>> @explain_mistakes
-        ... def double(x: float) -> float:
-        ...     return x.real * 2.0
-        >>> double("1")
-        Traceback (most recent call last):
-        ...
-        namedmesh.errors.errors.NamedMeshError: double: x='1' is not a number...
-          fix: pass a number
-    """
+    """Make a public function or class name its wrong arguments where they made it fail."""
     if isinstance(function, type):
         function.__init__ = _explain(function.__init__, function.__name__)  # type: ignore[misc]
         return typing.cast(T, function)

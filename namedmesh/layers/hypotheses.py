@@ -33,19 +33,7 @@ class DecodingTask:
     end: int | None
 
     def score(self, tokens: nm.Tensor, cache: Any) -> tuple[nm.Tensor, nm.Dimension, Any]:
-        """Score what follows the tokens of one step.
-
-        Args:
-            tokens: The last token of each sequence, int32.
-            cache: The cache so far.
-
-        Returns:
-            Logits in float32, the vocabulary last; the vocabulary; and the next cache.
-
-        Raises:
-            NamedMeshError: If the step does not return logits and a cache, or the end token is not
-                in the vocabulary.
-        """
+        """Score what follows the tokens of one step."""
         results = self.step(tokens, cache)
         if not isinstance(results, tuple) or len(results) != 2:
             raise nm.NamedMeshError(
@@ -68,19 +56,7 @@ class DecodingTask:
 
 
 def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
-    """Give each hypothesis what another one had.
-
-    Args:
-        structure: Nested tensors; those without the dimension of hypotheses stay as they are.
-        parent: The old hypothesis that each new one continues, int32.
-        N: The dimension of hypotheses.
-
-    Returns:
-        The same structure.
-
-    Raises:
-        NamedMeshError: If a tensor has hypotheses, but lacks another dimension of parent.
-    """
+    """Give each hypothesis what another one had."""
     new = nm.Dimension(f"new_{N.name}", N.size)
     index = nm.rename(parent, N, new)
 
@@ -100,19 +76,7 @@ def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
 
 
 def check_tokens(owner: str, vocab: nm.Dimension, **tokens: int) -> None:
-    """Check that tokens belong to a vocabulary of at least two.
-
-    Args:
-        owner: The function whose arguments they are.
-        vocab: The vocabulary's dimension.
-        tokens: The tokens by name.
-
-    Raises:
-        NamedMeshError: If any is not in the vocabulary; all are listed.
-
-    Example:
-        >>> check_tokens("decode", nm.Dimension("vocab", 10), end=1, start=0)
-    """
+    """Check that tokens belong to a vocabulary of at least two."""
     mistakes: list[Mistake] = []
     for name, token in tokens.items():
         if not isinstance(token, int) or not 0 <= token < vocab.size or vocab.size < 2:

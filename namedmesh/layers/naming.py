@@ -12,11 +12,6 @@ def claim_name(layer: str, name: str, *, named: bool = False) -> str:
 
     Otherwise two layers would share a weight without a word. Weights are shared on purpose by a
     name that is passed to both layers, or by a scope that is entered again for each.
-
-    Args:
-        layer: What the layer is called.
-        name: The name of its weight.
-        named: Whether the layer takes another name.
     """
     trace = current(layer)
     if name in trace.claimed:

@@ -30,14 +30,7 @@ class Greedy:
     """
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode.
-
-        Args:
-            task: What `decode` was called with.
-
-        Returns:
-            What `decode` returns.
-        """
+        """Decode."""
         return _decode(task, lambda logits, W, step: nm.argmax(logits, W))
 
 
@@ -86,14 +79,7 @@ class Sample:
         raise_mistakes("Sample", mistakes)
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode.
-
-        Args:
-            task: What `decode` was called with.
-
-        Returns:
-            What `decode` returns.
-        """
+        """Decode."""
         return _decode(task, self._draw)
 
     def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:

@@ -15,16 +15,9 @@ from namedmesh.lowering.templates import Template, cut_templates
 
 
 def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
-    """Puts programs together.
+    """Put programs together.
 
     Equal programs give equal bytes, in this process and in others.
-
-    Args:
-        programs: The programs.
-        fragments: What their fragments compiled to.
-
-    Returns:
-        A module for each program, which compilers of at least the last twelve weeks read.
     """
     with module_context(), ir.Location.unknown():
         source = ir.Module.parse(fragments.module)  # templates do not keep it alive
@@ -33,7 +26,7 @@ def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
 
 
 def _assemble(program: Block, templates: Sequence[Template]) -> bytes:
-    """Puts one program together."""
+    """Put one program together."""
     module = ir.Module.create()
     module.operation.attributes["sym_name"] = ir.StringAttr.get("namedmesh")
     with ir.InsertionPoint(module.body):
@@ -52,7 +45,7 @@ class _Assembler:
         self.locations: dict[str, ir.Location] = {}
 
     def function(self, block: Block) -> None:
-        """Makes the function `main`; what it returns is known when all of it is made."""
+        """Make the function `main`; what it returns is known when all of it is made."""
         types = [_tensor_type(value) for value in block.arguments]
         main = func.FuncOp("main", ir.FunctionType.get(types, []))
         entry = main.add_entry_block()
@@ -63,7 +56,7 @@ class _Assembler:
         main.attributes["function_type"] = ir.TypeAttr.get(kind)
 
     def block(self, block: Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Assembles a block's instructions at the insertion point, and returns its results."""
+        """Assemble a block's instructions at the insertion point, and returns its results."""
         self.values.update(zip(block.arguments, arguments, strict=True))
         for one in block.instructions:
             results = self.call(one) if isinstance(one, Call) else self.control(one)
@@ -77,18 +70,18 @@ class _Assembler:
         return self.locations[name]
 
     def call(self, call: Call) -> list[ir.Value]:
-        """Copies a template, its operands and names put in."""
+        """Copy a template, its operands and names put in."""
         operands = [self.values[operand] for operand in call.operands]
         template = self.templates[call.fragment]
         return template.copy(operands, lambda name: self.locate(call.name + name))
 
     def control(self, one: Repeat | Choice) -> Sequence[ir.Value]:
-        """Assembles a loop or a choice."""
+        """Assemble a loop or a choice."""
         with self.locate(one.name):
             return self.loop(one) if isinstance(one, Repeat) else self.choice(one)
 
     def loop(self, loop: Repeat) -> Sequence[ir.Value]:
-        """Assembles a loop, which carries what it captures unchanged."""
+        """Assemble a loop, which carries what it captures unchanged."""
         captures = loop.captures
         outside = [self.values[value] for value in captures]
         operands = [*(self.values[value] for value in loop.start), *outside]
@@ -107,7 +100,7 @@ class _Assembler:
         return [*op.results][:count]
 
     def choice(self, choice: Choice) -> Sequence[ir.Value]:
-        """Assembles a choice, whose branches read what is outside."""
+        """Assemble a choice, whose branches read what is outside."""
         types = [_tensor_type(value) for value in choice.results]
         op = stablehlo.IfOp(types, self.values[choice.condition])
         for region, block in zip(op.regions, (choice.yes, choice.no), strict=True):

@@ -76,7 +76,7 @@ def compile(
     conflicts: str = "error",
     **named: Specs,
 ) -> Step:
-    """Traces, plans, lowers and compiles a function, and audits what the compiler did.
+    """Trace, plans, lowers and compiles a function, and audits what the compiler did.
 
     Args:
         function: A function of named tensors, or a program that was traced already.

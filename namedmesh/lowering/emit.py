@@ -22,12 +22,6 @@ class Emitter(Context):
     """Lowers a planned program; every value is annotated with its planned sharding.
 
     Values are not TensorFlow's: what TensorFlow computes is asked of fragments, by `compute`.
-
-    Args:
-        plan: The planned program.
-        ops: How single ops are lowered on its mesh.
-        fragments: Where to ask for them; all of them are of one mesh and precision.
-        block: Where the instructions go.
     """
 
     compiled = True
@@ -55,7 +49,7 @@ class Emitter(Context):
     def compute_all(
         self, key: Hashable, function: Callable[..., Any], values: Sequence[Value]
     ) -> list[Value]:
-        """Calls the fragment that a TensorFlow function makes; the key says which function."""
+        """Call the fragment that a TensorFlow function makes; the key says which function."""
         fragment = self._fragments.find(key, function, values, self._op)
         results = [Value(*signature) for signature in fragment.results]
         self._block.instructions.append(Call(self.name, fragment.number, values, results))
@@ -65,7 +59,7 @@ class Emitter(Context):
         return self.compute_all(key, function, values)[0]
 
     def _record(self, function: Callable[..., Sequence[Value]], like: Sequence[Value]) -> Block:
-        """Records what a function emits on arguments like some values."""
+        """Record what a function emits on arguments like some values."""
         block = Block([Value(one.sizes, one.dtype) for one in like])
         outer, self._block = self._block, block
         try:
@@ -90,13 +84,13 @@ class Emitter(Context):
         return results
 
     def at(self, value: Value, shape: Shape, sharding: Sharding) -> Value:
-        """Annotates a value with a sharding of its shape; scalars need no annotation."""
+        """Annotate a value with a sharding of its shape; scalars need no annotation."""
         if not len(shape) and not sharding.partial:
             return value
         return self.say(value, position_axes(shape, sharding))
 
     def say(self, value: Value, axes: Sequence[Sequence[str]]) -> Value:
-        """Annotates a value with the axes of its positions; what was said is not said again."""
+        """Annotate a value with the axes of its positions; what was said is not said again."""
         annotator = self.ops.annotator
         proto = annotator.proto(axes)
         if value.sharding == proto:
@@ -123,7 +117,7 @@ class Emitter(Context):
         return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
 
     def move(self, value: Any, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]) -> Any:
-        """Moves a value: each annotation differs from the one before by one collective."""
+        """Move a value: each annotation differs from the one before by one collective."""
         shape, ops = tensor.shape, self.ops
         for step in steps:
             if step.sums or step.kind == "Alone":
@@ -140,7 +134,7 @@ class Emitter(Context):
         return value
 
     def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
-        """Makes a tensor of constants where it is read."""
+        """Make a tensor of constants where it is read."""
         tensor = self.plan.free[tensor]
         key = tensor, place
         if key not in moved:
@@ -166,7 +160,7 @@ class Emitter(Context):
         values: Sequence[Any],
         outputs: Sequence[Tensor],
     ) -> list[Any]:
-        """Emits ops on values for some tensors, and brings outputs where their owner wants them."""
+        """Emit ops on values for some tensors, and brings outputs where their owner wants them."""
         plan = self.plan
         known: dict[Tensor, Any] = {}
         for t, v in zip(arguments, values, strict=True):
@@ -198,7 +192,7 @@ class Emitter(Context):
         return results
 
     def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
-        """Emits one op: operands brought into place, the op itself, results settled."""
+        """Emit one op: operands brought into place, the op itself, results settled."""
         places = [self.operand_place(op, i) for i in range(len(op.inputs))]
         for (inner, place), (i, steps) in self.plan.captured.get(op, {}).items():
             source = self.plan.shardings[inner]
@@ -217,7 +211,7 @@ class Emitter(Context):
             known[tensor] = self.move(value, tensor, self.plan.natural[tensor], steps)
 
     def operand(self, op: Op, i: int, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
-        """Brings an operand into place; one that several ops want there is brought once."""
+        """Bring an operand into place; one that several ops want there is brought once."""
         tensor, place = op.inputs[i], self.operand_place(op, i)
         if tensor in self.plan.free:
             return self.make(tensor, place, moved)
@@ -235,7 +229,7 @@ class Emitter(Context):
         steps: Sequence[Transfer],
         moved: dict[Any, Any],
     ) -> Any:
-        """Moves a value along a way, of which others' ways may have made the beginning already."""
+        """Move a value along a way, of which others' ways may have made the beginning already."""
         same, made = self.plan.value_of(tensor), self.plan.count_made(tensor, steps, moved)
         if made:
             source = steps[made - 1].result
@@ -246,7 +240,7 @@ class Emitter(Context):
         return value
 
     def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
-        """Adds up the parts of a cotangent that lie together, moves the sums, and adds those."""
+        """Add up the parts of a cotangent that lie together, moves the sums, and adds those."""
         total = None
         shape = op.output.shape
         for members, steps in self.plan.sums[op]:
@@ -258,7 +252,7 @@ class Emitter(Context):
         return total
 
     def add(self, values: Sequence[Any]) -> Any:
-        """Adds values up."""
+        """Add values up."""
         return self.compute("add", lambda *values: self.tf.add_n(values), *values)
 
     def lower(
@@ -268,7 +262,7 @@ class Emitter(Context):
         places: Sequence[Sharding],
         natural: Sequence[Sharding],
     ) -> Sequence[Any]:
-        """Emits an op on operands in their places; natural is where it makes its results."""
+        """Emit an op on operands in their places; natural is where it makes its results."""
         if op.control:
             return op.lower(self, *values)
         kernel = op in self.plan.local

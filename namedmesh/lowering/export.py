@@ -41,7 +41,7 @@ def export(
     *,
     conflicts: str = "error",
 ) -> Artifact:
-    """Plans and lowers a program and its initializers for one mesh and layout.
+    """Plan and lowers a program and its initializers for one mesh and layout.
 
     Args:
         program: A traced program.
@@ -71,19 +71,7 @@ def export(
 
 
 def export_planned(plan: Plan, precision: str = "default") -> Artifact:
-    """Lowers a plan and its initializers.
-
-    Args:
-        plan: A planned program.
-        precision: That of matrix products.
-
-    Returns:
-        The Artifact.
-
-    Raises:
-        NamedMeshError: If the precision is unknown, or tensors have dtypes that devices do not
-            compute in.
-    """
+    """Lower a plan and its initializers."""
     program, signature = plan.program, sign_plan(plan)
     _check_widths(program)
     initializers = list(plan.initializers.values())
@@ -112,34 +100,13 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
 
 
 def lower_plan(plan: Plan, precision: str = "default") -> bytes:
-    """Lowers the step of a plan alone.
-
-    Args:
-        plan: A planned program.
-        precision: That of matrix products.
-
-    Returns:
-        Portable StableHLO.
-    """
+    """Lower the step of a plan alone."""
     (module,) = lower([[(plan, sign_plan(plan))]], precision)
     return module
 
 
 def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -> list[bytes]:
-    """Lowers planned programs, those that take the same entries into one module.
-
-    Args:
-        modules: For each module its plans with their signatures, all for one mesh; the first has
-            some.
-        precision: That of matrix products.
-
-    Returns:
-        The modules, as portable StableHLO: the results of a module's programs come one after the
-        other. One without programs is empty.
-
-    Raises:
-        NamedMeshError: If the precision is unknown.
-    """
+    """Lower planned programs, those that take the same entries into one module."""
     if not isinstance(precision, str) or precision not in PRECISIONS:
         raise NamedMeshError(
             f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
@@ -172,7 +139,7 @@ def _garbage_left() -> Iterator[None]:
 def _emit_module(
     plans: Sequence[tuple[Plan, Signature]], ops: OpLowering, fragments: Fragments
 ) -> Block:
-    """Emits programs that take the same entries, padded if sizes do not divide."""
+    """Emit programs that take the same entries, padded if sizes do not divide."""
     plan, signature = plans[0]
     block = Block([Value(spec.padded(plan.mesh), spec.dtype) for spec in signature.entries])
     for plan, signature in plans:
@@ -206,7 +173,7 @@ def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
 
 
 def _check_widths(program: Program) -> None:
-    """Raises for 64-bit tensors: devices compute in 32 bits, and jax would cut them short."""
+    """Raise for 64-bit tensors: devices compute in 32 bits, and jax would cut them short."""
     wide = [
         (op, tensor)
         for op in every_op(program.ops)

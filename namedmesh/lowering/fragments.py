@@ -44,17 +44,7 @@ class Fragments:
         operands: Sequence[Value],
         owner: Op | None,
     ) -> Traced:
-        """Returns the fragment of a key, traced if it is new.
-
-        Args:
-            key: What the function depends on besides its operands.
-            function: Called with a TensorFlow value for each operand; returns one or a list.
-            operands: What the fragment is called with.
-            owner: The op that needs it, for errors.
-
-        Returns:
-            The fragment.
-        """
+        """Return the fragment of a key, traced if it is new."""
         signatures = tuple(one.signature for one in operands)
         found = self.traced.get((key, signatures))
         if found is None:
@@ -116,17 +106,7 @@ class Compiled:
 
 
 def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
-    """Compiles the fragments that a function asks for.
-
-    Args:
-        emit: Called once with what it may ask.
-
-    Returns:
-        The fragments, compiled.
-
-    Raises:
-        NamedMeshError: XLA cannot compile one.
-    """
+    """Compile the fragments that a function asks for."""
     fragments = Fragments()
 
     def main() -> Any:
@@ -142,7 +122,7 @@ def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
 
 
 def _compiler_error(error: ValueError, fragments: Iterable[Traced]) -> Exception:
-    """Makes the error about the op that TensorFlow could not turn into StableHLO, if it says so."""
+    """Make the error about the op that TensorFlow could not turn into StableHLO, if it says so."""
     text = str(error)
     for one in fragments:
         if scope_of(one.number) in text and one.owner is not None:

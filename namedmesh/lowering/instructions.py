@@ -81,7 +81,7 @@ class Block:
     _outside: list[Value] | None = None
 
     def outside(self) -> list[Value]:
-        """Returns the values of enclosing blocks that this one reads, each once."""
+        """Return the values of enclosing blocks that this one reads, each once."""
         if self._outside is None:
             known = {*self.arguments}
             read: dict[Value, None] = {}

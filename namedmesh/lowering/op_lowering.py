@@ -32,7 +32,7 @@ class OpLowering(Context):
         self._natural: dict[Tensor, Sharding] = {}  # where the op being lowered makes its results
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """Annotates a value with a sharding of its shape; scalars need no annotation.
+        """Annotate a value with a sharding of its shape; scalars need no annotation.
 
         Parts of a sum lie side by side, one leading dimension for each mesh axis.
         """
@@ -52,19 +52,7 @@ class OpLowering(Context):
         local: bool,
         kernel: bool,
     ) -> list[Any]:
-        """Lowers an op on operands in their places.
-
-        Args:
-            op: The op.
-            values: Its operands.
-            places: Where they lie.
-            natural: Where it makes its results.
-            local: Whether it is lowered on each device's own shard.
-            kernel: Whether a backend's own kernel may make its results.
-
-        Returns:
-            The results, annotated.
-        """
+        """Lower an op on operands in their places."""
         self._natural = dict(zip(op.outputs, natural, strict=True))
         if local:
             results = self._lower_locally(op, values, places, natural, kernel)
@@ -83,7 +71,7 @@ class OpLowering(Context):
         natural: Sequence[Sharding],
         kernel: bool,
     ) -> list[Any]:
-        """Lowers an op on each device's own shard; its results may be parts of sums."""
+        """Lower an op on each device's own shard; its results may be parts of sums."""
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes, op if kernel else None)
         shards = []
@@ -101,7 +89,7 @@ class OpLowering(Context):
         return results
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
-        """Moves a value by a step that more than annotations say: parts are added up, or made."""
+        """Move a value by a step that more than annotations say: parts are added up, or made."""
         if step.sums:
             value = add_parts(self._join_parts(value, shape, source, step.axes))
         else:
@@ -109,7 +97,7 @@ class OpLowering(Context):
         return self.at(value, shape, step.result)
 
     def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
-        """Puts the parts along some axes into one leading dimension.
+        """Put the parts along some axes into one leading dimension.
 
         XLA adds up every dimension by itself, one collective after the other.
         """
@@ -124,7 +112,7 @@ class OpLowering(Context):
         return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
 
     def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
-        """Makes a value the first device's part of a sum to which the others add zero."""
+        """Make a value the first device's part of a sum to which the others add zero."""
         shard = self.annotator.to_local(value, position_axes(shape, source))
         for i, axis in enumerate(result.partial):
             if axis not in source.partial:
@@ -134,13 +122,13 @@ class OpLowering(Context):
         return self._join_shards(shard, shape, result)
 
     def find_position(self, axes: tuple[str, ...]) -> Any:
-        """Returns a device's own position along some axes, inside a manual region."""
+        """Return a device's own position along some axes, inside a manual region."""
         # Not a constant: XLA would merge those of equal values, and move them.
         numbers = tf.range(self.mesh.size(axes))
         return tf.squeeze(self.annotator.to_local(numbers, [axes]), [0])
 
     def _pad_shards(self, value: Any, shape: Shape, place: Sharding) -> Any:
-        """Pads dimensions with zeros so that all shards are as long as the first."""
+        """Pad dimensions with zeros so that all shards are as long as the first."""
         if place.divides(shape, self.mesh):
             return value
         whole = value.shape.as_list()
@@ -149,13 +137,13 @@ class OpLowering(Context):
         return self.annotator.annotate(value, position_axes(shape, place))
 
     def _padded_sizes(self, shape: Shape, place: Sharding) -> list[int]:
-        """Returns the sizes of a value, with those rounded up that shards do not divide."""
+        """Return the sizes of a value, with those rounded up that shards do not divide."""
         parts = [self.mesh.axes[axis] for axis in place.partial]
         ways = [self.mesh.size(place.axes(dim.name)) for dim in shape]
         return [*parts, *(-(-dim.size // n) * n for dim, n in zip(shape, ways, strict=True))]
 
     def _join_shards(self, shard: Any, shape: Shape, place: Sharding) -> Any:
-        """Makes the value of which every device has its shard, parts of a sum side by side."""
+        """Make the value of which every device has its shard, parts of a sum side by side."""
         sizes = self._padded_sizes(shape, place)
         value = self.annotator.from_local(shard, position_axes(shape, place), sizes)
         if place.divides(shape, self.mesh):
@@ -164,14 +152,14 @@ class OpLowering(Context):
 
 
 def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:
-    """Returns the axes of each position of a value: of parts of sums first, then of its dims."""
+    """Return the axes of each position of a value: of parts of sums first, then of its dims."""
     held = sharding.mapping
     leading = tuple((axis,) for axis in sharding.partial)
     return leading + tuple(held.get(dim.name, ()) for dim in shape)
 
 
 def add_parts(value: Any) -> Any:
-    """Adds up parts of a sum along the first dimension in their own dtype, as they are sent."""
+    """Add up parts of a sum along the first dimension in their own dtype, as they are sent."""
     if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
         return tf.reduce_sum(value, 0)
     # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.

@@ -26,7 +26,7 @@ class Graph(Eager):
     compiled = True
 
     def lower(self, op: Op, values: Sequence[Any]) -> tuple[Any, ...]:
-        """Lowers an op on its operands."""
+        """Lower an op on its operands."""
         results = super().lower(op, values)
         for tensor, value in zip(op.outputs, results, strict=True):
             value.set_shape(tensor.shape.sizes)
@@ -69,7 +69,7 @@ def write_saved_model(
     *,
     assets: Sequence[str | os.PathLike[str]] = (),
 ) -> None:
-    """Writes a program and its state as a SavedModel, for TensorFlow Serving and TensorFlow.
+    """Write a program and its state as a SavedModel, for TensorFlow Serving and TensorFlow.
 
     The program runs on one device, compiled by XLA; its inputs and outputs have their names.
 

@@ -38,14 +38,7 @@ class Signature:
 
 
 def sign_plan(plan: Plan) -> Signature:
-    """Works out the signature of a plan.
-
-    Args:
-        plan: A planned program.
-
-    Returns:
-        What its module takes and returns.
-    """
+    """Work out the signature of a plan."""
     program = plan.program
     outputs = [(tensor.label, tensor) for tensor in program.outputs]
     results = [
@@ -71,16 +64,7 @@ def sign_plan(plan: Plan) -> Signature:
 
 
 def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
-    """A tensor as a manifest describes it.
-
-    Args:
-        name: The name it has there.
-        tensor: The tensor.
-        sharding: Where it lies; which dimensions were asked to stay whole is left out.
-
-    Returns:
-        The description.
-    """
+    """A tensor as a manifest describes it."""
     return TensorSpec(name, tensor.shape, tensor.dtype, Sharding(sharding.held))
 
 

@@ -21,15 +21,7 @@ _UNCHANGING = ("stablehlo.set_dimension_size", "stablehlo.reshape", "stablehlo.c
 
 
 def cut_templates(module: ir.Module, counts: Iterable[int]) -> list[Template]:
-    """Cuts a module of fragments into them, their manual regions closed.
-
-    Args:
-        module: What TensorFlow made of all fragments, which is changed.
-        counts: How many results each fragment has.
-
-    Returns:
-        A template for each fragment.
-    """
+    """Cut a module of fragments into them, their manual regions closed."""
     main = inline_calls(module)
     _drop_unchanging(main)
     close_regions(main)
@@ -43,7 +35,7 @@ def cut_templates(module: ir.Module, counts: Iterable[int]) -> list[Template]:
 
 
 def _find_stand_ins(ops: Iterable[ir.Operation]) -> Iterator[tuple[ir.Value, int]]:
-    """Yields the stand-ins, annotated or not, each with its operand's number."""
+    """Yield the stand-ins, annotated or not, each with its operand's number."""
     numbers: dict[ir.Value, int] = {}
     for op in ops:
         if call_target(op) == STAND_IN:
@@ -60,7 +52,7 @@ def _cut(
     numbers: dict[ir.Value, int],
     results: Sequence[ir.Value],
 ) -> Template:
-    """Follows results back to numbered values, and makes a template of the ops between them."""
+    """Follow results back to numbered values, and makes a template of the ops between them."""
     needed, waiting, operands = set[int](), list(results), 0
     while waiting:
         value = waiting.pop()
@@ -75,7 +67,7 @@ def _cut(
 
 
 def _drop_unchanging(main: ir.Operation) -> None:
-    """Takes out ops that give a value the type it has.
+    """Take out ops that give a value the type it has.
 
     TensorFlow's top_k sets sizes to what they are, which the TPU compiler takes for dynamic sizes.
     """

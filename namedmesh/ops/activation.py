@@ -14,7 +14,7 @@ from namedmesh.ops.mathematics import erf, exp
 
 @elementwise(lambda tf: tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 def tanh(x: Operand) -> Tensor:
-    """Takes the hyperbolic tangent of every element.
+    """Take the hyperbolic tangent of every element.
 
     Args:
         x: A floating point tensor, or a number.
@@ -36,7 +36,7 @@ def tanh(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 def sigmoid(x: Operand) -> Tensor:
-    """Takes the logistic function of every element, 1 / (1 + exp(-x)).
+    """Take the logistic function of every element, 1 / (1 + exp(-x)).
 
     Args:
         x: A floating point tensor, or a number.
@@ -60,7 +60,7 @@ def sigmoid(x: Operand) -> Tensor:
     lambda tf: tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float", long=True
 )
 def softplus(x: Operand) -> Tensor:
-    """Takes log(1 + exp(x)) of every element, without overflow.
+    """Take log(1 + exp(x)) of every element, without overflow.
 
     Args:
         x: A floating point tensor, or a number.
@@ -82,7 +82,7 @@ def softplus(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 def relu(x: Operand) -> Tensor:
-    """Keeps positive elements and replaces all others by zero.
+    """Keep positive elements and replaces all others by zero.
 
     The gradient at zero is zero.
 
@@ -105,7 +105,7 @@ def relu(x: Operand) -> Tensor:
 
 
 def gelu(x: Operand) -> Tensor:
-    """Takes the exact Gaussian error linear unit: x times the normal distribution function of x.
+    """Take the exact Gaussian error linear unit: x times the normal distribution function of x.
 
     Args:
         x: A floating point tensor, or a number.
@@ -127,7 +127,7 @@ def gelu(x: Operand) -> Tensor:
 
 
 def swish(x: Operand) -> Tensor:
-    """Multiplies every element by its sigmoid (also called SiLU).
+    """Multiply every element by its sigmoid (also called SiLU).
 
     Args:
         x: A floating point tensor, or a number.
@@ -149,7 +149,7 @@ def swish(x: Operand) -> Tensor:
 
 
 def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
-    """Keeps positive elements and multiplies all others by a small slope.
+    """Keep positive elements and multiplies all others by a small slope.
 
     Args:
         x: A floating point tensor, or a number.
@@ -172,7 +172,7 @@ def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
 
 
 def elu(x: Operand) -> Tensor:
-    """Keeps positive elements and takes exp(x) - 1 of all others.
+    """Keep positive elements and takes exp(x) - 1 of all others.
 
     Args:
         x: A floating point tensor, or a number.

@@ -25,11 +25,11 @@ class Window(Op):
         return self.inputs[0].shape.position(self.dim.name)
 
     def result_dim(self) -> Dimension:
-        """Returns the dimension as the result has it."""
+        """Return the dimension as the result has it."""
         return self.dim
 
     def index(self, start: Any, stop: Any, stride: int = 1) -> tuple[builtins.slice, ...]:
-        """Returns the index of a part of the operand along the dimension."""
+        """Return the index of a part of the operand along the dimension."""
         return (*[builtins.slice(None)] * self.at, builtins.slice(start, stop, stride))
 
     def results(self) -> list[tuple[Shape, str]]:
@@ -47,24 +47,15 @@ class SplitWindow(Window):
     """
 
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
-        """Returns the rows that each device reads for its shard of the result.
-
-        Args:
-            ways: Into how many shards the dimension is split.
-            shard: The rows of a device's shard of the operand.
-            size: The rows of its shard of the result.
-
-        Returns:
-            The rows; of several stretches, a row of the result is of the first that has it.
-        """
+        """Return the rows that each device reads for its shard of the result."""
         raise NotImplementedError
 
     def whole(self, context: Context, x: Any) -> Any:
-        """Lowers the op where the dimension is whole."""
+        """Lower the op where the dimension is whole."""
         raise NotImplementedError
 
     def local(self, context: Context, x: Any) -> Any:
-        """Makes a device's shard of the result of the rows that it has read."""
+        """Make a device's shard of the result of the rows that it has read."""
         return x
 
     @property

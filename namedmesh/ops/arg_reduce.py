@@ -40,12 +40,12 @@ class ArgReduce(Op):
         return self._find_over_shards(context, x, at)
 
     def _find(self, tf: Any, x: Any, at: int) -> Any:
-        """Finds the index of the first extreme element."""
+        """Find the index of the first extreme element."""
         compute = tf.argmax if self.function == "argmax" else tf.argmin
         return compute(x, at, output_type=tf.int32)
 
     def _find_over_shards(self, context: Context, x: Any, at: int) -> Any:
-        """Finds that of every shard, and gathers those, each with its index."""
+        """Find that of every shard, and gathers those, each with its index."""
         tf, size = context.tf, context.size(self.over)
         wide = tf.as_dtype(_wide(self.inputs[0].dtype))
         keys, start = tf.cast(x, wide), context.position(self.over) * size
@@ -75,19 +75,19 @@ class ArgReduce(Op):
 
 
 def _wide(dtype: str) -> str:
-    """Returns the dtype in which an element and its index are sent together."""
+    """Return the dtype in which an element and its index are sent together."""
     return "int64" if dtype in ("int64", "uint32") else "int32"
 
 
 def _find_where(function: str, keys: Tensor, over: Dimension, where: Tensor) -> Tensor:
-    """Finds the first of the elements that count and are extreme, also if none is finite."""
+    """Find the first of the elements that count and are extreme, also if none is finite."""
     extreme = max if function == "argmax" else min
     found = equal(keys, extreme(keys, over, where=where)) & where
     return ArgReduce((cast(found, "int32"),), "argmax", over).output
 
 
 def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
-    """Finds the index of the largest element along a dimension, the first of those that tie.
+    """Find the index of the largest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
     through its shard, and what they find is gathered. The result carries no gradient.
@@ -118,7 +118,7 @@ def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor
 
 
 def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
-    """Finds the index of the smallest element along a dimension, the first of those that tie.
+    """Find the index of the smallest element along a dimension, the first of those that tie.
 
     Where there is a nan, the first one is found. Where the dimension is split, every device looks
     through its shard, and what they find is gathered. The result carries no gradient.

@@ -13,7 +13,7 @@ from namedmesh.ops.logic import where
 
 
 def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[Any], Any]:
-    """Makes a TensorFlow function that also takes unsigned integers, which its own does not."""
+    """Make a TensorFlow function that also takes unsigned integers, which its own does not."""
 
     def choose(tf: Any) -> Callable[[Any], Any]:
         return lambda x: compute(tf, x) if x.dtype.is_unsigned else getattr(tf, name)(x)
@@ -22,7 +22,7 @@ def _for_unsigned(name: str, compute: Callable[[Any, Any], Any]) -> Callable[[An
 
 
 def _floor_divide(tf: Any) -> Callable[[Any, Any], Any]:
-    """Makes a floor division by way of the remainder: x / y may round up to a whole number."""
+    """Make a floor division by way of the remainder: x / y may round up to a whole number."""
 
     def divide(x: Any, y: Any) -> Any:
         if not x.dtype.is_floating:
@@ -40,7 +40,7 @@ def _floor_divide(tf: Any) -> Callable[[Any, Any], Any]:
 
 @elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear="together")
 def add(x: Operand, y: Operand) -> Tensor:
-    """Adds two tensors, broadcasting by name: `x + y`.
+    """Add two tensors, broadcasting by name: `x + y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -88,7 +88,7 @@ def subtract(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a], linear="each")
 def multiply(x: Operand, y: Operand) -> Tensor:
-    """Multiplies two tensors element by element, broadcasting by name: `x * y`.
+    """Multiply two tensors element by element, broadcasting by name: `x * y`.
 
     Use `nm.einsum` for a product that is summed over a dimension.
 
@@ -120,7 +120,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
     linear="first",
 )
 def divide(x: Operand, y: Operand) -> Tensor:
-    """Divides the first tensor by the second, broadcasting by name: `x / y`.
+    """Divide the first tensor by the second, broadcasting by name: `x / y`.
 
     Args:
         x: A floating point tensor, or a number.
@@ -144,7 +144,7 @@ def divide(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(_floor_divide, long=True)
 def floor_divide(x: Operand, y: Operand) -> Tensor:
-    """Divides and rounds towards minus infinity: `x // y`. No gradient flows through it.
+    """Divide and rounds towards minus infinity: `x // y`. No gradient flows through it.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -169,7 +169,7 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.math.floormod, lambda dy, y, a, b: [dy, -(dy * floor_divide(a, b))], long=True
 )
 def remainder(x: Operand, y: Operand) -> Tensor:
-    """Takes the remainder of floor division, which has the sign of the divisor: `x % y`.
+    """Take the remainder of floor division, which has the sign of the divisor: `x % y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -194,7 +194,7 @@ def remainder(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.maximum, lambda dy, y, a, b: [where(a >= b, dy, 0.0), where(a >= b, 0.0, dy)]
 )
 def maximum(x: Operand, y: Operand) -> Tensor:
-    """Takes the larger of two tensors, element by element, broadcasting by name.
+    """Take the larger of two tensors, element by element, broadcasting by name.
 
     Where both are equal, the gradient goes to `x`. Use `nm.max` for the maximum along a dimension.
 
@@ -221,7 +221,7 @@ def maximum(x: Operand, y: Operand) -> Tensor:
     lambda tf: tf.minimum, lambda dy, y, a, b: [where(a <= b, dy, 0.0), where(a <= b, 0.0, dy)]
 )
 def minimum(x: Operand, y: Operand) -> Tensor:
-    """Takes the smaller of two tensors, element by element, broadcasting by name.
+    """Take the smaller of two tensors, element by element, broadcasting by name.
 
     Where both are equal, the gradient goes to `x`. Use `nm.min` for the minimum along a dimension.
 
@@ -272,7 +272,7 @@ def negative(x: Operand) -> Tensor:
 
 @elementwise(_for_unsigned("abs", lambda tf, x: tf.identity(x)), lambda dy, y, x: [dy * sign(x)])
 def absolute(x: Operand) -> Tensor:
-    """Takes the absolute value of every element: `abs(x)`. The gradient at zero is zero.
+    """Take the absolute value of every element: `abs(x)`. The gradient at zero is zero.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -294,7 +294,7 @@ def absolute(x: Operand) -> Tensor:
 
 @elementwise(_for_unsigned("sign", lambda tf, x: tf.cast(tf.not_equal(x, 0), x.dtype)))
 def sign(x: Operand) -> Tensor:
-    """Returns -1, 0 or 1 for negative, zero and positive elements. No gradient flows through it.
+    """Return -1, 0 or 1 for negative, zero and positive elements. No gradient flows through it.
 
     Args:
         x: A tensor of numbers, or a number.

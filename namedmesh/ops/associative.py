@@ -21,7 +21,7 @@ from namedmesh.signature.nest import flatten, unflatten
 def associative_scan(
     function: Callable[[Any, Any], Any], xs: Any, dim: Dimension, reverse: bool = False
 ) -> Any:
-    """Takes running results of an associative function along a dimension.
+    """Take running results of an associative function along a dimension.
 
     The first result is the first element, the next is the function of that and the second element,
     and so on: `nm.cumsum` is the one of addition. All are found in 2 log2(size) calls on whole
@@ -115,12 +115,12 @@ def _as_number(x: Tensor) -> Tensor:
 
 
 def _every_other(xs: Sequence[Tensor], dim: Dimension, start: int, size: int) -> list[Tensor]:
-    """Takes every second element."""
+    """Take every second element."""
     return [slice(x, dim, start, size, 2 if size > 1 else 1) for x in xs]
 
 
 def _interleave(even: Sequence[Tensor], odd: Sequence[Tensor], dim: Dimension) -> list[Tensor]:
-    """Puts elements in between others, starting with the even ones."""
+    """Put elements in between others, starting with the even ones."""
     results = []
     for one, other in zip(even, odd, strict=True):
         count, between = (x.shape.size_of(dim.name) for x in (one, other))

@@ -94,7 +94,7 @@ class AttentionBlocks:
         return {"k": self.split(k), "v": self.split(v), "mask": own, "number": count(self.number)}
 
     def make_mask(self, leaves: Sequence[Tensor], row: dict[str, Any]) -> Tensor | None:
-        """Makes a block of the mask."""
+        """Make a block of the mask."""
         if self.mask is None:
             return None
         own = iter(row["mask"])
@@ -106,28 +106,17 @@ class AttentionBlocks:
         return leaf.shape.named(self.whole.memory.name) is not None
 
     def split(self, x: Tensor) -> Tensor:
-        """Splits the keys' positions into blocks."""
+        """Split the keys' positions into blocks."""
         return reshape(x, self.whole.memory, [self.number, self.passes.memory])
 
     def join(self, x: Tensor) -> Tensor:
-        """Puts blocks of keys together, in the order of keys."""
+        """Put blocks of keys together, in the order of keys."""
         whole = reshape(x, [self.number, self.passes.memory], self.whole.memory)
         return transpose(whole, self.whole.of_keys)
 
 
 def choose_block(over: Dimension, block: int | None) -> int:
-    """Returns how many keys are taken at a time: all of them where that is as good.
-
-    Args:
-        over: The dimension of the keys' positions.
-        block: What the caller asked for, or None.
-
-    Returns:
-        A number that divides the size of the dimension.
-
-    Raises:
-        NamedMeshError: What was asked for does not divide it.
-    """
+    """Return how many keys are taken at a time: all of them where that is as good."""
     divisors = [n for n in range(1, over.size + 1) if over.size % n == 0]
     if block is None:
         best = max(n for n in divisors if n <= BLOCK)

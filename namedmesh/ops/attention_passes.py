@@ -75,7 +75,7 @@ class AttentionPasses:
         return found if mask is None else where(mask, found, _LOWEST)
 
     def drop(self, x: Tensor, words: Tensor | None, first: Tensor | None = None) -> Tensor:
-        """Drops weights, or their cotangents, by a word for each row; both times the same.
+        """Drop weights, or their cotangents, by a word for each row; both times the same.
 
         first is the position of the first key, where these are not all of them.
         """
@@ -113,21 +113,7 @@ class AttentionPasses:
         words: Tensor | None,
         first: Tensor | None,
     ) -> State:
-        """Takes in some of the keys: the inner step of attention by blocks.
-
-        Args:
-            state: For every row its highest score, the sum of exponentials of scores below it, and
-                the sum of values by those weights.
-            q: Queries.
-            k: Some keys.
-            v: Their values.
-            mask: What a query may attend to among them.
-            words: A random word for each row, for dropout.
-            first: The position of the first of them.
-
-        Returns:
-            The same, of more keys.
-        """
+        """Take in some of the keys: the inner step of attention by blocks."""
         peak, mass, total = state
         scores = self.scores(q, k, mask)
         higher = maximum(peak, find_peak(scores, (self.memory,)))

@@ -26,7 +26,7 @@ _region: ContextVar[frozenset[str] | None] = ContextVar("namedmesh_region", defa
 
 @contextlib.contextmanager
 def region_over(names: frozenset[str]) -> Iterator[None]:
-    """Traces a function as that of a region which is split over some dimensions."""
+    """Trace a function as that of a region which is split over some dimensions."""
     token = _region.set(names)
     try:
         yield
@@ -35,7 +35,7 @@ def region_over(names: frozenset[str]) -> Iterator[None]:
 
 
 def active_region() -> frozenset[str] | None:
-    """Returns the dimensions over which the region being traced is split; None outside of one."""
+    """Return the dimensions over which the region being traced is split; None outside of one."""
     return _region.get()
 
 
@@ -56,7 +56,7 @@ class Enclosing(Op):
         return context.run(self.body, values)
 
     def depends_on(self, i: int) -> bool:
-        """Returns whether a result depends differentiably on an input."""
+        """Return whether a result depends differentiably on an input."""
         reached = follow_ops(self.body.ops, [self.body.arguments[i]])
         return not reached.isdisjoint(self.body.outputs)
 
@@ -80,7 +80,7 @@ class Between(Enclosing):
 def record_between(
     function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]
 ) -> Sequence[Tensor]:
-    """Records ops that mix shards: as one op in a region, and as they are outside of one."""
+    """Record ops that mix shards: as one op in a region, and as they are outside of one."""
     if active_region() is None:
         return function(*tensors)
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
@@ -89,19 +89,12 @@ def record_between(
 
 
 def mixes_shards(ops: Sequence[Op]) -> bool:
-    """Returns whether some ops, those of loops and branches included, have a collective."""
+    """Return whether some ops, those of loops and branches included, have a collective."""
     return any(isinstance(op, Between) for op in every_op(ops))
 
 
 class RegionCutter:
-    """Records a region with collectives: what is between two of them is a region of its own.
-
-    Args:
-        record_region: Records a region without collectives: a function, what it is called with,
-            and the names of the dimensions over which it is split.
-        over: The names of the dimensions over which the whole is split.
-        body: The region.
-    """
+    """Records a region with collectives: what is between two of them is a region of its own."""
 
     def __init__(
         self,
@@ -113,7 +106,7 @@ class RegionCutter:
         self._free = _made_of_constants(body.ops)
 
     def record(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Records what the region does with some values, and returns its results."""
+        """Record what the region does with some values, and returns its results."""
         known = dict(zip(self._body.arguments, map(self._make_whole, values), strict=True))
         run: list[Op] = []
         for op in self._body.ops:
@@ -137,7 +130,7 @@ class RegionCutter:
         return self._over.intersection(*(tensor.shape.names for tensor in op.outputs))
 
     def _record_run(self, run: Sequence[Op], known: dict[Tensor, Tensor]) -> None:
-        """Records ops without a collective among them as one region."""
+        """Record ops without a collective among them as one region."""
         made = {tensor for op in run for tensor in op.outputs}
         read = dict.fromkeys(tensor for op in run for tensor in op.inputs)
         outside = [tensor for tensor in read if tensor not in made and tensor not in self._free]
@@ -159,13 +152,13 @@ class RegionCutter:
         known.update(zip(results, found, strict=True))
 
     def _find(self, tensor: Tensor, known: dict[Tensor, Tensor]) -> Tensor:
-        """Returns what stands for a tensor; what is made of constants is made where it is read."""
+        """Return what stands for a tensor; what is made of constants is made where it is read."""
         if tensor not in known:
             self._repeat(self._free[tensor], known)
         return known[tensor]
 
     def _repeat(self, op: Op, known: dict[Tensor, Tensor]) -> None:
-        """Records an op again; collectives as the ops they are, loops with their bodies cut."""
+        """Record an op again; collectives as the ops they are, loops with their bodies cut."""
         if isinstance(op, Recompute) and mixes_shards(op.ops):
             raise op.error(
                 "a function with collectives cannot be computed again inside a manual region",
@@ -186,7 +179,7 @@ class RegionCutter:
         known.update(zip(op.outputs, found, strict=True))
 
     def _record_loop(self, op: Op, inputs: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Records a loop or a branch that has collectives; as in a region, all else is whole."""
+        """Record a loop or a branch that has collectives; as in a region, all else is whole."""
         inputs = tuple(map(self._make_whole, inputs))
         others = dict(zip(op.inputs, inputs, strict=True))
         bodies = {name: self._cut(body, others) for name, body in op.body_fields().items()}
@@ -194,12 +187,12 @@ class RegionCutter:
             return dataclasses.replace(op, inputs=inputs, **bodies).outputs
 
     def _make_whole(self, tensor: Tensor) -> Tensor:
-        """Gathers the dimensions over which the region is not split."""
+        """Gather the dimensions over which the region is not split."""
         give = tuple(name for name in tensor.shape.names if name not in self._over)
         return Move((tensor,), give=give, called="replicate").output if give else tensor
 
     def _cut(self, body: Body, others: Mapping[Tensor, Tensor]) -> Body:
-        """Copies the body of a loop or a branch, with regions between its collectives."""
+        """Copy the body of a loop or a branch, with regions between its collectives."""
         inner = Trace(current("a loop body"))
         values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
         with recording(inner):
@@ -211,7 +204,7 @@ class RegionCutter:
 
 
 def _made_of_constants(ops: Sequence[Op]) -> dict[Tensor, Op]:
-    """Returns what is made of nothing but constants, each with the op that makes it."""
+    """Return what is made of nothing but constants, each with the op that makes it."""
     free: dict[Tensor, Op] = {}
     for op in ops:
         if not op.given and not mixes_shards([op]) and free.keys() >= {*op.inputs}:

@@ -8,7 +8,7 @@ from namedmesh.ops.elementwise import elementwise
 
 @elementwise(lambda tf: tf.bitwise.bitwise_and, takes="integer")
 def bitwise_and(x: Operand, y: Operand) -> Tensor:
-    """Keeps the bits that both numbers have.
+    """Keep the bits that both numbers have.
 
     Args:
         x: A tensor of whole numbers, or a number.
@@ -32,7 +32,7 @@ def bitwise_and(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.bitwise_or, takes="integer")
 def bitwise_or(x: Operand, y: Operand) -> Tensor:
-    """Joins the bits of two numbers.
+    """Join the bits of two numbers.
 
     Args:
         x: A tensor of whole numbers, or a number.
@@ -56,7 +56,7 @@ def bitwise_or(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.bitwise_xor, takes="integer")
 def bitwise_xor(x: Operand, y: Operand) -> Tensor:
-    """Keeps the bits that one of two numbers has and the other has not.
+    """Keep the bits that one of two numbers has and the other has not.
 
     Args:
         x: A tensor of whole numbers, or a number.
@@ -80,7 +80,7 @@ def bitwise_xor(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.left_shift, takes="integer")
 def shift_left(x: Operand, y: Operand) -> Tensor:
-    """Moves bits to higher places, zeros behind them.
+    """Move bits to higher places, zeros behind them.
 
     Args:
         x: A tensor of whole numbers, or a number.
@@ -104,7 +104,7 @@ def shift_left(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.right_shift, takes="integer")
 def shift_right(x: Operand, y: Operand) -> Tensor:
-    """Moves bits to lower places; those of negative numbers keep their sign.
+    """Move bits to lower places; those of negative numbers keep their sign.
 
     Args:
         x: A tensor of whole numbers, or a number.

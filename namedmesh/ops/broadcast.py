@@ -126,7 +126,7 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def check_over(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions to reduce over (all for None), each checked to be there once."""
+    """Return the dimensions to reduce over (all for None), each checked to be there once."""
     if over is None:
         return check_tensor(what, x).shape.dims
     dims = as_tuple(over)
@@ -143,7 +143,7 @@ def check_over(
 
 
 def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | bool) -> Tensor:
-    """Puts a number that changes nothing in place of the elements that do not count."""
+    """Put a number that changes nothing in place of the elements that do not count."""
     if where is None:
         return x
     check_dtype_kind(f"{what}: where", "bool", check_tensor(f"{what}: where", where))
@@ -156,7 +156,7 @@ def sum(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Adds up the elements over some dimensions.
+    """Add up the elements over some dimensions.
 
     Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
@@ -183,7 +183,7 @@ def sum(
 
 
 def fit(dx: Tensor, shape: Shape) -> Tensor:
-    """Brings a cotangent to its primal's shape: sums extra dimensions, broadcasts missing ones."""
+    """Bring a cotangent to its primal's shape: sums extra dimensions, broadcasts missing ones."""
     extra = [dim for dim in dx.shape if dim.name not in shape.names]
     if extra:
         dx = sum(dx, over=extra)

@@ -23,7 +23,7 @@ from namedmesh.ops.shard_moves import Permute, Swap
 
 
 def sum(x: Tensor, shards: Dimension) -> Tensor:
-    """Adds up what all shards have: an AllReduce, where they are split.
+    """Add up what all shards have: an AllReduce, where they are split.
 
     Args:
         x: A tensor of numbers that has the dimension of shards.
@@ -49,7 +49,7 @@ def sum(x: Tensor, shards: Dimension) -> Tensor:
 
 
 def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Gives every shard what all of them have: an AllGather, where they are split.
+    """Give every shard what all of them have: an AllGather, where they are split.
 
     Args:
         x: A tensor that has the dimension of shards.
@@ -78,7 +78,7 @@ def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
 
 
 def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Adds up what all shards have, and gives each its share: a ReduceScatter.
+    """Add up what all shards have, and gives each its share: a ReduceScatter.
 
     Args:
         x: A tensor of numbers that has both dimensions.
@@ -109,7 +109,7 @@ def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
 
 
 def all_to_all(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Sends a part of every shard to every other: an AllToAll.
+    """Send a part of every shard to every other: an AllToAll.
 
     Args:
         x: A tensor that has both dimensions.
@@ -141,7 +141,7 @@ def permute(
     by: int | None = None,
     sources: Sequence[int | None] | None = None,
 ) -> Tensor:
-    """Sends every shard to another: a CollectivePermute.
+    """Send every shard to another: a CollectivePermute.
 
     Args:
         x: A tensor that has the dimension of shards.
@@ -201,7 +201,7 @@ def index(shards: Dimension) -> Tensor:
 
 
 def _check(what: str, x: Tensor, shards: Dimension, *others: Dimension) -> None:
-    """Raises unless a tensor has some dimensions and the region is split over the first."""
+    """Raise unless a tensor has some dimensions and the region is split over the first."""
     check_has_dims(what, x, shards, *others)
     over = active_region()
     if over is not None and shards.name not in over:
@@ -213,7 +213,7 @@ def _check(what: str, x: Tensor, shards: Dimension, *others: Dimension) -> None:
 
 
 def _check_sizes(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> None:
-    """Raises unless two dimensions have one size."""
+    """Raise unless two dimensions have one size."""
     if shards.size != whole.size or shards.name == whole.name:
         raise NamedMeshError(
             f"{what}: {whole} cannot stand for {shards}",
@@ -223,13 +223,13 @@ def _check_sizes(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> N
 
 
 def _check_twin(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> None:
-    """Raises unless a dimension can take the place of another one in a tensor."""
+    """Raise unless a dimension can take the place of another one in a tensor."""
     check_dimension(what, whole, x)
     _check_sizes(what, x, shards, whole)
 
 
 def _check_sources(x: Tensor, shards: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:
-    """Returns the sender of every shard, -1 for none; raises where they make no permutation."""
+    """Return the sender of every shard, -1 for none; raises where they make no permutation."""
     try:
         senders = tuple(-1 if one is None else operator.index(one) for one in sources)
     except (TypeError, ValueError):

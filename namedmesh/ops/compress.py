@@ -14,7 +14,7 @@ from namedmesh.ops.shape import transpose
 
 
 def compress(x: Tensor, mask: Tensor, dim: Dimension, into: Dimension) -> Tensor:
-    """Takes the elements along a dimension that a mask selects, in order.
+    """Take the elements along a dimension that a mask selects, in order.
 
     How many there are is known only when the step runs, so the result has a size of its own:
     zeros follow those that there are, and those for which there is no room are left out. Count

@@ -83,13 +83,13 @@ class ConstantArray(Op):
 def _fill_dims(
     what: str, dims: Sequence[Dimension], value: float | int | bool, dtype: str
 ) -> Tensor:
-    """Makes a tensor filled with a number that is checked; what names the caller in errors."""
+    """Make a tensor filled with a number that is checked; what names the caller in errors."""
     number = check_number(what, value, check_dtype(dtype))
     return fill(make_shape(what, dims), number, dtype, what)
 
 
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
-    """Makes a tensor filled with one number.
+    """Make a tensor filled with one number.
 
     It takes no memory until it is used, and lies wherever its readers do.
 
@@ -114,7 +114,7 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
 
 
 def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = None) -> Tensor:
-    """Makes a tensor of an array that is known while tracing.
+    """Make a tensor of an array that is known while tracing.
 
     The numbers become a part of the program. Like a number, the tensor lies wherever its readers
     do: a split dimension takes no communication.
@@ -155,7 +155,7 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
 
 
 def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
-    """Returns numbers as an array of a dtype that programs know."""
+    """Return numbers as an array of a dtype that programs know."""
     if isinstance(value, Tensor):
         raise NamedMeshError(
             f"constant: {value.label} is a tensor already", str(value), fix="use it as it is"
@@ -192,7 +192,7 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Makes a tensor of zeros.
+    """Make a tensor of zeros.
 
     Args:
         dims: The dimensions, in order.
@@ -214,7 +214,7 @@ def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Makes a tensor of ones.
+    """Make a tensor of ones.
 
     Args:
         dims: The dimensions, in order.
@@ -236,7 +236,7 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
-    """Counts 0, 1, 2 ... along a dimension.
+    """Count 0, 1, 2 ... along a dimension.
 
     Where the dimension is split, every device counts its own shard, without communication. Numbers
     that a floating point dtype does not hold are rounded to those it does.

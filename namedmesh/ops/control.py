@@ -40,7 +40,7 @@ class Cond(Op):
         count = len(self.yes.captures)
 
         def run(body: Body, values: Sequence[Any]) -> Any:
-            """Emits a branch, which also takes in the condition.
+            """Emit a branch, which also takes in the condition.
 
             Where what a branch takes in is of the shapes of what it gives out, XLA's propagation
             splits the one like the other, whatever the annotations say.
@@ -62,7 +62,7 @@ class Cond(Op):
         wanted = [[i for i, tensor in enumerate(side) if tensor.floating] for side in sides]
 
         def branch(body: Body, which: int) -> Callable[[], list[Tensor]]:
-            """Makes the backward branch of one side, with zeros for what the other captures."""
+            """Make the backward branch of one side, with zeros for what the other captures."""
 
             def backward() -> list[Tensor]:
                 trace = current("cond")
@@ -80,7 +80,7 @@ class Cond(Op):
         return [by_position.get(i) for i in range(len(self.inputs))]
 
     def drop_results(self, needed: set[Tensor]) -> Cond:
-        """Returns the choice without unneeded results, and without what only those capture."""
+        """Return the choice without unneeded results, and without what only those capture."""
         keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
         count = 1 + len(self.yes.captures)
         yes, read_by_yes = shorten_body(self.yes, keep)
@@ -131,7 +131,7 @@ class While(Op):
 
 
 def match_structure(what: str, result: Any, expected: Any, structure: str) -> list[Tensor]:
-    """Returns the leaves of a result in the order of the expected ones, or raises.
+    """Return the leaves of a result in the order of the expected ones, or raises.
 
     Each leaf has the dimensions and dtype of the expected one; their order is restored.
     """
@@ -163,7 +163,7 @@ def match_structure(what: str, result: Any, expected: Any, structure: str) -> li
 
 
 def _check_condition(what: str, condition: Any) -> Tensor:
-    """Returns the condition when it is a bool scalar, or raises."""
+    """Return the condition when it is a bool scalar, or raises."""
     if not isinstance(condition, Tensor):
         raise NamedMeshError(
             f"{what}: the condition {format_value(condition)} is not a Tensor",
@@ -181,7 +181,7 @@ def _check_condition(what: str, condition: Any) -> Tensor:
 def cond(
     condition: Tensor, yes: Callable[..., Any], no: Callable[..., Any], *operands: Tensor
 ) -> Any:
-    """Runs one of two functions, chosen by a bool scalar when the step runs.
+    """Run one of two functions, chosen by a bool scalar when the step runs.
 
     Use Python's own `if` for a choice that is known while tracing, and `nm.where` for a choice per
     element. Both functions may use tensors from outside; the gradient flows through the one that

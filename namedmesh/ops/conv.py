@@ -174,7 +174,7 @@ class _Operands(SlideOptions):
         self._check_names()
 
     def _check_names(self) -> None:
-        """Raises where one name plays two parts, or has two sizes."""
+        """Raise where one name plays two parts, or has two sizes."""
         windows = [window.name for _, window in self.pairs]
         spatial = [dim.name for dim, _ in self.pairs]
         wrong = [n for n in windows if n in self.x.shape.names or windows.count(n) > 1]
@@ -195,7 +195,7 @@ class _Operands(SlideOptions):
                 )
 
     def shape(self, sizes: Mapping[str, int]) -> Shape:
-        """Returns the dimensions of the result."""
+        """Return the dimensions of the result."""
         windows = {window.name for _, window in self.pairs}
         summed = {*self.w.shape.names} - {*self.kept}
         own = [

@@ -54,7 +54,7 @@ class Sliders(Op):
     def read(
         self, context: Context, x: Any, order: Sequence[str]
     ) -> tuple[Any, list[tuple[int, int]], list[int]]:
-        """Reads what windows meet: the rows, the padding left to add, and the distances of rows."""
+        """Read what windows meet: the rows, the padding left to add, and the distances of rows."""
         padding, apart, split = [], [], []
         for slide in self.slides:
             dim, sliding = _named(self.inputs[0], slide.dim), slide.sliding
@@ -71,7 +71,7 @@ class Sliders(Op):
 
 
 def _named(x: Tensor, name: str) -> Dimension:
-    """Returns the dimension of a tensor of that name."""
+    """Return the dimension of a tensor of that name."""
     return x.shape.dims[x.shape.position(name)]
 
 
@@ -163,18 +163,7 @@ class ConvWindow(Sliders):
 def slide_back(
     dy: Tensor, w: Tensor, shape: Shape, slides: Sequence[Slide], kept: tuple[str, ...]
 ) -> Tensor:
-    """Takes a cotangent of positions back to the rows that the windows met.
-
-    Args:
-        dy: A value for each position.
-        w: The window.
-        shape: The dimensions of the result.
-        slides: How windows slid along the dimensions.
-        kept: Dimensions of both tensors that the result has too.
-
-    Returns:
-        The rows.
-    """
+    """Take a cotangent of positions back to the rows that the windows met."""
     for slide in slides:
         w = reverse(w, _named(w, slide.window))
     return Conv((dy, w), shape, tuple(slide.back() for slide in slides), kept).output
@@ -195,25 +184,7 @@ def _convolve(
     shape: Shape,
     order: Sequence[str],
 ) -> Any:
-    """Has XLA slide a window over values arranged for it.
-
-    Args:
-        context: Where this is lowered.
-        x: With batch dimensions, those that windows slide along, kept ones, and shared ones.
-        w: With those that slide, shared ones, kept ones, and those that the result gets of it.
-        batch: How many batch dimensions there are.
-        shared: How many are summed over.
-        kept: How many are of both operands and of the result.
-        strides: The distance between positions.
-        padding: The places before and after.
-        base: The distance between rows of x.
-        dilation: The distance between elements of w.
-        shape: The result.
-        order: The names of its dimensions as they come out.
-
-    Returns:
-        The result.
-    """
+    """Has XLA slide a window over values arranged for it."""
     tf, rank = context.tf, len(strides)
     sizes, window = [int(n) for n in x.shape], [int(n) for n in w.shape]
     lead, groups = sizes[:batch], sizes[batch + rank : batch + rank + kept]

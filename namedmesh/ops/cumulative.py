@@ -48,7 +48,7 @@ class Cumulative(Op):
         return tf.cast(total, x.dtype)
 
     def _double(self, tf: Any, x: Any, at: int, size: int) -> Any:
-        """Takes running sums or products in log2(size) shifted additions or multiplications.
+        """Take running sums or products in log2(size) shifted additions or multiplications.
 
         XLA's own cumulative sum takes size additions per element on some backends.
         """
@@ -76,7 +76,7 @@ class Cumulative(Op):
         return 0 if self.function == "cumsum" else 1
 
     def _find_before(self, context: Context, terms: Any, at: int) -> Any:
-        """Adds up or multiplies all shards before a device's own."""
+        """Add up or multiplies all shards before a device's own."""
         tf, ways = context.tf, context.ways(self.dim)
         reduce = tf.reduce_sum if self.function == "cumsum" else tf.reduce_prod
         parts = context.gather(reduce(terms, at, keepdims=True), self.dim)
@@ -86,7 +86,7 @@ class Cumulative(Op):
         return reduce(tf.where(chosen, parts, tf.cast(self.neutral, parts.dtype)), 0)
 
     def _fill_padding(self, context: Context, terms: Any, at: int) -> Any:
-        """Puts what changes nothing in place of the zeros that pad the last shard."""
+        """Put what changes nothing in place of the zeros that pad the last shard."""
         tf, size, ways = context.tf, context.size(self.dim), context.ways(self.dim)
         if not self.neutral or size * ways == self.dim.size:
             return terms
@@ -115,7 +115,7 @@ class Cumulative(Op):
 
 
 def _cumprod_vjp(op: Cumulative, dy: Tensor) -> Tensor:
-    """Finds the derivative without a division, which zeros would not allow.
+    """Find the derivative without a division, which zeros would not allow.
 
     Each product is the one before times an element, y[i] = y[i - 1] x[i]. So what a change of y[i]
     does in all is its own part and, through y[i + 1], x[i + 1] times as much of what that does:
@@ -137,7 +137,7 @@ def _cumprod_vjp(op: Cumulative, dy: Tensor) -> Tensor:
 
 
 def _accumulate(function: str, x: Tensor, dim: Dimension, exclusive: bool, reverse: bool) -> Tensor:
-    """Records running sums or products."""
+    """Record running sums or products."""
     check_has_dims(function, x, dim)
     check_dtype_kind(function, "number", x)
     if dim.size == 1:
@@ -146,7 +146,7 @@ def _accumulate(function: str, x: Tensor, dim: Dimension, exclusive: bool, rever
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Takes running sums along a dimension.
+    """Take running sums along a dimension.
 
     Where the dimension is split, every device adds the sums of the shards before its own, which are
     gathered.
@@ -173,7 +173,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
 
 
 def cumprod(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Takes running products along a dimension.
+    """Take running products along a dimension.
 
     Where the dimension is split, every device multiplies with the products of the shards before
     its own, which are gathered. The gradient is right also where elements are zero.

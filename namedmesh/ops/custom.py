@@ -74,7 +74,7 @@ class CustomVjp(PassThrough):
 
 
 def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives a function a derivative of its own.
+    """Give a function a derivative of its own.
 
     Args:
         forward: Called with tensors; returns (result, residuals), both nested as you like. The
@@ -131,7 +131,7 @@ _FIX = "fix the function that nm.call_tf calls; devices run what XLA can compile
 
 
 def _sizes_of(value: Any) -> list[int | None] | str:
-    """Returns the sizes of a TensorFlow value as far as they are known."""
+    """Return the sizes of a TensorFlow value as far as they are known."""
     return "[?]" if value.shape.rank is None else value.shape.as_list()
 
 
@@ -273,7 +273,7 @@ def call_tf(
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
 ) -> Tensor | tuple[Tensor, ...]:
-    """Calls any TensorFlow function as a named op, differentiated by TensorFlow.
+    """Call any TensorFlow function as a named op, differentiated by TensorFlow.
 
     All dimensions but those in `batch` are made whole first. Prefer named ops where they exist:
     what a TensorFlow function does is not seen by the plan.
@@ -312,7 +312,7 @@ def call_tf(
 def check_specs(
     what: str, operands: Sequence[Tensor], result: InputSpec | Sequence[InputSpec]
 ) -> tuple[InputSpec, ...]:
-    """Returns what a function is said to make, or raises."""
+    """Return what a function is said to make, or raises."""
     specs = as_tuple(result)
     if not specs or not all(isinstance(one, InputSpec) for one in specs):
         raise NamedMeshError(
@@ -329,7 +329,7 @@ def check_batch_dims(
     specs: Sequence[InputSpec],
     batch: Dimension | Sequence[Dimension],
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions that may stay split for a function, or raises."""
+    """Return the dimensions that may stay split for a function, or raises."""
     split = tuple(check_dimension(what, dim, *operands) for dim in as_tuple(batch))
     unknown = [dim.name for dim in split if not any(dim in x.shape for x in operands)]
     if unknown:

@@ -102,7 +102,7 @@ class DynamicUpdate(Window):
 
 
 def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
-    """Reads rows of a value, and zeros where it has none."""
+    """Read rows of a value, and zeros where it has none."""
     tf, count = context.tf, x.shape[at]
     inside = (rows >= 0) & (rows < count)
     found = tf.gather(x, tf.clip_by_value(rows, 0, count - 1), axis=at)
@@ -111,7 +111,7 @@ def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
-    """Takes elements in a row along a dimension, from a start that is known when the step runs.
+    """Take elements in a row along a dimension, from a start that is known when the step runs.
 
     Where the dimension is split, every device gives what it has of the elements: an AllReduce of
     those alone. A start outside is moved inside, so that all elements lie in the dimension.
@@ -152,7 +152,7 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
-    """Replaces elements in a row along a dimension, from a start that is known when the step runs.
+    """Replace elements in a row along a dimension, from a start that is known when the step runs.
 
     Where the dimension is split, every device replaces what it has of the elements, for which the
     update is made whole. A start outside is moved inside, so that the whole update lies in the
@@ -203,7 +203,7 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
 
 
 def _check_start(what: str, start: Tensor | int) -> Tensor:
-    """Returns the start as a tensor when it is an int32 scalar, or raises."""
+    """Return the start as a tensor when it is an int32 scalar, or raises."""
     index = as_tensor(what, start)
     if len(index.shape) or index.dtype != "int32":
         raise NamedMeshError(

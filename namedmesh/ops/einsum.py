@@ -101,7 +101,7 @@ def einsum(
     over: Dimension | Sequence[Dimension] | None = None,
     preferred: str | None = None,
 ) -> Tensor:
-    """Multiplies tensors by name and sums over every dimension that is not in the result.
+    """Multiply tensors by name and sums over every dimension that is not in the result.
 
     The result is given by its own dimensions, or by those to sum `over`.
 
@@ -167,7 +167,7 @@ def _result_dims(
     dims: Sequence[Dimension] | None,
     over: Dimension | Sequence[Dimension] | None,
 ) -> Sequence[Dimension]:
-    """Returns the dimensions of the result, given by themselves or by what is summed over."""
+    """Return the dimensions of the result, given by themselves or by what is summed over."""
     if (dims is None) == (over is None):
         raise NamedMeshError(
             "einsum: the result is given by its dimensions, or by those to sum over",
@@ -191,7 +191,7 @@ def _result_dims(
 
 
 def _check_preferred(x: Tensor, preferred: str | None) -> str:
-    """Returns the dtype in which products are added up, which must hold the operands' own."""
+    """Return the dtype in which products are added up, which must hold the operands' own."""
     if preferred is None:
         return x.dtype
     floating = check_dtype(preferred) in FLOATS
@@ -205,7 +205,7 @@ def _check_preferred(x: Tensor, preferred: str | None) -> str:
 
 
 def _product_shape(a: Tensor, b: Tensor, rest: list[Tensor], shape: Shape) -> Shape:
-    """Returns what the product of two operands keeps: what the result or another operand has."""
+    """Return what the product of two operands keeps: what the result or another operand has."""
     needed = {*shape.names, *(name for tensor in rest for name in tensor.shape.names)}
     order = [dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names}]
     dims = (*a.shape, *b.shape)
@@ -214,7 +214,7 @@ def _product_shape(a: Tensor, b: Tensor, rest: list[Tensor], shape: Shape) -> Sh
 
 
 def _find_path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
-    """Finds the cheapest order of binary contractions."""
+    """Find the cheapest order of binary contractions."""
     if len(operands) < 3:
         return [(0, 1)] if len(operands) == 2 else []
     letters: dict[str, str] = {}
@@ -238,13 +238,13 @@ def _find_path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
 
 
 def _sum_others(x: Tensor, names: set[str]) -> Tensor:
-    """Sums over all dimensions but some."""
+    """Sum over all dimensions but some."""
     others = [dim for dim in x.shape if dim.name not in names]
     return sum(x, over=others) if others else x
 
 
 def _reorder(x: Tensor, shape: Shape) -> Tensor:
-    """Puts the dimensions in the order of a shape."""
+    """Put the dimensions in the order of a shape."""
     return x if x.shape == shape else transpose(x, shape)
 
 

@@ -165,7 +165,7 @@ class ComputeOnce(Op):
 
 
 def join_shapes(what: str, *operands: Tensor) -> Shape:
-    """Returns the dimensions of all operands, in the order of the one that has most."""
+    """Return the dimensions of all operands, in the order of the one that has most."""
     check_same_sizes(what, *operands)
     dims: dict[str, Dimension] = {}
     for operand in sorted(operands, key=lambda operand: -len(operand.shape)):
@@ -175,7 +175,7 @@ def join_shapes(what: str, *operands: Tensor) -> Shape:
 
 
 def apply(function: str, *operands: Operand) -> Tensor:
-    """Applies an elementwise function; plain numbers take the dtype of the tensor beside them."""
+    """Apply an elementwise function; plain numbers take the dtype of the tensor beside them."""
     condition = (as_tensor(function, operands[0]),) if function == "where" else ()
     rest = operands[len(condition) :]
     like = next((operand for operand in reversed(rest) if isinstance(operand, Tensor)), None)
@@ -192,16 +192,7 @@ def elementwise(
     long: bool = False,
     linear: str = "",
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
-    """Makes a function's signature and docstring an elementwise op; its body is not run.
-
-    Args:
-        compute: From the TensorFlow module to the function of aligned values.
-        vjp: From the cotangent, the result and the operands to the operands' cotangents.
-        takes: The kind of dtype it takes: number, float, integer, bool or any.
-        gives: The dtype it gives, where that is not the operands'.
-        long: Whether it becomes many XLA ops.
-        linear: In which operands it is linear (see `Op.linear`).
-    """
+    """Make a function's signature and docstring an elementwise op; its body is not run."""
 
     def declare(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         name = function.__name__
@@ -230,7 +221,7 @@ def elementwise(
 
 
 def cast(x: Operand, dtype: str) -> Tensor:
-    """Converts a tensor to another dtype.
+    """Convert a tensor to another dtype.
 
     The gradient is converted back. Conversion to an integer dtype drops the fraction, and no
     gradient flows through it.
@@ -258,7 +249,7 @@ def cast(x: Operand, dtype: str) -> Tensor:
 
 
 def stop_gradient(x: Operand) -> Tensor:
-    """Returns the same value, through which no gradient flows.
+    """Return the same value, through which no gradient flows.
 
     Args:
         x: A tensor, or a number.

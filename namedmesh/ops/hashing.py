@@ -15,7 +15,7 @@ FOLDED = 0x85EBCA6B  # sets the keys made by folding apart from the bits drawn
 
 @functools.cache
 def _mixer(tf: Any) -> Any:
-    """Makes one TensorFlow function, traced once: bits are drawn in hundreds of places."""
+    """Make one TensorFlow function, traced once: bits are drawn in hundreds of places."""
 
     @tf.function(input_signature=[tf.TensorSpec(None, tf.uint32)], autograph=False)
     def mixer(x: Any) -> Any:
@@ -36,7 +36,7 @@ def _mix(tf: Any, x: Any) -> Any:
 
 
 def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> Any:
-    """Hashes a counter of one or two words with a key of two words."""
+    """Hash a counter of one or two words with a key of two words."""
     x = _mix(tf, tf.bitwise.bitwise_xor(low, key[0])) + key[1]
     if high is not None:
         x = x + _mix(tf, high + tf.constant(GOLDEN, tf.uint32))
@@ -44,7 +44,7 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
 
 
 def spread_word(tf: Any, word: Any, index: Any) -> Any:
-    """Makes a word for each index from a random one; one round will do where the words are random.
+    """Make a word for each index from a random one; one round will do where the words are random.
 
     `namedmesh.artifacts.kernels` computes the same.
     """
@@ -53,7 +53,7 @@ def spread_word(tf: Any, word: Any, index: Any) -> Any:
 
 @functools.cache
 def _folder(tf: Any) -> Any:
-    """Makes one TensorFlow function, traced once, as for the mixer."""
+    """Make one TensorFlow function, traced once, as for the mixer."""
     signature = [tf.TensorSpec([2], tf.uint32), tf.TensorSpec([], tf.uint32)]
 
     @tf.function(input_signature=signature, autograph=False)
@@ -67,5 +67,5 @@ def _folder(tf: Any) -> Any:
 
 
 def fold_number(tf: Any, key: Any, number: Any) -> Any:
-    """Makes a key of two words from another and a number."""
+    """Make a key of two words from another and a number."""
     return _folder(tf)(key, number)

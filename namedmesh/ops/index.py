@@ -114,7 +114,7 @@ class Scatter(Op):
         return [(self.shape, self.inputs[1].dtype)]
 
     def start(self, dtype: Any) -> Any:
-        """Returns the number that changes nothing."""
+        """Return the number that changes nothing."""
         return 0
 
     def lower(self, context: Context, indices: Any, updates: Any) -> Any:
@@ -174,12 +174,12 @@ class ScatterAdd(Scatter):
 
 
 def _widen(tf: Any, indices: Any) -> Any:
-    """Converts indices to a dtype that holds every size: int64 for uint32 and int64, or int32."""
+    """Convert indices to a dtype that holds every size: int64 for uint32 and int64, or int32."""
     return tf.cast(indices, tf.int64 if indices.dtype in (tf.int64, tf.uint32) else tf.int32)
 
 
 def _count_along(tf: Any, indices: Any, at: int) -> Any:
-    """Returns each index's own position along one of the indices' dimensions."""
+    """Return each index's own position along one of the indices' dimensions."""
     sizes = indices.shape.as_list()
     numbers = tf.range(sizes[at], dtype=indices.dtype)
     aligned = tf.reshape(numbers, [-1 if i == at else 1 for i in range(len(sizes))])
@@ -187,7 +187,7 @@ def _count_along(tf: Any, indices: Any, at: int) -> Any:
 
 
 def check_indices(what: str, indices: Tensor) -> Tensor:
-    """Returns the indices when they are integers, or raises."""
+    """Return the indices when they are integers, or raises."""
     if check_tensor(what, indices).dtype not in INTEGERS:
         raise NamedMeshError(
             f"{what}: the indices are not integers",
@@ -198,7 +198,7 @@ def check_indices(what: str, indices: Tensor) -> Tensor:
 
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
-    """Makes ones at some indices along a new last dimension, and zeros elsewhere.
+    """Make ones at some indices along a new last dimension, and zeros elsewhere.
 
     An index outside the dimension gives zeros alone. The dimension may be split without
     communication. The result carries no gradient.
@@ -233,7 +233,7 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
-    """Reads slices of a table at some indices along a dimension.
+    """Read slices of a table at some indices along a dimension.
 
     Dimensions that table and indices share by name are batch dimensions: each index reads in its
     own slice of the table. An index outside the dimension reads zeros. Where the dimension is
@@ -275,7 +275,7 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
 def scatter_add(
     updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
 ) -> Tensor:
-    """Adds updates, at some indices along a new dimension, to zeros.
+    """Add updates, at some indices along a new dimension, to zeros.
 
     The dimensions of the indices are summed over, except those in `batch`; where one of them is
     split, an AllReduce adds the partial sums. An index outside the dimension adds nothing.

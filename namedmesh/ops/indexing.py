@@ -39,7 +39,7 @@ class Series:
         return upward if self.step > 0 else upward[::-1]
 
     def contains(self, numbers: Tensor) -> Tensor:
-        """Returns whether numbers are among the indices."""
+        """Return whether numbers are among the indices."""
         step = abs(self.step)
         inside = (numbers >= self.start) & (numbers <= self.start + (self.size - 1) * step)
         return inside & equal((numbers - self.start) % step, 0) if step > 1 else inside
@@ -49,7 +49,7 @@ Selector = int | Series | Tensor
 
 
 def read_index(x: Tensor, index: Any) -> Tensor:
-    """Reads what an index selects; what it does not name is taken whole."""
+    """Read what an index selects; what it does not name is taken whole."""
     chosen = parse_index(x, index)
     for dim, selector in chosen.items():
         if isinstance(selector, Series):
@@ -70,7 +70,7 @@ def read_index(x: Tensor, index: Any) -> Tensor:
 
 
 def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
-    """Takes what lies at an index along a dimension: `x[dim, index]` as a function.
+    """Take what lies at an index along a dimension: `x[dim, index]` as a function.
 
     Where the dimension is split, every device reads what it has, and an AllReduce joins the
     results.
@@ -98,7 +98,7 @@ def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
 
 
 def parse_index(x: Tensor, index: Any) -> dict[Dimension, Selector]:
-    """Returns what is selected of each dimension that an index names, each checked."""
+    """Return what is selected of each dimension that an index names, each checked."""
     if isinstance(index, Mapping):
         pairs = list(index.items())
     elif isinstance(index, tuple) and len(index) % 2 == 0:
@@ -117,7 +117,7 @@ def parse_index(x: Tensor, index: Any) -> dict[Dimension, Selector]:
 
 
 def _parse_selector(x: Tensor, dim: Dimension, selector: Any) -> Selector:
-    """Returns what is selected of one dimension, or raises."""
+    """Return what is selected of one dimension, or raises."""
     if isinstance(selector, builtins.slice):
         return _parse_series(x, dim, selector)
     if isinstance(selector, Tensor):
@@ -137,7 +137,7 @@ def _parse_selector(x: Tensor, dim: Dimension, selector: Any) -> Selector:
 
 
 def _parse_number(x: Tensor, dim: Dimension, selector: Any) -> int:
-    """Returns a whole number inside the dimension, counted from its start."""
+    """Return a whole number inside the dimension, counted from its start."""
     number = plain_number(selector)
     if not isinstance(number, int) or isinstance(number, bool):
         raise NamedMeshError(
@@ -153,7 +153,7 @@ def _parse_number(x: Tensor, dim: Dimension, selector: Any) -> int:
 
 
 def _parse_series(x: Tensor, dim: Dimension, selector: builtins.slice) -> Series:
-    """Returns the elements in a row that a slice of Python's selects."""
+    """Return the elements in a row that a slice of Python's selects."""
     try:
         numbers = range(dim.size)[selector]
     except (TypeError, ValueError):
@@ -172,7 +172,7 @@ def _parse_series(x: Tensor, dim: Dimension, selector: builtins.slice) -> Series
 def merge_indices(
     x: Tensor, chosen: Mapping[Dimension, Tensor]
 ) -> tuple[Dimension, Tensor, Tensor]:
-    """Merges the dimensions that tensors index into one; returns it, its index, and x with it.
+    """Merge the dimensions that tensors index into one; returns it, its index, and x with it.
 
     The index is outside where one of them is.
     """

@@ -34,7 +34,7 @@ Example:
 
 
 def constant_init(value: float) -> Initializer:
-    """Makes an initializer that fills a variable with one number.
+    """Make an initializer that fills a variable with one number.
 
     Args:
         value: The number.
@@ -52,7 +52,7 @@ def constant_init(value: float) -> Initializer:
 
 
 def normal_init(stddev: float) -> Initializer:
-    """Makes an initializer that draws normally distributed numbers around zero.
+    """Make an initializer that draws normally distributed numbers around zero.
 
     Args:
         stddev: Their standard deviation.
@@ -71,7 +71,7 @@ def normal_init(stddev: float) -> Initializer:
 
 
 def uniform_init(limit: float) -> Initializer:
-    """Makes an initializer that draws numbers evenly spread from -`limit` to `limit`.
+    """Make an initializer that draws numbers evenly spread from -`limit` to `limit`.
 
     Args:
         limit: The bound, greater than 0.
@@ -93,7 +93,7 @@ def uniform_init(limit: float) -> Initializer:
 
 
 def truncated_normal_init(stddev: float) -> Initializer:
-    """Makes an initializer that draws normally distributed numbers, none far from zero.
+    """Make an initializer that draws normally distributed numbers, none far from zero.
 
     Numbers beyond 2.27 standard deviations do not come; those that do have this one.
 
@@ -120,7 +120,7 @@ def glorot_init(
     fan_out: Dimension | Sequence[Dimension],
     uniform: bool = True,
 ) -> Initializer:
-    """Makes Glorot's initializer, which keeps variances forward and backward nearly alike.
+    """Make Glorot's initializer, which keeps variances forward and backward nearly alike.
 
     The variance is 2 / (fan_in + fan_out), each the product of its dimensions' sizes.
 
@@ -147,7 +147,7 @@ def glorot_init(
 
 
 def he_init(*fan_in: Dimension) -> Initializer:
-    """Makes He's initializer, for weights before a ReLU: `nm.fan_in_init` with a scale of 2.
+    """Make He's initializer, for weights before a ReLU: `nm.fan_in_init` with a scale of 2.
 
     Args:
         *fan_in: The dimensions that the product with the weight sums over.
@@ -173,7 +173,7 @@ def orthogonal_init(
     columns: Dimension | Sequence[Dimension],
     scale: float = 1.0,
 ) -> Initializer:
-    """Makes an initializer of matrices whose rows or columns are orthogonal, all as likely.
+    """Make an initializer of matrices whose rows or columns are orthogonal, all as likely.
 
     The shorter side's vectors are orthogonal and of length `scale`. They are found by Newton and
     Schulz's iteration from normally distributed numbers, in float32. For every element of further
@@ -222,12 +222,12 @@ def orthogonal_init(
 
 
 def _count(what: str, dims: Dimension | Sequence[Dimension]) -> int:
-    """Multiplies the sizes of one dimension or several."""
+    """Multiply the sizes of one dimension or several."""
     return math.prod(check_dimension(what, dim).size for dim in as_tuple(dims))
 
 
 def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
-    """Makes an initializer that keeps the variance of what a weight is multiplied with.
+    """Make an initializer that keeps the variance of what a weight is multiplied with.
 
     It draws normally distributed numbers of variance `scale` / (product of the sizes of `fan_in`).
 

@@ -55,7 +55,7 @@ class JaxCall(Op):
         return context.xla.custom_call_v2(CALL, list(values), made, self._export(types))
 
     def _evaluate(self, tf: Any, values: Sequence[Any], made: Sequence[Any]) -> list[Any]:
-        """Calls the function itself, without TensorFlow knowing what it does."""
+        """Call the function itself, without TensorFlow knowing what it does."""
         import jax
 
         def call(*arrays: Any) -> list[Any]:
@@ -69,13 +69,13 @@ class JaxCall(Op):
         return results
 
     def _call(self, *arrays: Any) -> list[Any]:
-        """Calls the function, and returns a list whatever it returns."""
+        """Call the function, and returns a list whatever it returns."""
         import jax
 
         return jax.tree.leaves(self.function(*arrays))
 
     def _export(self, types: Sequence[tuple[tuple[int, ...], Any]]) -> str:
-        """Writes what the function is on every platform that jax can lower it for."""
+        """Write what the function is on every platform that jax can lower it for."""
         import jax
 
         arguments = [jax.ShapeDtypeStruct(sizes, dtype) for sizes, dtype in types]
@@ -118,7 +118,7 @@ class JaxCall(Op):
         return [gradients.get(i) for i in range(len(self.inputs))]
 
     def along(self, over: Dimension, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        """Records the function for every element of a dimension that some operands have first."""
+        """Record the function for every element of a dimension that some operands have first."""
         axes = tuple(0 if over in x.shape else None for x in inputs)
         return JaxCall(
             inputs,
@@ -198,7 +198,7 @@ def call_jax(
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
 ) -> Tensor | tuple[Tensor, ...]:
-    """Calls any jax function as a named op, Pallas kernels included, differentiated by jax.
+    """Call any jax function as a named op, Pallas kernels included, differentiated by jax.
 
     All dimensions but those in `batch` are made whole first. The function is lowered to StableHLO
     for CPUs, GPUs and TPUs when the step is exported, for those of them that jax can lower it for;
@@ -244,7 +244,7 @@ def _check_function(
     operands: Sequence[Tensor],
     specs: Sequence[InputSpec],
 ) -> None:
-    """Raises unless a function makes what it is said to make."""
+    """Raise unless a function makes what it is said to make."""
     import jax
 
     types = [jax.ShapeDtypeStruct(x.shape.sizes, x.dtype) for x in operands]

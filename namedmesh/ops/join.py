@@ -47,7 +47,7 @@ class Concat(Op):
         return read_rows(context, sources, at, self.dim, 0)
 
     def _reads(self, size: int) -> list[tuple[Dimension, Stretch]]:
-        """Returns the rows that each device reads of every operand, for a shard of some size."""
+        """Return the rows that each device reads of every operand, for a shard of some size."""
         reads, start = [], 0
         for x in self.inputs:
             dim = x.shape.dims[x.shape.position(self.dim.name)]
@@ -75,7 +75,7 @@ class Concat(Op):
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
-    """Puts tensors one after the other along a dimension.
+    """Put tensors one after the other along a dimension.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours,
     or all of them if that takes no more. The other dimensions may come in any order.
@@ -128,7 +128,7 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
-    """Puts tensors of one shape side by side along a new first dimension.
+    """Put tensors of one shape side by side along a new first dimension.
 
     Args:
         tensors: The tensors, equal in dtype and dimensions.
@@ -159,7 +159,7 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
 
 
 def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
-    """Takes a tensor apart along a dimension: what `nm.stack` put together.
+    """Take a tensor apart along a dimension: what `nm.stack` put together.
 
     Args:
         x: The tensor.
@@ -241,7 +241,7 @@ def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> 
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """Cuts a tensor into shards along a dimension.
+    """Cut a tensor into shards along a dimension.
 
     Where the dimension is split, shards are sent to where they are wanted. (`nm.split` is about
     placement: it splits a dimension over devices.)

@@ -55,17 +55,6 @@ def offer_kernel(
     parallel: Sequence[Dimension],
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """Lets a backend make tensors by a kernel instead of the named ops that made them.
-
-    Args:
-        name: The kernel's name, by which `namedmesh.artifacts.kernels` finds it.
-        plain: The tensors, made by named ops.
-        reads: What the kernel makes them of.
-        parallel: The dimensions along which every element is made by itself.
-        **options: What else the kernel is told, as JSON has it.
-
-    Returns:
-        A tensor for each of `plain`.
-    """
+    """Lets a backend make tensors by a kernel instead of the named ops that made them."""
     names = tuple(dim.name for dim in parallel)
     return Kernel((*plain, *reads), name, len(plain), names, options).outputs

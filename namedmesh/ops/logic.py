@@ -8,7 +8,7 @@ from namedmesh.ops.elementwise import elementwise
 
 @elementwise(lambda tf: tf.equal, takes="any", gives="bool")
 def equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where two tensors are equal.
+    """Return where two tensors are equal.
 
     The operator `x == y` would compare Python objects, and is an error.
 
@@ -33,7 +33,7 @@ def equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
 def not_equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where two tensors differ.
+    """Return where two tensors differ.
 
     The operator `x != y` would compare Python objects, and is an error.
 
@@ -58,7 +58,7 @@ def not_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.less, gives="bool")
 def less(x: Operand, y: Operand) -> Tensor:
-    """Returns where the first tensor is less than the second: `x < y`.
+    """Return where the first tensor is less than the second: `x < y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -81,7 +81,7 @@ def less(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.less_equal, gives="bool")
 def less_equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where the first tensor is at most the second: `x <= y`.
+    """Return where the first tensor is at most the second: `x <= y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -104,7 +104,7 @@ def less_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.greater, gives="bool")
 def greater(x: Operand, y: Operand) -> Tensor:
-    """Returns where the first tensor is greater than the second: `x > y`.
+    """Return where the first tensor is greater than the second: `x > y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -127,7 +127,7 @@ def greater(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.greater_equal, gives="bool")
 def greater_equal(x: Operand, y: Operand) -> Tensor:
-    """Returns where the first tensor is at least the second: `x >= y`.
+    """Return where the first tensor is at least the second: `x >= y`.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -150,7 +150,7 @@ def greater_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_and, takes="bool")
 def logical_and(x: Operand, y: Operand) -> Tensor:
-    """Returns where both tensors are true: `x & y`.
+    """Return where both tensors are true: `x & y`.
 
     Args:
         x: A bool tensor, True or False.
@@ -173,7 +173,7 @@ def logical_and(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_or, takes="bool")
 def logical_or(x: Operand, y: Operand) -> Tensor:
-    """Returns where at least one tensor is true: `x | y`.
+    """Return where at least one tensor is true: `x | y`.
 
     Args:
         x: A bool tensor, True or False.
@@ -196,7 +196,7 @@ def logical_or(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.logical_xor, takes="bool")
 def logical_xor(x: Operand, y: Operand) -> Tensor:
-    """Returns where exactly one tensor is true: `x ^ y`.
+    """Return where exactly one tensor is true: `x ^ y`.
 
     Args:
         x: A bool tensor, True or False.
@@ -219,7 +219,7 @@ def logical_xor(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_not, takes="bool")
 def logical_not(x: Operand) -> Tensor:
-    """Returns where a tensor is false: `~x`.
+    """Return where a tensor is false: `~x`.
 
     Args:
         x: A bool tensor, True or False.
@@ -242,13 +242,13 @@ def logical_not(x: Operand) -> Tensor:
 def _where_vjp(
     dy: Tensor, y: Tensor, condition: Tensor, a: Tensor, b: Tensor
 ) -> list[Tensor | None]:
-    """Sends the cotangent to the operand that was taken."""
+    """Send the cotangent to the operand that was taken."""
     return [None, where(condition, dy, 0.0), where(condition, 0.0, dy)]
 
 
 @elementwise(lambda tf: tf.where, _where_vjp, takes="any")
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """Takes `x` where a condition is true and `y` elsewhere, broadcasting by name.
+    """Take `x` where a condition is true and `y` elsewhere, broadcasting by name.
 
     Both `x` and `y` are computed everywhere; the gradient goes to the one that was taken.
 

@@ -12,18 +12,9 @@ from namedmesh.ir.trace import current, trace_body
 
 
 def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str) -> list[Tensor]:
-    """Chooses the tensors of a loop's body that are stored for the backward pass.
+    """Choose the tensors of a loop's body that are stored for the backward pass.
 
     A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
-
-    Args:
-        body: One iteration; its inputs and captures are there anyway.
-        floating: Which of them are differentiated.
-        remat: What `nm.scan` was asked for.
-        along: The name of the loop's dimension.
-
-    Returns:
-        The tensors, in the order in which the body makes them.
     """
     if remat == "full":
         return []
@@ -36,7 +27,7 @@ def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str
 
 
 def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
-    """Finds the tensors of a body that its derivative reads, by differentiating it once."""
+    """Find the tensors of a body that its derivative reads, by differentiating it once."""
     needed: set[Tensor] = set()
 
     def note(known: dict[Tensor, Tensor], reverse_start: int) -> None:
@@ -54,7 +45,7 @@ def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
 
 
 def find_smallest(body: Body, needed: Collection[Tensor], along: str) -> set[Tensor]:
-    """Finds the fewest bytes from which all that is needed follows by ops that fuse.
+    """Find the fewest bytes from which all that is needed follows by ops that fuse.
 
     Casts, masks, random bits and what a norm makes of its mean are computed again from less; no
     product, no reduction and no communication is. This is a minimum cut between the tensors that
@@ -76,7 +67,7 @@ def find_smallest(body: Body, needed: Collection[Tensor], along: str) -> set[Ten
 def _find_edges(
     body: Body, needed: Collection[Tensor], along: str
 ) -> Iterator[tuple[Any, Any, int | None]]:
-    """Yields the edges of the graph to cut, each with its capacity; None is infinite."""
+    """Yield the edges of the graph to cut, each with its capacity; None is infinite."""
     for op in body.ops:
         for tensor in () if op.given else op.outputs:
             made, stored = ("made", id(tensor)), ("stored", id(tensor))

@@ -56,7 +56,7 @@ class ScanLike(Protocol):
 
 
 def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Lowers a scan as one while loop over buffers: its size does not depend on the length."""
+    """Lower a scan as one while loop over buffers: its size does not depend on the length."""
     tf, size = context.tf, loop.over.size
     carries, stacked = loop.carries, loop.stacked
     first, xs = values[:carries], values[carries : carries + stacked]
@@ -100,12 +100,9 @@ def lower_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[
 
 
 def find_shared_buffers(loop: ScanLike, context: Context) -> dict[int, int]:
-    """Finds histories that take the buffers of what is read along the loop.
+    """Find histories that take the buffers of what is read along the loop.
 
     Every iteration reads its row before it writes it, and no other iteration reads it.
-
-    Returns:
-        The position of the history among the results, by that of the input.
     """
     positions = row_positions(loop)
     results = {tensor: i for i, tensor in enumerate(loop.body.outputs)}
@@ -121,14 +118,14 @@ def find_shared_buffers(loop: ScanLike, context: Context) -> dict[int, int]:
 
 
 def make_buffer(context: Context, tensor: Tensor) -> Any:
-    """Makes the buffer that holds a value for every iteration."""
+    """Make the buffer that holds a value for every iteration."""
     sizes = (*context.part_sizes(tensor), *context.sizes(tensor.shape))
     zeros = lambda: context.tf.zeros(sizes, context.dtype(tensor.dtype))
     return context.place(context.compute(("buffer", sizes, tensor.dtype), zeros), tensor)
 
 
 def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Runs a scan iteration by iteration and stacks what each makes."""
+    """Run a scan iteration by iteration and stacks what each makes."""
     tf = context.tf
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
     captured = values[loop.carries + loop.stacked :]
@@ -146,18 +143,18 @@ def unroll_loop(loop: ScanLike, context: Context, values: Sequence[Any]) -> list
 
 
 def row_positions(loop: ScanLike) -> list[int]:
-    """Returns where the loop's dimension stands in each tensor that is read along it."""
+    """Return where the loop's dimension stands in each tensor that is read along it."""
     rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
     return [x.shape.position(loop.over.name) for x in rows]
 
 
 def slice_begin(tf: Any, index: Any, rank: int, at: int) -> Any:
-    """Returns where a slice along one dimension starts."""
+    """Return where a slice along one dimension starts."""
     return tf.stack([index if i == at else 0 for i in range(rank)])
 
 
 def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
-    """Reads one slice along a dimension, that dimension removed."""
+    """Read one slice along a dimension, that dimension removed."""
     sizes = x.shape.as_list()
     begin = slice_begin(tf, index, len(sizes), at)
     shard = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
@@ -165,7 +162,7 @@ def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
 
 
 def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:
-    """Writes one slice along a dimension, which the value lacks."""
+    """Write one slice along a dimension, which the value lacks."""
     tf = context.tf
     begin = slice_begin(tf, index, buffer.shape.rank, at)
     return context.xla.dynamic_update_slice(buffer, tf.expand_dims(value, at), begin)

@@ -53,7 +53,7 @@ class Manual(Enclosing):
         return [gradients.get(i) for i in range(count)]
 
     def drop_results(self, needed: set[Tensor]) -> Manual:
-        """Returns the region without unneeded results, and without what only those read."""
+        """Return the region without unneeded results, and without what only those read."""
         keep = [i for i, tensor in enumerate(self.outputs) if tensor in needed]
         body, read = shorten_body(self.body, keep)
         if not read or not self._has_all_dims(read):
@@ -78,7 +78,7 @@ class Manual(Enclosing):
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Runs a function on each device's own shard of some dimensions.
+    """Run a function on each device's own shard of some dimensions.
 
     Inside, no op mixes the elements of the dimensions in `over` (that is checked) but the
     collectives of `nm.collective`, so the result is the same under every layout, and nothing else
@@ -141,7 +141,7 @@ def _record_region(
     over: tuple[Dimension, ...],
     summed: tuple[Dimension, ...],
 ) -> Any:
-    """Records a region; its results are sums over the dimensions in summed, and have the others."""
+    """Record a region; its results are sums over the dimensions in summed, and have the others."""
     body, structure = _trace_region(function, tensors, over, summed)
     return unflatten(structure, iter(_record_body(body, tensors, over, summed)))
 
@@ -152,7 +152,7 @@ def _record_body(
     over: tuple[Dimension, ...],
     summed: tuple[Dimension, ...],
 ) -> Sequence[Tensor]:
-    """Records a region that is traced and has no collectives."""
+    """Record a region that is traced and has no collectives."""
     names, sums = {dim.name for dim in over}, {dim.name for dim in summed}
     _check_region_results(body, tensors, names - sums)
     if summed:
@@ -166,7 +166,7 @@ def _trace_region(
     over: tuple[Dimension, ...],
     summed: tuple[Dimension, ...],
 ) -> tuple[Body, Any]:
-    """Traces the function of a region, and checks what its ops mix."""
+    """Trace the function of a region, and checks what its ops mix."""
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
     body, structure = trace_body(function, specs, outer=tensors)
     body = prune_body(body)
@@ -193,7 +193,7 @@ def _trace_region(
 
 
 def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
-    """Yields every op that works on a device's own shard, those in loops and branches included."""
+    """Yield every op that works on a device's own shard, those in loops and branches included."""
     for op in ops:
         if not isinstance(op, Between):
             yield op
@@ -202,7 +202,7 @@ def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
 
 
 def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]) -> None:
-    """Raises unless every result of a region has the dimensions over which it is split."""
+    """Raise unless every result of a region has the dimensions over which it is split."""
     known = {name for tensor in (*tensors, *body.captured) for name in tensor.shape.names}
     for tensor in body.outputs:
         missing = sorted(names - {*tensor.shape.names})

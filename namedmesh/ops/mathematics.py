@@ -24,7 +24,7 @@ def _power_vjp(dy: Tensor, y: Tensor, a: Tensor, b: Tensor) -> list[Tensor | Non
 
 @elementwise(lambda tf: tf.pow, _power_vjp, takes="float", long=True)
 def power(x: Operand, y: Operand) -> Tensor:
-    """Raises the first tensor to the power of the second: `x ** y`.
+    """Raise the first tensor to the power of the second: `x ** y`.
 
     Where `x` is not positive, no gradient flows to the exponent.
 
@@ -50,7 +50,7 @@ def power(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: lambda x: x * x, lambda dy, y, x: [dy * x * 2.0])
 def square(x: Operand) -> Tensor:
-    """Multiplies every element by itself.
+    """Multiply every element by itself.
 
     Args:
         x: A tensor of numbers, or a number.
@@ -72,7 +72,7 @@ def square(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.exp, lambda dy, y, x: [dy * y], takes="float")
 def exp(x: Operand) -> Tensor:
-    """Takes the exponential of every element.
+    """Take the exponential of every element.
 
     Args:
         x: A floating point tensor, or a number.
@@ -94,7 +94,7 @@ def exp(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.log, lambda dy, y, x: [dy / x], takes="float")
 def log(x: Operand) -> Tensor:
-    """Takes the natural logarithm of every element: -inf of zero, nan of negative elements.
+    """Take the natural logarithm of every element: -inf of zero, nan of negative elements.
 
     Args:
         x: A floating point tensor, or a number.
@@ -116,7 +116,7 @@ def log(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.log1p, lambda dy, y, x: [dy / (x + 1.0)], takes="float", long=True)
 def log1p(x: Operand) -> Tensor:
-    """Takes the logarithm of one plus every element, exact near zero too.
+    """Take the logarithm of one plus every element, exact near zero too.
 
     Args:
         x: A floating point tensor, or a number.
@@ -138,7 +138,7 @@ def log1p(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.expm1, lambda dy, y, x: [dy * (y + 1.0)], takes="float", long=True)
 def expm1(x: Operand) -> Tensor:
-    """Takes the exponential of every element, less one, exact near zero too.
+    """Take the exponential of every element, less one, exact near zero too.
 
     Args:
         x: A floating point tensor, or a number.
@@ -160,7 +160,7 @@ def expm1(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.sqrt, lambda dy, y, x: [dy * 0.5 / y], takes="float")
 def sqrt(x: Operand) -> Tensor:
-    """Takes the square root of every element. Its gradient at zero is infinite.
+    """Take the square root of every element. Its gradient at zero is infinite.
 
     Args:
         x: A floating point tensor, or a number.
@@ -182,7 +182,7 @@ def sqrt(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.rsqrt, lambda dy, y, x: [dy * -0.5 * y / x], takes="float")
 def rsqrt(x: Operand) -> Tensor:
-    """Takes one over the square root of every element.
+    """Take one over the square root of every element.
 
     Args:
         x: A floating point tensor, or a number.
@@ -204,7 +204,7 @@ def rsqrt(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.reciprocal, lambda dy, y, x: [-(dy * y * y)], takes="float")
 def reciprocal(x: Operand) -> Tensor:
-    """Takes one over every element.
+    """Take one over every element.
 
     Args:
         x: A floating point tensor, or a number.
@@ -231,7 +231,7 @@ def _sin_vjp(dy: Tensor, y: Tensor, x: Tensor) -> list[Tensor | None]:
 
 @elementwise(lambda tf: tf.sin, _sin_vjp, takes="float")
 def sin(x: Operand) -> Tensor:
-    """Takes the sine of every element, in radians.
+    """Take the sine of every element, in radians.
 
     Args:
         x: A floating point tensor, or a number.
@@ -253,7 +253,7 @@ def sin(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.cos, lambda dy, y, x: [-(dy * sin(x))], takes="float")
 def cos(x: Operand) -> Tensor:
-    """Takes the cosine of every element, in radians.
+    """Take the cosine of every element, in radians.
 
     Args:
         x: A floating point tensor, or a number.
@@ -280,7 +280,7 @@ def cos(x: Operand) -> Tensor:
     long=True,
 )
 def erf(x: Operand) -> Tensor:
-    """Takes the error function of every element.
+    """Take the error function of every element.
 
     Args:
         x: A floating point tensor, or a number.
@@ -307,7 +307,7 @@ def erf(x: Operand) -> Tensor:
     long=True,
 )
 def erfinv(x: Operand) -> Tensor:
-    """Takes the inverse of the error function of every element: infinite at -1 and 1.
+    """Take the inverse of the error function of every element: infinite at -1 and 1.
 
     Args:
         x: A floating point tensor, or a number.

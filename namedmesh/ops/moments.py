@@ -21,7 +21,7 @@ def var(
     correction: int = 0,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the variance over some dimensions: the mean of squared distances from the mean.
+    """Take the variance over some dimensions: the mean of squared distances from the mean.
 
     Over a split dimension this takes two AllReduces: of the sum, then of the squares.
 
@@ -55,7 +55,7 @@ def std(
     correction: int = 0,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the standard deviation over some dimensions: the square root of `nm.var`.
+    """Take the standard deviation over some dimensions: the square root of `nm.var`.
 
     Its gradient is infinite where all elements are equal.
 
@@ -87,7 +87,7 @@ def _spread(
     correction: int,
     where: Tensor | None,
 ) -> Tensor:
-    """Takes the variance, in the name of a function."""
+    """Take the variance, in the name of a function."""
     dims = check_float_over(what, x, over)
     count = Shape(dims).elements - check_int(what, "correction", correction, x)
     if count < 1:

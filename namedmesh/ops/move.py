@@ -55,7 +55,7 @@ class Move(Op):
 
 
 def reshard(x: Tensor, *dims: Dimension) -> Tensor:
-    """Moves the mesh axes of some dimensions to them.
+    """Move the mesh axes of some dimensions to them.
 
     If another dimension held the axes, this is an AllToAll; if none did, every device cuts out its
     shard, without communication; if the layout does not map the dimensions, nothing happens. So the
@@ -90,7 +90,7 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def replicate(x: Tensor, *dims: Dimension) -> Tensor:
-    """Makes dimensions whole on every device.
+    """Make dimensions whole on every device.
 
     What was split is gathered: an AllGather. The gradient is moved back.
 
@@ -118,7 +118,7 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
-    """Splits one dimension alone, over the mesh axes that the layout gives it (GShard's `split`).
+    """Split one dimension alone, over the mesh axes that the layout gives it (GShard's `split`).
 
     All other dimensions become whole. To cut a tensor into shards use `nm.chunk`.
 

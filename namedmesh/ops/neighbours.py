@@ -38,7 +38,7 @@ class Stretch:
     cyclic: bool = False
 
     def first(self, position: Any) -> Any:
-        """Returns the first row that a device reads."""
+        """Return the first row that a device reads."""
         at = position * self.step + self.start
         return at // self.divisor if self.divisor > 1 else at
 
@@ -59,16 +59,7 @@ class Slab:
 
 
 def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
-    """Finds what devices send so that each has the rows that it reads.
-
-    Args:
-        stretch: The rows that each device reads.
-        ways: How many devices there are.
-        shard: The rows that each has; the last ones may be padding.
-
-    Returns:
-        The rows of other shards, one hop each, nearest shards in order.
-    """
+    """Find what devices send so that each has the rows that it reads."""
     mirrored = stretch.step < 0
     found: dict[int, tuple[int, int, int, int]] = {}
     for p in range(ways):
@@ -90,16 +81,7 @@ def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
 def find_exchanges(
     inputs: Sequence[Tensor], shards: Shards, reads: Iterable[tuple[int, Dimension, Stretch]]
 ) -> list[Exchange] | None:
-    """Finds what an op sends that reads stretches of its operands.
-
-    Args:
-        inputs: The operands.
-        shards: Into how many shards dimensions are split.
-        reads: The number of an operand, its dimension, and the rows that are read of it.
-
-    Returns:
-        A CollectivePermute for each hop; None if gathering the operands takes no more.
-    """
+    """Find what an op sends that reads stretches of its operands."""
     exchanges, sent, gathered = [], 0, {}
     for operand, dim, stretch in reads:
         x, ways = inputs[operand], shards.ways(dim)
@@ -118,19 +100,7 @@ def find_exchanges(
 def read_rows(
     context: Context, sources: Sequence[tuple[Any, Stretch]], at: int, dim: Dimension, fill: float
 ) -> Any:
-    """Makes the rows that each device reads, of its own shards and of what others send.
-
-    Args:
-        context: Where this is lowered.
-        sources: A device's shard of each tensor, with the rows to read of it, in all as many each
-            time; rows of padding hold zero, and a row is of the first source that has it.
-        at: The position of the split dimension.
-        dim: The dimension.
-        fill: What rows hold that no source has.
-
-    Returns:
-        The rows.
-    """
+    """Make the rows that each device reads, of its own shards and of what others send."""
     total: Any = None
     for x, stretch in reversed(sources):
         value, exists = _read_one(context, x, dim, stretch, _Rows(context.tf, x, at))
@@ -143,7 +113,7 @@ def read_rows(
 def _read_one(
     context: Context, x: Any, dim: Dimension, stretch: Stretch, rows: _Rows
 ) -> tuple[Any, Callable[[], Any]]:
-    """Reads one stretch; returns its rows, and a function that says which of them exist."""
+    """Read one stretch; returns its rows, and a function that says which of them exist."""
     ways, shard, length = context.ways(dim), rows.sizes[rows.at], stretch.length
     parts: list[tuple[Slab, Any]] = []
     for slab in find_slabs(stretch, ways, shard):
@@ -168,7 +138,7 @@ def _read_one(
 
 
 def _begin(slab: Slab, stretch: Stretch, shard: int, position: Any) -> Any:
-    """Returns where a slab begins among the rows that a device reads."""
+    """Return where a slab begins among the rows that a device reads."""
     owner = slab.hop.by + (-position if slab.hop.mirrored else position)
     return owner * shard + slab.low - stretch.first(position)
 
@@ -185,12 +155,12 @@ class _Rows:
         return self.tf.reshape(value, [-1 if i == self.at else 1 for i in range(len(self.sizes))])
 
     def zeros(self, count: int) -> Any:
-        """Makes rows of zeros."""
+        """Make rows of zeros."""
         sizes = [count if i == self.at else size for i, size in enumerate(self.sizes)]
         return self.tf.zeros(sizes, self.dtype)
 
     def cut(self, value: Any, low: Any, size: int) -> Any:
-        """Cuts out rows, the first of which a device may know only when it runs."""
+        """Cut out rows, the first of which a device may know only when it runs."""
         if value.shape[self.at] == size:
             return value
         begin = [low if i == self.at else 0 for i in range(len(self.sizes))]
@@ -198,7 +168,7 @@ class _Rows:
         return self.tf.slice(value, begin, sizes)
 
     def join(self, parts: list[tuple[int, Any]], length: int) -> Any:
-        """Joins parts that each begin at a row, with zeros between them."""
+        """Join parts that each begin at a row, with zeros between them."""
         joined, end = [], 0
         for begin, value in sorted(parts, key=lambda part: part[0]):
             joined += [self.zeros(begin - end)] if begin > end else []
@@ -208,7 +178,7 @@ class _Rows:
         return joined[0] if len(joined) == 1 else self.tf.concat(joined, self.at)
 
     def put(self, value: Any, begin: Any, size: int, total: Any) -> Any:
-        """Puts rows into others from a row on that a device knows when it runs."""
+        """Put rows into others from a row on that a device knows when it runs."""
         tf, length = self.tf, int(total.shape[self.at])
         around = [[length, length] if i == self.at else [0, 0] for i in range(len(self.sizes))]
         low = tf.clip_by_value(length - begin, 0, length + size)

@@ -42,7 +42,7 @@ class TopK(Op):
         return tf.transpose(values, back), tf.transpose(indices, back)
 
     def _choose(self, context: Context, rows: Any) -> tuple[Any, Any]:
-        """Chooses along the last dimension."""
+        """Choose along the last dimension."""
         tf = context.tf
         if context.compiled and rows.dtype.is_floating:
             # XLA has a fast way for floating point numbers, in which nan and zeros have signs.
@@ -52,7 +52,7 @@ class TopK(Op):
         return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
 
     def _choose_of_shards(self, context: Context, rows: Any) -> tuple[Any, Any]:
-        """Chooses of every shard, and then of what was chosen, gathered with its indices."""
+        """Choose of every shard, and then of what was chosen, gathered with its indices."""
         tf, size, rank = context.tf, context.size(self.dim), len(rows.shape)
         keys, start = sort_keys(tf, rows), context.position(self.dim) * size
         there = start + tf.range(size) < self.dim.size
@@ -89,7 +89,7 @@ class TopK(Op):
 def _scatter_back(
     dy: Tensor, indices: Tensor, along: Dimension, dim: Dimension, x: Tensor
 ) -> Tensor:
-    """Puts a cotangent back at its indices along a dimension of x, batched over all others."""
+    """Put a cotangent back at its indices along a dimension of x, batched over all others."""
     if along.name == dim.name:
         hidden = name_apart(along, "sorted", dy, indices, x)
         dy, indices = rename(dy, along, hidden), rename(indices, along, hidden)
@@ -97,7 +97,7 @@ def _scatter_back(
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """Finds the largest elements along a dimension, and their indices.
+    """Find the largest elements along a dimension, and their indices.
 
     Where the dimension is split, every device chooses of its shard, and what they choose is
     gathered.

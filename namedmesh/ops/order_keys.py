@@ -10,16 +10,7 @@ from typing import Any
 
 
 def order_keys(tf: Any, x: Any, nan_first: bool = False) -> Any:
-    """Converts floating point values to whole numbers of the same order; returns others as is.
-
-    Args:
-        tf: TensorFlow.
-        x: The values.
-        nan_first: Whether nan counts as the smallest instead of the largest number.
-
-    Returns:
-        int64 keys for float64, else int32.
-    """
+    """Convert floating point values to whole numbers of the same order; returns others as is."""
     if not x.dtype.is_floating:
         return x
     wide, whole = (tf.float64, tf.int64) if x.dtype == tf.float64 else (tf.float32, tf.int32)
@@ -31,7 +22,7 @@ def order_keys(tf: Any, x: Any, nan_first: bool = False) -> Any:
 
 
 def from_order_keys(tf: Any, keys: Any, dtype: Any, nan_first: bool = False) -> Any:
-    """Converts the keys of floating point values back."""
+    """Convert the keys of floating point values back."""
     wide = tf.float64 if dtype == tf.float64 else tf.float32
     nan = tf.equal(keys, keys.dtype.min if nan_first else keys.dtype.max)
     bits = tf.where(keys < 0, keys.dtype.min - keys, keys)
@@ -40,7 +31,7 @@ def from_order_keys(tf: Any, keys: Any, dtype: Any, nan_first: bool = False) -> 
 
 
 def unsign_zero_and_nan(tf: Any, x: Any) -> Any:
-    """Takes the sign from zeros and nan, by which some backends tell them apart."""
+    """Take the sign from zeros and nan, by which some backends tell them apart."""
     whole = {2: tf.int16, 4: tf.int32, 8: tf.int64}[x.dtype.size]
     negative_zero = tf.equal(tf.bitcast(x, whole), whole.min)
     nan = tf.constant(float("nan"), x.dtype)
@@ -48,6 +39,6 @@ def unsign_zero_and_nan(tf: Any, x: Any) -> Any:
 
 
 def sort_keys(tf: Any, x: Any) -> Any:
-    """Converts values to int32 or int64 of the same order, which every backend sorts alike."""
+    """Convert values to int32 or int64 of the same order, which every backend sorts alike."""
     keys = order_keys(tf, x)
     return tf.cast(keys, tf.int64 if keys.dtype in (tf.int64, tf.uint32) else tf.int32)

@@ -29,7 +29,7 @@ FULL: Part = frozenset()
 
 
 def check_partial_sums(body: Body, summed: frozenset[str]) -> None:
-    """Raises unless every result of a region is a partial sum over dimensions, linear in it."""
+    """Raise unless every result of a region is a partial sum over dimensions, linear in it."""
     results = _Region(summed).follow(body, [FULL] * len(body.arguments))
     for tensor, part in zip(body.outputs, results, strict=True):
         if part is not None and part != summed:
@@ -56,7 +56,7 @@ class _Region:
         self.summed = summed
 
     def follow(self, body: Body, arguments: Sequence[Part]) -> list[Part]:
-        """Returns what each result of a body is a partial sum over."""
+        """Return what each result of a body is a partial sum over."""
         parts = dict(zip(body.arguments, arguments, strict=True))
         for op in body.ops:
             if not op.given:
@@ -65,7 +65,7 @@ class _Region:
         return [parts[tensor] for tensor in body.outputs]
 
     def follow_op(self, op: Op, parts: Sequence[Part]) -> list[Part]:
-        """Returns what each result of an op is a partial sum over, or raises."""
+        """Return what each result of an op is a partial sum over, or raises."""
         if isinstance(op, Fill):
             return [None if op.value == 0 else FULL]
         if isinstance(op, Scan):
@@ -91,7 +91,7 @@ class _Region:
         return [part if tensor.floating else FULL for tensor in op.outputs]
 
     def follow_loop(self, loop: Scan, parts: list[Part]) -> list[Part]:
-        """Follows the iterations of a loop until what is carried no longer changes."""
+        """Follow the iterations of a loop until what is carried no longer changes."""
         while True:
             results = self.follow(loop.body, parts)
             carried = [
@@ -102,7 +102,7 @@ class _Region:
             parts[: loop.carries] = carried
 
     def combine(self, op: Op, parts: Sequence[Part]) -> Part:
-        """Returns what an op that reduces nothing makes of its operands."""
+        """Return what an op that reduces nothing makes of its operands."""
         partial = [part for part in parts if part]
         if isinstance(op, (ArgReduce, Extremum, OrderKeys, Reduce, Sort, TopK, While)):
             if partial:
@@ -120,7 +120,7 @@ class _Region:
         return frozenset().union(*partial)
 
     def combine_elements(self, op: Elementwise, parts: Sequence[Part]) -> Part:
-        """Returns what an elementwise function makes of its operands."""
+        """Return what an elementwise function makes of its operands."""
         function = op.function
         if function == "negative":
             return parts[0]
@@ -138,7 +138,7 @@ class _Region:
         return FULL
 
     def multiply(self, op: Op, parts: Sequence[Part]) -> Part:
-        """Returns what a product is: of two partial sums at most one may be a factor."""
+        """Return what a product is: of two partial sums at most one may be a factor."""
         if any(part is None for part in parts):
             return None
         partial = [part for part in parts if part]
@@ -147,14 +147,14 @@ class _Region:
         return partial[0] if partial else FULL
 
     def join(self, op: Op, parts: Sequence[Part]) -> Part:
-        """Returns what a sum or a choice is: zeros fit everything, other operands are alike."""
+        """Return what a sum or a choice is: zeros fit everything, other operands are alike."""
         kinds = {part for part in parts if part is not None}
         if len(kinds) > 1:
             raise self.error(op, frozenset().union(*kinds))
         return kinds.pop() if kinds else None
 
     def error(self, op: Op, names: Sequence[str] | frozenset[str] | set[str]) -> NamedMeshError:
-        """Makes the error for an op that is not linear in a partial sum."""
+        """Make the error for an op that is not linear in a partial sum."""
         dims = name_all("dimension", sorted(names))
         tensors: Sequence[Tensor] = op.inputs
         return op.error(

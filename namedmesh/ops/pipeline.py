@@ -29,7 +29,7 @@ def pipeline(
     batches: Dimension,
     remat: str = "full",
 ) -> Any:
-    """Sends microbatches through stages, all of which work at one time (GPipe).
+    """Send microbatches through stages, all of which work at one time (GPipe).
 
     In each iteration every stage works on what the one before it made in the last iteration, and
     the first on the next microbatch. Map `stages` to a mesh axis: each device then has the weights
@@ -121,21 +121,7 @@ def pipeline(
 
 
 def describe_bubbles(stages: Dimension, batches: Dimension) -> str:
-    """Says how long a stage of a pipeline waits: for the first microbatch, and after the last.
-
-    Args:
-        stages: The dimension of stages.
-        batches: The dimension of microbatches.
-
-    Returns:
-        A sentence.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> from namedmesh.ops.pipeline import describe_bubbles
-        >>> describe_bubbles(*nm.dims("stage=4 micro=16"))
-        'pipeline, stage=4, micro=16: each stage is idle in 3 of 19 iterations (16%)'
-    """
+    """Say how long a stage of a pipeline waits: for the first microbatch, and after the last."""
     idle, iterations = stages.size - 1, batches.size + stages.size - 1
     share = f"{idle} of {iterations} iterations ({idle / iterations:.0%})"
     return f"pipeline, {stages}, {batches}: each stage is idle in {share}"

@@ -39,7 +39,7 @@ class Places(Op):
         return find_sliding_exchanges(self.inputs[0], self.slides, shards)
 
     def read(self, context: Context, x: Any) -> tuple[Any, list[int]]:
-        """Reads the places that a device's windows meet; returns them, and how many windows."""
+        """Read the places that a device's windows meet; returns them, and how many windows."""
         shape, counts, spread = self.inputs[0].shape, [], []
         for slide in self.slides:
             at, sliding = shape.position(slide.dim), slide.sliding

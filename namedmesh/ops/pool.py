@@ -31,7 +31,7 @@ def windows(
     padding: Padding | Mapping[Dimension, Padding] = "valid",
     value: float = 0,
 ) -> Tensor:
-    """Lays out what a window meets at every position, along dimensions of its own.
+    """Lay out what a window meets at every position, along dimensions of its own.
 
     Reduce over these dimensions for any kind of pooling. A dimension that is split stays so: each
     device gets from its neighbours what its windows reach over the edge.
@@ -82,7 +82,7 @@ def pool(
     dilation: Number = 1,
     padding: Padding | Mapping[Dimension, Padding] = "valid",
 ) -> Tensor:
-    """Reduces what a window meets at every position to its largest element, its mean or its sum.
+    """Reduce what a window meets at every position to its largest element, its mean or its sum.
 
     Padding counts for nothing: it is never the largest, and a mean is that of the elements there
     are. A dimension that is split stays so, as for `nm.conv`.
@@ -134,7 +134,7 @@ def pool(
 
 
 def _count_elements(slide: Slide, dtype: str) -> Tensor | float:
-    """Counts the elements that a window meets at each position, those of padding left out."""
+    """Count the elements that a window meets at each position, those of padding left out."""
     sliding = slide.sliding
     if sliding.low <= 0 and sliding.reach(sliding.count) <= sliding.places + sliding.low:
         return float(sliding.window)
@@ -147,7 +147,7 @@ def _count_elements(slide: Slide, dtype: str) -> Tensor | float:
 
 
 def _free_names(x: Tensor, dims: Mapping[Dimension, int]) -> dict[Dimension, str]:
-    """Finds names for windows that the tensor does not have."""
+    """Find names for windows that the tensor does not have."""
     names = {}
     for dim in dims:
         if not isinstance(dim, Dimension):
@@ -160,7 +160,7 @@ def _free_names(x: Tensor, dims: Mapping[Dimension, int]) -> dict[Dimension, str
 
 
 def _over_error(what: str, x: Tensor, over: object, example: str) -> NamedMeshError:
-    """Makes the error about windows that are not said."""
+    """Make the error about windows that are not said."""
     return NamedMeshError(
         f"{what}: over={format_value(over)} does not say which window slides where",
         str(x),
@@ -176,7 +176,7 @@ def _slides(
     dilation: Number,
     padding: Padding | Mapping[Dimension, Padding],
 ) -> tuple[Slide, ...]:
-    """Reads how windows slide."""
+    """Read how windows slide."""
     if not isinstance(over, Mapping) or not over:
         raise _over_error(what, x, over, "{H: KH, W: KW}")
     check_has_dims(what, x, *over)

@@ -32,7 +32,7 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
 
 def _check_float_dtype(what: str, dtype: str) -> str:
-    """Returns the dtype when it is floating point, or raises."""
+    """Return the dtype when it is floating point, or raises."""
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"{what} makes floating point numbers, not {dtype}",
@@ -42,13 +42,13 @@ def _check_float_dtype(what: str, dtype: str) -> str:
 
 
 def _draw_unit(what: str, key: Tensor, dims: Sequence[Dimension], digits: int = 24) -> Tensor:
-    """Draws float32 multiples of 2**-digits from 0 (included) to 1 (not included)."""
+    """Draw float32 multiples of 2**-digits from 0 (included) to 1 (not included)."""
     words = draw_bits(what, key, dims) // 2 ** (32 - digits)
     return cast(words, "float32") * 2.0**-digits
 
 
 def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, float]:
-    """Returns the bounds as the dtype holds them when the first is the smaller, or raises."""
+    """Return the bounds as the dtype holds them when the first is the smaller, or raises."""
     bounds = []
     for name, bound in (("low", low), ("high", high)):
         number = float(check_number(f"{what}: {name}", bound, dtype))
@@ -65,7 +65,7 @@ def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, fl
 
 
 def _widest(dtype: str) -> str:
-    """Returns the dtype in which numbers of a dtype are drawn."""
+    """Return the dtype in which numbers of a dtype are drawn."""
     return "float64" if dtype == "float64" else "float32"
 
 
@@ -76,7 +76,7 @@ def uniform(
     high: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draws numbers evenly spread from `low` (included) to `high` (not included).
+    """Draw numbers evenly spread from `low` (included) to `high` (not included).
 
     Every layout draws the same numbers, without communication.
 
@@ -120,7 +120,7 @@ def normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draws normally distributed numbers.
+    """Draw normally distributed numbers.
 
     Every layout draws the same numbers, without communication.
 
@@ -163,7 +163,7 @@ def truncated_normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draws normally distributed numbers of which none lies outside two bounds.
+    """Draw normally distributed numbers of which none lies outside two bounds.
 
     Every layout draws the same numbers, without communication.
 
@@ -211,7 +211,7 @@ def truncated_normal(
 def randint(
     key: Tensor, dims: Sequence[Dimension], low: int, high: int, dtype: str = "int32"
 ) -> Tensor:
-    """Draws whole numbers from `low` (included) to `high` (not included), all as likely.
+    """Draw whole numbers from `low` (included) to `high` (not included), all as likely.
 
     Every layout draws the same numbers, without communication. Probabilities differ by at most one
     part in 2**32 / (high - low).
@@ -254,7 +254,7 @@ def randint(
 
 
 def _multiply_high(words: Tensor, number: int) -> Tensor:
-    """Multiplies words of 32 bits with a number and returns the higher 32 bits of the products."""
+    """Multiply words of 32 bits with a number and returns the higher 32 bits of the products."""
     high, low = words // 2**16, words % 2**16
     upper, lower = divmod(number, 2**16)
     outer, inner = high * lower, low * upper
@@ -263,7 +263,7 @@ def _multiply_high(words: Tensor, number: int) -> Tensor:
 
 
 def permutation(key: Tensor, dim: Dimension) -> Tensor:
-    """Draws an order of a dimension's elements: `x[dim, order]` shuffles `x`.
+    """Draw an order of a dimension's elements: `x[dim, order]` shuffles `x`.
 
     Every layout draws the same order. The dimension must be whole: where it is split, random bits
     are gathered.
@@ -288,7 +288,7 @@ def permutation(key: Tensor, dim: Dimension) -> Tensor:
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
-    """Draws True with some probability, False otherwise.
+    """Draw True with some probability, False otherwise.
 
     Every layout draws the same values, without communication.
 
@@ -322,7 +322,7 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Draws Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
+    """Draw Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
 
     Every layout draws the same numbers, without communication.
 
@@ -348,13 +348,13 @@ def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Te
 
 
 def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Tensor:
-    """Draws Gumbel noise; what names the caller in errors."""
+    """Draw Gumbel noise; what names the caller in errors."""
     noise = -log(-log(_open_unit(draw_bits(what, key, dims))))
     return cast(noise, _check_float_dtype(what, dtype))
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
-    """Draws an index along a dimension with probability softmax(logits).
+    """Draw an index along a dimension with probability softmax(logits).
 
     The dimension must be whole: where it is split, it is gathered first. The result carries no
     gradient.
@@ -385,5 +385,5 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
 
 
 def _open_unit(words: Tensor) -> Tensor:
-    """Converts random bits to numbers strictly between 0 and 1, where log(-log(x)) is finite."""
+    """Convert random bits to numbers strictly between 0 and 1, where log(-log(x)) is finite."""
     return (cast(words // 512, "float32") + 0.5) * 2.0**-23

@@ -57,7 +57,7 @@ class Bits(Op):
         return hash_counter(tf, (key[0], key[1]), low, words[1] if word else None)
 
     def _count_elements(self, context: Context) -> Any:
-        """Counts the elements of a shard that is whole but for its first dimension."""
+        """Count the elements of a shard that is whole but for its first dimension."""
         tf = context.tf
         sizes = context.sizes(self.shape)
         counters, offset = tf.range(math.prod(sizes)), context.offset(self.shape[0])
@@ -118,7 +118,7 @@ class FoldIn(Op):
 
 
 def check_key(what: str, key: Tensor) -> None:
-    """Raises unless key is a random key."""
+    """Raise unless key is a random key."""
     if not isinstance(key, Tensor) or key.shape.dims != (KEY,) or key.dtype != "uint32":
         raise NamedMeshError(
             f"{what}: the first argument is not a random key",
@@ -128,20 +128,11 @@ def check_key(what: str, key: Tensor) -> None:
 
 
 def draw_bits(what: str, key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Draws 32 bits for each element of some dimensions; what names the caller in errors."""
+    """Draw 32 bits for each element of some dimensions; what names the caller in errors."""
     check_key(what, key)
     return Bits((key,), make_shape(what, dims)).output
 
 
 def spread_bits(words: Tensor, dim: Dimension, first: Tensor | None = None) -> Tensor:
-    """Makes 32 bits for each element along one more dimension: cheaper than drawing them all.
-
-    Args:
-        words: A word for all elements along it.
-        dim: The dimension.
-        first: The index of its first element, int32, where it is a shard of a longer dimension.
-
-    Returns:
-        A tensor of the dimensions of the words, then the new one.
-    """
+    """Make 32 bits for each element along one more dimension: cheaper than drawing them all."""
     return SpreadBits((words,) if first is None else (words, first), dim).output

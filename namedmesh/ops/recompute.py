@@ -44,7 +44,7 @@ class Recompute(PassThrough):
 
 
 def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[..., Any]:
-    """Makes a function whose backward pass computes it again, in place of storing what it made.
+    """Make a function whose backward pass computes it again, in place of storing what it made.
 
     It trades time for memory: of the function only its arguments, and the parameters that it
     reads, are kept for the backward pass. Layers in a loop have the same by `remat` of `nm.scan`,

@@ -115,7 +115,7 @@ def _share_winners(x: Tensor, extremum: Tensor, dy: Tensor, over: Sequence[Dimen
 
 
 def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """Multiplies by the product of all other elements, which is right also where some are zero."""
+    """Multiply by the product of all other elements, which is right also where some are zero."""
     zero = equal(x, 0.0)
     zeros = sum(cast(zero, x.dtype), over=over)
     others = prod(choose(zero, 1.0, x), over=over)
@@ -127,14 +127,14 @@ def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
 def check_float_over(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions to reduce a floating point tensor over, or raises."""
+    """Return the dimensions to reduce a floating point tensor over, or raises."""
     dims = check_over(what, x, over)
     check_dtype_kind(what, "float", x)
     return dims
 
 
 def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> Tensor:
-    """Records a reduction; there is none over no dimensions."""
+    """Record a reduction; there is none over no dimensions."""
     dims = check_over(function, x, over)
     return Reduce((x,), function, dims).output if dims else x
 
@@ -142,7 +142,7 @@ def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | No
 def _find_extremum(
     function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
 ) -> Tensor:
-    """Records a maximum or minimum that is nan where an element is, under every layout.
+    """Record a maximum or minimum that is nan where an element is, under every layout.
 
     Backends drop nan when they reduce floating point numbers across devices.
     """
@@ -155,7 +155,7 @@ def _find_extremum(
 
 
 def leave_out_extreme(function: str, x: Tensor, where: Tensor | None) -> Tensor:
-    """Puts the number that never wins in place of the elements that do not count."""
+    """Put the number that never wins in place of the elements that do not count."""
     if where is None:
         return x
     largest = function == "max"
@@ -168,21 +168,21 @@ def leave_out_extreme(function: str, x: Tensor, where: Tensor | None) -> Tensor:
 
 
 def count_where(x: Tensor, over: Sequence[Dimension], where: Tensor) -> Tensor:
-    """Counts the elements of some dimensions that count, in the dtype of a tensor."""
+    """Count the elements of some dimensions that count, in the dtype of a tensor."""
     times = math.prod(dim.size for dim in over if dim not in where.shape)
     own = [dim for dim in over if dim in where.shape]
     return cast(sum(cast(where, "float32"), own) * float(times), x.dtype)
 
 
 def order_by_keys(x: Tensor, nan_first: bool) -> Tensor:
-    """Converts floating point numbers to whole ones of the same order; returns others as is."""
+    """Convert floating point numbers to whole ones of the same order; returns others as is."""
     if not x.floating:
         return x
     return OrderKeys((x,), "int64" if x.dtype == "float64" else "int32", nan_first).output
 
 
 def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """Takes a maximum for an exponential: nan may be lost, which the exponential brings back."""
+    """Take a maximum for an exponential: nan may be lost, which the exponential brings back."""
     return Reduce((x,), "max", tuple(over)).output if over else x
 
 
@@ -192,7 +192,7 @@ def mean(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the mean over some dimensions.
+    """Take the mean over some dimensions.
 
     Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
@@ -226,7 +226,7 @@ def max(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the maximum over some dimensions.
+    """Take the maximum over some dimensions.
 
     Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
     int64). It is nan where an element is. Elements that tie share the gradient equally. Use
@@ -258,7 +258,7 @@ def min(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the minimum over some dimensions.
+    """Take the minimum over some dimensions.
 
     Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
     int64). It is nan where an element is. Elements that tie share the gradient equally. Use
@@ -290,7 +290,7 @@ def prod(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Takes the product over some dimensions.
+    """Take the product over some dimensions.
 
     Over a split dimension this is an AllReduce. The gradient is right also where elements are zero.
 
@@ -320,7 +320,7 @@ def any(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Returns whether any element is true, over some dimensions.
+    """Return whether any element is true, over some dimensions.
 
     Over a split dimension this is an AllReduce.
 
@@ -350,7 +350,7 @@ def all(
     *,
     where: Tensor | None = None,
 ) -> Tensor:
-    """Returns whether all elements are true, over some dimensions.
+    """Return whether all elements are true, over some dimensions.
 
     Over a split dimension this is an AllReduce.
 

@@ -69,19 +69,19 @@ class Place:
     chosen: Mapping[Dimension, Selector]
 
     def set(self, value: Operand) -> Tensor:
-        """Makes the tensor with the elements replaced; of several values the last is taken."""
+        """Make the tensor with the elements replaced; of several values the last is taken."""
         return self._change("set", value)
 
     def add(self, value: Operand) -> Tensor:
-        """Makes the tensor with values added to the elements, all of them where several are."""
+        """Make the tensor with values added to the elements, all of them where several are."""
         return self._change("add", value)
 
     def max(self, value: Operand) -> Tensor:
-        """Makes the tensor with each element the larger of itself and the values there."""
+        """Make the tensor with each element the larger of itself and the values there."""
         return self._change("max", value)
 
     def min(self, value: Operand) -> Tensor:
-        """Makes the tensor with each element the smaller of itself and the values there."""
+        """Make the tensor with each element the smaller of itself and the values there."""
         return self._change("min", value)
 
     def _change(self, function: str, value: Operand) -> Tensor:
@@ -158,7 +158,7 @@ class Place:
 def _set_last(
     x: Tensor, update: Tensor, indices: Tensor, along: Dimension, batch: list[Dimension]
 ) -> Tensor:
-    """Replaces elements by the last of the updates that fall on each."""
+    """Replace elements by the last of the updates that fall on each."""
     others = [dim for dim in indices.shape if dim not in batch]
     if not others:  # one update at most for each element
         here = equal(count(along, indices.dtype), indices)
@@ -176,7 +176,7 @@ def _set_last(
 
 
 def _pad_to(update: Tensor, dim: Dimension, row: Series) -> Tensor:
-    """Pads an update with zeros so that its elements come to lie where they belong."""
+    """Pad an update with zeros so that its elements come to lie where they belong."""
     step = abs(row.step) if row.size > 1 else 1
     after = dim.size - row.start - (row.size - 1) * step - 1
     if (row.start, after, step) == (0, 0, 1):
@@ -187,7 +187,7 @@ def _pad_to(update: Tensor, dim: Dimension, row: Series) -> Tensor:
 
 
 def _order(update: Tensor, kept: Shape, x: Tensor) -> Shape:
-    """Returns the shape that an update broadcasts to, or raises where it has other dimensions."""
+    """Return the shape that an update broadcasts to, or raises where it has other dimensions."""
     others = [dim for dim in update.shape if dim not in kept]
     if others:
         raise NamedMeshError(

@@ -32,11 +32,6 @@ class Grid:
         points: Those of the result.
         method: `"linear"` or `"nearest"`.
         antialias: Whether a point that stands for several rows is a mean of all of them.
-
-    Example:
-        >>> grid = Grid(rows=4, points=8, method="linear", antialias=True)
-        >>> grid.spacing, grid.reach, grid.taps(back=False), grid.taps(back=True)
-        ((2, 1), (4, 4), 2, 4)
     """
 
     rows: int
@@ -65,26 +60,17 @@ class Grid:
         return (point, row, above, below) if back else (row, point, below, above)
 
     def first(self, number: Any, back: bool) -> Any:
-        """Returns the first row that a point is made of; back, the first point a row counts in."""
+        """Return the first row that a point is made of; back, the first point a row counts in."""
         read, made, below, _ = self._order(back)
         return ((2 * number + 1) * made + read - below) // (2 * read)
 
     def taps(self, back: bool) -> int:
-        """Returns of how many rows a point is made at most."""
+        """Return of how many rows a point is made at most."""
         read, _, below, above = self._order(back)
         return -(-(below + above - 1) // (2 * read))
 
     def stretch(self, count: int, back: bool, ways: int) -> Stretch:
-        """Returns the rows that each device reads.
-
-        Args:
-            count: The points that each makes.
-            back: Whether rows are made of points.
-            ways: How many devices there are.
-
-        Returns:
-            The rows.
-        """
+        """Return the rows that each device reads."""
         read, made, below, above = self._order(back)
         lasts = [
             ((2 * (p + 1) * count - 1) * made - read + above - 1) // (2 * read) for p in range(ways)
@@ -94,7 +80,7 @@ class Grid:
         return Stretch(2 * count * made, made + read - below, length, size, 2 * read)
 
     def weigh(self, tf: Any, point: Any, row: Any) -> Any:
-        """Returns the float32 weights of rows in points."""
+        """Return the float32 weights of rows in points."""
         share = self._closeness(tf, point, row)
         if self.method == "nearest":
             return share
@@ -103,7 +89,7 @@ class Grid:
         return share / tf.maximum(tf.reduce_sum(self._closeness(tf, point, rows), -1), 1.0)
 
     def _closeness(self, tf: Any, point: Any, row: Any) -> Any:
-        """Returns how much rows count in points, before that is made to add up to one."""
+        """Return how much rows count in points, before that is made to add up to one."""
         (half_row, half_point), (below, above) = self.spacing, self.reach
         apart = (2 * point + 1) * half_point - (2 * row + 1) * half_row
         exists = (row >= 0) & (row < self.rows) & (point >= 0) & (point < self.points)
@@ -142,7 +128,7 @@ class Resize(SplitWindow):
         return self._combine(context, x, stretch.first(context.position(self.dim)))
 
     def _combine(self, context: Context, x: Any, start: Any) -> Any:
-        """Makes a device's shard of the result of the rows from a number on."""
+        """Make a device's shard of the result of the rows from a number on."""
         tf, at, grid = context.tf, self.at, self.grid
         size = context.size(self.result_dim())
         made = (context.position(self.dim) * size + tf.range(size))[:, None]
@@ -175,7 +161,7 @@ def resize(
     *,
     antialias: bool = True,
 ) -> Tensor:
-    """Gives dimensions more or fewer elements, as `jax.image.resize` does.
+    """Give dimensions more or fewer elements, as `jax.image.resize` does.
 
     An element of the result lies in the middle of its share of the dimension. A dimension that is
     split stays so: each device gets from its neighbours the elements that its own reach over the

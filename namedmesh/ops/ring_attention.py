@@ -46,7 +46,7 @@ def ring_attention(
     segments: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attends as `nm.attention` does, with keys and values that stay split.
+    """Attend as `nm.attention` does, with keys and values that stay split.
 
     The positions of queries and of keys are cut into blocks along `ring`. Every device has one
     block of each, or a few; in each iteration it attends to the keys it has, and sends them on to
@@ -118,7 +118,7 @@ class _Ring:
     scale: float
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *segments: Tensor) -> tuple[Tensor, Any]:
-        """Goes round once; the running maximum keeps every exponential from overflowing."""
+        """Go round once; the running maximum keeps every exponential from overflowing."""
         rows = [dim for dim in q.shape if dim != self.key]
         state = (
             full(rows, -math.inf),
@@ -145,7 +145,7 @@ class _Ring:
         return result, (q, k, v, result, logsum, *segments)
 
     def backward(self, saved: Any, dy: Tensor) -> list[Tensor | None]:
-        """Goes round again; the gradients of keys and values travel with them, and come home."""
+        """Go round again; the gradients of keys and values travel with them, and come home."""
         q, k, v, result, logsum, *segments = saved
         wide = cast(dy, "float32")
         delta = sum(wide * cast(result, "float32"), self.key)
@@ -179,7 +179,7 @@ class _Ring:
         moving: Any,
         travelling: tuple[int, ...],
     ) -> Any:
-        """Attends to a device's own block, and in each further iteration to its neighbour's.
+        """Attend to a device's own block, and in each further iteration to its neighbour's.
 
         Entries of the state that are `travelling` move on with the keys.
         """
@@ -199,7 +199,7 @@ class _Ring:
         return scan(iteration, (state, moving), count(iterations), over=iterations)[0]
 
     def _score(self, q: Tensor, k: Tensor, segments: list[Tensor], iteration: Operand) -> Tensor:
-        """Multiplies queries with the keys of an iteration; -inf where a query may not attend."""
+        """Multiply queries with the keys of an iteration; -inf where a query may not attend."""
         rows = [dim for dim in q.shape if dim != self.key]
         scores = einsum([q, k], [*rows, self.over], preferred="float32") * self.scale
         if self.causal:
@@ -234,7 +234,7 @@ def _check(
     ring: Dimension,
     segments: tuple[Tensor, Tensor] | None,
 ) -> None:
-    """Raises unless tensors and dimensions fit each other."""
+    """Raise unless tensors and dimensions fit each other."""
     what = "ring_attention"
     check_has_dims(what, q, query, key)
     check_has_dims(what, k, over, key)

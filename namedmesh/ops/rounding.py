@@ -8,7 +8,7 @@ from namedmesh.ops.elementwise import elementwise
 
 @elementwise(lambda tf: tf.floor, takes="float")
 def floor(x: Operand) -> Tensor:
-    """Rounds every element down. No gradient flows through it.
+    """Round every element down. No gradient flows through it.
 
     Args:
         x: A floating point tensor, or a number.
@@ -30,7 +30,7 @@ def floor(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.ceil, takes="float")
 def ceil(x: Operand) -> Tensor:
-    """Rounds every element up. No gradient flows through it.
+    """Round every element up. No gradient flows through it.
 
     Args:
         x: A floating point tensor, or a number.
@@ -52,7 +52,7 @@ def ceil(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.round, takes="float", long=True)
 def round(x: Operand) -> Tensor:
-    """Rounds to the nearest whole number, halves to the even one. No gradient flows through it.
+    """Round to the nearest whole number, halves to the even one. No gradient flows through it.
 
     Args:
         x: A floating point tensor, or a number.
@@ -74,7 +74,7 @@ def round(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.is_finite, takes="float", gives="bool")
 def is_finite(x: Operand) -> Tensor:
-    """Returns which elements are neither infinite nor nan.
+    """Return which elements are neither infinite nor nan.
 
     Args:
         x: A floating point tensor, or a number.

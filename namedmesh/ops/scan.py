@@ -104,7 +104,7 @@ class Scan(Repetition):
         )
 
     def drop_unchanged(self) -> tuple[Scan, dict[Tensor, Tensor]]:
-        """Returns the loop that captures what it would carry without ever changing it."""
+        """Return the loop that captures what it would carry without ever changing it."""
         body, carries = self.body, range(self.carries)
         same = [i for i in carries if body.outputs[i] is body.inputs[i]]
         if not same:
@@ -147,7 +147,7 @@ class Scan(Repetition):
         return self.rebuild(body=body, outputs=(*self.outputs, history))
 
     def keep(self, inner: Tensor) -> Tensor:
-        """Returns a tensor of the body for every iteration, as a result of the recorded loop."""
+        """Return a tensor of the body for every iteration, as a result of the recorded loop."""
         trace = current("scan").find_owner(self)
         loop = trace.recorded(self)
         for form in (self, loop):  # what was saved of a loop that is computed again goes first
@@ -163,7 +163,7 @@ class Scan(Repetition):
         return differentiate_scan(self, cotangents)
 
     def drop_results(self, needed: set[Tensor]) -> Scan:
-        """Returns the loop without unneeded results, and carries that only those depend on."""
+        """Return the loop without unneeded results, and carries that only those depend on."""
         body, arguments = self.body, self.body.arguments
         keep = {i for i, tensor in enumerate(self.outputs) if tensor in needed}
         while True:
@@ -199,7 +199,7 @@ class Scan(Repetition):
 
 
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:
-    """Records the backward loop: the other way round, reading what the forward loop stored."""
+    """Record the backward loop: the other way round, reading what the forward loop stored."""
     count, total = loop.carries, len(loop.body.inputs)
     body = dataclasses.replace(loop.body, outputs=loop.body.outputs[: len(cotangents)])
     floating = [i for i, tensor in enumerate(loop.inputs) if tensor.floating]
@@ -266,19 +266,19 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
 
 
 def start_sum(loop: Scan, tensor: Tensor) -> Tensor:
-    """Makes the zeros to which every iteration adds the cotangent of a captured tensor."""
+    """Make the zeros to which every iteration adds the cotangent of a captured tensor."""
     zeros = rename_loop_dim(loop, zeros_like(tensor))
     return zeros if tensor.shape.named(loop.over.name) else mark_cotangent(zeros, tensor)
 
 
 def rename_loop_dim(loop: Scan, tensor: Tensor) -> Tensor:
-    """Renames the loop's own dimension, which no carry may have, where a captured tensor has it."""
+    """Rename the loop's own dimension, which no carry may have, where a captured tensor has it."""
     own = tensor.shape.named(loop.over.name)
     return tensor if own is None else rename(tensor, own, name_apart(own, "captured", tensor))
 
 
 def rename_back(loop: Scan, total: Tensor, tensor: Tensor) -> Tensor:
-    """Gives a sum the names of the captured tensor that it is the cotangent of."""
+    """Give a sum the names of the captured tensor that it is the cotangent of."""
     own = tensor.shape.named(loop.over.name)
     return total if own is None else rename(total, name_apart(own, "captured", tensor), own)
 
@@ -388,7 +388,7 @@ def scan(
 
 
 def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles: str) -> None:
-    """Raises for tensors that have the loop's dimension, which the loop takes away or adds."""
+    """Raise for tensors that have the loop's dimension, which the loop takes away or adds."""
     having = [tensor for tensor in tensors if tensor.shape.named(over.name)]
     if having:
         verb = "has" if len(having) == 1 else "have"

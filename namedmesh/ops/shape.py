@@ -103,7 +103,7 @@ class Reshape(Op):
 
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Puts the dimensions of a tensor in another order.
+    """Put the dimensions of a tensor in another order.
 
     Ops match dimensions by name, so the order matters only for arrays that are given or returned.
 
@@ -138,7 +138,7 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def rename(
     x: Tensor, old: Dimension | Mapping[Dimension, Dimension], new: Dimension | None = None
 ) -> Tensor:
-    """Gives a dimension another name, or several theirs at once: `nm.rename(x, {S: T, T: S})`.
+    """Give a dimension another name, or several theirs at once: `nm.rename(x, {S: T, T: S})`.
 
     The new dimension takes the mesh axes that the old one held, where the layout maps it to them;
     where it does not, the old dimension is gathered first.
@@ -183,7 +183,7 @@ def rename(
 
 
 def _rename_all(x: Tensor, names: Mapping[Dimension, Dimension]) -> Tensor:
-    """Gives several dimensions other names at once, which may be each other's."""
+    """Give several dimensions other names at once, which may be each other's."""
     check_has_dims("rename", x, *names)
     for new in names.values():
         check_dimension("rename", new, x)
@@ -204,7 +204,7 @@ def _rename_all(x: Tensor, names: Mapping[Dimension, Dimension]) -> Tensor:
 def reshape(
     x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
 ) -> Tensor:
-    """Merges dimensions into one, splits one into several, or both, in row-major order.
+    """Merge dimensions into one, splits one into several, or both, in row-major order.
 
     The first new dimension takes the mesh axes that the first old one held, where the layout maps
     it to them and the devices divide both sizes. All others must be whole and are gathered where
@@ -250,7 +250,7 @@ def reshape(
 
 
 def name_apart(dim: Dimension, suffix: str, *tensors: Tensor) -> Dimension:
-    """Makes a dimension of the same size under a name that none of some tensors has."""
+    """Make a dimension of the same size under a name that none of some tensors has."""
     name = f"{dim.name}_{suffix}"
     while any(name in tensor.shape.names for tensor in tensors):
         name += "_"

@@ -14,7 +14,7 @@ from namedmesh.signature.printed import PrintedLine
 
 
 def print(*values: Any) -> None:
-    """Prints values whenever the step has run: a line of words and tensors.
+    """Print values whenever the step has run: a line of words and tensors.
 
     In a loop over a dimension the line is printed for every iteration, when the step is done. What
     is printed is one more result of the step, and the host waits for it.
@@ -48,7 +48,7 @@ def print(*values: Any) -> None:
 
 
 def take_printed(lines: list[PrintedLine]) -> list[Tensor]:
-    """Takes the lines that the loop body being traced prints, and returns their values."""
+    """Take the lines that the loop body being traced prints, and returns their values."""
     trace = current("print")
     taken, trace.printed = trace.printed, []
     lines += taken

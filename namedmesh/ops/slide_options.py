@@ -18,20 +18,14 @@ Number = int | Mapping[Dimension, int]
 
 
 class SlideOptions:
-    """What a user says of windows, checked.
-
-    Args:
-        what: The function it is said to.
-        tensors: Its operands, for messages.
-        dims: The dimensions along which windows slide.
-    """
+    """What a user says of windows, checked."""
 
     def __init__(self, what: str, tensors: Iterable[Tensor], dims: Iterable[Dimension]):
         self.what, self.tensors, self.dims = what, tuple(tensors), tuple(dims)
         self.details = tuple(map(str, self.tensors))
 
     def number(self, name: str, value: Any, dim: Dimension) -> int:
-        """Returns an option of a dimension, a whole number of at least one."""
+        """Return an option of a dimension, a whole number of at least one."""
         number = check_int(self.what, name, self._of(name, value, dim, 1), *self.tensors)
         if number < 1:
             raise NamedMeshError(
@@ -42,7 +36,7 @@ class SlideOptions:
         return number
 
     def padding(self, value: Any, dim: Dimension) -> Padding:
-        """Returns the padding of a dimension."""
+        """Return the padding of a dimension."""
         one = self._of("padding", value, dim, "same")
         if isinstance(one, str):
             if one in PADDINGS:
@@ -62,7 +56,7 @@ class SlideOptions:
         return low, high
 
     def _of(self, name: str, value: Any, dim: Dimension, default: Any) -> Any:
-        """Returns what an option says of a dimension."""
+        """Return what an option says of a dimension."""
         if not isinstance(value, Mapping):
             return value
         unknown = [key for key in value if key not in self.dims]
@@ -76,7 +70,7 @@ class SlideOptions:
         return value.get(dim, default)
 
     def check_fits(self, sliding: Sliding, dim: Dimension, window: Dimension) -> None:
-        """Raises unless the window has a position."""
+        """Raise unless the window has a position."""
         if sliding.places + sliding.low + sliding.high < sliding.extent:
             raise NamedMeshError(
                 f"{self.what}: {window} does not fit into {dim}",

@@ -28,13 +28,6 @@ class Sliding:
         base: The distance between two rows of the operand.
         low: The places before the first row.
         high: The places after the last.
-
-    Example:
-        >>> sliding = Sliding(size=8, window=3, stride=2).padded("same")
-        >>> sliding.count, sliding.low, sliding.high
-        (4, 0, 1)
-        >>> sliding.transposed().count
-        8
     """
 
     size: int
@@ -61,15 +54,7 @@ class Sliding:
         return (self.places + self.low + self.high - self.extent) // self.stride + 1
 
     def padded(self, padding: str | tuple[int, int]) -> Sliding:
-        """Returns the same window with places before and after the rows.
-
-        Args:
-            padding: `"same"`, as many positions as places, divided by the stride; `"valid"`, none;
-                or the places before and after.
-
-        Returns:
-            The window.
-        """
+        """Return the same window with places before and after the rows."""
         low, high = (0, 0) if isinstance(padding, str) else padding
         if padding == "same":
             positions = -(-self.places // self.stride)
@@ -79,25 +64,18 @@ class Sliding:
         return Sliding(self.size, self.window, *options, low, high)
 
     def transposed(self) -> Sliding:
-        """Returns the window that takes cotangents of the positions back to the rows, reversed."""
+        """Return the window that takes cotangents of the positions back to the rows, reversed."""
         spread = (self.count - 1) * self.stride + 1
         low = self.extent - 1 - self.low
         high = (self.size - 1) * self.base + self.extent - spread - low
         return Sliding(self.count, self.window, self.base, self.dilation, self.stride, low, high)
 
     def reach(self, count: int) -> int:
-        """Returns the places that some positions in a row meet."""
+        """Return the places that some positions in a row meet."""
         return (count - 1) * self.stride + self.extent
 
     def stretch(self, count: int) -> Stretch:
-        """Returns the rows that each device reads for its positions.
-
-        Args:
-            count: The positions of each.
-
-        Returns:
-            The rows, from the first that lies at or after the first place.
-        """
+        """Return the rows that each device reads for its positions."""
         step = count * self.stride
         before = self.low % self.base if step % self.base == 0 else 0  # places before that row
         length = max((self.reach(count) - 1 - before) // self.base + 1, 1)
@@ -131,23 +109,14 @@ class Slide(NamedTuple):
     sliding: Sliding
 
     def back(self) -> Slide:
-        """Returns how the same window slides from positions back to rows."""
+        """Return how the same window slides from positions back to rows."""
         return self._replace(sliding=self.sliding.transposed())
 
 
 def find_sliding_exchanges(
     x: Tensor, slides: Sequence[Slide], shards: Shards
 ) -> list[Exchange] | None:
-    """Finds what is sent so that each device has the rows that its windows meet.
-
-    Args:
-        x: The tensor along whose dimensions windows slide.
-        slides: How they slide, in the order in which rows are read.
-        shards: Into how many shards dimensions are split.
-
-    Returns:
-        The exchanges; None if a dimension should rather be gathered.
-    """
+    """Find what is sent so that each device has the rows that its windows meet."""
     found: list[Exchange] = []
     longer: list[tuple[int, int]] = []  # of dimensions read before: a shard, and what was read
     for slide in slides:

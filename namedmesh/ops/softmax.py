@@ -17,7 +17,7 @@ from namedmesh.ops.rounding import is_finite
 
 
 def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Takes the logarithm of the sum of exponentials over some dimensions, without overflow.
+    """Take the logarithm of the sum of exponentials over some dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
@@ -45,7 +45,7 @@ def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) ->
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Takes exponentials, normalised to sum to one over some dimensions, without overflow.
+    """Take exponentials, normalised to sum to one over some dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
@@ -71,7 +71,7 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Takes the logarithm of the softmax over some dimensions, without overflow.
+    """Take the logarithm of the softmax over some dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
@@ -99,7 +99,7 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
 def _check_named(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension]
 ) -> tuple[Dimension, ...]:
-    """Returns the dimensions of a normalisation, which must be named, or raises."""
+    """Return the dimensions of a normalisation, which must be named, or raises."""
     if over is None:
         raise NamedMeshError(
             f"{what}: over=None names no dimension",

@@ -38,7 +38,7 @@ def attention(
     dropout_key: Tensor | None = None,
     block: int | None = None,
 ) -> Tensor:
-    """Averages values by how well keys match queries: softmax of their products, in float32.
+    """Average values by how well keys match queries: softmax of their products, in float32.
 
     The backward pass computes the products again, so that nothing of the size of queries times keys
     is kept for it. By blocks of keys, nothing of that size is ever stored in either pass, and of
@@ -117,11 +117,11 @@ def attention(
 
 
 def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, masked: bool):
-    """Makes the function that computes an attention, kernels offered for both its passes."""
+    """Make the function that computes an attention, kernels offered for both its passes."""
     together = [*whole.batch, *whole.heads]
 
     def apart(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
-        """Tells what the mask is made of from the words of dropout."""
+        """Tell what the mask is made of from the words of dropout."""
         return (given[:-1], given[-1]) if whole.rate else (given, None)
 
     def make_mask(given: Sequence[Tensor]) -> Tensor | None:
@@ -166,7 +166,7 @@ def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, mask
 def _check(
     q: Tensor, k: Tensor, v: Tensor, over: Dimension, key: Dimension, mask: Tensor | None
 ) -> None:
-    """Raises unless queries, keys, values and mask fit together."""
+    """Raise unless queries, keys, values and mask fit together."""
     for dim in (over, key):
         check_dimension("attention", dim)
     check_has_dims("attention", q, key)

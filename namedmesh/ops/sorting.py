@@ -52,7 +52,7 @@ class Sort(Op):
         return tf.transpose(rows[-1], [*range(at), rank - 1, *range(at, rank - 1)])
 
     def _sort(self, tf: Any, rows: Sequence[Any], stable: bool = True) -> list[Any]:
-        """Sorts rows by the first of them; where that is not stable, at ties by the last one."""
+        """Sort rows by the first of them; where that is not stable, at ties by the last one."""
         keys = sort_keys(tf, rows[0])
         if self.descending:  # TensorFlow's own descending order reverses ties under XLA
             keys = tf.bitwise.invert(keys)
@@ -64,7 +64,7 @@ class Sort(Op):
         return [_take(tf, one, order) for one in rows]
 
     def _merge_shards(self, context: Context, rows: Sequence[Any]) -> list[Any]:
-        """Merges sorted shards with those of other devices, round by round."""
+        """Merge sorted shards with those of other devices, round by round."""
         tf, ways, size = context.tf, context.ways(self.dim), context.size(self.dim)
         place = context.position(self.dim)
         for partners in list_rounds(ways):
@@ -116,23 +116,12 @@ class Sort(Op):
 
 
 def sends_more(sent: int, gathered: int) -> bool:
-    """Returns whether merging sends more bytes for each element than gathering."""
+    """Return whether merging sends more bytes for each element than gathering."""
     return sent > gathered
 
 
 def list_rounds(count: int) -> list[list[int]]:
-    """Lists who compares with whom in a sorting network of Batcher's, round by round.
-
-    Args:
-        count: How many there are to sort.
-
-    Returns:
-        For each round the partner of everyone, -1 for none; the smaller goes to the first of two.
-
-    Example:
-        >>> list_rounds(3)
-        [[2, -1, 0], [1, 0, -1], [-1, 2, 1]]
-    """
+    """List who compares with whom in a sorting network of Batcher's, round by round."""
     rounds = []
     top = 1 << max(count - 1, 1).bit_length() - 1
     step = top
@@ -153,12 +142,12 @@ def list_rounds(count: int) -> list[list[int]]:
 
 
 def _take(tf: Any, rows: Any, order: Any) -> Any:
-    """Puts the elements of rows into an order."""
+    """Put the elements of rows into an order."""
     return tf.gather(rows, order, batch_dims=len(rows.shape) - 1)
 
 
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Finds the indices that sort a dimension; elements that tie keep their order.
+    """Find the indices that sort a dimension; elements that tie keep their order.
 
     nan counts as the largest number, and -0.0 equals 0.0. Where the dimension is split over many
     devices, each sorts its shard, and pairs of them merge theirs; over few it is gathered first,
@@ -188,7 +177,7 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Sorts the elements along a dimension.
+    """Sort the elements along a dimension.
 
     Where the dimension is split, every device sorts its shard, and pairs of them merge theirs; it
     is gathered first where shards differ in size or that sends less. The gradient goes back to
@@ -216,6 +205,6 @@ def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 
 
 def _check(what: str, x: Tensor, dim: Dimension) -> None:
-    """Raises unless a tensor of numbers has a dimension."""
+    """Raise unless a tensor of numbers has a dimension."""
     check_has_dims(what, x, dim)
     check_dtype_kind(what, "number", x)

@@ -63,17 +63,7 @@ class TracedRoll(Window):
 
 
 def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stretch]:
-    """Returns the rows that each device reads when a dimension rolls.
-
-    Args:
-        dim: The dimension.
-        ways: Into how many shards it is split.
-        shard: The rows of a shard.
-        by: How far it rolls, from 0 to its size.
-
-    Returns:
-        One stretch round the end, or two where the last shard is shorter, or empty.
-    """
+    """Return the rows that each device reads when a dimension rolls."""
     if dim.size == ways * shard:
         return [Stretch(shard, -by, shard, dim.size, cyclic=True)]
     return [

@@ -18,7 +18,7 @@ from namedmesh.signature.nest import flatten, unflatten
 def value_and_grad(
     function: Callable[..., Any], wrt: int | Sequence[int] | None = None, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """Makes a function that returns what a function returns, and its gradients.
+    """Make a function that returns what a function returns, and its gradients.
 
     Args:
         function: Returns a floating point scalar.
@@ -58,7 +58,7 @@ def value_and_grad(
 
 
 def _choose(what: str, arguments: Sequence[Any], wrt: int | Sequence[int] | None) -> Any:
-    """Returns the arguments to differentiate with respect to, or None for every parameter."""
+    """Return the arguments to differentiate with respect to, or None for every parameter."""
     if wrt is None:
         return None
     numbers = [wrt] if isinstance(wrt, int) else list(wrt)
@@ -72,7 +72,7 @@ def _choose(what: str, arguments: Sequence[Any], wrt: int | Sequence[int] | None
 
 
 def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Takes a function's results, and how they change along a direction.
+    """Take a function's results, and how they change along a direction.
 
     It is found with the derivative of the derivative, which is linear in the cotangent.
 
@@ -112,7 +112,7 @@ def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any,
 
 
 def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> Tensor:
-    """Takes the change of one result along a direction."""
+    """Take the change of one result along a direction."""
     if not result.floating:
         return zeros_like(result)
     cotangent = zeros_like(result)
@@ -126,7 +126,7 @@ def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor
 
 
 def _check_direction(inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> None:
-    """Raises unless there is a tangent like every argument."""
+    """Raise unless there is a tangent like every argument."""
     unlike = [
         f"{x} and {v.dtype}{v.shape}"
         for x, v in zip(inputs, direction, strict=False)

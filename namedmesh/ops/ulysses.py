@@ -25,7 +25,7 @@ def ulysses_attention(
     dropout_key: Tensor | None = None,
     block: int | None = None,
 ) -> Tensor:
-    """Attends as `nm.attention` does, where positions and heads share a mesh axis.
+    """Attend as `nm.attention` does, where positions and heads share a mesh axis.
 
     Queries, keys and values come with positions split; an AllToAll of each gives the axis to the
     heads, every device attends with its own heads to all positions, and an AllToAll of the result
@@ -76,7 +76,7 @@ def ulysses_attention(
 
 
 def _make_whole(mask: Tensor, query: Dimension, over: Dimension) -> Tensor:
-    """Makes a mask of all positions, as queries and keys are then.
+    """Make a mask of all positions, as queries and keys are then.
 
     What it is made of is moved, so that attention by blocks can still make a block by itself.
     """

@@ -44,7 +44,7 @@ class Row(Op):
 
 
 def check_unroll(unroll: bool | int, over: Dimension) -> int:
-    """Returns how many iterations are written out one after the other, or raises."""
+    """Return how many iterations are written out one after the other, or raises."""
     if isinstance(unroll, bool):
         return over.size if unroll else 1
     divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]

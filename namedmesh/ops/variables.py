@@ -26,7 +26,7 @@ def param(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
 ) -> Tensor:
-    """Makes a parameter: a floating point tensor that is trained and lives from step to step.
+    """Make a parameter: a floating point tensor that is trained and lives from step to step.
 
     The same name again returns the same tensor. Inside `nm.scope` names carry a prefix, and inside
     `nm.scan(..., stack=True)` a parameter has a slice for each iteration.
@@ -81,7 +81,7 @@ def state(
     whole: Sequence[Dimension] = (),
     of: Tensor | None = None,
 ) -> Tensor:
-    """Makes a tensor that lives from step to step and is not trained: a counter, a cache, a slot.
+    """Make a tensor that lives from step to step and is not trained: a counter, a cache, a slot.
 
     `nm.assign` gives it its next value. The same name again returns the same tensor.
 
@@ -134,7 +134,7 @@ def _find_or_make(
     at_rest: bool,
     owner: str | None = None,
 ) -> Tensor:
-    """Returns the variable of that name, which is made where there is none yet."""
+    """Return the variable of that name, which is made where there is none yet."""
     trace = current("param" if trainable else "state")
     full_name = trace.scope + (
         name if isinstance(name, str) else check_identifier(name, "variable")
@@ -174,7 +174,7 @@ def _find_or_make(
 def _from_seed(
     name: str, shape: Shape, dtype: str, init: Initializer, source: Source
 ) -> Callable[[Tensor], Tensor]:
-    """Makes the function from a seed to a first value, which checks what init returns."""
+    """Make the function from a seed to a first value, which checks what init returns."""
 
     def initialize(seed: Tensor) -> Tensor:
         key = random.fold_in_name(random.key_from_seed(seed), name)
@@ -194,13 +194,13 @@ def _from_seed(
 
 
 def _stack_dims(trace: Trace) -> list[Dimension]:
-    """Returns the dimensions along which variables are stacked here, the outermost first."""
+    """Return the dimensions along which variables are stacked here, the outermost first."""
     outer = _stack_dims(trace.parent) if trace.parent else []
     return outer + ([trace.stack] if trace.stack else [])
 
 
 def _view_from(trace: Trace, variable: Variable) -> Tensor:
-    """Returns the variable as a loop body sees it: the slice of its iteration."""
+    """Return the variable as a loop body sees it: the slice of its iteration."""
     if trace.parent is None:
         return variable.tensor
     outer = _view_from(trace.parent, variable)
@@ -215,7 +215,7 @@ def _view_from(trace: Trace, variable: Variable) -> Tensor:
 
 
 def _find_variable(what: str, tensor: Tensor) -> Variable:
-    """Returns the variable whose value a tensor is, or raises."""
+    """Return the variable whose value a tensor is, or raises."""
     variables = current(what).root.variables
     for variable in variables.values():
         if variable.tensor is tensor:
@@ -236,7 +236,7 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
 
 
 def parameters() -> dict[str, Tensor]:
-    """Returns every parameter made so far.
+    """Return every parameter made so far.
 
     Returns:
         The parameters by name, scopes included.
@@ -261,7 +261,7 @@ def parameters() -> dict[str, Tensor]:
 
 
 def assign(variable: Tensor, value: Operand) -> None:
-    """Gives a variable its value for the next step.
+    """Give a variable its value for the next step.
 
     Its value in this step does not change. Only the outermost function may assign: return the value
     from a loop body or branch.
@@ -311,7 +311,7 @@ def assign(variable: Tensor, value: Operand) -> None:
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """Gives the variables and ops made within it a common prefix.
+    """Give the variables and ops made within it a common prefix.
 
     Args:
         name: The prefix, an identifier. Scopes nest.
@@ -337,6 +337,6 @@ def scope(name: str) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def _enter_scope(name: str) -> Iterator[None]:
-    """Enters the scope when the block is entered; the name is checked before."""
+    """Enter the scope when the block is entered; the name is checked before."""
     with current("scope").in_scope(name):
         yield

@@ -38,7 +38,7 @@ _BY_NAME = (Elementwise, Einsum, Gather)
 
 
 def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> Callable[..., Any]:
-    """Makes a function that works along a dimension it does not know of.
+    """Make a function that works along a dimension it does not know of.
 
     Ops broadcast by name, so most functions take a further dimension as they are. This is for those
     that name all dimensions of their results, as `nm.einsum` does, and for layers that have
@@ -95,7 +95,7 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
 
 
 def _replay(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tensor, Tensor]:
-    """Records the ops of a body with a further dimension; returns what stands for each tensor.
+    """Record the ops of a body with a further dimension; returns what stands for each tensor.
 
     What has the dimension has it first, before the dimensions that the body knows, in its order.
     """
@@ -120,17 +120,17 @@ def _replay(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tenso
 
 
 def _first(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
-    """Puts the dimension first, where a tensor has it."""
+    """Put the dimension first, where a tensor has it."""
     return transpose(x, [over, *shape]) if over in x.shape else x
 
 
 def _with(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
-    """Returns a tensor with the dimension first, also where it does not depend on it."""
+    """Return a tensor with the dimension first, also where it does not depend on it."""
     return x if over in x.shape else broadcast(x, [over, *shape])
 
 
 def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-    """Records one op on operands of which some have the dimension."""
+    """Record one op on operands of which some have the dimension."""
     if isinstance(op, (Recompute, Kernel)):  # results of ops that are recorded already
         return inputs[: op.count]
     if isinstance(op, CustomVjp):
@@ -162,7 +162,7 @@ def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[T
 def _batch_window(
     op: DynamicSlice | DynamicUpdate, inputs: tuple[Tensor, ...], over: Dimension
 ) -> Tensor:
-    """Records a window whose start may differ from element to element."""
+    """Record a window whose start may differ from element to element."""
     *values, start = inputs
     values = [_with(x, over, old.shape) for x, old in zip(values, op.inputs, strict=False)]
     if over not in start.shape:
@@ -178,7 +178,7 @@ def _batch_window(
 
 
 def _batch_custom(op: CustomVjp, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-    """Records a function with a derivative of its own, whose derivative is batched as well."""
+    """Record a function with a derivative of its own, whose derivative is batched as well."""
     count, arguments = op.count, op.inputs[op.count : op.count + op.arguments]
     given = inputs[count : count + op.arguments]
     results = tuple(
@@ -207,7 +207,7 @@ def _batch_custom(op: CustomVjp, inputs: tuple[Tensor, ...], over: Dimension) ->
 
 
 def _batch_scan(op: Scan, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-    """Records a loop whose carries all have the dimension."""
+    """Record a loop whose carries all have the dimension."""
     carries = [_with(x, over, old.shape)
                for x, old in zip(inputs[: op.carries], op.inputs, strict=False)]  # fmt: skip
     inputs = (*carries, *inputs[op.carries :])

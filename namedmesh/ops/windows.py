@@ -88,7 +88,7 @@ class Pad(SplitWindow):
         return context.tf.slice(x, starts, sizes)
 
     def _spread(self, context: Context, x: Any) -> Any:
-        """Puts the value between elements, and after the last."""
+        """Put the value between elements, and after the last."""
         # tf.pad cannot pad between elements: pad each in a dimension of its own, and merge.
         paddings = _paddings(len(x.shape) + 1, self.at + 1, 0, self.interior)
         value = context.scalar(self.value, x.dtype)
@@ -164,12 +164,12 @@ class Roll(SplitWindow):
 
 
 def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
-    """Returns what tf.pad takes to pad one dimension."""
+    """Return what tf.pad takes to pad one dimension."""
     return [[low, high] if i == at else [0, 0] for i in range(rank)]
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
-    """Takes elements in a row along a dimension, or every so many.
+    """Take elements in a row along a dimension, or every so many.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
@@ -207,7 +207,7 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 
 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
-    """Makes a tensor longer along a dimension, filled with a value.
+    """Make a tensor longer along a dimension, filled with a value.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
@@ -244,7 +244,7 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 
 
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
-    """Reverses the order of the elements along a dimension.
+    """Reverse the order of the elements along a dimension.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
@@ -269,7 +269,7 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
 
 
 def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
-    """Moves the elements along a dimension; those that leave at one end enter at the other.
+    """Move the elements along a dimension; those that leave at one end enter at the other.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 
@@ -307,7 +307,7 @@ def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
 
 
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
-    """Moves the elements along a dimension; a value fills the places they leave.
+    """Move the elements along a dimension; a value fills the places they leave.
 
     Where the dimension is split, each device gets the elements that it lacks from its neighbours.
 

@@ -24,14 +24,7 @@ Claims = dict[str, tuple[str, ...]]  # the axes that each dimension of an op hol
 
 @dataclass(frozen=True)
 class Agreement:
-    """An op whose operands have to agree on the holder of each axis.
-
-    Args:
-        planner: What plans it.
-        op: The op.
-        asked: What it asks of its operands.
-        target: Where its result is wanted, if that is known.
-    """
+    """An op whose operands have to agree on the holder of each axis."""
 
     planner: Planner
     op: Op
@@ -39,17 +32,7 @@ class Agreement:
     target: Sharding | None
 
     def find_claims(self, places: Sequence[Sharding]) -> Claims:
-        """Finds the axes that each dimension of the op holds.
-
-        Args:
-            places: Where the operands lie.
-
-        Returns:
-            The axes of each dimension, agreed between the operands.
-
-        Raises:
-            LayoutConflict: Two dimensions want one axis, and nothing says which holds it.
-        """
+        """Find the axes that each dimension of the op holds."""
         given_up: set[tuple[str, tuple[str, ...]]] = set()
         while True:
             claims, conflict = self.join_claims(places, given_up)
@@ -73,7 +56,7 @@ class Agreement:
     def join_claims(
         self, places: Sequence[Sharding], given_up: Collection[tuple[str, tuple[str, ...]]] = ()
     ) -> tuple[Claims, Conflict | None]:
-        """Joins what the operands claim, the first come first; returns the first conflict too."""
+        """Join what the operands claim, the first come first; returns the first conflict too."""
         claims: Claims = {}
         owner: dict[str, Claim] = {}
         conflict = None
@@ -100,7 +83,7 @@ class Agreement:
         return claims, conflict
 
     def can_split(self, i: int, name: str, axes: Sequence[str]) -> bool:
-        """Returns whether an op can run split that way: some need sizes that divide evenly."""
+        """Return whether an op can run split that way: some need sizes that divide evenly."""
         size = self.op.inputs[i].shape.size_of(name)
         ways = self.planner.mesh.size(axes)
         if name in self.asked.exchanged:
@@ -132,7 +115,7 @@ class Agreement:
         places: Sequence[Sharding],
         given_up: Collection[tuple[str, tuple[str, ...]]],
     ) -> Solution:
-        """Finds which of the two claims to give up, so that the least is sent."""
+        """Find which of the two claims to give up, so that the least is sent."""
         solutions = []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
             left = {*given_up, (claim.name, claim.axes)}
@@ -163,7 +146,7 @@ class Agreement:
         return sent
 
     def fix(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:
-        """Finds everything to write that makes the two claims agree, the cheapest first."""
+        """Find everything to write that makes the two claims agree, the cheapest first."""
         fixes = []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
             tensor, place = self.op.inputs[claim.operand], places[claim.operand]
@@ -195,7 +178,7 @@ class Agreement:
     def price_after(
         self, conflict: Conflict, places: Sequence[Sharding], claim: Claim, place: Sharding
     ) -> int | None:
-        """Prices the op with one operand elsewhere; None if that leaves the conflict."""
+        """Price the op with one operand elsewhere; None if that leaves the conflict."""
         after = [place if i == claim.operand else other for i, other in enumerate(places)]
         claims, left = self.join_claims(after)
         if left is not None and left.about == conflict.about:

@@ -28,7 +28,7 @@ def place_of_carry(planner: Planner, op: Op, i: int) -> Sharding:
 def _settle_contest(
     planner: Planner, op: Op, contested: Mapping[str, Sequence[str]]
 ) -> dict[str, tuple[str, ...]]:
-    """Gives an axis that two dimensions want to the one that holds it in what the loop reads."""
+    """Give an axis that two dimensions want to the one that holds it in what the loop reads."""
     won: dict[str, tuple[str, ...]] = {}
     for axis, names in contested.items():
         for i, other in enumerate(op.inputs):

@@ -32,16 +32,7 @@ class Strength(enum.IntEnum):
 
 
 def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
-    """Finds the claim that yields, and notes what the next pass does not give by default.
-
-    Args:
-        planner: What plans the op.
-        op: The op whose operands disagree.
-        conflict: What they disagree on.
-
-    Returns:
-        The weaker claim; None if neither yields, or yielding did not help before.
-    """
+    """Find the claim that yields, and notes what the next pass does not give by default."""
     order = list(planner.plan.layout.rules)
 
     def rank(one: tuple[Claim, Strength, Tensor]) -> tuple[bool, int]:
@@ -69,17 +60,7 @@ def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
 def trace_claim(
     planner: Planner, tensor: Tensor, claim: Claim, axis: str
 ) -> tuple[Strength, Tensor]:
-    """Follows a claim back to where the dimension came to hold the axis.
-
-    Args:
-        planner: What has planned the ops until here.
-        tensor: The operand that makes the claim.
-        claim: The claim.
-        axis: The axis that it is about.
-
-    Returns:
-        Why the dimension holds the axis, and the tensor in which it first does.
-    """
+    """Follow a claim back to where the dimension came to hold the axis."""
     plan = planner.plan
     declared = Strength.DECLARED
     while True:
@@ -105,7 +86,7 @@ def trace_claim(
 
 
 def _outside(loop: Op, argument: Tensor) -> Tensor | None:
-    """Returns what a loop gives its body for an argument."""
+    """Return what a loop gives its body for an argument."""
     if loop.rule != "scan":
         return None
     arguments = zip(loop.bodies[0].arguments, loop.inputs, strict=True)
@@ -113,7 +94,7 @@ def _outside(loop: Op, argument: Tensor) -> Tensor | None:
 
 
 def note_yielded(plan: Plan, yielded: Mapping[Default, str]) -> None:
-    """Notes in a plan what was decided between operands that meet."""
+    """Note in a plan what was decided between operands that meet."""
     for (tensor, name, axis), other in yielded.items():
         if tensor in plan.shardings:
             plan.decisions[f"{other} holds {axis} in an op with {name}, which stays whole"].append(

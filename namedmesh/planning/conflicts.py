@@ -55,7 +55,7 @@ class Solution:
         return self.given_up.name, self.given_up.axes
 
     def describe(self, op: Op) -> str:
-        """Describes it for `Plan.decisions`."""
+        """Describe it for `Plan.decisions`."""
         tensor = op.inputs[self.given_up.operand]
         other = self.kept.name
         moves = other != self.given_up.name and other in tensor.shape.names
@@ -74,10 +74,6 @@ class Fix:
         wire_bytes: What one device then sends each time, the op's own reduction included.
         kinds: The collectives that the written word itself takes.
         memory: What one device then keeps more.
-
-    Example:
-        >>> print(Fix("nm.replicate(w, expert) before it", 1536, ("AllGather",)))
-        nm.replicate(w, expert) before it: AllGather, 1.5 KiB on the wire
     """
 
     text: str
@@ -139,7 +135,7 @@ def conflict_error(
     conflict: Conflict,
     fixes: Sequence[Fix],
 ) -> LayoutConflict:
-    """Makes the error for operands that disagree on an axis's holder or a dimension's axes."""
+    """Make the error for operands that disagree on an axis's holder or a dimension's axes."""
     one, two = conflict.first, conflict.second
     theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
     if one.name == two.name:

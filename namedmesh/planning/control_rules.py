@@ -63,7 +63,7 @@ def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
 
 
 def slice_part(planner: Planner, op: Op, i: int, target: Sharding | None, times: int) -> Sharding:
-    """Cuts a part of a cotangent down to where the whole will lie, where that is free."""
+    """Cut a part of a cotangent down to where the whole will lie, where that is free."""
     part = op.inputs[i]
     place = planner.plan.shardings[part]
     if target is None:
@@ -77,7 +77,7 @@ def slice_part(planner: Planner, op: Op, i: int, target: Sharding | None, times:
 
 
 def check_taken(planner: Planner, op: Move) -> None:
-    """Raises where two dimensions are to take one axis."""
+    """Raise where two dimensions are to take one axis."""
     (tensor,) = op.inputs
     takers: dict[str, list[str]] = {}
     for name in op.take:
@@ -209,7 +209,7 @@ def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
 
 
 def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None:
-    """Finds the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
+    """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
     tensors, seen = [total], {total}
     while tensors:
         tensor = tensors.pop()
@@ -226,7 +226,7 @@ def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None
 
 
 def find_invariants(body: Body) -> set[Tensor]:
-    """Finds what every iteration of a loop makes alike, of constants and what it captures."""
+    """Find what every iteration of a loop makes alike, of constants and what it captures."""
     known = {*body.captures}
     for op in body.ops:
         if not op.given and all(tensor in known for tensor in op.inputs):
@@ -235,7 +235,7 @@ def find_invariants(body: Body) -> set[Tensor]:
 
 
 def find_accumulators(planner: Planner, op: Scan) -> list[int]:
-    """Finds the carries that start at zero and are only added to, iteration by iteration."""
+    """Find the carries that start at zero and are only added to, iteration by iteration."""
     return [
         i
         for i in range(op.carries)
@@ -312,7 +312,7 @@ def settle_outcome(
     times: int,
     primal: Tensor | None = None,
 ) -> None:
-    """Settles a result of a loop or branch, which a tensor of its body becomes.
+    """Settle a result of a loop or branch, which a tensor of its body becomes.
 
     primal is the tensor that it is the gradient of, where the program does not say so itself.
     """
@@ -356,7 +356,7 @@ def settle_while(planner: Planner, op: While, times: int) -> None:
 def bring_captures(
     planner: Planner, op: Op, body: Body, first: int, times: int, rests: bool = False
 ) -> None:
-    """Brings what a body captures to where it is used: where it rests, if nothing else is read."""
+    """Bring what a body captures to where it is used: where it rests, if nothing else is read."""
     for i, inner in enumerate(body.captures, first):
         if share_free(planner, op.inputs[i], inner):
             continue

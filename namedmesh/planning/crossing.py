@@ -23,33 +23,12 @@ def count_crossing_bytes(
     blocks: int,
     way: Hop | Move | None = None,
 ) -> int:
-    """Counts what leaves one block of the mesh, such as a host, in one run of a collective.
+    """Count what leaves one block of the mesh, such as a host, in one run of a collective.
 
     Gathers and reductions go through two rings: across hosts between devices that are the same
     member of their host, each with its own part of the buffer, and inside every host. A device
     sends as much as in one ring, and no byte enters a host twice. In an AllToAll every device sends
     to every other one.
-
-    Args:
-        kind: Such as `AllReduce`.
-        bytes: The bytes of a device's buffer, on its larger side.
-        axes: The axes that it runs along.
-        mesh: The devices.
-        blocks: How many blocks of devices there are: hosts or slices.
-        way: Who sends to whom in a CollectivePermute; each to the next one if it is not known.
-
-    Returns:
-        The bytes that all devices of a block send to other blocks together; of a CollectivePermute
-        those of the block that sends most.
-
-    Example:
-        >>> mesh = Mesh(data=2, expert=4, hosts=2)
-        >>> count_crossing_bytes("AllReduce", 1000, ("data", "expert"), mesh, 2)
-        1000
-        >>> count_crossing_bytes("AllToAll", 1000, ("data", "expert"), mesh, 2)
-        2000
-        >>> count_crossing_bytes("AllReduce", 1000, ("expert",), mesh, 2)
-        0
     """
     if blocks == 1:
         return 0
@@ -76,21 +55,7 @@ def _count_senders(axes: tuple[str, ...], mesh: Mesh, blocks: int, way: Hop | Mo
 
 
 def find_moves(mesh: Mesh, before: Sharding, after: Sharding) -> Iterable[tuple[int, int]]:
-    """Finds who sends to whom where devices exchange shards of a tensor.
-
-    Args:
-        mesh: The devices.
-        before: Where the tensor lies.
-        after: Where it lies then, in as many shards along every dimension.
-
-    Returns:
-        Sender and receiver of every shard that moves, as places of the mesh.
-
-    Example:
-        >>> rows, columns = Sharding.of({"x": ["a", "b"]}), Sharding.of({"x": ["b", "a"]})
-        >>> list(find_moves(Mesh(a=2, b=2), rows, columns))
-        [(2, 1), (1, 2)]
-    """
+    """Find who sends to whom where devices exchange shards of a tensor."""
     owners = np.argsort(_number_shards(mesh, before))
     senders = owners[_number_shards(mesh, after)].tolist()
     return ((sender, place) for place, sender in enumerate(senders) if sender != place)

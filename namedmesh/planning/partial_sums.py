@@ -14,7 +14,7 @@ from namedmesh.planning.planner import Planner
 def find_passing_axes(
     planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Returns the axes along which parts of a sum pass through an op, as parts of its result.
+    """Return the axes along which parts of a sum pass through an op, as parts of its result.
 
     An op that is not linear, or that would make the parts larger, needs them added up first.
     """
@@ -45,7 +45,7 @@ def find_passing_axes(
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:
-    """Returns the operands that may be parts of a sum when the op runs.
+    """Return the operands that may be parts of a sum when the op runs.
 
     A product is linear in each of its operands, but not in several at once: the largest stays in
     parts, and the others are added up before.
@@ -71,7 +71,7 @@ def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
 
 
 def pending_axes(planner: Planner, op: Op, i: int) -> tuple[str, ...]:
-    """Returns the axes along which an operand is a part of a sum."""
+    """Return the axes along which an operand is a part of a sum."""
     place = planner.plan.shardings.get(op.inputs[i])
     return () if place is None or op.inputs[i] in planner.plan.free else place.partial
 
@@ -85,7 +85,7 @@ def divides(planner: Planner, op: Op, claims: Mapping[str, Sequence[str]]) -> bo
 def find_sums(
     planner: Planner, op: Op, asked: Placement, claims: Mapping[str, tuple[str, ...]]
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Splits the axes an op reduces over: those it leaves parts on, and those XLA reduces over."""
+    """Split the axes an op reduces over: those it leaves parts on, and those XLA reduces over."""
     groups = [claims[name] for name in sorted(asked.reduced) if name in claims]
     if groups and (op.manual or op.on_shards or (op.sums and divides(planner, op, claims))):
         return tuple(axis for axes in groups for axis in axes), []

@@ -105,7 +105,7 @@ class Plan:
     initializers: dict[str, Plan] = field(default_factory=dict)
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """Returns what one device's shard of a tensor takes, padding included.
+        """Return what one device's shard of a tensor takes, padding included.
 
         Args:
             tensor: A tensor of the program.
@@ -121,7 +121,7 @@ class Plan:
         return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
 
     def value_of(self, tensor: Tensor) -> object:
-        """Returns what equal values have in common, to be moved once.
+        """Return what equal values have in common, to be moved once.
 
         Casts of one tensor to one dtype are equal, and so is what one reader sends back.
 
@@ -142,7 +142,7 @@ class Plan:
     def count_made(
         self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
     ) -> int:
-        """Counts the first steps of a tensor's way that others' ways have made already.
+        """Count the first steps of a tensor's way that others' ways have made already.
 
         Args:
             tensor: The tensor that is moved.
@@ -171,7 +171,7 @@ class Plan:
         return [one for plan in self.initializers.values() for one in plan.collectives]
 
     def of_phase(self, phase: str) -> list[Collective]:
-        """Returns the collectives of one phase.
+        """Return the collectives of one phase.
 
         Args:
             phase: forward, backward or update, which make up a step; or init.
@@ -185,7 +185,7 @@ class Plan:
         return [collective for collective in self.collectives if collective.phase == phase]
 
     def count(self, kind: str, phase: str | None = None) -> int:
-        """Counts how many collectives of a kind one step runs.
+        """Count how many collectives of a kind one step runs.
 
         Args:
             kind: Such as `AllReduce`.
@@ -199,7 +199,7 @@ class Plan:
         return sum(one.times for one in collectives if one.kind == kind)
 
     def total_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Returns the bytes per device that one step communicates.
+        """Return the bytes per device that one step communicates.
 
         Args:
             phases: The phases to add up; by default those of a step.
@@ -210,7 +210,7 @@ class Plan:
         return sum(c.total_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
 
     def total_wire_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Returns the bytes that one device sends in one step, by the usual algorithms.
+        """Return the bytes that one device sends in one step, by the usual algorithms.
 
         Args:
             phases: The phases to add up; by default those of a step.
@@ -221,7 +221,7 @@ class Plan:
         return sum(c.total_wire_bytes for phase in phases for c in self.of_phase(phase))
 
     def total_host_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Returns the bytes that one host's devices send to other hosts in one step.
+        """Return the bytes that one host's devices send to other hosts in one step.
 
         Args:
             phases: The phases to add up; by default those of a step.
@@ -232,7 +232,7 @@ class Plan:
         return sum(c.total_host_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
 
     def total_slice_bytes(self, phases: Iterable[str] = PHASES) -> int:
-        """Returns the bytes that one slice's devices send to other slices in one step.
+        """Return the bytes that one slice's devices send to other slices in one step.
 
         Args:
             phases: The phases to add up; by default those of a step.
@@ -249,7 +249,7 @@ class Plan:
         return format_communication(phases, self.mesh)
 
     def tensor_rows(self) -> Iterator[TensorRow]:
-        """Yields a row for each tensor but scalars and a derivative's inner values."""
+        """Yield a row for each tensor but scalars and a derivative's inner values."""
         for op in every_op(self.program.ops):
             for tensor in op.outputs:
                 inner = op.derived and tensor.primal is None
@@ -267,7 +267,7 @@ class Plan:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the plan as values that JSON has: where tensors lie, collectives and totals.
+        """Return the plan as values that JSON has: where tensors lie, collectives and totals.
 
         Example:
             >>> import namedmesh as nm
@@ -318,7 +318,7 @@ class Plan:
         return {block: totals[block] for block in self.mesh.blocks}
 
     def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
-        """Writes the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
+        """Write the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
 
         Args:
             path: The file to write.
@@ -333,7 +333,7 @@ class Plan:
         write_file(name, write_plan(document, lines).encode(), "the plan")
 
     def report(self, path: str | os.PathLike, **options: Any) -> None:
-        """Writes the plan as one HTML page, as `nm.report` does.
+        """Write the plan as one HTML page, as `nm.report` does.
 
         Args:
             path: The file to write.

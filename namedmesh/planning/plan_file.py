@@ -24,15 +24,7 @@ _TABLES = ("tensors", "collectives")
 
 
 def write_plan(document: Mapping[str, Any], lines: bool) -> str:
-    """Writes a plan as JSON of which a person can read the changes.
-
-    Args:
-        document: What `Plan.to_json` returned, and a cost if there is one.
-        lines: Whether lines and ops have their numbers, which change with every edit above them.
-
-    Returns:
-        The text, equal for equal plans.
-    """
+    """Write a plan as JSON of which a person can read the changes."""
     facts = {"format": FORMAT, "version": VERSION}
     facts |= {name: value for name, value in document.items() if name not in _TABLES}
     parts = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in facts.items()]

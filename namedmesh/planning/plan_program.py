@@ -43,7 +43,7 @@ RULES: dict[str, Callable[[Planner, Any, int], None]] = {
 
 
 def settle_op(planner: Planner, op: Op, times: int) -> None:
-    """Plans one op by the rule that it declares."""
+    """Plan one op by the rule that it declares."""
     RULES[op.rule](planner, op, times)
 
 
@@ -58,7 +58,7 @@ def plan(
     *,
     conflicts: str = "error",
 ) -> Plan:
-    """Decides where every tensor of a program lies, and with that every collective.
+    """Decide where every tensor of a program lies, and with that every collective.
 
     Needs no devices and neither TensorFlow nor jax.
 
@@ -102,20 +102,7 @@ def plan(
 def plan_step(
     program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
 ) -> Plan:
-    """Plans a step alone: neither how its variables are made nor what the layout leaves unused.
-
-    Args:
-        program: What `nm.trace` returned.
-        mesh: The devices, along named axes.
-        layout: Which dimensions lie on which mesh axes.
-        params: The same for parameters at rest, where it differs.
-
-    Returns:
-        The plan, without initializers and warnings.
-
-    Raises:
-        NamedMeshError: As `plan` does.
-    """
+    """Plan a step alone: neither how its variables are made nor what the layout leaves unused."""
     return _plan_step(program, mesh, layout, params, "error")[0]
 
 
@@ -126,7 +113,7 @@ def _plan_step(
     params: LayoutLike | None,
     conflicts: str,
 ) -> tuple[Plan, Planner]:
-    """Plans a step; returns the planner of the last pass too."""
+    """Plan a step; returns the planner of the last pass too."""
     if not isinstance(program, Program):
         given = getattr(program, "__name__", repr(program))
         raise NamedMeshError(
@@ -165,7 +152,7 @@ def _plan_step(
 
 
 def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
-    """Plans a variable's first value: made where it rests, no shard ever on another device."""
+    """Plan a variable's first value: made where it rests, no shard ever on another device."""
     place = step.shardings[step.program.variables[name].tensor]
     layout = Layout(place.mapping)
     plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
@@ -174,7 +161,7 @@ def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
 
 
 def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
-    """Raises for patterns of names that are not in params=, or that no parameter has."""
+    """Raise for patterns of names that are not in params=, or that no parameter has."""
     if layout.exempt:
         raise NamedMeshError(
             f"the layout exempts parameters by name: {', '.join(layout.exempt)}",
@@ -195,7 +182,7 @@ def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
 
 
 def _suggest_pattern(pattern: str, names: Sequence[str]) -> str:
-    """Returns the closest ending of a name for a pattern, or says how patterns are written."""
+    """Return the closest ending of a name for a pattern, or says how patterns are written."""
     words = {name.rpartition("/")[2] for name in names}
     endings = {*words, *(word.rpartition("_")[2] for word in words)}
     close = difflib.get_close_matches(pattern.strip("*/"), sorted(endings), n=1)

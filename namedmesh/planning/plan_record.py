@@ -56,18 +56,7 @@ class TensorRecord:
 
 
 def shape_of(place: str) -> str:
-    """Returns a place without its axes: the dtype, and the dimensions with their sizes.
-
-    Args:
-        place: What a `TensorRecord` has.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> shape_of("float32[batch=8/data, model=4]")
-        'float32[batch=8, model=4]'
-    """
+    """Return a place without its axes: the dtype, and the dimensions with their sizes."""
     return re.sub(r"/[^,\]]*", "", place.partition(" parts/")[0])
 
 
@@ -176,7 +165,7 @@ class PlanRecord:
 
     @classmethod
     def of_plan(cls, plan: Plan, cost: Mapping[str, Any] | None = None) -> PlanRecord:
-        """Makes the record of a plan, exactly as if it were written and read back.
+        """Make the record of a plan, exactly as if it were written and read back.
 
         Args:
             plan: The plan.
@@ -190,7 +179,7 @@ class PlanRecord:
 
 
 def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
-    """Reads a plan that was saved: by this version or another, on this machine or another.
+    """Read a plan that was saved: by this version or another, on this machine or another.
 
     Args:
         path: A file that `Plan.save` wrote.
@@ -216,17 +205,7 @@ def load_plan(path: str | os.PathLike[str]) -> PlanRecord:
 
 
 def read_text(path: str) -> str:
-    """Reads a text of a size that can be a plan's.
-
-    Args:
-        path: The file.
-
-    Returns:
-        The text.
-
-    Raises:
-        NamedMeshError: If it is not there, not a file, too large, or not text.
-    """
+    """Read a text of a size that can be a plan's."""
     try:
         if os.path.exists(path) and not os.path.isfile(path):
             raise NamedMeshError(f"{path!r} is not a file", fix="give the file of a plan")
@@ -244,18 +223,7 @@ def read_text(path: str) -> str:
 
 
 def parse_json(text: str, label: str) -> Any:
-    """Parses JSON.
-
-    Args:
-        text: The text.
-        label: What errors call it.
-
-    Returns:
-        Its value.
-
-    Raises:
-        NamedMeshError: If it is not JSON.
-    """
+    """Parse JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -265,18 +233,7 @@ def parse_json(text: str, label: str) -> Any:
 
 
 def read_plan(text: str, label: str) -> PlanRecord:
-    """Reads the text of a saved plan.
-
-    Args:
-        text: What a file has.
-        label: What errors call it.
-
-    Returns:
-        The record of the plan.
-
-    Raises:
-        NamedMeshError: As `load_plan` says.
-    """
+    """Read the text of a saved plan."""
     value = parse_json(text, label)
     if not isinstance(value, dict) or value.get("format") != FORMAT:
         raise NamedMeshError(f"{label!r} is not a saved plan", fix=AGAIN)
@@ -379,7 +336,7 @@ def _read_cost(cost: JsonCursor) -> dict[str, Any]:
 
 
 def _check_totals(document: JsonCursor, record: PlanRecord) -> None:
-    """Notes totals of a file that its collectives do not add up to."""
+    """Note totals of a file that its collectives do not add up to."""
     totals = {"bytes": "bytes_per_device", "wire_bytes": "wire_bytes_per_device"}
     crossing = {f"{block}_bytes": f"bytes_leaving_a_{block}" for block in ("host", "slice")}
     totals |= {name: key for name, key in crossing.items() if document.has(key)}

@@ -21,22 +21,12 @@ Default: TypeAlias = tuple[Tensor, str, str]
 
 
 def spell_in_ascii(name: str) -> str:
-    """Spells other letters by their numbers: TensorFlow's scopes and XLA's metadata are ASCII."""
+    """Spell other letters by their numbers: TensorFlow's scopes and XLA's metadata are ASCII."""
     return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
 
 
 class Planner:
-    """Fills in a plan, op by op; which rule settles an op is the caller's to say.
-
-    Args:
-        plan: The plan to fill in.
-        separate: Whether parameters rest under a layout of their own.
-        label: What is put before the names of ops.
-        settle_op: Plans one op that runs so many times in a step.
-        take_cheapest: Whether operands that disagree are moved the cheapest way.
-        yielded: The axes that tensors do not take though the layout would give them, each with the
-            dimension that has it instead.
-    """
+    """Fills in a plan, op by op; which rule settles an op is the caller's to say."""
 
     def __init__(
         self,
@@ -76,7 +66,7 @@ class Planner:
         self.returned = Counter(results)  # how often each is a result of a body or the program
 
     def plan_program(self, results: Sequence[Sharding] | None) -> None:
-        """Plans inputs, variables, every op, then the program's results and updates."""
+        """Plan inputs, variables, every op, then the program's results and updates."""
         program, shardings = self.plan.program, self.plan.shardings
         for name, tensor in program.inputs.items():
             shardings[tensor] = self.default_sharding(
@@ -109,17 +99,17 @@ class Planner:
             self.bring_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
 
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
-        """Plans ops in order; times is how often each runs in one step."""
+        """Plan ops in order; times is how often each runs in one step."""
         for op in ops:
             if not op.given:
                 self.settle_op(self, op, times)
 
     def count_uses(self, tensor: Tensor) -> int:
-        """Counts how often a tensor is read, or is a result of a body or the program."""
+        """Count how often a tensor is read, or is a result of a body or the program."""
         return len(self.consumers.get(tensor, ())) + self.returned[tensor]
 
     def sole_reader(self, tensor: Tensor) -> Op | None:
-        """Returns the only op that reads a tensor that nothing else uses."""
+        """Return the only op that reads a tensor that nothing else uses."""
         readers = self.consumers.get(tensor, ())
         return readers[0] if len(readers) == 1 and not self.returned[tensor] else None
 
@@ -134,18 +124,18 @@ class Planner:
         return tensor in self.open or (place is not None and bool(place.partial))
 
     def layout_axes(self, layout: Layout, name: str) -> tuple[str, ...]:
-        """Returns the axes of more than one device that a layout gives a name."""
+        """Return the axes of more than one device that a layout gives a name."""
         return tuple(axis for axis in layout.axes(name) if self.mesh.axes[axis] > 1)
 
     def default_sharding(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
-        """Returns the layout's sharding of a tensor."""
+        """Return the layout's sharding of a tensor."""
         held, contested = self.give_due_axes(tensor, {}, frozenset(whole), layout)
         for axis, names in contested.items():
             held = self.give_axis(held, self.prefer(tensor, axis, names, layout), axis, layout)
         return Sharding.of(held, whole)
 
     def prefer(self, tensor: Tensor, axis: str, names: Sequence[str], layout: Layout) -> str:
-        """Chooses, of dimensions that want one axis, the one the layout has first, and notes it."""
+        """Choose, of dimensions that want one axis, the one the layout has first, and notes it."""
         first, *others = sorted(names, key=list(layout.rules).index)
         stays = f"{', '.join(others)} stay{'s' if len(others) == 1 else ''} whole"
         self.plan.decisions[f"{first} holds {axis}, {stays}: the layout has {first} first"].append(
@@ -156,7 +146,7 @@ class Planner:
     def give_axis(
         self, held: Mapping[str, tuple[str, ...]], name: str, axis: str, layout: Layout
     ) -> dict[str, tuple[str, ...]]:
-        """Returns who holds what when a dimension takes an idle axis, in the layout's order."""
+        """Return who holds what when a dimension takes an idle axis, in the layout's order."""
         now = held.get(name, ())
         return {
             **held,
@@ -170,7 +160,7 @@ class Planner:
         whole: frozenset[str],
         layout: Layout,
     ) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
-        """Gives every idle axis to the dimension that the layout maps to it.
+        """Give every idle axis to the dimension that the layout maps to it.
 
         Returns the axes that each dimension then holds, and the axes that two dimensions want. At
         rest an axis goes to the dimension that the params layout has first.
@@ -197,7 +187,7 @@ class Planner:
         return full, {axis: names for axis, names in wants.items() if len(names) > 1}
 
     def layout_of(self, op: Op) -> Layout:
-        """Returns the layout of an op's results: params for what comes from parameters alone."""
+        """Return the layout of an op's results: params for what comes from parameters alone."""
         return self.plan.params if self.rests(op) else self.plan.layout
 
     def rests(self, op: Op) -> bool:
@@ -210,7 +200,7 @@ class Planner:
         return bool(ranked) and all(tensor in self.resting for tensor in ranked)
 
     def bring_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
-        """Brings an operand to where the op needs it."""
+        """Bring an operand to where the op needs it."""
         tensor = op.inputs[i]
         if tensor in self.plan.free:
             self.plan.made[op, i] = target
@@ -224,13 +214,13 @@ class Planner:
                 self.record_transfers(op, tensor, self.new_steps(tensor, steps), times)
 
     def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
-        """Returns the steps of a way that no other reader's way begins with."""
+        """Return the steps of a way that no other reader's way begins with."""
         made = self.plan.count_made(tensor, steps, self.moved)
         self.moved.update((self.plan.value_of(tensor), step.result) for step in steps)
         return steps[made:]
 
     def bring_capture(self, inner: Tensor, target: Sharding) -> None:
-        """Brings what a loop captures to where its body reads it, once, before the loop."""
+        """Bring what a loop captures to where its body reads it, once, before the loop."""
         loop, i, times = self.captures[inner]
         places = self.plan.captured.setdefault(loop, {})
         if (inner, target) in places:
@@ -246,7 +236,7 @@ class Planner:
     def bring_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
     ) -> None:
-        """Brings a result of the program or of a body to where it is wanted."""
+        """Bring a result of the program or of a body to where it is wanted."""
         if tensor in self.plan.free:
             self.plan.made[owner, i] = target
             return
@@ -265,18 +255,10 @@ class Planner:
         times: int,
         reduced: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Settles a result.
+        """Settle a result.
 
         Parts of a sum that a single reader reads stay as they are: it may add to them, or want
         them split.
-
-        Args:
-            op: The op that makes it.
-            tensor: The result.
-            natural: Where the op makes it.
-            final: Where it lies in the end, when all parts of a sum are added up.
-            times: How often the op runs in one step.
-            reduced: Groups of axes over which XLA reduces by itself, one by one.
         """
         if natural.partial:
             parts = [x for x in op.inputs if self.is_pending(x)]
@@ -309,7 +291,7 @@ class Planner:
     def record_transfers(
         self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
     ) -> None:
-        """Records the collectives among some transfers."""
+        """Record the collectives among some transfers."""
         for step in steps:
             if step.kind not in ("Slice", "Alone"):
                 owner, label = op, tensor.label
@@ -334,7 +316,7 @@ class Planner:
         hop: Hop | None = None,
         way: tuple[Sharding, Sharding] | None = None,
     ) -> None:
-        """Records one collective."""
+        """Record one collective."""
         dtype = dtype or tensor.dtype
         mesh = self.mesh
         ordered = tuple(axis for axis in mesh.axes if axis in axes)
@@ -368,7 +350,7 @@ class Planner:
         )
 
     def place_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
-        """Returns where the op uses an operand: a resting one is first laid out."""
+        """Return where the op uses an operand: a resting one is first laid out."""
         tensor = op.inputs[i]
         if tensor in self.open:
             return Sharding()
@@ -380,16 +362,16 @@ class Planner:
         return sharding
 
     def target(self, op: Op) -> Sharding | None:
-        """Returns where the first result must lie as the cotangent of a tensor that lies there."""
+        """Return where the first result must lie as the cotangent of a tensor that lies there."""
         return self.place_of(op.outputs[0].primal)
 
     def place_of(self, tensor: Tensor | None) -> Sharding | None:
-        """Returns where a tensor lies, if that is planned."""
+        """Return where a tensor lies, if that is planned."""
         tensor = self.planned_form(tensor)
         return None if tensor is None else self.plan.shardings[tensor].with_partial(())
 
     def planned_form(self, tensor: Tensor | None) -> Tensor | None:
-        """Returns the tensor, or the one it repeats: a dead copy is not planned itself."""
+        """Return the tensor, or the one it repeats: a dead copy is not planned itself."""
         while tensor is not None and tensor not in self.plan.shardings:
             tensor = tensor.origin
         return tensor

@@ -68,7 +68,7 @@ def settle_generic(planner: Planner, op: Op, times: int) -> None:
 def record_exchanges(
     planner: Planner, op: Op, held: Mapping[str, tuple[str, ...]], times: int
 ) -> None:
-    """Records what an op sends between devices by itself."""
+    """Record what an op sends between devices by itself."""
     shards = Shards({name: planner.mesh.size(axes) for name, axes in held.items()})
     for one in op.exchanges(shards) or ():
         axes = held[one.dim]
@@ -79,7 +79,7 @@ def record_exchanges(
 
 
 def check_placement(op: Op, asked: Placement) -> None:
-    """Raises where an op's placement names a dimension that no operand and no result has."""
+    """Raise where an op's placement names a dimension that no operand and no result has."""
     named = (
         asked.whole | asked.reduced | asked.exchanged | {*asked.renames, *asked.renames.values()}
     )
@@ -101,7 +101,7 @@ def pass_renamed(
     renames: Mapping[str, str],
     target: Sharding | None,
 ) -> dict[str, tuple[str, ...]]:
-    """Passes claims on to the dimensions that take others' places; drops those that cannot pass."""
+    """Pass claims on to the dimensions that take others' places; drops those that cannot pass."""
     found = {}
     for old, new in renames.items():
         axes = claims.get(old, ())
@@ -126,7 +126,7 @@ def settle_result(
     reduced: Sequence[Sequence[str]],
     times: int,
 ) -> None:
-    """Decides one result: what it inherits, what new dimensions take, what the freed axes go to."""
+    """Decide one result: what it inherits, what new dimensions take, what the freed axes go to."""
     target = planner.place_of(tensor.primal)
     inherited = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
     whole = frozenset(
@@ -170,7 +170,7 @@ def settle_result(
 def find_scattered(
     planner: Planner, tensor: Tensor, whole: frozenset[str], parts: Sequence[str], layout: Layout
 ) -> frozenset[str]:
-    """Finds dimensions kept whole until now that readers of a sum want on the sum's axes."""
+    """Find dimensions kept whole until now that readers of a sum want on the sum's axes."""
     return frozenset(
         name
         for name in whole
@@ -186,7 +186,7 @@ def is_free(planner: Planner, op: Op) -> bool:
 
 
 def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:
-    """Settles a tensor made of constants alone: every reader makes it where it needs it."""
+    """Settle a tensor made of constants alone: every reader makes it where it needs it."""
     plan = planner.plan
     place = place or planner.place_of(tensor.primal)
     if place is None:
@@ -207,7 +207,7 @@ def natural_sharding(
     fresh: Iterable[str],
     whole: frozenset[str],
 ) -> Sharding:
-    """Returns what an op can make directly: manual ops split new dims only where they divide."""
+    """Return what an op can make directly: manual ops split new dims only where they divide."""
     if op.manual or op in planner.plan.local:
         for name in fresh:
             if name in held and tensor.shape.size_of(name) % planner.mesh.size(held[name]):
@@ -223,7 +223,7 @@ def decide_contested(
     contested: dict[str, list[str]],
     layout: Layout,
 ) -> dict[str, tuple[str, ...]]:
-    """Gives an axis that two dimensions want to the one a reader expects, or the layout has first.
+    """Give an axis that two dimensions want to the one a reader expects, or the layout has first.
 
     After the forward pass, what nobody expects stays idle.
     """
@@ -239,7 +239,7 @@ def decide_contested(
 def find_expected_holder(
     planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]
 ) -> str | None:
-    """Finds the dimension that a reader, directly or through elementwise ops, wants on an axis."""
+    """Find the dimension that a reader, directly or through elementwise ops, wants on an axis."""
     seen = {tensor}
     readers = list(reversed(planner.consumers.get(tensor, ())))  # depth first, the next one last
     while readers:

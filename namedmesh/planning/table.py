@@ -29,7 +29,7 @@ class TensorRow:
 
 
 def format_tensors(tensors: Iterable[TensorRow]) -> str:
-    """Formats every tensor with the axes its dimensions hold; equal rows once."""
+    """Format every tensor with the axes its dimensions hold; equal rows once."""
     rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
     for one in dict.fromkeys(tensors):
         padding = f"{one.padding:.0%}" if one.padding else ""
@@ -38,7 +38,7 @@ def format_tensors(tensors: Iterable[TensorRow]) -> str:
 
 
 def format_communication(phases: Mapping[str, Sequence[Collective]], mesh: Mesh) -> str:
-    """Formats every collective with the line it comes from, and the totals of each phase.
+    """Format every collective with the line it comes from, and the totals of each phase.
 
     Beside the bytes of the buffer stands what a device sends, by the usual algorithm, and what
     leaves a host or slice where there are several. Scopes have a column if there are any.
@@ -86,7 +86,7 @@ def _sum_crossing(collectives: Iterable[Collective], block: str) -> int:
 def format_plan_html(
     tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]], mesh: Mesh
 ) -> list[str]:
-    """Formats a plan for notebooks: totals, and collectives and tensors that unfold."""
+    """Format a plan for notebooks: totals, and collectives and tensors that unfold."""
     crossing = tuple(f"leaves a {block}" for block in mesh.blocks)
     sizes = ("collectives", "bytes/device", "on the wire", *crossing, "times")
     totals = [

@@ -14,18 +14,7 @@ from namedmesh.records.collective import count_wire_bytes
 def place_after_move(
     planner: Planner, tensor: Tensor, place: Sharding, take: Collection[str], give: Collection[str]
 ) -> Sharding:
-    """Finds where a tensor lies after a move.
-
-    Args:
-        planner: What knows layout and mesh.
-        tensor: What is moved.
-        place: Where it lies before.
-        take: The dimensions that take the axes the layout gives them.
-        give: The dimensions that give theirs up.
-
-    Returns:
-        The place.
-    """
+    """Find where a tensor lies after a move."""
     taken = {
         name: planner.layout_axes(planner.plan.layout, name)
         for name in take
@@ -46,17 +35,7 @@ def place_after_move(
 def price_transfers(
     mesh: Mesh, tensor: Tensor, source: Sharding, target: Sharding
 ) -> tuple[int, tuple[str, ...]]:
-    """Finds what a way costs.
-
-    Args:
-        mesh: The devices.
-        tensor: What is moved.
-        source: Where it lies.
-        target: Where it is wanted.
-
-    Returns:
-        The bytes that one device sends, and the kinds of collectives in order.
-    """
+    """Find what a way costs."""
     steps = [
         step
         for step in conversion(tensor.shape, mesh, source, target)

@@ -16,12 +16,7 @@ MOST_PADDING = 0.1
 
 
 def find_waste(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
-    """Yields a sentence for each thing a layout asks for in vain, or pays for without use.
-
-    Args:
-        plan: A plan that is filled in.
-        resting: The tensors that lie under the params layout.
-    """
+    """Yield a sentence for each thing a layout asks for in vain, or pays for without use."""
     yield from _find_idle_axes(plan)
     yield from _find_whole_dims(plan, resting)
     yield from _find_padding(plan)
@@ -29,14 +24,14 @@ def find_waste(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
 
 
 def warn_of(plan: Plan) -> None:
-    """Warns of what a plan wastes, at the user's line."""
+    """Warn of what a plan wastes, at the user's line."""
     line = caller()
     for sentence in plan.warnings:
         warnings.warn_explicit(sentence, UserWarning, line.file, line.line)
 
 
 def _find_idle_axes(plan: Plan) -> Iterator[str]:
-    """Finds mesh axes that no dimension is mapped to."""
+    """Find mesh axes that no dimension is mapped to."""
     used = {
         a for layout in (plan.layout, plan.params) for n in layout.rules for a in layout.axes(n)
     }
@@ -49,7 +44,7 @@ def _find_idle_axes(plan: Plan) -> Iterator[str]:
 
 
 def _find_whole_dims(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
-    """Finds dimensions that no tensor has on the axis the layout maps them to."""
+    """Find dimensions that no tensor has on the axis the layout maps them to."""
     held = {
         (name, axis)
         for place in plan.shardings.values()
@@ -83,7 +78,7 @@ def _find_whole_dims(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
 
 
 def _find_padding(plan: Plan) -> Iterator[str]:
-    """Finds dimensions of which more than a tenth is padding."""
+    """Find dimensions of which more than a tenth is padding."""
     seen = {
         (dim, place.axes(dim.name))
         for tensor, place in plan.shardings.items()
@@ -102,7 +97,7 @@ def _find_padding(plan: Plan) -> Iterator[str]:
 
 
 def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
-    """Finds split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
+    """Find split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
     for loop in every_op(plan.program.ops):
         if not isinstance(loop, Repetition):
             continue

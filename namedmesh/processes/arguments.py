@@ -47,19 +47,7 @@ class ProcessArguments:
     def completed(
         self, coordinator: str | None, count: int | None, index: int | None
     ) -> ProcessArguments:
-        """The same arguments with what was detected, checked again.
-
-        Args:
-            coordinator: The detected address.
-            count: The detected number of processes.
-            index: The detected index.
-
-        Returns:
-            New arguments.
-
-        Raises:
-            NamedMeshError: If what was detected contradicts what was given.
-        """
+        """The same arguments with what was detected, checked again."""
         bind = self.bind
         if bind is not None and coordinator is not None:
             bind = _with_port(bind, split_address(coordinator, "coordinator")[1])
@@ -69,7 +57,7 @@ class ProcessArguments:
         return known._check_place()
 
     def _check_place(self) -> ProcessArguments:
-        """Returns these arguments, or raises if the index is not one of the processes'."""
+        """Return these arguments, or raises if the index is not one of the processes'."""
         if self.count is not None and self.index is not None and self.index >= self.count:
             raise NamedMeshError(
                 f"process {self.index} of {self.count}: the index is too large",
@@ -88,30 +76,7 @@ def read_arguments(
     timeout: object,
     heartbeat: object,
 ) -> ProcessArguments:
-    """The arguments of start_processes, with what the environment says of those not given.
-
-    Args:
-        coordinator: As for start_processes, and so are the others.
-        count: How many processes there are.
-        index: Which one this is.
-        devices: How many virtual CPU devices it has.
-        bind: Where process 0 listens.
-        method: The detection to use.
-        timeout: Seconds to wait for the others.
-        heartbeat: Seconds without a sign of life.
-
-    Returns:
-        The arguments.
-
-    Raises:
-        NamedMeshError: If one of them cannot be right.
-
-    Example:
-        >>> from namedmesh.processes.arguments import read_arguments
-        >>> one = read_arguments("10.0.0.1:8476", 2, 1, None, None, None, 300, 10)
-        >>> one.coordinator, one.index
-        ('10.0.0.1:8476', 1)
-    """
+    """The arguments of start_processes, with what the environment says of those not given."""
     address = _text("coordinator", coordinator, COORDINATOR)
     if address is not None:
         split_address(address, "coordinator")
@@ -131,23 +96,7 @@ def read_arguments(
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """The host and the port of an address.
-
-    Args:
-        address: `host:port`; an IPv6 host is in brackets.
-        what: What errors call it.
-
-    Returns:
-        The host, without brackets, and the port.
-
-    Raises:
-        NamedMeshError: If it is not an address with a port.
-
-    Example:
-        >>> from namedmesh.processes.arguments import split_address
-        >>> split_address("[::1]:8476", "coordinator")
-        ('::1', 8476)
-    """
+    """The host and the port of an address."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     plain = host[1:-1] if bracketed else host
@@ -200,18 +149,7 @@ def _number(name: str, value: object, variable: str, least: int) -> int | None:
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Returns a time in seconds, or raises.
-
-    Args:
-        name: The argument.
-        value: What it was given.
-
-    Returns:
-        The seconds.
-
-    Raises:
-        NamedMeshError: If it is not a positive number.
-    """
+    """Return a time in seconds, or raises."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not 0 < value <= 10**6:  # type: ignore[operator]
         raise NamedMeshError(

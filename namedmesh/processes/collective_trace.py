@@ -27,11 +27,7 @@ _trace: CollectiveTrace | None = None
 
 
 def current_trace() -> CollectiveTrace | None:
-    """The trace of this process; None if nobody asked for one.
-
-    Returns:
-        The trace, which the first call starts.
-    """
+    """The trace of this process; None if nobody asked for one."""
     global _trace
     if _trace is None and os.environ.get(VARIABLE) not in (None, "", "0"):
         _trace = CollectiveTrace()
@@ -54,13 +50,7 @@ class CollectiveTrace:
     def learn(
         self, program: str, text: str, pairs: Iterable[tuple[Collective, CompiledCollective]]
     ) -> None:
-        """Learns the collectives of a program.
-
-        Args:
-            program: Its name.
-            text: The compiled program.
-            pairs: Planned collectives, each with the one that the compiler made for it.
-        """
+        """Learn the collectives of a program."""
         planned: dict[str, list[Collective]] = {}
         for collective, compiled in pairs:
             planned.setdefault(compiled.name, []).append(collective)
@@ -71,13 +61,13 @@ class CollectiveTrace:
         }
 
     def begin(self) -> None:
-        """Forgets the collectives of the step before."""
+        """Forget the collectives of the step before."""
         self.pass_on()
         os.ftruncate(self._log, 0)
         self._shown = 0
 
     def pass_on(self) -> None:
-        """Writes to the screen what is not about collectives and was not written yet."""
+        """Write to the screen what is not about collectives and was not written yet."""
         data = self._read()[self._shown :]
         self._shown += len(data)
         lines = data.decode(errors="replace").splitlines(keepends=True)
@@ -86,14 +76,7 @@ class CollectiveTrace:
             os.write(self._screen, "".join(others).encode())
 
     def last(self, program: str) -> str:
-        """The collectives that the devices of this process have begun last in this step.
-
-        Args:
-            program: The program that the step is of.
-
-        Returns:
-            Their names in the plan; empty if there are none yet.
-        """
+        """The collectives that the devices of this process have begun last in this step."""
         latest: dict[str, int] = {}  # by thread: each device's step runs on one
         for thread, channel in _BEGINS.findall(self._read().decode(errors="replace")):
             latest[thread] = int(channel)

@@ -19,10 +19,6 @@ class Connections:
     """The connections of this process: process 0 has one with each other, they have one with it.
 
     Nothing is sent. An end of a connection is a hint and no proof: networks close some too.
-
-    Args:
-        sockets: The connections by process.
-        coordinator: Where process 0 listens.
     """
 
     def __init__(self, sockets: Mapping[int, socket.socket], coordinator: tuple[str, int]):
@@ -37,7 +33,7 @@ class Connections:
         os.register_at_fork(after_in_child=self._close)  # else a child would keep them open
 
     def _close(self) -> None:
-        """Closes this process's ends."""
+        """Close this process's ends."""
         for one in self._sockets.values():
             one.close()
         self._sockets = {}
@@ -51,11 +47,7 @@ class Connections:
         return {numbers[number] for number, _ in waiter.poll(0)}
 
     def wait_for_end(self, index: int) -> None:
-        """Waits until the connection with a process is closed.
-
-        Args:
-            index: The process.
-        """
+        """Wait until the connection with a process is closed."""
         with contextlib.suppress(OSError):
             self._sockets[index].recv(1)
 

@@ -17,21 +17,7 @@ _rounds: dict[str, int] = {}  # how often each subject was exchanged
 def exchange_texts(
     what: str, index: int, count: int, text: str, timeout: float
 ) -> list[str | None]:
-    """Stores a text and waits for those of the other processes.
-
-    Args:
-        what: What the text says; calls with the same words meet each other in order.
-        index: Which process this is.
-        count: How many there are.
-        text: What this process has to say.
-        timeout: Seconds to wait for the others.
-
-    Returns:
-        The texts by process; None for those that did not come in time, or have stopped.
-
-    Raises:
-        NamedMeshError: If the coordinator does not answer.
-    """
+    """Store a text and waits for those of the other processes."""
     client, number = coordination_client(), _rounds.get(what, 0) + 1
     _rounds[what] = number
     deadline = time.monotonic() + timeout
@@ -71,23 +57,11 @@ def _key(what: str, number: int, index: int) -> str:
 
 
 def store_text(name: str, text: str) -> None:
-    """Stores a text for all processes, in the place of the one before.
-
-    Args:
-        name: Where, e.g. `life/3`.
-        text: The text.
-    """
+    """Store a text for all processes, in the place of the one before."""
     coordination_client().key_value_set(f"namedmesh/{name}", text, allow_overwrite=True)
 
 
 def read_texts(folder: str) -> dict[str, str]:
-    """The texts that are stored now in one folder.
-
-    Args:
-        folder: The part of their names before the last slash.
-
-    Returns:
-        The texts by the rest of their names.
-    """
+    """The texts that are stored now in one folder."""
     entries = coordination_client().key_value_dir_get(f"namedmesh/{folder}/")
     return {name.rpartition("/")[2]: text for name, text in entries}

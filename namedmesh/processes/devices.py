@@ -19,7 +19,7 @@ _MOST = 2**20  # virtual devices of one process
 
 
 def use_cpu_devices(count: int) -> None:
-    """Makes jax show at least this many virtual CPU devices.
+    """Make jax show at least this many virtual CPU devices.
 
     Call it before anything else uses jax's devices. It has no effect on GPUs and TPUs.
 
@@ -53,16 +53,6 @@ def device_mesh(mesh: Mesh) -> JaxMesh:
 
     They are counted host by host: the first axes of the mesh go across hosts. On a CPU that has not
     started yet, as many virtual devices as the mesh needs are made.
-
-    Args:
-        mesh: The mesh.
-
-    Returns:
-        The devices in a mesh of the same axes.
-
-    Raises:
-        NamedMeshError: If there are fewer devices than the mesh has, or they lie on other hosts
-            than it says.
     """
     platforms = os.environ.get("JAX_PLATFORMS", "").split(",")
     if not devices_are_fixed() and not is_one_of_several() and platforms[0] in ("", "cpu"):
@@ -75,15 +65,7 @@ def device_mesh(mesh: Mesh) -> JaxMesh:
 
 
 def arrange_devices(devices: Sequence[Any], mesh: Mesh) -> JaxMesh:
-    """Devices in the places that a mesh gives them.
-
-    Args:
-        devices: At least as many of jax's devices as the mesh has, host by host.
-        mesh: The mesh.
-
-    Returns:
-        The devices in a mesh of the same axes.
-    """
+    """Devices in the places that a mesh gives them."""
     order = mesh.device_assignment or range(mesh.devices)
     grid = np.array([devices[i] for i in order]).reshape(tuple(mesh.axes.values()))
     return JaxMesh(grid, tuple(mesh.axes))

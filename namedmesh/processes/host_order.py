@@ -10,14 +10,7 @@ from namedmesh.errors.errors import NamedMeshError
 
 
 def order_by_host(devices: Iterable[Any]) -> list[Any]:
-    """Sorts devices so that those of a slice follow each other, and in it those of a process.
-
-    Args:
-        devices: jax's devices.
-
-    Returns:
-        The devices; those of one process in the order in which they were.
-    """
+    """Sort devices so that those of a slice follow each other, and in it those of a process."""
     return sorted(devices, key=lambda one: (_slice_of(one), one.process_index))
 
 
@@ -27,18 +20,10 @@ def _slice_of(device: Any) -> int:
 
 
 def check_hosts(devices: Sequence[Any], mesh: Mesh) -> None:
-    """Raises where a mesh says that its devices lie on other hosts than they do.
+    """Raise where a mesh says that its devices lie on other hosts than they do.
 
     A host has the devices of one process, or of several whole ones. Virtual CPU devices of a single
     process stand in for those of any number of hosts.
-
-    Args:
-        devices: The mesh's devices, host by host.
-        mesh: The mesh.
-
-    Raises:
-        NamedMeshError: The devices of a process lie on two hosts of the mesh, or it has another
-            number of slices.
     """
     processes = [one.process_index for one in devices]
     count = len({*processes})

@@ -11,7 +11,7 @@ import sys
 
 
 def guard_groups() -> None:
-    """Reads groups until the launcher is gone, then kills those that are left."""
+    """Read groups until the launcher is gone, then kills those that are left."""
     groups: set[int] = set()
     for line in sys.stdin:
         group = int(line[1:])

@@ -29,25 +29,7 @@ _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, and what to do when it fails.
-
-    Args:
-        command: The program of every process, and its arguments.
-        processes: How many processes to start.
-        devices: The virtual CPU devices of each; None leaves that to the program.
-        restarts: How often to start all processes again after one of them has failed.
-        grace: Seconds for the others to stop by themselves when one has failed. Then they get
-            SIGTERM, and as much later SIGKILL.
-
-    Raises:
-        NamedMeshError: If there is no command, or a number is not what it should be.
-
-    Example:
-        >>> from namedmesh.processes.launcher import Launch
-        >>> launch = Launch(["python", "train.py"], 4, restarts=3)
-        >>> launch.environment(2, 40000)["JAX_PROCESS_ID"]
-        '2'
-    """
+    """What to start, and what to do when it fails."""
 
     command: Sequence[str]
     processes: int
@@ -69,7 +51,7 @@ class Launch:
             raise NamedMeshError(f"grace={self.grace!r}", fix="give seconds, 0 or more")
 
     def _check(self, name: str, value: object, least: int, most: int) -> None:
-        """Raises unless a number is whole and within bounds."""
+        """Raise unless a number is whole and within bounds."""
         number = whole_number(value)
         if number is None or not least <= number <= most:
             raise NamedMeshError(
@@ -77,15 +59,7 @@ class Launch:
             )
 
     def environment(self, index: int, port: int) -> dict[str, str]:
-        """What a process finds in its environment, for `nm.runtime.start_processes`.
-
-        Args:
-            index: Which process.
-            port: The port of the coordinator, which is the first process.
-
-        Returns:
-            The variables, those of this process among them.
-        """
+        """What a process finds in its environment, for `nm.runtime.start_processes`."""
         own = {
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "JAX_NUM_PROCESSES": str(self.processes),
@@ -97,22 +71,12 @@ class Launch:
 
 
 def launch_processes(launch: Launch) -> int:
-    """Runs processes until they have ended, and starts them again when one fails.
+    """Run processes until they have ended, and starts them again when one fails.
 
     Their lines are passed on with their number before them, e.g. `[2] step 100`. SIGTERM, SIGINT
     and SIGHUP are passed on to all of them, after which nothing is started again; a second SIGINT
     kills them. Whatever they have started is killed when they have ended, and all of it when this
     process is killed.
-
-    Args:
-        launch: What to start.
-
-    Returns:
-        0 if all processes ended with 0; else the status of the one that failed first, after the
-        last restart: 128 and the signal's number if a signal ended it.
-
-    Raises:
-        NamedMeshError: If the command cannot be run.
     """
     with _note_signals() as received, _start_guard() as guard:
         status = _Attempt(launch, received, guard).run()
@@ -125,7 +89,7 @@ def launch_processes(launch: Launch) -> int:
 
 
 def _tell(text: str) -> None:
-    """Writes a line about the processes to standard error."""
+    """Write a line about the processes to standard error."""
     print(f"[launch] {text}", file=sys.stderr, flush=True)
 
 
@@ -142,7 +106,7 @@ class _Attempt:
         self._asked = self._killed = math.inf  # when SIGTERM and SIGKILL are due
 
     def run(self) -> int:
-        """Starts the processes and returns the status of the first failure."""
+        """Start the processes and returns the status of the first failure."""
         try:
             with _reserve_port() as port:
                 if not self._received:
@@ -160,7 +124,7 @@ class _Attempt:
         return interrupted if self._failed is None else self._failed
 
     def _start(self, port: int) -> None:
-        """Starts every process in a session of its own."""
+        """Start every process in a session of its own."""
         for index in range(self.launch.processes):
             try:
                 process = subprocess.Popen(
@@ -185,12 +149,12 @@ class _Attempt:
                 self._selector.register(pipe, selectors.EVENT_READ, (index, out))
 
     def _tell_guard(self, sign: str, group: int) -> None:
-        """Tells the guard that a group begins or ends."""
+        """Tell the guard that a group begins or ends."""
         with contextlib.suppress(OSError):
             os.write(self._guard, f"{sign}{group}\n".encode())
 
     def _pass_lines(self, seconds: float) -> None:
-        """Passes on what the processes write within some seconds."""
+        """Pass on what the processes write within some seconds."""
         if not self._selector.get_map():
             time.sleep(seconds)
         for key, _ in self._selector.select(seconds):
@@ -208,7 +172,7 @@ class _Attempt:
             self._write(out, b"".join(b"[%d] %s\n" % (index, line) for line in lines))
 
     def _write(self, out: TextIO, text: bytes) -> None:
-        """Writes lines; if nobody reads them any more, the processes are asked to stop."""
+        """Write lines; if nobody reads them any more, the processes are asked to stop."""
         try:
             out.buffer.write(text)
             out.flush()
@@ -217,20 +181,20 @@ class _Attempt:
             self._received.append(signal.SIGTERM)
 
     def _pass_signals(self) -> None:
-        """Passes on the signals that this process got since the last time."""
+        """Pass on the signals that this process got since the last time."""
         fresh, self._forwarded = self._received[self._forwarded :], len(self._received)
         for number in fresh:
             kills = self._received.count(signal.SIGINT) > 1
             self._send(signal.SIGKILL if kills else number)
 
     def _send(self, number: int) -> None:
-        """Sends a signal to the processes that have not ended."""
+        """Send a signal to the processes that have not ended."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
     def _look_for_failure(self) -> None:
-        """Notes the first process that ended with a status other than 0."""
+        """Note the first process that ended with a status other than 0."""
         failed = [index for index, one in enumerate(self._processes) if one.poll()]
         if self._failed is not None or not failed:
             return
@@ -242,7 +206,7 @@ class _Attempt:
         _tell(f"process {failed[0]} ended with status {self._failed}{name}")
 
     def _stop_the_rest(self) -> None:
-        """Ends processes that have not stopped by themselves after one has failed."""
+        """End processes that have not stopped by themselves after one has failed."""
         now = time.monotonic()
         for due, number in ((self._asked, signal.SIGTERM), (self._killed, signal.SIGKILL)):
             if now < due:
@@ -266,7 +230,7 @@ class _Attempt:
             self._tell_guard("-", process.pid)
 
     def _drain(self) -> None:
-        """Passes on the last lines; does not wait for a pipe that somebody else keeps open."""
+        """Pass on the last lines; does not wait for a pipe that somebody else keeps open."""
         end = time.monotonic() + _DRAIN
         while self._selector.get_map() and time.monotonic() < end:
             self._pass_lines(_TICK)
@@ -277,7 +241,7 @@ class _Attempt:
 
 @contextlib.contextmanager
 def _note_signals() -> Iterator[list[int]]:
-    """Notes signals in a list instead of being stopped by them."""
+    """Note signals in a list instead of being stopped by them."""
     received: list[int] = []
     handlers: Mapping[int, object] = {
         one: signal.signal(one, lambda number, _frame: received.append(number)) for one in FORWARDED

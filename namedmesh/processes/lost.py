@@ -28,15 +28,7 @@ class LostProcess(NamedMeshError):
 
 
 def find_lost(problem: str, error: Exception) -> LostProcess | None:
-    """The error for a failure that another process has caused by going away.
-
-    Args:
-        problem: What failed.
-        error: What jax raised.
-
-    Returns:
-        An error that names the process; None if the failure is another one.
-    """
+    """The error for a failure that another process has caused by going away."""
     watch = current_watch()
     first_line = str(error).strip().partition("\n")[0][:300]
     if watch is None or not any(sign in str(error).lower() for sign in _SIGNS):
@@ -66,12 +58,9 @@ def find_lost(problem: str, error: Exception) -> LostProcess | None:
 
 
 def leave_in_order(watch: Watch) -> None:
-    """Makes this process leave at once when it ends with an error, and the others learn of it.
+    """Make this process leave at once when it ends with an error, and the others learn of it.
 
     By itself jax would wait for all processes to end, and abort after a while.
-
-    Args:
-        watch: The watch of this process.
     """
     atexit.register(_leave, watch)
 

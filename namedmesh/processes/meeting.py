@@ -26,19 +26,7 @@ _SAME = "start every process with the same code, packages, settings and data"
 
 
 def meet(arguments: ProcessArguments, versions: str) -> Connections:
-    """Waits until all processes have come to the coordinator's address.
-
-    Args:
-        arguments: Which process this is, and where to meet.
-        versions: What it runs; processes with other versions are refused.
-
-    Returns:
-        The connections by which they met.
-
-    Raises:
-        NamedMeshError: In every process that came, if one is missing, came twice, counts
-            differently or runs other versions; or if the address leads nowhere.
-    """
+    """Wait until all processes have come to the coordinator's address."""
     hello = {"index": arguments.index, "count": arguments.count, "versions": versions}
     meeting = _receive if arguments.index == 0 else _visit
     answer, sockets = meeting(arguments, hello)
@@ -191,7 +179,7 @@ def _answer(problem: str, *details: str, fix: str = "") -> Message:
 
 
 def _say(peer: socket.socket, message: Message) -> None:
-    """Sends one line; whoever has gone meanwhile does not matter here."""
+    """Send one line; whoever has gone meanwhile does not matter here."""
     try:
         peer.sendall(json.dumps(message).encode() + b"\n")
     except OSError:

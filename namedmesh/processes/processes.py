@@ -42,7 +42,7 @@ class Processes:
         return f"process {self.index} of {self.count}{where}"
 
     def exchange(self, what: str, text: str, *, timeout: float = AGREEMENT_SECONDS) -> list[str]:
-        """Sends a text to all processes and returns everyone's; every process must call it.
+        """Send a text to all processes and returns everyone's; every process must call it.
 
         It goes through the coordinator, not through the devices, and is for short texts.
 
@@ -84,7 +84,7 @@ class Processes:
         return [one for one in texts if one is not None]
 
     def agree(self, what: str, digest: str, *, timeout: float = AGREEMENT_SECONDS) -> None:
-        """Compares a digest between all processes; every process must call it.
+        """Compare a digest between all processes; every process must call it.
 
         Args:
             what: What the digest is of.

@@ -19,19 +19,7 @@ _LONGEST = 2.0  # seconds between two looks that count: in more, this process it
 
 
 class Silence:
-    """Seconds since the records of other processes have changed.
-
-    Args:
-        processes: Which process this is.
-        connections: Connections that end with the processes.
-
-    Example:
-        >>> from namedmesh.runtime import Processes
-        >>> silence = Silence(Processes(2, 0), None)
-        >>> silence.listen({0: {"beat": 7}, 1: {"beat": 7}})
-        >>> silence.gone, silence.longer_than(10)
-        (set(), {})
-    """
+    """Seconds since the records of other processes have changed."""
 
     def __init__(self, processes: Processes, connections: Connections | None):
         self._own, self._connections = processes.index, connections
@@ -41,11 +29,7 @@ class Silence:
         self._last = time.monotonic()
 
     def listen(self, records: Mapping[int, Mapping[str, Any]]) -> None:
-        """Notes which records have changed.
-
-        Args:
-            records: The latest record of each process.
-        """
+        """Note which records have changed."""
         now = time.monotonic()
         passed, self._last = min(now - self._last, _LONGEST), now
         closed = self._closed()
@@ -69,12 +53,5 @@ class Silence:
         return {index for index in self._closed() if self._seconds.get(index, 0.0) >= _CLOSED}
 
     def longer_than(self, seconds: float) -> dict[int, float]:
-        """The processes that have been silent for long, and how long.
-
-        Args:
-            seconds: What counts as long.
-
-        Returns:
-            The seconds by process.
-        """
+        """The processes that have been silent for long, and how long."""
         return {index: time for index, time in self._seconds.items() if time >= seconds}

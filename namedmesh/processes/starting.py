@@ -40,7 +40,7 @@ def start_processes(
     heartbeat: float = 15,
     hang_seconds: float | None = 60,
 ) -> Processes:
-    """Connects this process with the others that run the same program.
+    """Connect this process with the others that run the same program.
 
     Call it before anything uses jax's devices, in every process. Afterwards `jax.devices()` are
     the devices of all processes, and a mesh may span them. Arguments that are not given come from
@@ -103,7 +103,7 @@ def start_processes(
 
 
 def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
-    """Returns the processes that were started before, or raises if others are asked for."""
+    """Return the processes that were started before, or raises if others are asked for."""
     asked = {name: getattr(arguments, name) for name in ("coordinator", "count", "index")}
     other = [name for name, value in asked.items() if value not in (None, getattr(running, name))]
     if other:
@@ -122,7 +122,7 @@ def _watch(
     connections: Connections | None,
     heartbeat: float,
 ) -> Processes:
-    """Returns the processes, watched from now on if they are not yet."""
+    """Return the processes, watched from now on if they are not yet."""
     if current_watch() is None:
         leave_in_order(start_watch(Watch(processes, limit, connections, heartbeat)))
     return processes
@@ -158,14 +158,14 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
 
 
 def _use_devices(count: int) -> None:
-    """Gives this process so many virtual CPU devices."""
+    """Give this process so many virtual CPU devices."""
     use_cpu_devices(count)
     if not bridge.devices_are_fixed():
         jax.config.update("jax_num_cpu_devices", count)  # also where the environment says more
 
 
 def _connect(arguments: ProcessArguments) -> None:
-    """Connects with the coordinator, which process 0 starts."""
+    """Connect with the coordinator, which process 0 starts."""
     # jax's own handler would swallow SIGTERM, which a Trainer heeds and which else ends a process.
     jax.config.update("jax_enable_preemption_service", False)
     try:

@@ -40,23 +40,12 @@ _watch: Watch | None = None
 
 
 def current_watch() -> Watch | None:
-    """The watch of this process; None if it runs by itself.
-
-    Returns:
-        The watch that `start_watch` started.
-    """
+    """The watch of this process; None if it runs by itself."""
     return _watch
 
 
 def start_watch(watch: Watch) -> Watch:
-    """Starts the watch of this process.
-
-    Args:
-        watch: The watch.
-
-    Returns:
-        The watch.
-    """
+    """Start the watch of this process."""
     global _watch
     _watch = watch
     watch.start()
@@ -65,12 +54,6 @@ def start_watch(watch: Watch) -> Watch:
 
 class Watch:
     """What this process is doing, and what the others say that they are doing.
-
-    Args:
-        processes: Which process this is.
-        hang_seconds: How long a step may take before it is reported; None for ever.
-        connections: Connections that end with the processes.
-        heartbeat: Seconds without a sign of life after which jax ends all processes.
 
     Attributes:
         processes: Which process this is.
@@ -101,27 +84,20 @@ class Watch:
         self._ended = threading.Event()
 
     def start(self) -> None:
-        """Starts the thread."""
+        """Start the thread."""
         self._tell()
         threading.Thread(target=self._run, name="watch", daemon=True).start()
         if self._connections is not None and not self.processes.first:
             threading.Thread(target=self._follow_first, name="link", daemon=True).start()
 
     def say_ended(self) -> None:
-        """Tells the others that this process ends in good order."""
+        """Tell the others that this process ends in good order."""
         self._ended.set()
         store_text(f"ended/{self.processes.index}", "it has come to its end")
 
     @contextlib.contextmanager
     def step(self, program: str) -> Iterator[None]:
-        """Notes that a step runs within.
-
-        Args:
-            program: The name of the program.
-
-        Yields:
-            Nothing.
-        """
+        """Note that a step runs within."""
         if self._trace is not None:
             self._trace.begin()
         self._calls[program] += 1
@@ -133,11 +109,7 @@ class Watch:
             self._since, self._inside = time.monotonic(), False
 
     def expect(self, result: Any) -> None:
-        """Notes a result of a step that may still be running.
-
-        Args:
-            result: An array of jax.
-        """
+        """Note a result of a step that may still be running."""
         self._pending = result
 
     @property
@@ -154,9 +126,6 @@ class Watch:
         """The other processes that give no sign of life now, with their last records.
 
         It takes some seconds to find out.
-
-        Returns:
-            The records by process; those that have stopped or ended are among them.
         """
         self._raising = True
         before = self._records()
@@ -174,33 +143,18 @@ class Watch:
         }
 
     def stopped(self, kind: str = "stopped") -> dict[int, str]:
-        """The other processes that stopped with an error, and the errors.
-
-        Args:
-            kind: `ended` for those that came to their end instead.
-
-        Returns:
-            The first line of each error, by process.
-        """
+        """The other processes that stopped with an error, and the errors."""
         reasons = {int(name): reason for name, reason in read_texts(kind).items()}
         reasons.pop(self.processes.index, None)
         return dict(sorted(reasons.items()))
 
     def say_stopped(self, reason: str) -> None:
-        """Tells the others that this process stops with an error.
-
-        Args:
-            reason: The error.
-        """
+        """Tell the others that this process stops with an error."""
         self._ended.set()
         store_text(f"stopped/{self.processes.index}", reason[:300])
 
     def wait_for_others(self, seconds: float) -> None:
-        """Waits until the others have stopped too: their coordinator is in this process.
-
-        Args:
-            seconds: How long to wait at most.
-        """
+        """Wait until the others have stopped too: their coordinator is in this process."""
         start, before = time.monotonic(), self._records()
         while time.monotonic() < start + seconds:
             left = self._gone | set(self.stopped()) | {self.processes.index}
@@ -211,7 +165,7 @@ class Watch:
                 self._gone.update(self._unchanged(before))
 
     def _run(self) -> None:
-        """Tells the others what this process does, and looks what they do."""
+        """Tell the others what this process does, and looks what they do."""
         failures = 0
         while not self._ended.wait(_SECONDS) and is_one_of_several():
             try:
@@ -229,7 +183,7 @@ class Watch:
                     return
 
     def _tell(self) -> None:
-        """Stores this process's record."""
+        """Store this process's record."""
         self._beat += 1
         store_text(f"life/{self.processes.index}", json.dumps(self._record()))
 
@@ -281,7 +235,7 @@ class Watch:
         self._quiet = set(quiet)
 
     def _follow_first(self) -> None:
-        """Leaves when process 0 is gone: jax would abort without a word of what this was doing."""
+        """Leave when process 0 is gone: jax would abort without a word of what this was doing."""
         assert self._connections is not None
         self._connections.wait_for_end(0)
         if self._ended.is_set() or not is_one_of_several():
@@ -296,7 +250,7 @@ class Watch:
         )
 
     def _leave(self, problem: str, fix: str) -> None:
-        """Ends this process, whose main thread may wait inside of a step and cannot raise."""
+        """End this process, whose main thread may wait inside of a step and cannot raise."""
         alarm = threading.Timer(_GRACE, os._exit, (1,))  # should nobody read what is written
         alarm.daemon = True
         alarm.start()
@@ -308,7 +262,7 @@ class Watch:
             os._exit(1)
 
     def _stop_with_others(self) -> None:
-        """Ends this process if its step waits for a process that has stopped."""
+        """End this process if its step waits for a process that has stopped."""
         reasons, patience = self.stopped(), _GRACE
         if not reasons:
             reasons, patience = self.stopped("ended"), _PATIENCE
@@ -329,7 +283,7 @@ class Watch:
         )
 
     def _report_hang(self, limit: float) -> None:
-        """Writes what every process does if a step has taken too long; again after twice that."""
+        """Write what every process does if a step has taken too long; again after twice that."""
         records = self._records()
         slow = [record for record in records.values() if record["inside"]]
         longest = max((record["seconds"] for record in slow), default=0.0)

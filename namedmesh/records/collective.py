@@ -14,33 +14,12 @@ _PASSES = {"AllGather": 1, "AllReduce": 2, "AllToAll": 1, "ReduceScatter": 1}
 
 
 def count_passes(kind: str) -> int:
-    """Returns how often the bytes of a buffer pass through a device's link.
-
-    Args:
-        kind: The kind of collective.
-
-    Returns:
-        2 for an AllReduce, which scatters and gathers, and 1 for others.
-    """
+    """Return how often the bytes of a buffer pass through a device's link."""
     return _PASSES.get(kind, 1)
 
 
 def count_wire_bytes(kind: str, bytes: int, devices: int) -> int:
-    """Counts what one device sends, by the usual algorithm of a collective.
-
-    Args:
-        kind: Such as `AllReduce`.
-        bytes: The bytes of the buffer, on its larger side.
-        devices: How many devices communicate with each other.
-
-    Returns:
-        The bytes: of n devices each sends (n - 1) / n of the buffer in an AllGather, ReduceScatter
-        or AllToAll, twice as much in an AllReduce, and all of it in anything else.
-
-    Example:
-        >>> count_wire_bytes("AllReduce", 1000, 4), count_wire_bytes("ReduceScatter", 1000, 4)
-        (1500, 750)
-    """
+    """Count what one device sends, by the usual algorithm of a collective."""
     if kind not in _PASSES:
         return bytes
     return _PASSES[kind] * bytes * (devices - 1) // devices
@@ -71,12 +50,6 @@ class Collective:
         hop: Who sends to whom, where an op sends to its neighbours by a CollectivePermute.
         host_bytes: What all devices of one host send to other hosts, each time.
         slice_bytes: What all devices of one slice send to other slices, each time.
-
-    Example:
-        >>> sum = Collective("AllReduce", ("data",), 8, "float32", 32, 3, "loss", "sum.4",
-        ...                  "forward", Source("model.py", 7), devices=4)
-        >>> sum.wire_bytes, sum.total_wire_bytes
-        (48, 144)
     """
 
     kind: str
@@ -125,17 +98,5 @@ class Collective:
 
 
 def format_times(times: int, open_ended: bool) -> str:
-    """Formats how often a collective runs.
-
-    Args:
-        times: How often in one step.
-        open_ended: Whether a loop of unknown length runs it, which counts as one iteration.
-
-    Returns:
-        The number, with what is not known.
-
-    Example:
-        >>> format_times(3, False), format_times(3, True)
-        ('3', '3 per iteration')
-    """
+    """Format how often a collective runs."""
     return f"{times} per iteration" if open_ended else str(times)

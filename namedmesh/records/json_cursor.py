@@ -19,13 +19,6 @@ class JsonCursor:
 
     Reading a value of the wrong type notes a problem and returns a stand-in of the right type, so
     that one pass finds every problem. What is read means something only if there are none.
-
-    Example:
-        >>> document = JsonCursor({"name": 3})
-        >>> document.member("name").text(), document.member("size").number()
-        ('', 0)
-        >>> list(document.problems)
-        ['name is 3, expected text', 'size is missing']
     """
 
     value: Any
@@ -101,12 +94,12 @@ class JsonCursor:
             return default
 
     def wrong(self, expected: str) -> None:
-        """Notes that this is not what was expected, unless it is known to be missing."""
+        """Note that this is not what was expected, unless it is known to be missing."""
         if self.value is not _MISSING:
             text = json.dumps(self.value)
             shown = text if len(text) <= 60 else text[:57] + "..."
             self.note(f"{self.path or 'it'} is {shown}, expected {expected}")
 
     def note(self, problem: str) -> None:
-        """Notes a problem, once."""
+        """Note a problem, once."""
         self.problems[problem] = None

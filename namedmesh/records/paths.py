@@ -12,23 +12,7 @@ _counter = itertools.count()
 
 
 def check_path(path: object, what: str) -> str:
-    """Returns a path as a string, or raises if it is something else.
-
-    Args:
-        path: What a function was given.
-        what: What it is called there.
-
-    Returns:
-        The path.
-
-    Raises:
-        NamedMeshError: If it is neither a string nor a path of strings.
-
-    Example:
-        >>> import pathlib
-        >>> check_path(pathlib.Path("model.nmesh"), "the file of the artifact")
-        'model.nmesh'
-    """
+    """Return a path as a string, or raises if it is something else."""
     name = os.fspath(path) if isinstance(path, os.PathLike) else path
     if isinstance(name, str) and name and "\0" not in name and _encodes(name):
         return name
@@ -53,17 +37,9 @@ def describe_os_error(error: Exception) -> str:
 
 
 def write_file(path: str, data: bytes, what: str) -> None:
-    """Writes a file that survives a crash at any moment: the old one or the new one, whole.
+    """Write a file that survives a crash at any moment: the old one or the new one, whole.
 
     A link stays a link, to the new contents. A pipe or a device is written to, not replaced.
-
-    Args:
-        path: The file.
-        data: Its contents.
-        what: What it is, for errors.
-
-    Raises:
-        NamedMeshError: If it cannot be written; nothing is left behind then.
     """
     try:
         if os.path.exists(path) and not os.path.isfile(path):
@@ -79,7 +55,7 @@ def write_file(path: str, data: bytes, what: str) -> None:
 
 
 def _replace_file(path: str, data: bytes) -> None:
-    """Writes a file beside another, and then puts it in its place."""
+    """Write a file beside another, and then puts it in its place."""
     temporary = f"{path}.{os.getpid()}.{next(_counter)}.partial"
     try:
         with open(temporary, "wb") as file:
@@ -95,17 +71,13 @@ def _replace_file(path: str, data: bytes) -> None:
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:
-    """Makes what was written to a file last, through a crash of the machine too.
-
-    Args:
-        path: The file.
-    """
+    """Make what was written to a file last, through a crash of the machine too."""
     with open(path, "rb") as file:
         os.fsync(file.fileno())
 
 
 def sync_folder(folder: str) -> None:
-    """Makes a rename in a folder last; some file systems cannot, and need not."""
+    """Make a rename in a folder last; some file systems cannot, and need not."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

@@ -13,16 +13,7 @@ from namedmesh.records.collective import Collective
 
 
 def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str, Any]:
-    """Describes what became of each collective of a plan.
-
-    Args:
-        audit: What the compiler made, as `step.audit` has it.
-        collectives: The plan's collectives.
-
-    Returns:
-        For each collective a status and a sentence, then what the plan does not have. A collective
-        that the audit does not mention, which is one of another plan's, has no status.
-    """
+    """Describe what became of each collective of a plan."""
     outcomes = defaultdict(deque)
     for planned, status, text in _outcomes(audit):
         outcomes[_by_name_alone(planned)].append((status, text))

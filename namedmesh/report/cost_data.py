@@ -9,15 +9,7 @@ from namedmesh.report.plan_data import PlanData, make_columns
 
 
 def describe_cost(cost: Cost, data: PlanData) -> dict[str, Any]:
-    """Describes an estimate by the numbers that a page has for ops, texts and lines.
-
-    Args:
-        cost: The estimate.
-        data: The page's data of the same plan; texts and lines are entered there.
-
-    Returns:
-        Totals, what the hardware can do, then seconds of ops and collectives, and memory.
-    """
+    """Describe an estimate by the numbers that a page has for ops, texts and lines."""
     hardware = cost.hardware.divide(cost.plan.mesh.devices)
     fastest = sorted(hardware.flops.items(), key=lambda one: -one[1])
     names = ("op", "times", "flops", "bytes", "seconds", "bound")

@@ -11,17 +11,7 @@ from namedmesh.report.plan_data import PlanData
 
 
 def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
-    """Describes what came, went and changed, by the numbers that a page has for tensors.
-
-    Args:
-        found: What `nm.diff` finds.
-        before: The page's data of the first plan.
-        after: That of the second.
-
-    Returns:
-        Collectives and tensors with what both plans have of them, None where one has nothing;
-        the largest change comes first.
-    """
+    """Describe what came, went and changed, by the numbers that a page has for tensors."""
     tensors = [
         *found.tensors.changed,
         *((one, None) for one in found.tensors.went),

@@ -34,28 +34,13 @@ LIBRARY = "vendor/htm-preact.js"
 
 @functools.cache
 def read_static(name: str) -> str:
-    """Reads a file of `static/`, which is part of the package.
-
-    Args:
-        name: Its path there.
-
-    Returns:
-        Its text.
-    """
+    """Read a file of `static/`, which is part of the package."""
     folder = importlib.resources.files("namedmesh.report") / "static"
     return folder.joinpath(*name.split("/")).read_text(encoding="utf-8")
 
 
 def build_document(title: str, data: dict[str, Any]) -> str:
-    """Builds a page that needs nothing but itself.
-
-    Args:
-        title: What the browser calls it.
-        data: What it shows, as values that JSON has.
-
-    Returns:
-        The text of the HTML file.
-    """
+    """Build a page that needs nothing but itself."""
     parts = {
         "title": html.escape(title),
         "style": "\n".join(map(read_static, STYLES)),
@@ -72,16 +57,6 @@ def encode_data(data: Any) -> str:
 
     A browser ends the element at the first `</script`, wherever it is, and reads `<!--` as the
     start of a comment; JSON has another way to write the sign.
-
-    Args:
-        data: Values that JSON has.
-
-    Returns:
-        The text, in one line.
-
-    Example:
-        >>> encode_data({"line": "'</script>'"})
-        '{"line":"\'\\u003c/script>\'"}'
     """
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c")

@@ -9,27 +9,14 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class Interned(Generic[Value]):
-    """A list of different values, each known by its position.
-
-    Example:
-        >>> words = Interned()
-        >>> [words.add(word) for word in ("sum", "add", "sum")], words.values
-        ([0, 1, 0], ['sum', 'add'])
-    """
+    """A list of different values, each known by its position."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
         self._positions: dict[Value, int] = {}
 
     def add(self, value: Value) -> int:
-        """Returns the position of a value, which is entered if it is new.
-
-        Args:
-            value: The value.
-
-        Returns:
-            Its position in `values`.
-        """
+        """Return the position of a value, which is entered if it is new."""
         if value not in self._positions:
             self._positions[value] = len(self.values)
             self.values.append(value)

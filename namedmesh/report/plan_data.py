@@ -25,20 +25,9 @@ class PlanData:
     list of dimensions (name, size, axes that it holds) and the axes of parts of sums; axes are
     positions in the mesh.
 
-    Args:
-        plan: The plan.
-
     Attributes:
         ops: The number of each op of the step, those of loop bodies included.
         tensors: The number of each tensor that they make.
-
-    Example:
-        >>> import namedmesh as nm
-        >>> B, M = nm.dims("batch=8 model=4")
-        >>> program = nm.trace(lambda x: nm.sum(x, over=B), x=nm.spec([B, M]))
-        >>> data = PlanData(nm.plan(program, nm.Mesh(data=4), "batch:data")).to_json()
-        >>> data["places"][0], data["tensors"]["bytes"]
-        (['float32', [['batch', 8, [0]], ['model', 4, []]], []], [32, 16])
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -55,7 +44,7 @@ class PlanData:
         self._op_numbers = {plan.names[op]: i for op, i in self.ops.items() if op in plan.names}
 
     def to_json(self) -> dict[str, Any]:
-        """Returns everything that the plan itself knows."""
+        """Return everything that the plan itself knows."""
         plan = self.plan
         data = {
             "program": plan.program.name,
@@ -86,15 +75,7 @@ class PlanData:
         }
 
     def find_tensor(self, label: str, place: str) -> int:
-        """Finds a tensor by what it is called and where it lies.
-
-        Args:
-            label: Its label.
-            place: Its dtype, and its dimensions with the axes they hold.
-
-        Returns:
-            The number of the first such tensor, -1 if there is none.
-        """
+        """Find a tensor by what it is called and where it lies."""
         return self._by_place.get((label, place), -1)
 
     @functools.cached_property
@@ -132,14 +113,7 @@ class PlanData:
         return make_columns(names, rows)
 
     def line(self, source: Source) -> list[int]:
-        """Returns a line as the number of its file and its own.
-
-        Args:
-            source: The line.
-
-        Returns:
-            The two numbers.
-        """
+        """Return a line as the number of its file and its own."""
         return [self.files.add(source), source.line]
 
     def _tensor_columns(self) -> Columns:
@@ -238,26 +212,14 @@ class PlanData:
 
 
 def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
-    """Iterations rows into columns, which take less space as they name every column once.
-
-    Args:
-        names: The name of each column.
-        rows: Rows with a value for each column.
-
-    Returns:
-        The values of each column, in the order of the rows.
-
-    Example:
-        >>> make_columns(("a", "b"), [(1, 2), (3, 4)])
-        {'a': [1, 3], 'b': [2, 4]}
-    """
+    """Iterations rows into columns, which take less space as they name every column once."""
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _every_op_with_loop(
     ops: Iterable[Op], loop: Op | None = None
 ) -> Iterator[tuple[Op, Op | None]]:
-    """Yields every op, each with the loop or branch that it is in, if it is in one."""
+    """Yield every op, each with the loop or branch that it is in, if it is in one."""
     for op in ops:
         yield op, loop
         for body in op.bodies:

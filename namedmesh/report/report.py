@@ -29,7 +29,7 @@ def report(
     audit: Audit | None = None,
     beside: Plan | None = None,
 ) -> None:
-    """Writes a plan as one HTML page: its program, tensors, collectives, memory, time and source.
+    """Write a plan as one HTML page: its program, tensors, collectives, memory, time and source.
 
     The page needs no network and no other file. It has the text of the files whose lines the plan
     names, so think before you publish it.

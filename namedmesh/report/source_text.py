@@ -19,20 +19,13 @@ class SourceFiles:
         self._layers: set[str] = set()
 
     def add(self, source: Source) -> int:
-        """Returns the number of the file that a line is in.
-
-        Args:
-            source: A line.
-
-        Returns:
-            The position of its file in `to_json()`.
-        """
+        """Return the number of the file that a line is in."""
         if source.of_a_layer:
             self._layers.add(source.file)
         return self._paths.add(source.file)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Returns each file's name, whether it is a layer's, and its lines."""
+        """Return each file's name, whether it is a layer's, and its lines."""
         paths = self._paths.values
         return [
             {
@@ -45,18 +38,7 @@ class SourceFiles:
 
 
 def shorten_paths(paths: Sequence[str]) -> list[str]:
-    """Shortens paths to their last part, or as many parts as tell them from each other.
-
-    Args:
-        paths: Paths of files.
-
-    Returns:
-        The short name of each.
-
-    Example:
-        >>> shorten_paths(["/home/me/model.py", "/lib/a/norm.py", "/lib/b/norm.py"])
-        ['model.py', 'a/norm.py', 'b/norm.py']
-    """
+    """Shortens paths to their last part, or as many parts as tell them from each other."""
     return [_shorten(path, paths) for path in paths]
 
 

@@ -35,26 +35,10 @@ def put_arrays(
     sharding: Callable[[TensorSpec], NamedSharding],
     used_up: Collection[str] = (),
 ) -> dict[str, jax.Array]:
-    """Lays whole arrays out on devices, each device reading its own shard.
+    """Lay whole arrays out on devices, each device reading its own shard.
 
     Everything is checked before anything is moved. No result shares memory that its owner can
     change or that a step would take from its owner.
-
-    Args:
-        program: The name of the program, for errors.
-        what: What the arrays are: `input` or `variable`.
-        specs: What the program takes, by name.
-        values: The arrays by name; arrays that lie in place already are passed on as they are.
-        mesh: The program's mesh.
-        sharding: Where an array of a spec lies.
-        used_up: The names of arrays that a step will use up; those in place already are copied.
-
-    Returns:
-        The arrays on their devices, in the order of the specs.
-
-    Raises:
-        NamedMeshError: If names are unknown or missing, or arrays of another shape or dtype; it
-            names all of them.
     """
     check_names(program, what, specs, values)
     places = {name: sharding(spec) for name, spec in specs.items()}
@@ -86,17 +70,7 @@ def put_arrays(
 def check_names(
     program: str, what: str, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]
 ) -> None:
-    """Raises if a name is unknown or missing, naming every such one.
-
-    Args:
-        program: The name of the program.
-        what: What the arrays are: `input` or `variable`.
-        specs: What the program takes, by name.
-        values: What was given, by name.
-
-    Raises:
-        NamedMeshError: If the names are not those of the specs.
-    """
+    """Raise if a name is unknown or missing, naming every such one."""
     unknown = [name for name in values if name not in specs]
     missing = [name for name in specs if name not in values]
     if not unknown and not missing:
@@ -118,16 +92,7 @@ def check_names(
 
 
 def raise_mismatches(program: str, what: str, mismatches: list[tuple[str, Mismatch]]) -> None:
-    """Raises if there are values that do not fit, naming all of them.
-
-    Args:
-        program: The name of the program.
-        what: What the arrays are: `input` or `variable`.
-        mismatches: What is wrong, each with what to do about it.
-
-    Raises:
-        NamedMeshError: If there are any.
-    """
+    """Raise if there are values that do not fit, naming all of them."""
     if len(mismatches) == 1:
         fix, mismatch = mismatches[0]
         raise NamedMeshError(mismatch.problem, *mismatch.details, fix=fix)
@@ -140,17 +105,7 @@ def raise_mismatches(program: str, what: str, mismatches: list[tuple[str, Mismat
 
 
 def lies_in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> bool:
-    """Whether a value is an array that lies on the devices as the program wants it, padding too.
-
-    Args:
-        spec: What the program wants.
-        value: What was given.
-        mesh: The program's mesh.
-        sharding: Where the array is to lie.
-
-    Returns:
-        Whether it can be used as it is.
-    """
+    """Whether a value is an array that lies on the devices as the program wants it, padding too."""
     return (
         isinstance(value, jax.Array)
         and not value.is_deleted()
@@ -162,7 +117,7 @@ def lies_in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedShard
 
 
 def _check_array(what: str, spec: TensorSpec, value: Any) -> None:
-    """Raises if a value cannot stand for a tensor; arrays on devices are not fetched for it."""
+    """Raise if a value cannot stand for a tensor; arrays on devices are not fetched for it."""
     if isinstance(value, jax.Array) and value.is_deleted():
         raise Mismatch(
             f"{what} {spec.name} is an array that an earlier step used up", f"expected {spec.text}"
@@ -177,19 +132,7 @@ def _check_array(what: str, spec: TensorSpec, value: Any) -> None:
 
 
 def as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
-    """A value as an array, without fetching it from devices.
-
-    Args:
-        what: What the array is: `input` or `variable`.
-        spec: What the program takes.
-        value: What was given.
-
-    Returns:
-        The array.
-
-    Raises:
-        Mismatch: If the value is not an array.
-    """
+    """A value as an array, without fetching it from devices."""
     if isinstance(value, np.ma.MaskedArray):
         raise Mismatch(f"{what} {spec.name} is a masked array, whose mask would be lost")
     if isinstance(value, (np.ndarray, jax.Array)):
@@ -204,7 +147,7 @@ def as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
 
 
 def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> jax.Array:
-    """Lays out one array that fits."""
+    """Lay out one array that fits."""
     sizes, whole = spec.padded(mesh), np.asarray(value)
     if isinstance(value, jax.Array):
         whole = whole[tuple(slice(size) for size in unpadded_sizes(value))]
@@ -223,15 +166,7 @@ def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> j
 
 
 def fits_dtype(value: Any, dtype: str) -> bool:
-    """Whether a plain Python number can stand for a scalar of a dtype.
-
-    Args:
-        value: What was given.
-        dtype: The name of the dtype.
-
-    Returns:
-        Whether it is a number that the dtype can hold.
-    """
+    """Whether a plain Python number can stand for a scalar of a dtype."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return False
     if dtype == "bool":

@@ -28,15 +28,7 @@ from namedmesh.runtime.stages import named_sharding as named_sharding
 
 
 def agree_on_program(artifact: Artifact, partitioner: str) -> None:
-    """Raises unless all processes are about to compile the same program.
-
-    Args:
-        artifact: This process's program.
-        partitioner: What splits it over the devices.
-
-    Raises:
-        NamedMeshError: If another process has another one, or none.
-    """
+    """Raise unless all processes are about to compile the same program."""
     processes = current_processes()
     if processes.count > 1:
         text = f"{artifact.name} {artifact.digest[:16]} on {artifact.mesh}, {partitioner}"
@@ -44,15 +36,7 @@ def agree_on_program(artifact: Artifact, partitioner: str) -> None:
 
 
 def check_span(artifact: Artifact, devices: JaxMesh) -> None:
-    """Raises unless every process has a device of the mesh.
-
-    Args:
-        artifact: The program.
-        devices: The devices in its mesh.
-
-    Raises:
-        NamedMeshError: If a process could not take part.
-    """
+    """Raise unless every process has a device of the mesh."""
     present = {device.process_index for device in devices.devices.flat}
     absent = [str(one) for one in range(jax.process_count()) if one not in present]
     if absent:
@@ -66,69 +50,26 @@ def check_span(artifact: Artifact, devices: JaxMesh) -> None:
 
 
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
-    """Compiles the step of an Artifact.
-
-    Args:
-        artifact: The Artifact.
-        devices: Devices in its mesh.
-        partitioner: What splits the program over the devices.
-
-    Returns:
-        The compiled step.
-
-    Raises:
-        NamedMeshError: If the compiler cannot.
-    """
+    """Compile the step of an Artifact."""
     with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
         return compile_lowered(lower_step(artifact, devices, partitioner))
 
 
 def compile_init(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
-    """Compiles what makes the first state of an Artifact.
-
-    Args:
-        artifact: The Artifact, which has variables.
-        devices: Devices in its mesh.
-        partitioner: What splits the program over the devices.
-
-    Returns:
-        The compiled initialisation.
-
-    Raises:
-        NamedMeshError: If the compiler cannot.
-    """
+    """Compile what makes the first state of an Artifact."""
     with report_failure(f"the initialisation of {artifact.name} cannot be compiled"):
         return compile_lowered(lower_init(artifact, devices, partitioner))
 
 
 def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list[jax.Array]:
-    """Makes the first state.
-
-    Args:
-        compiled: The compiled initialisation.
-        devices: The devices it was compiled for.
-        seed: What random values follow from.
-
-    Returns:
-        An array for each variable.
-    """
+    """Make the first state."""
     with report_failure("making the first state failed on the devices"):
         key = jax.device_put(np.int32(seed), named_sharding(devices, SEED))
         return jax.block_until_ready(compiled(key))
 
 
 def run_step(name: str, compiled: jax.stages.Compiled, operands: list[Any], wait: bool) -> Any:
-    """Runs one step.
-
-    Args:
-        name: The program, for errors.
-        compiled: The compiled step.
-        operands: The arrays it takes.
-        wait: Whether to return only when all results are there.
-
-    Returns:
-        The results.
-    """
+    """Run one step."""
     watch = current_watch()
     with contextlib.nullcontext() if watch is None else watch.step(name):
         try:
@@ -143,24 +84,14 @@ def run_step(name: str, compiled: jax.stages.Compiled, operands: list[Any], wait
 
 
 def learn_collectives(name: str, compiled: jax.stages.Compiled, found: Audit) -> None:
-    """Tells the trace of collectives, if there is one, what a program's collectives are.
-
-    Args:
-        name: The program.
-        compiled: The compiled step.
-        found: Its audit.
-    """
+    """Tell the trace of collectives, if there is one, what a program's collectives are."""
     trace = current_trace()
     if trace is not None:
         trace.learn(name, compiled.as_text() or "", found.matched)
 
 
 def keep_compilations(folder: str) -> None:
-    """Makes jax keep what it compiles in a folder.
-
-    Args:
-        folder: The folder.
-    """
+    """Make jax keep what it compiles in a folder."""
     jax.config.update("jax_compilation_cache_dir", folder)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -23,18 +23,7 @@ Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a shard
 
 
 def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]) -> str:
-    """The digest of a state, the same in every process; every process must call it.
-
-    Args:
-        arrays: The variables as they are on the devices.
-        specs: What they are.
-
-    Returns:
-        Sixteen hexadecimal digits.
-
-    Raises:
-        NamedMeshError: If copies of a shard differ.
-    """
+    """The digest of a state, the same in every process; every process must call it."""
     own = {name: _sum_shards(array, specs[name].sizes) for name, array in arrays.items()}
     texts = current_processes().exchange("digest of the state", json.dumps(own))
     everyone: list[Sums] = [json.loads(text) for text in texts]
@@ -84,25 +73,7 @@ def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str,
 
 
 def sum_elements(shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -> int:
-    """The sum over a shard's elements, each mixed with its place in the whole array.
-
-    Args:
-        shard: The shard.
-        starts: Where it starts in the whole array.
-        sizes: The sizes of the whole array.
-
-    Returns:
-        A number below 2**64.
-
-    Example:
-        >>> import numpy as np
-        >>> from namedmesh.runtime.digest import sum_elements
-        >>> whole = np.arange(12, dtype=np.float32).reshape(4, 3)
-        >>> top = sum_elements(whole[:2], [0, 0], whole.shape)
-        >>> bottom = sum_elements(whole[2:], [2, 0], whole.shape)
-        >>> (top + bottom) % 2**64 == sum_elements(whole, [0, 0], whole.shape)
-        True
-    """
+    """The sum over a shard's elements, each mixed with its place in the whole array."""
     total = 0
     for bits, places in _chunks(shard, starts, sizes):
         mixed = bits + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)

@@ -270,28 +270,14 @@ class Executable:
         values: Mapping[str, Any],
         used_up: Sequence[str] = (),
     ) -> dict[str, jax.Array]:
-        """Checks arrays and lays them out."""
+        """Check arrays and lays them out."""
         name, mesh = self.artifact.name, self.artifact.mesh
         return self._backend.put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
 
     def __call__(
         self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
     ) -> tuple[State, Any]:
-        """Runs one step.
-
-        Args:
-            state: What `init`, `place` or the step before returned; variables that are updated
-                are used up. None will do for a program without variables.
-            *inputs: Inputs by position; a dict of them for an argument that is one.
-            **named: Inputs by name, or such dicts by the names of their arguments.
-
-        Returns:
-            The next state, and the results as the traced function nests them; a named tuple comes
-            back as one of the same name and fields.
-
-        Raises:
-            NamedMeshError: If the state or the inputs do not fit; the state is still usable then.
-        """
+        """Run one step."""
         values = self._name_inputs(inputs, named)
         operands = self._ready.take(values)
         variables = None
@@ -312,7 +298,7 @@ class Executable:
         return State.made_by(self, updated, self.variables), self._nest(results[:count])
 
     def _run(self, operands: Sequence[Any], variables: Sequence[jax.Array]) -> Sequence[Any]:
-        """Runs the compiled step; variables that were deleted behind its back are named."""
+        """Run the compiled step; variables that were deleted behind its back are named."""
         name = self.artifact.name
         try:
             return self._backend.run_step(name, self._step, [*operands, *variables], self._block)
@@ -335,14 +321,14 @@ class Executable:
         return self._print(fill_structure(self.artifact.structure, leaves))
 
     def _print(self, results: Any) -> Any:
-        """Prints what nm.print was called with, and returns the function's own results."""
+        """Print what nm.print was called with, and returns the function's own results."""
         import jax
 
         return unwrap_results(results, quiet=jax.process_index() > 0)
 
 
 def _check_seed(seed: object) -> None:
-    """Raises unless a seed is an int32."""
+    """Raise unless a seed is an int32."""
     number = whole_number(seed)
     if number is None or not -(2**31) <= number < 2**31:
         raise NamedMeshError(

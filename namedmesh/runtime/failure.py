@@ -13,17 +13,7 @@ from namedmesh.processes.lost import find_lost
 
 @contextlib.contextmanager
 def report_failure(problem: str) -> Iterator[None]:
-    """Iterations what jax raises within into a NamedMeshError.
-
-    Args:
-        problem: What cannot be done, or failed.
-
-    Yields:
-        Nothing.
-
-    Raises:
-        NamedMeshError: If the compiler or a device failed.
-    """
+    """Iterations what jax raises within into a NamedMeshError."""
     try:
         yield
     except NamedMeshError:
@@ -33,15 +23,7 @@ def report_failure(problem: str) -> Iterator[None]:
 
 
 def describe_failure(problem: str, error: Exception) -> NamedMeshError:
-    """What jax raised, as an error that says what was being done.
-
-    Args:
-        problem: What cannot be done, or failed.
-        error: What jax raised.
-
-    Returns:
-        The error to raise.
-    """
+    """What jax raised, as an error that says what was being done."""
     lost = find_lost(problem, error)
     if lost is not None:
         return lost

@@ -44,18 +44,7 @@ class Shard:
 
 
 def fetch_array(array: Any, sizes: tuple[int, ...] | None = None) -> np.ndarray:
-    """An array whole on this host; if it lies in several processes, each must call it.
-
-    Args:
-        array: An array of jax; an array of numpy or a number is whole already.
-        sizes: Its sizes without padding; None for those that are known of it.
-
-    Returns:
-        A numpy array.
-
-    Raises:
-        NamedMeshError: If it cannot be brought together.
-    """
+    """An array whole on this host; if it lies in several processes, each must call it."""
     if not isinstance(array, jax.Array):
         if isinstance(array, (np.ndarray, np.generic, bool, int, float, complex)):
             return np.asarray(array)
@@ -79,27 +68,12 @@ def fetch_array(array: Any, sizes: tuple[int, ...] | None = None) -> np.ndarray:
 
 
 def fetch_nested(results: Any) -> Any:
-    """Nested results with every array whole on this host; every process must call it.
-
-    Args:
-        results: Arrays in tuples, lists and dicts.
-
-    Returns:
-        The same nesting of numpy arrays.
-    """
+    """Nested results with every array whole on this host; every process must call it."""
     return jax.tree.map(fetch_array, results)
 
 
 def own_shards(array: jax.Array, sizes: tuple[int, ...]) -> list[Shard]:
-    """The different shards of an array that devices of this process have.
-
-    Args:
-        array: The array, padding included.
-        sizes: Its sizes without padding.
-
-    Returns:
-        The shards in the order of their places; those that are all padding are left out.
-    """
+    """The different shards of an array that devices of this process have."""
     holders: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for shard in array.addressable_shards:
         bounds = (one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))

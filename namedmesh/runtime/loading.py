@@ -13,7 +13,7 @@ from namedmesh.runtime.executable import Executable
 def load(
     path: str | os.PathLike[str], *, strict: bool | None = None, partitioner: str | None = None
 ) -> Executable:
-    """Reads an Artifact and compiles it for the devices at hand.
+    """Read an Artifact and compiles it for the devices at hand.
 
     Args:
         path: A file that `Artifact.save` wrote.
@@ -44,7 +44,7 @@ def load(
 
 
 def cache_compilations(folder: str | os.PathLike[str]) -> None:
-    """Keeps compiled programs in a folder, so that the next process starts without compiling.
+    """Keep compiled programs in a folder, so that the next process starts without compiling.
 
     Args:
         folder: Where to keep them; it is made if it is not there.

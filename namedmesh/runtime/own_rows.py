@@ -27,19 +27,7 @@ from namedmesh.runtime.padding import remember_sizes
 
 
 def own_rows(spec: TensorSpec, mesh: Mesh, sharding: NamedSharding) -> slice:
-    """The rows of an input that the devices of this process read.
-
-    Args:
-        spec: The input.
-        mesh: The program's mesh.
-        sharding: Where the input lies.
-
-    Returns:
-        The rows, without padding; all of them if they are not split between processes.
-
-    Raises:
-        NamedMeshError: If the input is a scalar.
-    """
+    """The rows of an input that the devices of this process read."""
     if not spec.sizes:
         raise NamedMeshError(
             f"input {spec.name} is a scalar and has no rows",
@@ -60,23 +48,9 @@ def feed_arrays(
     mesh: Mesh,
     sharding: Callable[[TensorSpec], NamedSharding],
 ) -> dict[str, jax.Array]:
-    """Makes arrays over all processes of the rows that each of them has.
+    """Make arrays over all processes of the rows that each of them has.
 
     Everything is checked before anything is moved, and every array is copied.
-
-    Args:
-        program: The name of the program, for errors.
-        specs: Its inputs by name.
-        values: This process's rows of each input; arrays that lie in place are passed on.
-        mesh: The program's mesh.
-        sharding: Where an input lies.
-
-    Returns:
-        The arrays on their devices, in the order of the specs.
-
-    Raises:
-        NamedMeshError: If names are unknown or missing, or arrays have other rows, sizes or
-            dtypes; it names all of them.
     """
     check_names(program, "input", specs, values)
     mismatches: list[tuple[str, Mismatch]] = []

@@ -10,12 +10,7 @@ _sizes: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
 
 
 def remember_sizes(array: Any, sizes: tuple[int, ...]) -> None:
-    """Notes that an array holds a smaller one, and padding behind it.
-
-    Args:
-        array: An array on devices.
-        sizes: The sizes of what it holds.
-    """
+    """Note that an array holds a smaller one, and padding behind it."""
     if tuple(array.shape) == tuple(sizes):
         return
     key = id(array)
@@ -23,14 +18,7 @@ def remember_sizes(array: Any, sizes: tuple[int, ...]) -> None:
 
 
 def unpadded_sizes(array: Any) -> tuple[int, ...]:
-    """The sizes of what an array holds: its own, unless it is known to be padded.
-
-    Args:
-        array: An array of numpy or jax.
-
-    Returns:
-        A size for each dimension.
-    """
+    """The sizes of what an array holds: its own, unless it is known to be padded."""
     reference, sizes = _sizes.get(id(array), (None, ()))
     if reference is None or reference() is not array:
         return tuple(array.shape)

@@ -14,23 +14,7 @@ _VARIABLE = "NAMEDMESH_PARTITIONER"
 
 
 def choose_partitioner(name: str | None = None) -> str:
-    """The partitioner to use.
-
-    Args:
-        name: `gspmd` or `shardy`; None follows the environment variable NAMEDMESH_PARTITIONER, and
-            without it the default.
-
-    Returns:
-        Its name.
-
-    Raises:
-        NamedMeshError: If there is no partitioner of that name.
-
-    Example:
-        >>> from namedmesh.runtime.partitioner import choose_partitioner
-        >>> choose_partitioner("shardy")
-        'shardy'
-    """
+    """The partitioner to use."""
     what = "partitioner"
     if name is None:
         name, what = os.environ.get(_VARIABLE) or DEFAULT_PARTITIONER, _VARIABLE

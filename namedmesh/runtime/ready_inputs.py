@@ -19,12 +19,6 @@ class ReadyInputs:
 
     That is arrays in place already, and numpy arrays and numbers, which jax lays out in the call.
     Everything else, and everything wrong, is left to `put_arrays`.
-
-    Args:
-        specs: The inputs by name.
-        places: Where each of them lies.
-        mesh: The program's mesh.
-        updated: The variables that a step uses up.
     """
 
     def __init__(
@@ -50,15 +44,7 @@ class ReadyInputs:
         self._alone = all(place.is_fully_addressable for place in places.values())
 
     def take(self, values: Mapping[str, Any]) -> list[Any] | None:
-        """The operands for a call, or None where something is to be laid out or is wrong.
-
-        Args:
-            values: What was given, by name.
-
-        Returns:
-            An operand for each input, in order. Numpy arrays are copies: their owner may write the
-            next batch into them while this one is read.
-        """
+        """The operands for a call, or None where something is to be laid out or is wrong."""
         if len(values) != len(self._inputs):
             return None
         operands = []

@@ -52,15 +52,7 @@ SEED = TensorSpec("seed", Shape(), "int32", Sharding())
 
 
 def named_sharding(devices: JaxMesh, spec: TensorSpec) -> NamedSharding:
-    """Where a tensor lies, in jax's terms.
-
-    Args:
-        devices: The devices in a mesh of the Artifact's axes.
-        spec: The tensor.
-
-    Returns:
-        Its sharding over the devices.
-    """
+    """Where a tensor lies, in jax's terms."""
     axes = (spec.sharding.axes(dim.name) or None for dim in spec.shape)
     return NamedSharding(devices, PartitionSpec(*axes))
 
@@ -74,23 +66,7 @@ def lower_module(
     donated: Sequence[int] = (),
     partitioner: str | None = None,
 ) -> LoweredModule:
-    """Makes a module ready to compile for devices.
-
-    Args:
-        module: Portable StableHLO.
-        mesh: The mesh it was lowered for.
-        devices: The devices in that mesh.
-        entries: What the module takes.
-        results: What it returns.
-        donated: The numbers of the entries whose memory results may take.
-        partitioner: `gspmd` or `shardy`; None for the default.
-
-    Returns:
-        The module, lowered by jax.
-
-    Raises:
-        NamedMeshError: If the module cannot be read, or takes or returns something else.
-    """
+    """Make a module ready to compile for devices."""
     types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
     function = jax.jit(
         module_function(module, types, mesh),
@@ -118,16 +94,7 @@ def lower_module(
 def lower_step(
     artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
 ) -> LoweredModule:
-    """Makes an Artifact's step ready to compile; updated variables give up their memory.
-
-    Args:
-        artifact: The Artifact.
-        devices: Devices in its mesh.
-        partitioner: `gspmd` or `shardy`; None for the default.
-
-    Returns:
-        The step, lowered by jax.
-    """
+    """Make an Artifact's step ready to compile; updated variables give up their memory."""
     updated = [spec for spec in artifact.variables if spec.updated]
     donated = [
         len(artifact.inputs) + i for i, spec in enumerate(artifact.variables) if spec.updated
@@ -146,16 +113,7 @@ def lower_step(
 def lower_init(
     artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
 ) -> LoweredModule:
-    """Makes what creates an Artifact's first state ready to compile.
-
-    Args:
-        artifact: The Artifact, which has variables.
-        devices: Devices in its mesh.
-        partitioner: `gspmd` or `shardy`; None for the default.
-
-    Returns:
-        A function of a seed, lowered by jax, that returns the variables.
-    """
+    """Make what creates an Artifact's first state ready to compile."""
     module, variables = artifact.init_module, artifact.variables
     return lower_module(module, artifact.mesh, devices, [SEED], variables, partitioner=partitioner)
 
@@ -163,15 +121,7 @@ def lower_init(
 def compile_lowered(
     module: LoweredModule, options: Mapping[str, str | bool] | None = None
 ) -> jax.stages.Compiled:
-    """Compiles a lowered module.
-
-    Args:
-        module: The module.
-        options: Options of the backend's compiler.
-
-    Returns:
-        The compiled program.
-    """
+    """Compile a lowered module."""
     own = OPTIONS.get(module.platform, {}) if module.donates else {}
     between = GLOO_OPTIONS if module.platform == "cpu" and is_one_of_several() else {}
     chosen = {**own, **between, **(options or {})}

@@ -18,14 +18,7 @@ if TYPE_CHECKING:
 
 
 def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
-    """A state's variables on one line, the first eight of them.
-
-    Args:
-        specs: The variables by name.
-
-    Returns:
-        The line.
-    """
+    """A state's variables on one line, the first eight of them."""
     first = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
     more = [f"and {len(specs) - 8} more"] if len(specs) > 8 else []
     return f"State({', '.join(first + more)})"
@@ -82,7 +75,7 @@ class State(Mapping[str, Any]):
         return state
 
     def accept_for(self, program: object, arrays: tuple[jax.Array, ...]) -> None:
-        """Notes that arrays of this state fit a program, which has checked them.
+        """Note that arrays of this state fit a program, which has checked them.
 
         Args:
             program: The program.

@@ -24,21 +24,7 @@ def check_state(
     state: object,
     sharding: Callable[[TensorSpec], NamedSharding],
 ) -> State:
-    """A state that a program can run on, its variables in the program's order.
-
-    Args:
-        artifact: The program.
-        variables: Its variables by name.
-        state: What a step was given as its state; None will do for a program without variables.
-        sharding: Where an array of a spec lies.
-
-    Returns:
-        The state.
-
-    Raises:
-        NamedMeshError: If it is not a State, has other variables, or has variables that were used
-            up, have other shapes or dtypes, or lie elsewhere; all of them are named.
-    """
+    """A state that a program can run on, its variables in the program's order."""
     if state is None and not variables:
         return State({}, variables)
     expected = "expected: " + describe_variables(variables)
@@ -71,7 +57,7 @@ def _check_arrays(
     arrays: Mapping[str, jax.Array],
     sharding: Callable[[TensorSpec], NamedSharding],
 ) -> None:
-    """Raises for every array that was used up, is not what its spec says, or lies elsewhere."""
+    """Raise for every array that was used up, is not what its spec says, or lies elsewhere."""
     used, different, elsewhere = [], [], []
     for name, spec in variables.items():
         array = arrays[name]
@@ -111,19 +97,10 @@ def check_used_once(
     variables: Mapping[str, jax.Array],
     updated: Collection[str],
 ) -> None:
-    """Raises if memory that a step uses up is given to it a second time.
+    """Raise if memory that a step uses up is given to it a second time.
 
     Updated variables give their memory to the results; a device that reads the same memory under
     another name would crash.
-
-    Args:
-        program: The name of the program.
-        inputs: The inputs on their devices.
-        variables: The variables on their devices.
-        updated: The names of the variables that the step uses up.
-
-    Raises:
-        NamedMeshError: If an array is given under two names; all of them are named.
     """
     owners = {id(variables[name]): name for name in updated}
     problems = []

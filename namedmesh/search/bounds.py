@@ -44,14 +44,7 @@ class Bound:
 
 
 class Bounds:
-    """The bounds of one program's layouts.
-
-    Args:
-        facts: What is known of the program.
-        hardware: The devices.
-        devices: How many there are.
-        blocks: How many hosts and slices they lie on.
-    """
+    """The bounds of one program's layouts."""
 
     def __init__(
         self,
@@ -66,16 +59,7 @@ class Bounds:
         self._hits: dict[tuple[str, Role], Array] = {}
 
     def of(self, use: Sequence[Roles], rest: Sequence[Roles], sizes: Array) -> Bound:
-        """Bounds layouts of as many axes each.
-
-        Args:
-            use: For each of several layouts, the dimensions on each axis.
-            rest: Those of parameters at rest.
-            sizes: Several choices of the sizes of the axes.
-
-        Returns:
-            The bounds of each layout and choice.
-        """
+        """Bounds layouts of as many axes each."""
         logs = np.log2(sizes).T
         both = [
             tuple(one | other for one, other in zip(used, resting, strict=True))
@@ -208,17 +192,7 @@ def _rate(
 
 
 def make_probe(kind: str, size: int, axes: tuple[str, ...], mesh: Mesh) -> Collective:
-    """Makes a collective of no program, whose time can be asked for.
-
-    Args:
-        kind: Such as `AllReduce`.
-        size: The bytes of a device's buffer, on its larger side.
-        axes: The axes that it runs along.
-        mesh: The devices.
-
-    Returns:
-        The collective.
-    """
+    """Make a collective of no program, whose time can be asked for."""
     host, slice_ = (
         count_crossing_bytes(kind, size, axes, mesh, blocks) for blocks in (mesh.hosts, mesh.slices)
     )

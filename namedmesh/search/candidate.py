@@ -52,21 +52,10 @@ def make_candidate(
     blocks: Mapping[str, int] = NO_BLOCKS,
     hardware: Hardware | None = None,
 ) -> Candidate:
-    """Makes the candidate of a family for some sizes.
+    """Make the candidate of a family for some sizes.
 
     The axis with the most traffic comes last: neighbours have the fastest links. The first axes go
     across hosts: where there are several, those for which that takes least time.
-
-    Args:
-        facts: The facts of the program.
-        family: The roles of the axes.
-        sizes: Their sizes.
-        pin: The part of the layout that stays.
-        blocks: How many hosts and slices there are.
-        hardware: The devices, where there are several hosts.
-
-    Returns:
-        The candidate.
     """
     sent = [*_list_sent(facts, family.roles.roles, family.rest, sizes)]
     order = _order_axes(sent, sizes, blocks, hardware)
@@ -119,7 +108,7 @@ class Sent:
 def _list_sent(
     facts: ProgramFacts, use: Roles, rest: Roles, sizes: Sequence[int]
 ) -> Iterator[Sent]:
-    """Lists about what one device sends: sums, moves, and parameters that are gathered."""
+    """List about what one device sends: sums, moves, and parameters that are gathered."""
 
     def hit(roles: Roles, dims: frozenset[str]) -> frozenset[int]:
         return frozenset(i for i, role in enumerate(roles) if role & dims)

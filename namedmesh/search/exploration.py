@@ -63,7 +63,7 @@ class Exploration:
         self._close(space.least_bytes > self.limit, TOO_LARGE)
 
     def _close(self, candidates: NDArray[np.bool_], reason: str) -> None:
-        """Leaves open candidates out for a reason."""
+        """Leave open candidates out for a reason."""
         candidates = candidates & self.open
         self.reasons[reason] += int(candidates.sum())
         self.open &= ~candidates
@@ -100,7 +100,7 @@ class Exploration:
         )
 
     def choose(self) -> list[int]:
-        """Chooses what to plan next: mostly what should be fast, some of what should be small.
+        """Choose what to plan next: mostly what should be fast, some of what should be small.
 
         Where there are more candidates than plans, those are left out that would not be better even
         if they took a good deal less than estimated.
@@ -127,7 +127,7 @@ class Exploration:
         return list(chosen)
 
     def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-        """Estimates what candidates take, from what planned ones like them took."""
+        """Estimate what candidates take, from what planned ones like them took."""
         space = self.space
         group = self._group[candidates]
         off = self._off_family[space.family[candidates]]
@@ -138,7 +138,7 @@ class Exploration:
         )
 
     def add(self, candidates: Sequence[int], found: Sequence[Measure]) -> None:
-        """Takes in what candidates take, and leaves out what cannot be better."""
+        """Take in what candidates take, and leaves out what cannot be better."""
         self.open[candidates] = False
         for one, measure in zip(candidates, found, strict=True):
             self.measures[one] = measure
@@ -155,7 +155,7 @@ class Exploration:
             self._close(slower & (self.space.least_bytes >= best.memory_bytes), BOUNDED)
 
     def _close_conflict(self, one: int, dims: Sequence[str]) -> None:
-        """Leaves out the layouts of a program in which the same two dimensions share an axis."""
+        """Leave out the layouts of a program in which the same two dimensions share an axis."""
         families, refused = self.space.families, self.space.families[self.space.family[one]]
         pair = frozenset(dims)
         alike = np.array(
@@ -169,7 +169,7 @@ class Exploration:
         self._close(same | alike[self.space.family] if len(pair) == 2 else same, REFUSED)
 
     def _calibrate(self, one: int, measure: Measure) -> None:
-        """Notes how far the estimates of a candidate were off."""
+        """Note how far the estimates of a candidate were off."""
         space = self.space
         off = measure.seconds / max(space.seconds[one], 1e-12)
         size = measure.memory_bytes / max(space.least_bytes[one], 1.0)
@@ -179,7 +179,7 @@ class Exploration:
             table[group] = value if np.isnan(table[group]) else min(table[group], value)
 
     def count_reasons(self) -> dict[str, int]:
-        """Counts why candidates are not on the front, the most frequent reason first."""
+        """Count why candidates are not on the front, the most frequent reason first."""
         counts = Counter(self.reasons)
         front = {*self.front()}
         for one, measure in self.measures.items():
@@ -190,7 +190,7 @@ class Exploration:
 
 
 def _fill(ratios: NDArray, known: NDArray) -> NDArray:
-    """Takes what is unknown to be off as little as the best tenth of what is known."""
+    """Take what is unknown to be off as little as the best tenth of what is known."""
     known = known[~np.isnan(known)]
     return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
 
@@ -201,14 +201,7 @@ def explore(
     measure_all: Callable[[Sequence[Candidate]], list[Measure]],
     report: Callable[[Exploration], None],
 ) -> None:
-    """Plans candidates, round by round, until none is left that could be better.
-
-    Args:
-        exploration: Where the search stands.
-        candidates: Makes the candidate of a number.
-        measure_all: Plans candidates.
-        report: Is told after every round.
-    """
+    """Plan candidates, round by round, until none is left that could be better."""
     while chosen := exploration.choose():
         exploration.add(chosen, measure_all([candidates(one) for one in chosen]))
         report(exploration)

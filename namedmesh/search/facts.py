@@ -118,15 +118,7 @@ class ProgramFacts:
 
 
 def find_facts(cost: Cost, devices: int) -> ProgramFacts:
-    """Reads the facts of a program off its cost on one device.
-
-    Args:
-        cost: The cost of its plan for one device.
-        devices: How many devices it is to be split over.
-
-    Returns:
-        The facts.
-    """
+    """Read the facts of a program off its cost on one device."""
     program = cost.plan.program
     work = _find_work(cost)
     state = _find_state(program)
@@ -168,7 +160,7 @@ def _split_dims(op: Op) -> frozenset[str]:
 
 
 def _find_work(cost: Cost) -> tuple[Work, ...]:
-    """Adds up the seconds of ops that have the same dimensions."""
+    """Add up the seconds of ops that have the same dimensions."""
     seconds: dict[frozenset[str], float] = {}
     for one in cost.ops:
         dims = _split_dims(one.op)
@@ -178,7 +170,7 @@ def _find_work(cost: Cost) -> tuple[Work, ...]:
 
 
 def _find_renames(program: Program) -> set[tuple[str, str]]:
-    """Finds dimensions that the program renames to others of their size."""
+    """Find dimensions that the program renames to others of their size."""
     return {
         (old, new)
         for op in every_op(program.ops)
@@ -188,7 +180,7 @@ def _find_renames(program: Program) -> set[tuple[str, str]]:
 
 
 def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
-    """Finds the other names of some dimensions."""
+    """Find the other names of some dimensions."""
     found = {
         name for dim in dims if dim in alike for name in nx.node_connected_component(alike, dim)
     }
@@ -196,7 +188,7 @@ def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
 
 
 def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
-    """Adds up the bytes of what has the same dimensions."""
+    """Add up the bytes of what has the same dimensions."""
     total: dict[tuple[frozenset[str], bool], int] = {}
     for row in rows:
         key = row.dims, row.at_rest
@@ -232,7 +224,7 @@ def _find_useful_dims(
     loops: set[str],
     devices: int,
 ) -> tuple[str, ...]:
-    """Finds the dimensions of which a share of the work or the state can be split.
+    """Find the dimensions of which a share of the work or the state can be split.
 
     Those that only ops between others have, such as the pairs of a rotation, are none of them.
     """
@@ -250,7 +242,7 @@ def _find_useful_dims(
 
 
 def _find_outer_dims(program: Program) -> set[str]:
-    """Finds the dimensions of inputs and variables, and those that others are renamed to."""
+    """Find the dimensions of inputs and variables, and those that others are renamed to."""
     tensors = [*program.inputs.values(), *(one.tensor for one in program.variables.values())]
     known = {name for tensor in tensors for name in tensor.shape.names}
     renames = _find_renames(program)
@@ -262,7 +254,7 @@ def _find_outer_dims(program: Program) -> set[str]:
 def _rank_resting(
     program: Program, useful: tuple[str, ...], state: tuple[Stored, ...]
 ) -> tuple[str, ...]:
-    """Ranks dimensions of parameters by the bytes that splitting them at rest would split."""
+    """Rank dimensions of parameters by the bytes that splitting them at rest would split."""
     covered = {
         name: sum(one.bytes for one in state if one.at_rest and name in one.dims)
         for name in useful
@@ -272,7 +264,7 @@ def _rank_resting(
 
 
 def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozenset[str]]:
-    """Finds pairs of dimensions that may lie on one axis.
+    """Find pairs of dimensions that may lie on one axis.
 
     Those are pairs that only parameters and their gradients have, if anything: of these one
     dimension holds the axis. And pairs that the program moves axes between: it reshards to both, or
@@ -304,7 +296,7 @@ def _is_gradient(tensor: Tensor, weights: set[Tensor]) -> bool:
 
 
 def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
-    """Finds variables and what is made of them alone, and the same of their gradients."""
+    """Find variables and what is made of them alone, and the same of their gradients."""
     weights = {one.tensor for one in program.variables.values()}
     gradients: set[Tensor] = set()
 
@@ -336,7 +328,7 @@ def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
 
 
 def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
-    """Yields every op, and how often it runs in a step."""
+    """Yield every op, and how often it runs in a step."""
     for op in ops:
         yield op, times
         iterations = op.iteration_dim.size if isinstance(op, Repetition) else 1
@@ -345,7 +337,7 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
 
 
 def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
-    """Finds the sums that leave parts where devices split what is summed.
+    """Find the sums that leave parts where devices split what is summed.
 
     A gradient is sent once, however many iterations of a loop add to it.
     """
@@ -380,7 +372,7 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum
 
 
 def _find_moves(program: Program) -> tuple[Moved, ...]:
-    """Finds tensors whose axes the program moves, with the dimensions that take them."""
+    """Find tensors whose axes the program moves, with the dimensions that take them."""
     return tuple(
         Moved(
             frozenset(op.inputs[0].shape.names),

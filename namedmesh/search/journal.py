@@ -21,15 +21,7 @@ FORMAT = 1
 
 
 def fingerprint(programs: Iterable[Program], *settings: object) -> str:
-    """Returns what tells one search from another: its programs and what they are planned for.
-
-    Args:
-        programs: The variants of the program.
-        *settings: The devices and the like.
-
-    Returns:
-        A hash, the same in every process.
-    """
+    """Return what tells one search from another: its programs and what they are planned for."""
     digest = hashlib.sha256(repr(settings).encode())
     for program in programs:
         for line in _describe_program(program):
@@ -38,7 +30,7 @@ def fingerprint(programs: Iterable[Program], *settings: object) -> str:
 
 
 def _describe_program(program: Program) -> Iterator[object]:
-    """Yields all of a program that a plan depends on, with tensors as numbers."""
+    """Yield all of a program that a plan depends on, with tensors as numbers."""
     numbers: dict[Tensor, int] = {}
 
     def count(tensors: Iterable[Tensor]) -> list[int]:
@@ -58,7 +50,7 @@ def _describe_program(program: Program) -> Iterator[object]:
 
 
 def _describe_option(value: object) -> object:
-    """Returns what prints alike in every process: contents, or the type of what has an address."""
+    """Return what prints alike in every process: contents, or the type of what has an address."""
     if isinstance(value, (str, bool, int, float, complex, Dimension, Shape)) or value is None:
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -71,15 +63,7 @@ def _describe_option(value: object) -> object:
 
 
 class Journal:
-    """The measures of a search, written whole or not at all.
-
-    Args:
-        path: The file; None for a search that leaves none.
-        identity: What tells this search from others.
-
-    Raises:
-        NamedMeshError: The file is not a journal, or one of another search.
-    """
+    """The measures of a search, written whole or not at all."""
 
     def __init__(self, path: str | os.PathLike | None, identity: str):
         self._path = None if path is None else check_path(path, "the journal of the search")
@@ -89,7 +73,7 @@ class Journal:
             self.measures = self._read(self._path)
 
     def _read(self, path: str) -> dict[str, Measure]:
-        """Reads the measures of an earlier run of the same search."""
+        """Read the measures of an earlier run of the same search."""
         try:
             with open(path, encoding="utf-8") as file:
                 document: Any = json.load(file)
@@ -112,11 +96,7 @@ class Journal:
         return measures
 
     def write(self, measures: Mapping[str, Measure]) -> None:
-        """Adds measures, and writes the file if there is one.
-
-        Args:
-            measures: What was measured, by candidate.
-        """
+        """Add measures, and writes the file if there is one."""
         self.measures.update(measures)
         if self._path is None:
             return

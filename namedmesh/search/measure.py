@@ -50,23 +50,12 @@ class Measure:
     conflict: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as values that JSON has."""
+        """Return it as values that JSON has."""
         return {**asdict(self), "conflict": list(self.conflict)}
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Measure:
-        """Reads what `to_json` returned.
-
-        Args:
-            row: The values.
-
-        Returns:
-            The measure.
-
-        Raises:
-            TypeError: A field is unknown or missing, or has a value of another type.
-            ValueError: A number is negative or not finite.
-        """
+        """Read what `to_json` returned."""
         found = cls(**{**row, "conflict": tuple(row["conflict"])})
         for field in fields(cls):
             value, default = getattr(found, field.name), field.default
@@ -79,16 +68,7 @@ class Measure:
 
 
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
-    """Plans a candidate and estimates what it takes.
-
-    Args:
-        program: The candidate's program.
-        candidate: The mesh and layouts.
-        hardware: The devices.
-
-    Returns:
-        What it takes, or why it is refused.
-    """
+    """Plan a candidate and estimates what it takes."""
     try:
         plan = plan_step(program, candidate.mesh, candidate.layout, candidate.params)
     except LayoutConflict as error:
@@ -112,7 +92,7 @@ _shared: tuple[Sequence[Program], Hardware] | None = None
 
 
 def _start_worker() -> None:
-    """Leaves Ctrl-C to the parent, and what was there before to nobody's care."""
+    """Leave Ctrl-C to the parent, and what was there before to nobody's care."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
 
@@ -129,17 +109,7 @@ def _measure_shared(candidate: Candidate) -> Measure:
 def measuring(
     programs: Sequence[Program], hardware: Hardware, processes: int
 ) -> Iterator[Callable[[Sequence[Candidate]], list[Measure]]]:
-    """Opens a function that measures candidates, in as many processes as are asked for.
-
-    Args:
-        programs: The variants of the program.
-        hardware: The devices.
-        processes: How many; 1 for this one alone.
-
-    Yields:
-        The function: from candidates to what they take, in the same order. It raises a
-        NamedMeshError if one of the processes is killed.
-    """
+    """Open a function that measures candidates, in as many processes as are asked for."""
     global _shared
     _shared = programs, hardware
     try:
@@ -157,7 +127,7 @@ def measuring(
 
 
 def _measure_in_pool(pool: ProcessPoolExecutor, candidates: Sequence[Candidate]) -> list[Measure]:
-    """Measures candidates in other processes; the pool forks them when it is first used."""
+    """Measure candidates in other processes; the pool forks them when it is first used."""
     try:
         with warnings.catch_warnings():
             # jax, where it runs already, warns of forks; the processes do not use it.

@@ -12,12 +12,7 @@ from namedmesh.search.exploration import Exploration
 
 
 class SearchBar:
-    """Shows how many candidates were planned, and the fastest so far.
-
-    Args:
-        wanted: Whether to show it; None for where standard error is a terminal.
-        plans: How many candidates will be planned at most.
-    """
+    """Shows how many candidates were planned, and the fastest so far."""
 
     def __init__(self, wanted: bool | None, plans: int):
         present = importlib.util.find_spec("rich") is not None
@@ -38,11 +33,7 @@ class SearchBar:
         return self
 
     def show(self, exploration: Exploration) -> None:
-        """Shows where a search stands.
-
-        Args:
-            exploration: The search.
-        """
+        """Show where a search stands."""
         if self._bar is None:
             return
         done, left = len(exploration.measures), int(exploration.open.sum())

@@ -67,11 +67,11 @@ class Entry:
         return self.takes.host_bytes
 
     def plan(self) -> Plan:
-        """Returns the plan."""
+        """Return the plan."""
         return make_plan(self.program, self.mesh, self.layout, self.params)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the entry as values that JSON has."""
+        """Return the entry as values that JSON has."""
         takes = self.takes.to_json()
         del takes["refused"], takes["conflict"]
         return {
@@ -160,7 +160,7 @@ class Search:
         return any(reason in self.reasons for reason in (TOO_LARGE, OVER))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the result as values that JSON has."""
+        """Return the result as values that JSON has."""
         return {
             "program": self.program,
             "devices": self.devices,

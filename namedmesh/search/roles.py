@@ -32,17 +32,10 @@ class RoleSet:
 
 
 def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
-    """Finds sets of dimensions that may share an axis.
+    """Find sets of dimensions that may share an axis.
 
     Where there are too many, those that nothing can be added to come first, then those that split
     most of the work.
-
-    Args:
-        facts: The facts of a program.
-        dims: The dimensions to choose from.
-
-    Returns:
-        The sets, in a fixed order.
     """
     order = {name: i for i, name in enumerate(dims)}
     graph = nx.Graph()
@@ -60,23 +53,15 @@ def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
 
 
 def covered_work(facts: ProgramFacts, role: Role) -> float:
-    """Returns the share of the work that an axis with this role splits."""
+    """Return the share of the work that an axis with this role splits."""
     total = sum(one.seconds for one in facts.work)
     return sum(one.seconds for one in facts.work if one.dims & role) / (total or 1.0)
 
 
 def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
-    """Yields the roles of up to so many axes, pinned axes in all of them.
+    """Yield the roles of up to so many axes, pinned axes in all of them.
 
     Two axes may have the same role: parameters may rest along one of them in another way.
-
-    Args:
-        facts: The facts of a program.
-        pin: The dimensions that lie where it says and nowhere else.
-        most_axes: How many axes a mesh may have.
-
-    Yields:
-        Roles for the axes of a mesh.
     """
     free = find_roles(facts, [name for name in facts.dims if name not in pin.rules])
     pinned: dict[str, Role] = {}
@@ -102,19 +87,7 @@ def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]
 
 
 def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
-    """Returns every way to write a number as a product of so many ordered factors above one.
-
-    Args:
-        devices: The number.
-        axes: How many factors.
-
-    Returns:
-        The factors.
-
-    Example:
-        >>> factorise(8, 2)
-        [(2, 4), (4, 2)]
-    """
+    """Return every way to write a number as a product of so many ordered factors above one."""
     if axes == 0:
         return [()] if devices == 1 else []
     if axes == 1:

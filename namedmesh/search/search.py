@@ -64,7 +64,7 @@ def search(
     progress: bool | None = None,
     **choices: Sequence[Any],
 ) -> Search:
-    """Searches meshes, layouts and layouts at rest for the fastest step that fits.
+    """Search meshes, layouts and layouts at rest for the fastest step that fits.
 
     Every candidate has floors of time and memory that follow from the program alone. Candidates
     are planned exactly, the most promising first, until no other could be better even at its
@@ -191,7 +191,7 @@ def search(
 def _make_programs(
     program: Program | Callable[..., Program], choices: Mapping[str, Sequence[Any]]
 ) -> list[tuple[dict[str, Any], Program]]:
-    """Makes the program for every combination of choices."""
+    """Make the program for every combination of choices."""
     if isinstance(program, Program):
         if choices:
             raise NamedMeshError(
@@ -220,7 +220,7 @@ def _make_programs(
 
 
 def _check_choices(function: Callable[..., Program], choices: Mapping[str, Sequence[Any]]) -> None:
-    """Raises where choices do not fit the arguments of a function, or have no values."""
+    """Raise where choices do not fit the arguments of a function, or have no values."""
     arguments = inspect.signature(function).parameters
     names = [name for name, one in arguments.items() if one.kind != one.VAR_KEYWORD]
     unknown = [name for name in choices if name not in arguments]
@@ -252,7 +252,7 @@ def _describe(
     devices: int,
     blocks: Mapping[str, int],
 ) -> Variant:
-    """Finds the facts of a program, and its bounds."""
+    """Find the facts of a program, and its bounds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         alone = cost(plan_step(program, Mesh(one=1)), hardware)
@@ -261,7 +261,7 @@ def _describe(
 
 
 def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
-    """Raises where a pinned part cannot be in any layout of a program."""
+    """Raise where a pinned part cannot be in any layout of a program."""
     names = list(dict.fromkeys(axis for held in pin.rules.values() for axis in held))
     if len(names) > axes:
         raise NamedMeshError(
@@ -279,7 +279,7 @@ def _count_plans(program: Program) -> int:
 
 
 def _check_count(number: object, what: str) -> int:
-    """Returns a number of things, of which there may be none, or raises."""
+    """Return a number of things, of which there may be none, or raises."""
     count = whole_number(number)
     if count is None or count < 0:
         raise NamedMeshError(f"{what} is {number!r}", fix="give a whole number, or 0 for none")
@@ -292,27 +292,13 @@ def _count_cores() -> int:
 
 
 def _verify(entry: Entry, hardware: Hardware) -> Entry:
-    """Compiles an entry, and says what the compiler made of it."""
+    """Compile an entry, and says what the compiler made of it."""
     plan = entry.plan()
     return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh)))
 
 
 def parse_bytes(memory: float | str) -> float:
-    """Reads a number of bytes.
-
-    Args:
-        memory: The number, or a text such as '15.5 GiB'.
-
-    Returns:
-        The bytes.
-
-    Raises:
-        NamedMeshError: It is neither.
-
-    Example:
-        >>> parse_bytes("1.5 KiB")
-        1536.0
-    """
+    """Read a number of bytes."""
     size: float = 0.0
     if isinstance(memory, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", memory)

@@ -69,36 +69,14 @@ class Space:
 
 
 def name_axes(sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]) -> Mesh:
-    """Makes a mesh of axes that are called by their numbers.
-
-    Args:
-        sizes: The sizes of the axes.
-        order: Their order.
-        blocks: How many hosts and slices there are.
-
-    Returns:
-        The mesh.
-    """
+    """Make a mesh of axes that are called by their numbers."""
     return Mesh(None, **{f"axis{i}": sizes[i] for i in order}, **blocks)
 
 
 def find_fitting_orders(
     sizes: Sequence[int], order: Sequence[int], blocks: Mapping[str, int]
 ) -> Iterator[list[int]]:
-    """Yields the orders of axes in which hosts and slices are equal blocks of the mesh.
-
-    Args:
-        sizes: The sizes of the axes.
-        order: The order that is tried first, by the numbers of the axes.
-        blocks: How many hosts and slices there are.
-
-    Yields:
-        The orders.
-
-    Example:
-        >>> list(find_fitting_orders([3, 2], [0, 1], {"hosts": 2}))
-        [[1, 0]]
-    """
+    """Yield the orders of axes in which hosts and slices are equal blocks of the mesh."""
     for some in permutations(order):
         with contextlib.suppress(NamedMeshError):
             name_axes(sizes, some, blocks)
@@ -112,21 +90,7 @@ def enumerate_space(
     most_axes: int,
     blocks: Mapping[str, int] = NO_BLOCKS,
 ) -> Space:
-    """Enumerates meshes, layouts and layouts at rest for every variant of a program.
-
-    Args:
-        variants: The facts and bounds of each.
-        devices: How many devices a mesh has.
-        pin: The part of the layout that stays.
-        most_axes: How many axes a mesh may have.
-        blocks: How many hosts and slices there are; sizes that do not fit them are left out.
-
-    Returns:
-        The space.
-
-    Raises:
-        NamedMeshError: There is nothing to split.
-    """
+    """Enumerates meshes, layouts and layouts at rest for every variant of a program."""
     sizes = {
         count: [
             some
@@ -193,7 +157,7 @@ def _has_twins(roles: RoleSet, rest: Roles) -> bool:
 
 
 def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles]:
-    """Yields where parameters may rest: as in use, or split along one more dimension.
+    """Yield where parameters may rest: as in use, or split along one more dimension.
 
     Axes that split most of what a device would hold in use already are left alone.
     """

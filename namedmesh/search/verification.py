@@ -34,7 +34,7 @@ class Verified:
     problems: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Returns it as values that JSON has."""
+        """Return it as values that JSON has."""
         return {**asdict(self), "problems": list(self.problems)}
 
     def __str__(self) -> str:
@@ -46,30 +46,14 @@ class Verified:
 
 
 def find_target(hardware: Hardware, mesh: Mesh) -> Target:
-    """Returns what to compile for: TPU slices of as many cores, or CPU devices for anything else.
-
-    Args:
-        hardware: The devices of a search.
-        mesh: A mesh of them.
-
-    Returns:
-        The target.
-    """
+    """Return what to compile for: TPU slices of as many cores, or CPU devices for anything else."""
     if isinstance(hardware.network, TorusSlice):
         return hardware.network.target(mesh)
     return Target("cpu", "", (mesh.devices,))
 
 
 def verify_plan(plan: Plan, target: Target) -> Verified:
-    """Lowers a plan, compiles it ahead of time and audits it.
-
-    Args:
-        plan: The plan.
-        target: What to compile for. Where its compiler is not here, CPU devices take its place.
-
-    Returns:
-        What the compiler made of it.
-    """
+    """Lower a plan, compiles it ahead of time and audits it."""
     from namedmesh.aot.compilation import compile_for
     from namedmesh.lowering.export import export_planned
 

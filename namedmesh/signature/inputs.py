@@ -18,30 +18,7 @@ def name_inputs(
     values: Sequence[Any],
     named: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Gives every value of a call the name of the input it is for.
-
-    Args:
-        program: The name of the program, for errors.
-        inputs: The text that errors describe each input with, by name and in order.
-        groups: The inputs of each argument that the traced function takes as a dict.
-        values: What was given by position: inputs, or dicts of them.
-        named: What was given by name: inputs, or dicts under the names of their arguments.
-
-    Returns:
-        The values by input; names that are not known are passed on as they are.
-
-    Raises:
-        NamedMeshError: If there are too many values, an input is given twice, or a dict does not
-            have the entries of its argument.
-
-    Example:
-        >>> inputs = {"tokens": "int32[batch=4]", "mask": "bool[batch=4]", "rate": "float32[]"}
-        >>> groups = {"batch": ("tokens", "mask")}
-        >>> name_inputs("train", inputs, groups, [{"mask": 2, "tokens": 1}, 3], {})
-        {'tokens': 1, 'mask': 2, 'rate': 3}
-        >>> name_inputs("train", inputs, groups, [1, 2], {"rate": 3})
-        {'tokens': 1, 'mask': 2, 'rate': 3}
-    """
+    """Give every value of a call the name of the input it is for."""
     names, starts = list(inputs), {group[0]: key for key, group in groups.items() if group}
     by_name: dict[str, Any] = {}
     position = 0

@@ -5,7 +5,7 @@ from typing import Any
 
 
 def flatten(structure: Any) -> list[Any]:
-    """Returns the leaves of nested tuples, lists and dicts, in order; None has no leaves."""
+    """Return the leaves of nested tuples, lists and dicts, in order; None has no leaves."""
     if structure is None:
         return []
     if isinstance(structure, dict):
@@ -16,7 +16,7 @@ def flatten(structure: Any) -> list[Any]:
 
 
 def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
-    """Returns the same nesting with other leaves."""
+    """Return the same nesting with other leaves."""
     if structure is None:
         return None
     if isinstance(structure, dict):
@@ -30,7 +30,7 @@ def unflatten(structure: Any, leaves: Iterator[Any]) -> Any:
 
 
 def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
-    """Formats nested values in one line, each leaf as a function formats it."""
+    """Format nested values in one line, each leaf as a function formats it."""
     if structure is None:
         return "None"
     if isinstance(structure, dict):
@@ -43,7 +43,7 @@ def format_nest(structure: Any, leaf: Callable[[Any], str]) -> str:
 
 
 def match_leaves(pattern: Any, structure: Any) -> list[Any] | None:
-    """Returns a structure's leaves in the order of a pattern, None where the two nest otherwise.
+    """Return a structure's leaves in the order of a pattern, None where the two nest otherwise.
 
     Tuples and lists are one kind.
     """

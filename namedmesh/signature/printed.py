@@ -29,15 +29,7 @@ class PrintedLine:
 
 
 def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
-    """Puts what is printed beside the results of a function, if anything is.
-
-    Args:
-        structure: The results.
-        lines: What is printed.
-
-    Returns:
-        The results, or a dict of both.
-    """
+    """Put what is printed beside the results of a function, if anything is."""
     if not lines:
         return structure
     keys = [json.dumps([i, line.words, line.iterations]) for i, line in enumerate(lines)]
@@ -46,15 +38,7 @@ def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
 
 
 def unwrap_results(results: Any, quiet: bool = False) -> Any:
-    """Prints what is to be printed, and returns the results of the function.
-
-    Args:
-        results: What the step returned.
-        quiet: Whether to print nothing.
-
-    Returns:
-        The results.
-    """
+    """Print what is to be printed, and returns the results of the function."""
     if not isinstance(results, Mapping) or {*results} != {_LINES, _RESULTS}:
         return results
     for key, values in results[_LINES].items() if not quiet else ():
@@ -65,18 +49,7 @@ def unwrap_results(results: Any, quiet: bool = False) -> Any:
 
 
 def format_line(line: PrintedLine) -> list[str]:
-    """Formats a line, once for every iteration.
-
-    Args:
-        line: The line, with arrays for values.
-
-    Returns:
-        The texts.
-
-    Example:
-        >>> format_line(PrintedLine(("norm", None), (np.array([1.0, 2.5]),), ("layer",)))
-        ['layer 0: norm 1.0', 'layer 1: norm 2.5']
-    """
+    """Format a line, once for every iteration."""
     missing = [one for one in line.values if not getattr(one, "is_fully_addressable", True)]
     if missing:
         return [" ".join(word or "(on other hosts)" for word in line.words)]

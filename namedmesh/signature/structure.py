@@ -30,18 +30,7 @@ class NamedStructure:
 
 
 def number_leaves(structure: Any) -> ResultStructure:
-    """The nesting of a value, its leaves numbered in order.
-
-    Args:
-        structure: Nested tuples, lists and dicts of anything.
-
-    Returns:
-        The same nesting with a number for each leaf.
-
-    Example:
-        >>> number_leaves({"loss": object(), "pair": (object(), None)})
-        {'loss': 0, 'pair': (1, None)}
-    """
+    """The nesting of a value, its leaves numbered in order."""
     return _number(structure, itertools.count())
 
 
@@ -63,22 +52,7 @@ def _number(structure: Any, numbers: Iterator[int]) -> ResultStructure:
 
 
 def fill_structure(structure: ResultStructure, leaves: Sequence[Any]) -> Any:
-    """A nesting with values for its leaves.
-
-    Args:
-        structure: As `number_leaves` returns it.
-        leaves: The values, by number.
-
-    Returns:
-        The nested values. A named tuple is one of a class made here, of the same name and fields
-        as the one that was traced, and equal to it as tuples are.
-
-    Example:
-        >>> fill_structure({"loss": 0, "pair": (1, None)}, [0.5, 2])
-        {'loss': 0.5, 'pair': (2, None)}
-        >>> fill_structure(NamedStructure("Losses", ("total", "aux"), (0, 1)), [0.5, 2])
-        Losses(total=0.5, aux=2)
-    """
+    """A nesting with values for its leaves."""
     if structure is None:
         return None
     if isinstance(structure, int):

@@ -16,16 +16,6 @@ from namedmesh.runtime import Executable, State
 def check_executable(executable: object, what: str) -> Executable:
     """Return a compiled step, or raise if it is something else, e.g. a Program.
 
-    Args:
-        executable: What a function was given.
-        what: What it is called there.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it is not an Executable.
-
     >>> try:
     ...     check_executable("step", "the step to train")
     ... except NamedMeshError as error:
@@ -43,16 +33,6 @@ def check_executable(executable: object, what: str) -> Executable:
 
 def check_saveable(state: object) -> State:
     """Return a state whose values can be saved, or raise.
-
-    Args:
-        state: What a function was given.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it is not a State, or if a step has used up variables of it; the error
-            lists all of them.
 
     >>> try:
     ...     check_saveable({"w": 1.0})
@@ -78,16 +58,6 @@ def check_saveable(state: object) -> State:
 def check_file_path(path: object, what: str) -> str | os.PathLike:
     """Return a path, or raise if it is something else.
 
-    Args:
-        path: What a function was given.
-        what: What it is called there.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it is neither a string nor a path.
-
     >>> check_file_path("model.safetensors", "the file of the weights")
     'model.safetensors'
     """
@@ -97,17 +67,6 @@ def check_file_path(path: object, what: str) -> str | os.PathLike:
 
 def check_count(value: object, what: str, least: int = 0) -> int:
     """Return a whole number as an int, or raise.
-
-    Args:
-        value: What a function was given.
-        what: What it is called there.
-        least: The smallest number that is allowed.
-
-    Returns:
-        The number.
-
-    Raises:
-        NamedMeshError: If it is not a whole number, or too small.
 
     >>> check_count(3, "step")
     3
@@ -121,16 +80,6 @@ def check_count(value: object, what: str, least: int = 0) -> int:
 def check_real(value: object, what: str) -> float:
     """Return a number as a float, or raise.
 
-    Args:
-        value: What a function was given.
-        what: What it is called there.
-
-    Returns:
-        The number.
-
-    Raises:
-        NamedMeshError: If it is not a real number.
-
     >>> check_real(3, "minutes")
     3.0
     """
@@ -141,16 +90,6 @@ def check_real(value: object, what: str) -> float:
 
 def check_run(step: object, batches: object) -> tuple[Callable[..., Any], Iterable[Any]]:
     """Return a step and its batches, or raise if they are something else.
-
-    Args:
-        step: What a function was given to call.
-        batches: The inputs of each call.
-
-    Returns:
-        Both as they are.
-
-    Raises:
-        NamedMeshError: If the step cannot be called, or the batches cannot be iterated over.
 
     >>> try:
     ...     check_run(print, 3)
@@ -175,15 +114,6 @@ def check_run(step: object, batches: object) -> tuple[Callable[..., Any], Iterab
 def check_named_arrays(batch: object) -> dict[str, Any]:
     """Return the inputs of one call as a dict, or raise.
 
-    Args:
-        batch: What a stream or a list of batches has.
-
-    Returns:
-        The inputs by name.
-
-    Raises:
-        NamedMeshError: If it is not a mapping from names.
-
     >>> check_named_arrays({"x": 3})
     {'x': 3}
     """
@@ -197,17 +127,6 @@ def check_named_arrays(batch: object) -> dict[str, Any]:
 
 def check_json(values: object, what: str) -> dict[str, Any]:
     """Return a dict that can be written as JSON, or raise.
-
-    Args:
-        values: What a function was given; None is an empty dict.
-        what: What it is called there.
-
-    Returns:
-        The dict.
-
-    Raises:
-        NamedMeshError: If it is not a mapping, or has entries that are not JSON; the error lists
-            all of them.
 
     >>> check_json({"position": 640, "order": [2, 0, 1]}, "extra")
     {'position': 640, 'order': [2, 0, 1]}
@@ -238,17 +157,6 @@ def check_json(values: object, what: str) -> dict[str, Any]:
 
 def check_metrics(metrics: object, what: str) -> dict[str, float]:
     """Return metrics as floats, or raise.
-
-    Args:
-        metrics: What a function was given or returned; None is an empty dict.
-        what: What it is called there.
-
-    Returns:
-        A float for each name.
-
-    Raises:
-        NamedMeshError: If it is not a mapping, or has values that are not numbers; the error lists
-            all of them.
 
     >>> check_metrics({"dev_loss": 2}, "metrics")
     {'dev_loss': 2.0}

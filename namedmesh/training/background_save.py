@@ -30,15 +30,7 @@ HostShard = tuple[str, Bounds, np.ndarray]
 
 
 class BackgroundSave:
-    """Saves one checkpoint, by a thread in each process.
-
-    Args:
-        folder: Where it goes.
-        record: What it holds.
-        processes: The processes that save it together.
-        host_memory: How many bytes of copies there may be at once; None for any number.
-        finish: What process 0 does once the checkpoint is there.
-    """
+    """Saves one checkpoint, by a thread in each process."""
 
     def __init__(
         self,
@@ -64,9 +56,6 @@ class BackgroundSave:
 
         Returns when everything is copied. With a bound on memory that may be when most of it is
         written.
-
-        Args:
-            arrays: The arrays of the state.
         """
         self._thread.start()
         try:
@@ -80,12 +69,7 @@ class BackgroundSave:
             self._queue.put(None)
 
     def wait(self) -> None:
-        """Wait until the checkpoint is there, on every process.
-
-        Raises:
-            NamedMeshError: On every process, if one could not write its part or process 0 could
-                not commit it. Nothing of the checkpoint is left then.
-        """
+        """Wait until the checkpoint is there, on every process."""
         self._thread.join()
         if self.error is not None:  # made in the thread, which has no line of the user's
             raise NamedMeshError(self.error.problem, *self.error.details, fix=self.error.fix)
@@ -206,9 +190,6 @@ class BackgroundSave:
 class Budget:
     """Bytes that may be held at once; something larger than all of it is held alone.
 
-    Args:
-        limit: How many; None for any number.
-
     >>> budget = Budget(10)
     >>> budget.take(25)  # larger than all of it, and nothing else is held
     >>> budget.give(25)
@@ -233,14 +214,7 @@ class Budget:
 
 
 def copy_to_host(data: jax.Array) -> np.ndarray:
-    """Copy the values of one device, which the next step may then overwrite.
-
-    Args:
-        data: An array on one device.
-
-    Returns:
-        The copy.
-    """
+    """Copy the values of one device, which the next step may then overwrite."""
     (device,) = data.devices()
     if device.platform == "cpu":
         return np.array(data)

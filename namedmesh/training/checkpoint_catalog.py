@@ -21,15 +21,7 @@ _SECONDS = 300.0  # how long processes wait for each other
 
 
 class CheckpointCatalog:
-    """The complete checkpoints in a folder; process 0 looks, and changes it, for all processes.
-
-    Args:
-        files: The folder.
-        processes: The processes.
-        keep: How many of the newest to keep; None to only read.
-        metric: The metric that decides which checkpoint is the best.
-        rank: `min` or `max`: the checkpoint with this metric is kept too.
-    """
+    """The complete checkpoints in a folder; process 0 looks, and changes it, for all processes."""
 
     def __init__(
         self,
@@ -113,21 +105,13 @@ class CheckpointCatalog:
         return max(self._metrics, default=None) if best is None else best
 
     def prune(self, record: Record) -> None:
-        """Delete what is not kept beside a new checkpoint; on process 0, from any thread.
-
-        Args:
-            record: The new one.
-        """
+        """Delete what is not kept beside a new checkpoint; on process 0, from any thread."""
         for step in self._find_old(record):
             with contextlib.suppress(OSError):  # a reader may hold it; the next start removes it
                 self._files.delete(step)
 
     def add(self, record: Record) -> None:
-        """Enter a new checkpoint, in the place of those that are not kept beside it.
-
-        Args:
-            record: The new one.
-        """
+        """Enter a new checkpoint, in the place of those that are not kept beside it."""
         old = self._find_old(record)
         self._metrics[record.step] = record.metrics.get(self._metric)
         for step in old:
@@ -141,30 +125,13 @@ class CheckpointCatalog:
         return [step for step in sorted(metrics) if step not in newest and step != best]
 
     def delete(self, step: int) -> None:
-        """Delete a checkpoint, unless it is the only one.
-
-        Args:
-            step: Its step; one that is not there is ignored.
-
-        Raises:
-            NamedMeshError: If it cannot be deleted.
-        """
+        """Delete a checkpoint, unless it is the only one."""
         if step in self._metrics and len(self._metrics) > 1:
             self._on_first("deleting from", lambda: self._files.delete(step))
             del self._metrics[step]
 
     def set_aside(self, step: int) -> str:
-        """Rename a damaged checkpoint, so that its step can be saved again.
-
-        Args:
-            step: Its step.
-
-        Returns:
-            Its new name.
-
-        Raises:
-            NamedMeshError: If it cannot be renamed.
-        """
+        """Rename a damaged checkpoint, so that its step can be saved again."""
         name = self._on_first("setting aside in", lambda: self._files.set_aside(step).name)
         del self._metrics[step]
         return name
@@ -172,13 +139,6 @@ class CheckpointCatalog:
 
 def best_step(metrics: dict[int, float | None], rank: Callable[..., Any]) -> int | None:
     """The step with the best metric, the newest of equals.
-
-    Args:
-        metrics: The metric of each step, or None.
-        rank: `min` or `max`.
-
-    Returns:
-        The step, or None if none was measured.
 
     >>> best_step({1: 2.0, 2: 1.0, 3: 1.0, 4: None}, min)
     3

@@ -26,24 +26,13 @@ _UNFINISHED = ("part", "deleted", "orbax-checkpoint-tmp")
 
 
 class CheckpointFolder:
-    """The checkpoints in a folder.
-
-    Args:
-        path: The folder.
-    """
+    """The checkpoints in a folder."""
 
     def __init__(self, path: pathlib.Path):
         self.path = path
 
     def list_steps(self) -> list[int]:
-        """The steps of the checkpoints that are there, in order.
-
-        Returns:
-            The steps.
-
-        Raises:
-            OSError: If the folder cannot be read; one that does not exist is empty.
-        """
+        """The steps of the checkpoints that are there, in order."""
         try:
             names = os.listdir(self.path)
         except FileNotFoundError:
@@ -63,34 +52,14 @@ class CheckpointFolder:
         return self.part_path(step) / ARRAYS / f"process_{process}"
 
     def read_record(self, step: int) -> Record:
-        """Read and verify the record of a checkpoint.
-
-        Args:
-            step: Its step.
-
-        Returns:
-            The record.
-
-        Raises:
-            OSError: If it cannot be read.
-            ValueError: If it is damaged.
-        """
+        """Read and verify the record of a checkpoint."""
         record = decode_record(read_limited(self.step_path(step) / RECORD))
         if record.step != step:
             raise ValueError(f"{RECORD} is that of step {record.step}")
         return record
 
     def commit(self, record: Record, processes: int) -> None:
-        """Make a checkpoint of what all processes have written.
-
-        Args:
-            record: What it holds.
-            processes: How many processes there are.
-
-        Raises:
-            OSError: If the file system refuses; the checkpoint is not there then.
-            ValueError: Likewise, or if the arrays of a process cannot be read.
-        """
+        """Make a checkpoint of what all processes have written."""
         part = self.part_path(record.step)
         folders = [self.process_path(record.step, index) for index in range(processes)]
         absent = [index for index, folder in enumerate(folders) if not folder.is_dir()]
@@ -108,11 +77,7 @@ class CheckpointFolder:
         shutil.rmtree(self._rename(step, "deleted"), ignore_errors=True)
 
     def set_aside(self, step: int) -> pathlib.Path:
-        """Rename a damaged checkpoint, so that its step can be saved again.
-
-        Returns:
-            Its new place.
-        """
+        """Rename a damaged checkpoint, so that its step can be saved again."""
         return self._rename(step, "damaged")
 
     def _rename(self, step: int, suffix: str) -> pathlib.Path:

@@ -57,15 +57,6 @@ class Record:
 def encode_record(record: Record) -> bytes:
     """Encode a record as JSON that begins with the checksum of the rest.
 
-    Args:
-        record: The record.
-
-    Returns:
-        The contents of its file.
-
-    Raises:
-        NamedMeshError: If it is larger than what is read back.
-
     >>> encode_record(Record(10, {}))[:12], decode_record(encode_record(Record(10, {}))).step
     (b'{"sha256": "', 10)
     """
@@ -86,17 +77,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(data: bytes) -> Record:
-    """Decode the contents of a record's file.
-
-    Args:
-        data: The contents.
-
-    Returns:
-        The record.
-
-    Raises:
-        ValueError: If the checksum differs, or if something in it cannot be right.
-    """
+    """Decode the contents of a record's file."""
     start = len(_HEAD) + 64 + len(_MIDDLE)
     body = data[start:-1]
     if data[:start] != _HEAD + hashlib.sha256(body).hexdigest().encode() + _MIDDLE:
@@ -117,49 +98,20 @@ def decode_record(data: bytes) -> Record:
 
 
 def read_limited(path: pathlib.Path) -> bytes:
-    """Read a file of JSON unless it is too large to be one of ours.
-
-    Args:
-        path: The file.
-
-    Returns:
-        Its contents.
-
-    Raises:
-        OSError: If it cannot be read.
-        ValueError: If it is too large; nothing of it is read then.
-    """
+    """Read a file of JSON unless it is too large to be one of ours."""
     check_file_size(path)
     return path.read_bytes()
 
 
 def check_file_size(path: pathlib.Path) -> None:
-    """Raise if a file that is read as a whole is too large to be one of ours.
-
-    Args:
-        path: The file.
-
-    Raises:
-        OSError: If it is not there.
-        ValueError: If it is too large.
-    """
+    """Raise if a file that is read as a whole is too large to be one of ours."""
     size = path.stat().st_size
     if size > LARGEST_RECORD:
         raise ValueError(f"{path.name} has {size:,} bytes, more than {LARGEST_RECORD:,}")
 
 
 def parse_content(data: bytes) -> Any:
-    """Parse JSON that anybody may have written.
-
-    Args:
-        data: The JSON.
-
-    Returns:
-        The value.
-
-    Raises:
-        ValueError: If it is not JSON, or nested too deeply.
-    """
+    """Parse JSON that anybody may have written."""
     try:
         return json.loads(data)
     except RecursionError:

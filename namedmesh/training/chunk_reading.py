@@ -48,20 +48,7 @@ class _Shard:
 def read_arrays(
     folder: pathlib.Path, targets: Mapping[str, ArrayTarget], window: int
 ) -> dict[str, jax.Array]:
-    """Read arrays; what the stored array does not have is padding, of zeros.
-
-    Args:
-        folder: The database of a checkpoint.
-        targets: The arrays by name.
-        window: How many bytes may be on their way from disk to devices at once.
-
-    Returns:
-        The arrays by name.
-
-    Raises:
-        ValueError: If a chunk is missing, or its checksum differs.
-        OSError: If a file cannot be read.
-    """
+    """Read arrays; what the stored array does not have is padding, of zeros."""
     check_file_size(folder / MANIFEST)
     context, held = make_context(), 0
     reads: deque[tuple[_Shard, np.ndarray, ts.Future]] = deque()
@@ -94,14 +81,6 @@ def clear_padding(array: jax.Array, sizes: Sequence[int], saved: Sequence[int]) 
     """Set to zero what was padding when the array was saved and is padding of another size now.
 
     Padding of the same size stays as it was, so that a resumed run continues bit for bit.
-
-    Args:
-        array: The restored array.
-        sizes: Its sizes without padding.
-        saved: Its shape when it was saved.
-
-    Returns:
-        The array.
     """
     common = [min(now, before) for now, before in zip(array.shape, saved, strict=True)]
     cut = all(count <= size for count, size in zip(common, sizes, strict=True))

@@ -41,13 +41,6 @@ class OwnShard:
 def choose_chunk(shard: Sequence[int], itemsize: int) -> tuple[int, ...]:
     """Cut shards into equal chunks of at most `CHUNK_BYTES`, if their sizes have divisors for it.
 
-    Args:
-        shard: The sizes of the shards.
-        itemsize: The bytes of an element.
-
-    Returns:
-        The sizes of the chunks.
-
     >>> choose_chunk((4096, 4096), 4), choose_chunk((7, 5), 4)
     ((1024, 4096), (7, 5))
     """
@@ -63,15 +56,7 @@ def choose_chunk(shard: Sequence[int], itemsize: int) -> tuple[int, ...]:
 def describe_arrays(
     arrays: Mapping[str, jax.Array], sizes: Mapping[str, Sequence[int]]
 ) -> dict[str, StoredArray]:
-    """Say how each array is stored.
-
-    Args:
-        arrays: The arrays by name, padding included.
-        sizes: Their sizes without padding.
-
-    Returns:
-        What a record says of each.
-    """
+    """Say how each array is stored."""
     stored = {}
     for name, array in arrays.items():
         shard = array.sharding.shard_shape(array.shape)
@@ -84,12 +69,6 @@ def shards_to_write(arrays: Mapping[str, jax.Array]) -> Iterator[OwnShard]:
     """The shards that this process writes: together, all processes write every element once.
 
     Where several devices hold the same shard, they take turns, so that processes have equal work.
-
-    Args:
-        arrays: The arrays by name.
-
-    Yields:
-        Each shard.
     """
     iteration = 0
     for name, array in arrays.items():
@@ -111,13 +90,7 @@ def shard_bounds(index: Iterable[slice], shape: Sequence[int]) -> Bounds:
 
 
 class ChunkWriter:
-    """Writes shards of arrays to the database of one process.
-
-    Args:
-        folder: Where the database is.
-        arrays: How each array is stored.
-        declares: Whether this process also writes what each array is, once for all of them.
-    """
+    """Writes shards of arrays to the database of one process."""
 
     def __init__(
         self, folder: pathlib.Path, arrays: Mapping[str, StoredArray], *, declares: bool = True
@@ -127,18 +100,7 @@ class ChunkWriter:
         self._undeclared = list(arrays) if declares else []
 
     def write(self, shards: Iterable[tuple[str, Bounds, np.ndarray]]) -> ts.Future:
-        """Start to write some shards.
-
-        Args:
-            shards: Names, places and values.
-
-        Returns:
-            A future; when it is done, the shards are on disk, or it raises what went wrong.
-
-        Raises:
-            ValueError: If the file system refuses.
-            OSError: Likewise.
-        """
+        """Start to write some shards."""
         transaction = ts.Transaction(atomic=True)
         for name in self._undeclared:
             self._open(name, transaction, declare=True)
@@ -167,15 +129,7 @@ class ChunkWriter:
 
 
 def join_databases(folder: pathlib.Path, parts: Sequence[pathlib.Path]) -> None:
-    """Make one database of those of all processes; no chunk is copied.
-
-    Args:
-        folder: The new database, which contains the others.
-        parts: The database of each process.
-
-    Raises:
-        ValueError: If one of them cannot be read.
-    """
+    """Make one database of those of all processes; no chunk is copied."""
     context, transaction = make_context(), ts.Transaction(atomic=True)
     whole = ts.KvStore.open(_database_spec(folder), context=context).result()
     for part in parts:

@@ -18,15 +18,7 @@ class DamagedCheckpoint(NamedMeshError):
 
 @contextmanager
 def report_damage(path: pathlib.Path) -> Iterator[None]:
-    """Raise a NamedMeshError for whatever reading a checkpoint raises.
-
-    Args:
-        path: The checkpoint.
-
-    Raises:
-        DamagedCheckpoint: If it is damaged.
-        NamedMeshError: If it cannot be read now, but may be sound.
-    """
+    """Raise a NamedMeshError for whatever reading a checkpoint raises."""
     where = f"the checkpoint of step {path.name} in {path.parent}"
     try:
         yield

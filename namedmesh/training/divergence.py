@@ -13,22 +13,7 @@ LEAST = 20  # a median of fewer steps says nothing
 
 
 class Divergence:
-    """Whether a loss is above a multiple of its running median.
-
-    Args:
-        factor: The multiple, above 1.
-
-    Raises:
-        NamedMeshError: If it is not such a number.
-
-    Example:
-        >>> from namedmesh.training.divergence import Divergence
-        >>> divergence = Divergence(3.0)
-        >>> [divergence.note(loss) for loss in [2.0] * 30][-1] is None
-        True
-        >>> divergence.note(7.0)
-        2.0
-    """
+    """Whether a loss is above a multiple of its running median."""
 
     def __init__(self, factor: float):
         self.factor = check_real(factor, "divergence")
@@ -40,15 +25,7 @@ class Divergence:
         self._recent: deque[float] = deque(maxlen=WINDOW)
 
     def note(self, value: float) -> float | None:
-        """Note the loss of a step.
-
-        Args:
-            value: The loss.
-
-        Returns:
-            The median before it, if the loss is too far above it; else None. Medians that are not
-            positive, and those of fewer than 20 steps, set no limit.
-        """
+        """Note the loss of a step."""
         median = statistics.median(self._recent) if len(self._recent) >= LEAST else 0.0
         self._recent.append(value)
         return median if 0.0 < median * self.factor < value else None

@@ -15,19 +15,6 @@ def run_on_first(
 ) -> Any:
     """Run a function on process 0 and give its result to all processes; all must call it.
 
-    Args:
-        processes: The processes.
-        what: What it is about; calls with the same words meet each other in order.
-        action: The function, which returns something that JSON can hold.
-        fix: What to do if it fails.
-        timeout: Seconds that the others wait for it.
-
-    Returns:
-        Its result.
-
-    Raises:
-        NamedMeshError: On every process, if it failed on process 0.
-
     >>> run_on_first(Processes(), "a sum", lambda: 1 + 2, fix="", timeout=1)
     3
     """
@@ -48,12 +35,6 @@ def run_on_first(
 
 def shorten_error(error: BaseException) -> str:
     """What went wrong with a file, in one line.
-
-    Args:
-        error: What the operating system or tensorstore raised.
-
-    Returns:
-        The line.
 
     >>> shorten_error(FileNotFoundError(2, "No such file or directory", "a/b"))
     'No such file or directory: a/b'

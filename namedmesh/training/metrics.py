@@ -120,7 +120,7 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
 
 
 def _check_last(name: str, rows: Sequence[Any], text: str) -> None:
-    """Raises if a file whose first line is not a row of metrics has others: it is no log."""
+    """Raise if a file whose first line is not a row of metrics has others: it is no log."""
     if not rows and len(text.splitlines()) > 1:
         raise NamedMeshError(
             f"{name!r} is not a file of metrics", fix="name a file that MetricsLog wrote"

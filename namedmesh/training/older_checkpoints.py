@@ -28,21 +28,7 @@ def is_older(path: pathlib.Path) -> bool:
 
 
 def read_older_record(path: pathlib.Path, step: int) -> Record:
-    """Read what is in an older checkpoint, which has no checksums.
-
-    Args:
-        path: The checkpoint.
-        step: Its step.
-
-    Returns:
-        A record of it; the shapes in it are without padding.
-
-    Raises:
-        OSError: If a file cannot be read.
-        ValueError: If it is not JSON, or too large.
-        LookupError: If something is missing in it.
-        TypeError: If something in it is of another type.
-    """
+    """Read what is in an older checkpoint, which has no checksums."""
     variables = {}
     for name, entry in _read_item(path, "variables").items():
         sizes = tuple(entry["sizes"])
@@ -55,15 +41,7 @@ def read_older_record(path: pathlib.Path, step: int) -> Record:
 def read_older_arrays(
     path: pathlib.Path, targets: Mapping[str, ArrayTarget]
 ) -> tuple[dict[str, jax.Array], dict[str, tuple[int, ...]]]:
-    """Read arrays of an older checkpoint.
-
-    Args:
-        path: The checkpoint.
-        targets: The arrays by name.
-
-    Returns:
-        The arrays, and the shapes that they were saved with, by name.
-    """
+    """Read arrays of an older checkpoint."""
     import orbax.checkpoint as ocp
 
     logging.getLogger("absl").setLevel(logging.CRITICAL)  # what is damaged is an error of ours

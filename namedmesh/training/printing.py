@@ -58,7 +58,7 @@ def render_table(
 
 
 def _check_list(what: str, values: object) -> list[Any]:
-    """Returns values as a list, or raises."""
+    """Return values as a list, or raises."""
     scalar = getattr(values, "ndim", 1) == 0  # a 0-d array is Iterable, and raises
     if not isinstance(values, Iterable) or isinstance(values, str | bytes) or scalar:
         raise NamedMeshError(
@@ -68,7 +68,7 @@ def _check_list(what: str, values: object) -> list[Any]:
 
 
 def _check_cells(what: str, values: object) -> list[str]:
-    """Returns the cells of a row as a list of text, or raises."""
+    """Return the cells of a row as a list of text, or raises."""
     cells = _check_list(what, values)
     wrong = [type(cell).__name__ for cell in cells if not isinstance(cell, str)]
     if wrong:

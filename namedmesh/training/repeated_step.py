@@ -22,18 +22,6 @@ def repeat_step(
     """Take a step twice and compare the bits of its state and its results.
 
     It needs memory for a second state. All processes must call it.
-
-    Args:
-        executable: The step.
-        state: The state, which is used up.
-        inputs: Its inputs by name.
-        step: The number of the step, for the error.
-
-    Returns:
-        The next state and the results.
-
-    Raises:
-        NamedMeshError: On every process if the bits differ, with the variables and devices.
     """
     copy = State({name: _copy_array(one) for name, one in state.arrays.items()}, state.specs)
     first, results = executable(state, **inputs)

@@ -36,18 +36,7 @@ class Checkpoint(NamedTuple):
 
 
 def read_record(folder: CheckpointFolder, step: int) -> Record:
-    """Read the record of a checkpoint, of an older one too.
-
-    Args:
-        folder: The checkpoints.
-        step: Which one.
-
-    Returns:
-        The record.
-
-    Raises:
-        NamedMeshError: If it is damaged or cannot be read.
-    """
+    """Read the record of a checkpoint, of an older one too."""
     path = folder.step_path(step)
     with report_damage(path):
         return read_older_record(path, step) if is_older(path) else folder.read_record(step)
@@ -62,22 +51,7 @@ def restore_step(
     seed: int,
     window: int,
 ) -> Checkpoint:
-    """Restore the variables of a program from one checkpoint.
-
-    Args:
-        folder: The checkpoints.
-        step: Which one.
-        executable: The program.
-        missing: "error", or "init" to initialize variables that the checkpoint does not have.
-        seed: The seed of that initialization.
-        window: How many bytes may be on their way from disk to devices at once.
-
-    Returns:
-        The checkpoint.
-
-    Raises:
-        NamedMeshError: If it is damaged, cannot be read, or does not fit the program.
-    """
+    """Restore the variables of a program from one checkpoint."""
     record, specs = read_record(folder, step), executable.variables
     saved = {name: stored.variable for name, stored in record.variables.items()}
     fix = "use the settings that the checkpoint was trained with"
@@ -93,21 +67,7 @@ def restore_step(
 def restore_together(
     processes: Processes, folder: CheckpointFolder, step: int, **options: Any
 ) -> Checkpoint:
-    """Restore one checkpoint on all processes, or on none.
-
-    Args:
-        processes: The processes, all of which call this.
-        folder: The checkpoints.
-        step: Which one.
-        **options: Those of `restore_step`.
-
-    Returns:
-        The checkpoint.
-
-    Raises:
-        NamedMeshError: On every process, if one cannot restore its part; a DamagedCheckpoint if
-            that is because of damage.
-    """
+    """Restore one checkpoint on all processes, or on none."""
     outcome, text = None, "restored"
     try:
         outcome = restore_step(folder, step, **options)

@@ -29,14 +29,7 @@ class SavedVariable:
 
 
 def describe_state(state: State) -> dict[str, SavedVariable]:
-    """Describe every variable of a state by its size without padding and its dtype.
-
-    Args:
-        state: A state; a variable without a spec is described by its array.
-
-    Returns:
-        A description of each variable, by name.
-    """
+    """Describe every variable of a state by its size without padding and its dtype."""
     variables = {}
     for name, array in state.arrays.items():
         sizes = state.specs[name].sizes if name in state.specs else array.shape
@@ -63,21 +56,6 @@ def match_variables(
     fix: str,
 ) -> list[str]:
     """Compare the variables of a program with those of a file, and report every difference at once.
-
-    Args:
-        where: The file or checkpoint, for the error.
-        saved: The variables of the file, by their names there.
-        specs: The variables of the program: anything with `sizes` and `dtype`, by name.
-        names: The name in the file of each variable; its own name where left out.
-        missing: "error", or "init" to allow variables that the file does not have.
-        cast: Whether another floating-point dtype is accepted.
-        fix: What to do about a difference, for the error.
-
-    Returns:
-        The names of the program's variables that the file has.
-
-    Raises:
-        NamedMeshError: If variables are missing, or differ in size or dtype; it lists all of them.
 
     >>> from types import SimpleNamespace
     >>> match_variables("w.safetensors", {"w": SavedVariable((4,), "float32")},

@@ -24,22 +24,6 @@ class SharedStop:
     A process that was asked to stop tells the others through the coordinator. Each says which step
     it has begun, and all end after the highest of these. That happens in a thread, so that a
     process that waits for the others in a collective answers too.
-
-    Args:
-        request: Whether this process was asked to stop; noted here when another one was.
-        processes: All processes; by default those of this program.
-
-    Example:
-        >>> from namedmesh.training import StopRequest
-        >>> from namedmesh.training.shared_stop import SharedStop
-        >>> request = StopRequest()
-        >>> stop = SharedStop(request)
-        >>> stop.allows(1)
-        True
-        >>> request.note(15)
-        >>> stop.allows(2), stop.interrupted
-        (False, True)
-        >>> stop.close()
     """
 
     def __init__(self, request: StopRequest, processes: Processes | None = None):
@@ -62,17 +46,7 @@ class SharedStop:
         self._asked = True
 
     def allows(self, step: int) -> bool:
-        """Whether a step may begin; every process gets the same answer for the same step.
-
-        Args:
-            step: Its number.
-
-        Returns:
-            False if it is beyond the last one.
-
-        Raises:
-            NamedMeshError: If the processes were asked to stop and one of them did not answer.
-        """
+        """Whether a step may begin; every process gets the same answer for the same step."""
         if self._thread is None:
             return not (self._request or self._asked)
         with self._lock:  # held by the thread from this process's answer to the decision

@@ -22,16 +22,6 @@ def check_options(
 ) -> None:
     """Check the types of a Trainer's options, and that its checkpoints can be saved.
 
-    Args:
-        intervals: An Intervals.
-        checkpoints: A Checkpoints that was opened with `keep`, or None.
-        initial: A State or None.
-        metrics: A path or None.
-        profile: A TraceWindow or None.
-
-    Raises:
-        NamedMeshError: If something else was given; the error lists all that was.
-
     >>> from namedmesh.training import Intervals
     >>> check_options(Intervals(10), None, None, "run/metrics.jsonl", None)
     """
@@ -60,15 +50,6 @@ def check_options(
 def check_stream(stream: object) -> Stream:
     """Return a stream, or raise if it is something else, e.g. a list or a function.
 
-    Args:
-        stream: What a Trainer was given.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it lacks `read_from`, or a `digest` that is a string.
-
     >>> from namedmesh.training import NumberedBatches
     >>> check_stream(NumberedBatches(lambda number: {"x": number}, "numbers")).digest
     'numbers'
@@ -92,15 +73,6 @@ def check_stream(stream: object) -> Stream:
 def check_item(item: object) -> tuple[Any, Any]:
     """Return a batch and the position after it, or raise if a stream made something else.
 
-    Args:
-        item: What a stream made.
-
-    Returns:
-        The batch and the position.
-
-    Raises:
-        NamedMeshError: If it is not a pair.
-
     >>> check_item(({"x": 1}, 5))
     ({'x': 1}, 5)
     """
@@ -115,15 +87,6 @@ def check_item(item: object) -> tuple[Any, Any]:
 def check_batch(batch: object) -> Mapping[str, Any]:
     """Return a batch that is a dict of inputs, or raise.
 
-    Args:
-        batch: A batch of a stream.
-
-    Returns:
-        The same object.
-
-    Raises:
-        NamedMeshError: If it is not a mapping.
-
     >>> check_batch({"x": 1})
     {'x': 1}
     """
@@ -136,19 +99,7 @@ def check_batch(batch: object) -> Mapping[str, Any]:
 
 
 def feed_batch(executable: Executable, batch: object) -> Mapping[str, Any]:
-    """The inputs of a step from a batch of a stream.
-
-    Args:
-        executable: The step.
-        batch: All rows of each input by name, or those of this process.
-
-    Returns:
-        The same batch if it has all rows, which the step cuts by itself; else what
-        `executable.feed` makes of it.
-
-    Raises:
-        NamedMeshError: If it is not a mapping, or does not fit.
-    """
+    """The inputs of a step from a batch of a stream."""
     arrays = check_batch(batch)
     whole = {name: spec.sizes for name, spec in executable.inputs.items()}
     if {name: getattr(one, "shape", None) for name, one in arrays.items()} == whole:
@@ -157,17 +108,7 @@ def feed_batch(executable: Executable, batch: object) -> Mapping[str, Any]:
 
 
 def check_scalar_results(executable: Executable) -> list[str]:
-    """Return the names of the results of a step, or raise if they are not a dict of scalars.
-
-    Args:
-        executable: The step.
-
-    Returns:
-        The names.
-
-    Raises:
-        NamedMeshError: If it returns something else; the error lists all that is.
-    """
+    """Return the names of the results of a step, or raise if they are not a dict of scalars."""
     artifact, structure = executable.artifact, executable.artifact.structure
     fix = "return a dict of scalars, e.g. {'loss': loss}"
     if not isinstance(structure, dict):
@@ -193,17 +134,6 @@ def choose_watched(
 ) -> tuple[str, ...]:
     """Choose the results that must be finite, and say if there are none by default.
 
-    Args:
-        watch: Their names; None for loss and grad_norm, if the step returns them.
-        results: The names of all results.
-        say: Prints a message.
-
-    Returns:
-        The names.
-
-    Raises:
-        NamedMeshError: If a name is not that of a result.
-
     >>> choose_watched(None, ["loss", "accuracy"], print)
     ('loss',)
     """
@@ -228,16 +158,7 @@ def choose_watched(
 def find_peak_flops(
     executable: Executable, flops: float | None, say: Callable[[str], None]
 ) -> float | None:
-    """Look up the peak of the devices of a step, and say so if it is not known.
-
-    Args:
-        executable: The step.
-        flops: The FLOPs of a step; None if nobody asks for the utilization.
-        say: Prints a message.
-
-    Returns:
-        The peak of one device; None if it is not known or not needed.
-    """
+    """Look up the peak of the devices of a step, and say so if it is not known."""
     if not flops:
         return None
     device = executable.mesh.devices.flat[0]

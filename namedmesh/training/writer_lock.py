@@ -60,14 +60,8 @@ class WriterLock:
     The operating system gives the lock back when the process ends, however it ends. Where a file
     system has no locks, nobody is kept away.
 
-    Args:
-        folder: The folder, which exists.
-
     Attributes:
         text: What the file says; empty if it could not be written.
-
-    Raises:
-        NamedMeshError: If another process saves there.
     """
 
     def __init__(self, folder: pathlib.Path):
@@ -121,14 +115,7 @@ def _refuse(path: pathlib.Path) -> NamedMeshError:
 
 
 def read_writer(folder: pathlib.Path) -> str:
-    """Who saves in a folder, as its file says; empty if there is none.
-
-    Args:
-        folder: The folder.
-
-    Returns:
-        The text.
-    """
+    """Who saves in a folder, as its file says; empty if there is none."""
     with contextlib.suppress(OSError):
         return (folder / WRITER).read_text(errors="replace")[:300]
     return ""

@@ -48,15 +48,7 @@ class AttentionCall:
 
     @classmethod
     def of(cls, told: dict[str, Any], reads: Sequence[jax.ShapeDtypeStruct]) -> Self | None:
-        """Describes a call; None for what the kernel does not do.
-
-        Args:
-            told: What the op says of itself.
-            reads: The operands, those of the forward pass first.
-
-        Returns:
-            The call, or None.
-        """
+        """Describe a call; None for what the kernel does not do."""
         q, k = reads[0].shape, reads[1].shape
         batch, queries = q[: told["batch"]], q[told["batch"] : told["batch"] + told["queries"]]
         heads, memory, key = q[len(batch) + len(queries) : -1], k[told["batch"]], q[-1]

@@ -64,7 +64,7 @@ def mix(x: Any) -> Any:
 
 
 def _choose(condition: Any, x: Any, otherwise: Any) -> Any:
-    """Takes x where a condition holds, and a number elsewhere (jnp.where, without a call)."""
+    """Take x where a condition holds, and a number elsewhere (jnp.where, without a call)."""
     return lax.select(condition, x, lax.full(x.shape, otherwise, x.dtype))
 
 
@@ -80,7 +80,7 @@ def _count(first: Any, keys: int) -> Any:
 
 
 def _each_tile(bounds: Any, tiles: int, add_tile: Any, start: Any) -> Any:
-    """Goes through the tiles in which something is allowed, first those in which everything is."""
+    """Go through the tiles in which something is allowed, first those in which everything is."""
     if bounds is None:
         return lax.fori_loop(0, tiles, functools.partial(add_tile, masked=False), start)
     low, full, high = (bounds[i] for i in range(3))
@@ -91,7 +91,7 @@ def _each_tile(bounds: Any, tiles: int, add_tile: Any, start: Any) -> Any:
 def _forward(
     q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, y_ref, lse_ref, *, options, tiles
 ):
-    """Averages values for one tile of queries, tile of keys by tile of keys."""
+    """Average values for one tile of queries, tile of keys by tile of keys."""
     q = q_ref[...]
     words = None if words_ref is None else words_ref[...][:, None]
 
@@ -191,7 +191,7 @@ def _backward_queries(
 
 
 def find_bounds(mask: Any, own: int, other: int) -> Any:
-    """Finds the tiles along the last dimension in which something is allowed, for each tile before.
+    """Find the tiles along the last dimension in which something is allowed, for each tile before.
 
     Returns the first, the first from which on not everything is allowed, and the one after the
     last: batch, own tiles, 3.
@@ -219,7 +219,7 @@ class _Call:
     words: Any | None  # batch, heads, queries; uint32
 
     def run(self, kernel, options, tiles, over, more, results, name, interpret):
-        """Runs a pass over tiles of queries (or of keys), each with all of the other."""
+        """Run a pass over tiles of queries (or of keys), each with all of the other."""
         batch, queries, heads, _ = self.q.shape
         keys, width = self.k.shape[1], self.q.shape[-1]
         own = {"queries": over == "queries", "keys": over == "keys"}

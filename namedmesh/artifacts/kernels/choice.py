@@ -29,14 +29,10 @@ _DTYPES = {
 
 
 def settle_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
-    """Replaces every call of a kernel, by the kernel where the platform has it.
+    """Replace every call of a kernel, by the kernel where the platform has it.
 
     A call's last operands are what named ops made of the others; without a kernel they are its
     results.
-
-    Args:
-        module: The module, which is changed in place.
-        platforms: What it is lowered for.
     """
     made: dict[tuple[str, ...], Template | None] = {}
     for op in list(_find_calls(module.operation)):
@@ -72,7 +68,7 @@ def _make_kernel(
     reads: Sequence[ir.Value],
     platforms: Sequence[str],
 ) -> Template | None:
-    """Lowers a kernel for what it reads; None where the platform has none for it."""
+    """Lower a kernel for what it reads; None where the platform has none for it."""
     kinds = [ir.RankedTensorType(value.type) for value in reads]
     if any(str(kind.element_type) not in _DTYPES for kind in kinds):
         return None
@@ -94,17 +90,7 @@ def find_kernel(
     reads: Sequence[jax.ShapeDtypeStruct],
     platforms: Sequence[str],
 ) -> Callable[..., Any] | None:
-    """Finds the kernel that a platform has.
-
-    Args:
-        name: Its name.
-        options: What it is told.
-        reads: What it reads.
-        platforms: The platforms that must have it.
-
-    Returns:
-        A function of what it reads; None where named ops are to do it.
-    """
+    """Find the kernel that a platform has."""
     use = os.environ.get("NAMEDMESH_KERNELS", "auto")
     if use not in USES:
         raise NamedMeshError(f"NAMEDMESH_KERNELS={use} is unknown", fix=did_you_mean(use, USES))

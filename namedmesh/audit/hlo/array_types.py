@@ -20,14 +20,7 @@ class UnreadableHlo(ValueError):
     """Why a shard of HLO text could not be read; what reads whole lines quotes the line."""
 
     def quoting(self, line: str) -> NamedMeshError:
-        """The error a user sees, with the line it is about.
-
-        Args:
-            line: The line of HLO text that could not be read.
-
-        Returns:
-            The error, to be raised.
-        """
+        """The error a user sees, with the line it is about."""
         text = line.strip()
         return NamedMeshError(
             f"cannot read compiled HLO: {self}",
@@ -119,21 +112,7 @@ HloType = ArrayType | TupleType
 
 
 def parse_type(text: str) -> HloType:
-    """Reads a type as HLO text has it.
-
-    Args:
-        text: An array such as `f32[8,4]{1,0}`, or a tuple such as `(f32[8], s32[])`.
-
-    Returns:
-        The type.
-
-    Raises:
-        NamedMeshError: If the text is not a type, or has an unknown element type.
-
-    Example:
-        >>> str(parse_type("(f32[8,4]{1,0}, /*index=1*/s32[])"))
-        '(f32[8,4], s32[])'
-    """
+    """Read a type as HLO text has it."""
     try:
         found, end = read_type(text, 0)
         if text[end:].strip():
@@ -144,18 +123,7 @@ def parse_type(text: str) -> HloType:
 
 
 def read_type(text: str, start: int) -> tuple[HloType, int]:
-    """Reads the type that starts at a position of HLO text.
-
-    Args:
-        text: HLO text, such as a line.
-        start: Where the type starts.
-
-    Returns:
-        The type, and the position after it.
-
-    Raises:
-        UnreadableHlo: If there is no type.
-    """
+    """Read the type that starts at a position of HLO text."""
     start = _skip(text, start)
     match = _ARRAY.match(text, start)
     if match:

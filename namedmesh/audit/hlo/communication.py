@@ -72,31 +72,7 @@ class CompiledCollective:
 
 
 def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
-    """Finds every collective of a module; of several tensors in one collective, each counts.
-
-    Args:
-        module: A compiled module.
-        mesh: The mesh it was compiled for.
-
-    Returns:
-        The collectives in the order of the text: everything that sends anything to another device
-        or to the host, custom calls that are not known to work on one device included.
-
-    Raises:
-        NamedMeshError: If there is an opcode that XLA's list does not have, or a computation that
-            is called is not there: either may communicate.
-
-    Example:
-        >>> from namedmesh.audit.hlo.parse import parse_module
-        >>> module = parse_module('''HloModule total
-        ... ENTRY %main (x: f32[4]) -> f32[4] {
-        ...   %x = f32[4]{0} parameter(0)
-        ...   ROOT %r = f32[4]{0} all-reduce(%x), replica_groups=[2,2]<=[4], to_apply=%add
-        ... }
-        ... ''')
-        >>> [(one.kind, one.axes) for one in find_collectives(module, Mesh(data=2, model=2))]
-        [('AllReduce', ('model',))]
-    """
+    """Find every collective of a module; of several tensors in one collective, each counts."""
     runs = find_runs(module)
     search = _Search(mesh)
     scattering = _find_scattering(module)
@@ -128,7 +104,7 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
 
 
 def _find_scattering(module: Module) -> dict[str, Instruction]:
-    """Finds TPU's form of a reduce-scatter: a fusion of an all-reduce and a slice, by its body."""
+    """Find TPU's form of a reduce-scatter: a fusion of an all-reduce and a slice, by its body."""
     return {
         name: instruction
         for _, instruction in module.instructions()
@@ -139,7 +115,7 @@ def _find_scattering(module: Module) -> dict[str, Instruction]:
 
 
 def _follow_slices(computation: Computation, instruction: Instruction) -> Instruction | None:
-    """Follows what an instruction reads through slices, to what is sliced."""
+    """Follow what an instruction reads through slices, to what is sliced."""
     source = computation.instructions.get(instruction.operands[0])
     while source is not None and source.opcode == "slice":
         source = computation.instructions.get(source.operands[0])
@@ -201,7 +177,7 @@ class _Search:
 
 
 def _check_bodies(module: Module, instruction: Instruction) -> None:
-    """Raises if an instruction runs a computation that the module does not have."""
+    """Raise if an instruction runs a computation that the module does not have."""
     for role in _BODIES.get(instruction.opcode, ()):
         for name in instruction.called.get(role, ()):
             if name not in module.computations:

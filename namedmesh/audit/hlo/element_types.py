@@ -14,10 +14,6 @@ class ElementType:
         bits: The bits that one element needs; tokens and opaque handles need none.
         dtype: The name numpy or ml_dtypes has for it, such as `float32`; HLO's own where they
             have none.
-
-    Example:
-        >>> ELEMENT_TYPES["bf16"]
-        ElementType(name='bf16', bits=16, dtype='bfloat16')
     """
 
     name: str
@@ -57,17 +53,5 @@ _BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES.values()}
 
 
 def count_bytes(dtype: str, elements: int) -> int:
-    """Counts the bytes that elements take where nothing packs them.
-
-    Args:
-        dtype: The name that numpy or ml_dtypes has for the element type.
-        elements: How many there are.
-
-    Returns:
-        The bytes; tokens have none.
-
-    Example:
-        >>> count_bytes("bfloat16", 8)
-        16
-    """
+    """Count the bytes that elements take where nothing packs them."""
     return elements * _BY_DTYPE[dtype].stored_bits // 8

@@ -21,23 +21,7 @@ _CHOSEN_AXIS = re.compile(r"'([^']+)'(?::\((\d+)\)(\d+))?")
 
 
 def parse_groups(text: str) -> Groups:
-    """Reads replica groups: listed, as a reshaped iota, or along the axes of a mesh.
-
-    Args:
-        text: The value of a `replica_groups` attribute.
-
-    Returns:
-        The device numbers of each group; no groups at all stand for one group of every device.
-
-    Raises:
-        UnreadableHlo: If the text is in none of the three notations.
-
-    Example:
-        >>> parse_groups("{{0,1},{2,3}}") == parse_groups("[2,2]<=[4]")
-        True
-        >>> parse_groups("mesh['x'=2,'y'=2] {'x'}")
-        ((0, 2), (1, 3))
-    """
+    """Read replica groups: listed, as a reshaped iota, or along the axes of a mesh."""
     if _LISTED.fullmatch(text):
         return tuple(
             tuple(int(number) for number in group[1].split(",") if number.strip())
@@ -60,21 +44,7 @@ def parse_groups(text: str) -> Groups:
 
 
 def parse_pairs(text: str) -> tuple[tuple[int, int], ...]:
-    """Reads the pairs of devices between which a collective-permute sends.
-
-    Args:
-        text: The value of a `source_target_pairs` attribute.
-
-    Returns:
-        The pairs, the sender first.
-
-    Raises:
-        UnreadableHlo: If the text is not a list of pairs.
-
-    Example:
-        >>> parse_pairs("{{0,1},{1,0}}")
-        ((0, 1), (1, 0))
-    """
+    """Read the pairs of devices between which a collective-permute sends."""
     pairs = []
     for group in parse_groups(text):
         if len(group) != 2:

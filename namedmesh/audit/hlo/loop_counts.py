@@ -40,39 +40,7 @@ class _Search:
 
 
 def derive_trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
-    """Derives how often a loop runs, where its code leaves no doubt.
-
-    Args:
-        module: The module.
-        caller: The name of the computation that has the loop.
-        loop: The while instruction.
-
-    Returns:
-        The trip count if the loop's condition compares a carried counter with a constant and
-        nothing else, the counter starts as a constant, and each iteration adds a constant; else
-        None.
-
-    Example:
-        >>> from namedmesh.audit.hlo import parse_module
-        >>> module = parse_module('''HloModule loop
-        ... %body (n: s32[]) -> s32[] {
-        ...   %n = s32[] parameter(0)
-        ...   %two = s32[] constant(2)
-        ...   ROOT %next = s32[] add(%n, %two)
-        ... }
-        ... %condition (n: s32[]) -> pred[] {
-        ...   %n = s32[] parameter(0)
-        ...   %limit = s32[] constant(9)
-        ...   ROOT %less = pred[] compare(%n, %limit), direction=LT
-        ... }
-        ... ENTRY %main () -> s32[] {
-        ...   %zero = s32[] constant(0)
-        ...   ROOT %loop = s32[] while(%zero), condition=%condition, body=%body
-        ... }
-        ... ''')
-        >>> derive_trip_count(module, "main", module.computations["main"].instructions["loop"])
-        5
-    """
+    """Derives how often a loop runs, where its code leaves no doubt."""
     search = _Search(module.computations)
     condition, body = (_only(search, loop, role) for role in ("condition", "body"))
     if condition is None or body is None or len(loop.operands) != 1:

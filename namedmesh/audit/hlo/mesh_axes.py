@@ -14,20 +14,7 @@ Pairs = frozenset[tuple[int, int]]
 
 
 def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
-    """Finds the mesh axes along which the devices of each group differ.
-
-    Args:
-        groups: The device numbers of each group.
-        mesh: The mesh that the devices form.
-
-    Returns:
-        The axes, in the mesh's order; None if the groups are not those of any axes, or do not
-        have every device once.
-
-    Example:
-        >>> axes_of_groups(((0, 1), (2, 3)), Mesh(data=2, model=2))
-        ('model',)
-    """
+    """Find the mesh axes along which the devices of each group differ."""
     members = [device for group in groups for device in group]
     if sorted(members) != list(range(mesh.devices)) or len({len(group) for group in groups}) > 1:
         return None
@@ -36,15 +23,7 @@ def axes_of_groups(groups: Groups, mesh: Mesh) -> tuple[str, ...] | None:
 
 
 def axes_of_pairs(pairs: Pairs, mesh: Mesh) -> tuple[str, ...] | None:
-    """Finds the mesh axes along which any device sends.
-
-    Args:
-        pairs: Sender and receiver of each shard.
-        mesh: The mesh that the devices form.
-
-    Returns:
-        The axes, in the mesh's order; None if a device is not one of the mesh.
-    """
+    """Find the mesh axes along which any device sends."""
     if any(not 0 <= device < mesh.devices for pair in pairs for device in pair):
         return None
     return _differing_axes(np.array(sorted(pairs)), mesh) if pairs else ()
@@ -65,17 +44,6 @@ def reordering_pairs(axes: tuple[str, ...], mesh: Mesh) -> frozenset[Pairs]:
     A dimension that is split along several axes numbers its shards by the axes in some order.
     Changing the order sends each shard to the device that has its number in the new order; shards
     that stay are left out.
-
-    Args:
-        axes: The axes that one dimension holds.
-        mesh: The mesh that has them.
-
-    Returns:
-        A set of pairs of sender and receiver for each two orders that differ.
-
-    Example:
-        >>> [sorted(pairs) for pairs in reordering_pairs(("a", "b"), Mesh(a=2, b=2))]
-        [[(1, 2), (2, 1)]]
     """
     names = list(mesh.axes)
     grid = np.arange(mesh.devices).reshape(tuple(mesh.axes.values()))

@@ -61,14 +61,7 @@ class Computation:
     instructions: Mapping[str, Instruction]
 
     def operand_types(self, instruction: Instruction) -> list[HloType]:
-        """The types of an instruction's operands, as far as the computation defines them.
-
-        Args:
-            instruction: One of this computation's instructions.
-
-        Returns:
-            A type for each operand that is defined here.
-        """
+        """The types of an instruction's operands, as far as the computation defines them."""
         defined = (self.instructions.get(name) for name in instruction.operands)
         return [operand.type for operand in defined if operand is not None]
 
@@ -102,11 +95,7 @@ class Module:
         return self.attributes.get("is_scheduled") == "true"
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
-        """Every instruction with the computation it belongs to.
-
-        Yields:
-            Computation and instruction, in the order of the text.
-        """
+        """Every instruction with the computation it belongs to."""
         for computation in self.computations.values():
             for instruction in computation:
                 yield computation, instruction

@@ -94,24 +94,7 @@ _LOCAL_TARGET_PREFIXES = (
 
 
 def classify(instruction: Instruction) -> str | None:
-    """Says what an instruction communicates, by a plan's name for it.
-
-    Args:
-        instruction: An instruction of a compiled module.
-
-    Returns:
-        Such as `AllReduce`; None if it computes on one device, or ends what another one started.
-        What wraps others (`fusion`, `async-start`) is None too: those stand in a computation.
-
-    Raises:
-        UnreadableHlo: If the opcode is not one of XLA's, or computes on one device and yet has
-            groups of devices: it may communicate, and nobody knows how.
-
-    Example:
-        >>> from namedmesh.audit.hlo import parse_type
-        >>> classify(Instruction("r", "all-reduce-start", parse_type("f32[4]")))
-        'AllReduce'
-    """
+    """Say what an instruction communicates, by a plan's name for it."""
     opcode, ends = instruction.opcode, False
     base = opcode
     for suffix in ("-start", "-update", "-done"):
@@ -136,12 +119,5 @@ def _is_local_call(instruction: Instruction) -> bool:
 
 
 def custom_call_target(instruction: Instruction) -> str:
-    """Returns what a custom call calls.
-
-    Args:
-        instruction: A custom call.
-
-    Returns:
-        The name of its target; empty if it states none.
-    """
+    """Return what a custom call calls."""
     return instruction.attributes.get("custom_call_target", "").strip('"')

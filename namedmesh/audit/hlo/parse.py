@@ -35,29 +35,9 @@ _WITH_LITERAL = ("constant", "parameter")
 
 
 def parse_module(text: str) -> Module:
-    """Reads compiled HLO, such as `jax.stages.Compiled.as_text` returns.
+    """Read compiled HLO, such as `jax.stages.Compiled.as_text` returns.
 
     The time it takes is linear in the length of the text.
-
-    Args:
-        text: The whole module as text.
-
-    Returns:
-        The module.
-
-    Raises:
-        NamedMeshError: If a line cannot be read or has an unknown element type; it quotes the line.
-
-    Example:
-        >>> module = parse_module('''HloModule double, is_scheduled=true
-        ...
-        ... ENTRY %main (x: f32[4]) -> f32[4] {
-        ...   %x = f32[4]{0} parameter(0)
-        ...   ROOT %sum = f32[4]{0} add(%x, %x)
-        ... }
-        ... ''')
-        >>> module.computations["main"].instructions["sum"].operands
-        ('x', 'x')
     """
     return _Reader().module(text)
 
@@ -69,7 +49,7 @@ class _Reader:
         self.groups: dict[str, Groups] = {}  # collectives repeat few of them, which may be long
 
     def module(self, text: str) -> Module:
-        """Reads all lines."""
+        """Read all lines."""
         name, entry, attributes = "", "", {}
         computations: dict[str, Computation] = {}
         current: dict[str, Instruction] | None = None
@@ -105,7 +85,7 @@ class _Reader:
         return Module(name.strip(), computations, entry, parameters, results, attributes)
 
     def instruction(self, line: str) -> Instruction:
-        """Reads one line of a computation."""
+        """Read one line of a computation."""
         start = _INSTRUCTION.match(line)
         if not start:
             raise UnreadableHlo("a line of a computation is not an instruction")

@@ -57,29 +57,6 @@ def find_loops(module: Module) -> tuple[Loop, ...]:
     The trip count is the compiler's own where it states one, or follows from the loop's code.
     Otherwise it is the only integer that the loop's condition compares with, which is no more than
     a limit. Where the compiler's statement and the code contradict each other, nothing is certain.
-
-    Args:
-        module: A compiled module.
-
-    Returns:
-        The loops in the order of the text.
-
-    Example:
-        >>> from namedmesh.audit.hlo import parse_module
-        >>> module = parse_module('''HloModule loop
-        ... %body (x: f32[4]) -> f32[4] {
-        ...   %x = f32[4]{0} parameter(0)
-        ...   ROOT %y = f32[4]{0} negate(%x)
-        ... }
-        ... ENTRY %main (p: f32[4]) -> f32[4] {
-        ...   %p = f32[4]{0} parameter(0)
-        ...   ROOT %w = f32[4] while(%p), body=%body, backend_config={"known_trip_count":{"n":"9"}}
-        ... }
-        ... ''')
-        >>> find_loops(module)[0].trip_count
-        9
-        >>> count_runs(module)["body"]
-        9
     """
     return tuple(
         read_loop(module, computation.name, instruction)
@@ -89,16 +66,7 @@ def find_loops(module: Module) -> tuple[Loop, ...]:
 
 
 def read_loop(module: Module, computation: str, instruction: Instruction) -> Loop:
-    """Reads a while loop's trip count.
-
-    Args:
-        module: The module.
-        computation: The name of the computation that has the loop.
-        instruction: The while instruction.
-
-    Returns:
-        The loop.
-    """
+    """Read a while loop's trip count."""
     stated = instruction.trip_count
     derived = derive_trip_count(module, computation, instruction)
     known = derived if stated is None else stated
@@ -111,13 +79,6 @@ def find_runs(module: Module) -> dict[str, Runs]:
     """How often each computation runs in one step, and whether that is certain.
 
     A condition counts as often as its body, and each branch of a conditional as if it were taken.
-
-    Args:
-        module: A compiled module.
-
-    Returns:
-        Runs by the name of the computation; functions that are applied to elements are left out,
-        and so is what nothing calls.
     """
     runs = {module.entry: Runs(1)}
     for name in _callers_first(module):
@@ -142,13 +103,6 @@ def count_runs(module: Module) -> dict[str, int]:
 
     Loops of unknown length count once, a condition as often as its body, and each branch of a
     conditional as if it were taken.
-
-    Args:
-        module: A compiled module.
-
-    Returns:
-        Counts by the name of the computation; functions that are applied to elements are left
-        out, and so is what nothing calls.
     """
     runs: dict[str, int] = {module.entry: 1}
     for name in _callers_first(module):
@@ -164,14 +118,7 @@ def count_runs(module: Module) -> dict[str, int]:
 
 
 def scheduled_runs(module: Module) -> dict[str, int]:
-    """How often each computation that is scheduled by itself runs: all but those that are fused.
-
-    Args:
-        module: A compiled module.
-
-    Returns:
-        Counts by the name of the computation, as `count_runs` has them.
-    """
+    """How often each computation that is scheduled by itself runs: all but those that are fused."""
     fused = {
         name
         for _, instruction in module.instructions()

@@ -39,14 +39,7 @@ class Allocation:
 
 
 def find_allocations(module: Module) -> Iterator[Allocation]:
-    """Every value that needs memory of its own; within a loop it has that memory once.
-
-    Args:
-        module: A compiled and scheduled module.
-
-    Yields:
-        The values, computation by computation.
-    """
+    """Every value that needs memory of its own; within a loop it has that memory once."""
     for name, times in scheduled_runs(module).items():
         for instruction in module.computations.get(name, ()):
             if instruction.opcode in _ALIASES or instruction.opcode.endswith("-done"):
@@ -69,12 +62,5 @@ def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
 
 
 def count_cycles(module: Module) -> int:
-    """The cycles the compiler expects one step's computation to take, communication aside.
-
-    Args:
-        module: A compiled and scheduled module.
-
-    Returns:
-        The cycles with loops in full; 0 where the compiler gives no estimates.
-    """
+    """The cycles the compiler expects one step's computation to take, communication aside."""
     return sum(value.instruction.cycles * value.times for value in find_allocations(module))
