@@ -8,7 +8,7 @@ RUNS ?= runs
 M4 = $(RUN) -m examples.m4
 M4_FLAGS = --run $(RUNS)/$(PRESET) --preset $(PRESET) $(if $(MESH),--mesh "$(MESH)") $(if $(LAYOUT),--layout "$(LAYOUT)") $(FLAGS)
 
-.PHONY: env test test-all fast-tests lint types fuzz fuzz-files golden docs docs-outputs m4 clean
+.PHONY: env test test-all fast-tests lint types fuzz fuzz-files golden messages docs docs-outputs m4 clean
 
 env: $(VENV)/ready
 
@@ -57,7 +57,11 @@ chaos: env
 # Writes the plans of examples, presets and benchmarks to tests/golden again, where a change that
 # costs something shows as a diff.
 golden: env
-	$(RUN) -m tests.comparison.golden_plans
+	$(RUN) -m tests.diff.golden_plans
+
+# Rewrites the messages that tests/errors expect with those that are raised now: read the diff.
+messages: env
+	WRITE_MESSAGES=1 $(RUN) -m pytest tests/errors -k "test_message" -p no:xdist
 
 # Builds the site into build/site; a warning is an error.
 docs: env

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import namedmesh as nm
+from tests.messages import Message
 
 B, S, M, H = nm.dims("batch=4 seq=6 model=8 hidden=16")
 SPECS = {
@@ -20,13 +21,13 @@ SPECS = {
 }
 
 
-class Table(dict[str, tuple[Callable[..., object], str]]):
+class Table(dict[str, tuple[Callable[..., object], Message]]):
     """Rows by name; a row is added by decorating the wrong function with its message."""
 
     def __call__(self, message: str) -> Callable[[Callable[..., object]], Callable[..., object]]:
         def add(function: Callable[..., object]) -> Callable[..., object]:
             assert function.__name__ not in self, f"two rows are named {function.__name__}"
-            self[function.__name__] = (function, message.strip("\n"))
+            self[function.__name__] = (function, Message.of(message, function))
             return function
 
         return add
