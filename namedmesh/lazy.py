@@ -5,8 +5,14 @@ import difflib
 import importlib
 import pathlib
 import sys
+import types
 from collections.abc import Callable
 from typing import Any
+
+from namedmesh.errors.mistakes import explain_calls
+
+# Modules that a user may mean when a name is not found in the package itself.
+_NEIGHBOURS = ("layers", "random", "training", "runtime")
 
 
 def read_stub(file: str) -> dict[str, str]:
@@ -28,8 +34,7 @@ def serve_names(
     def load_name(name: str) -> Any:
         names.update(names or read_stub(file))
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
-            advice = f"; did you mean {close[0]!r}?" if close else ""
+            advice = _suggest_name(package, name, names)
             raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
         module = names[name]
         prepare(module)
@@ -38,9 +43,27 @@ def serve_names(
             value = importlib.import_module(f"{module}.{name}")
         else:
             value = getattr(owner, name)
+        if isinstance(value, types.FunctionType):
+            prefix = "nm" if package == "namedmesh" else package
+            value = explain_calls(value, f"{prefix}.{name}")
         return vars(sys.modules[package]).setdefault(name, value)
 
     def list_names() -> list[str]:
         return sorted(names or read_stub(file))
 
     return load_name, list_names
+
+
+def _suggest_name(package: str, name: str, names: dict[str, str]) -> str:
+    """Suggest a public name in place of one that a package lacks, of nm.layers and the like too."""
+    choices = {one: repr(one) for one in names}
+    if package == "namedmesh" and not name.startswith("_"):
+        for neighbour in _NEIGHBOURS:
+            module = getattr(sys.modules[package], neighbour)
+            for one in dir(module):
+                if not one.startswith("_"):
+                    choices.setdefault(one, f"nm.{neighbour}.{one}")
+    # layernorm is as close to layer_norm as two spellings can be.
+    plain = {one.replace("_", "").lower(): one for one in sorted(choices, reverse=True)}
+    close = difflib.get_close_matches(name.replace("_", "").lower(), plain, n=1)
+    return f"; did you mean {choices[plain[close[0]]]}?" if close else ""

@@ -24,6 +24,8 @@ _BETWEEN = (
     inspect.__file__,
     "<string>",
 )
+# jax asks tensors for arrays: the line that called jax is the user's.
+_JAX = os.sep + os.path.join("site-packages", "jax") + os.sep
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Source:
 
 def _is_ours(file: str) -> bool:
     """Return whether a file is of namedmesh, its layers included, or between it and the user's."""
-    return file.startswith(_BETWEEN)
+    return file.startswith(_BETWEEN) or _JAX in file
 
 
 def _is_between(file: str) -> bool:
     """Return whether frames of a file are skipped on the way to the user's line."""
-    return file.startswith(_BETWEEN) and not file.startswith(_LAYERS)
+    return _is_ours(file) and not file.startswith(_LAYERS)
 
 
 def caller(layers: bool = True) -> Source:

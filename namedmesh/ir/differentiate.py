@@ -66,6 +66,13 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
         >>> nm.evaluate(lambda x: nm.grad(nm.sum(x * x), x), x=([M], [1.0, 3.0]))
         array([2., 6.], dtype=float32)
     """
+    if callable(loss):
+        name = getattr(loss, "__name__", "f").replace("<lambda>", "f")
+        raise NamedMeshError(
+            f"grad: {name} is a function, and the gradient is taken of a tensor",
+            fix=f"inside a traced function write nm.grad({name}(x), x), "
+            f"or nm.value_and_grad({name})(x)",
+        )
     trace = current("grad")
     if wrt is None:
         variables = trace.root.variables.values()

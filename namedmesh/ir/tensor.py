@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import FunctionType
 from typing import Any, NoReturn
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import explain_calls, foreign_call, missing_attribute
 from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 
@@ -243,6 +245,23 @@ class Tensor:
 
     __array__ = __float__ = __int__ = __index__ = __complex__ = _value
 
+    def __format__(self, form: str) -> str:
+        return self._value() if form else str(self)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("_"):  # Python and numpy probe for methods that tensors lack
+            raise AttributeError(name)
+        methods = [one for one in dir(Tensor) if not one.startswith("_")]
+        raise missing_attribute(self.label, str(self), self.shape.names, methods, name)
+
+    @property
+    def __jax_array__(self) -> NoReturn:
+        # A property: jax asks with hasattr, and replaces what a method raises by its own error.
+        raise foreign_call("jax", None, self.label, str(self))
+
+    def __array_function__(self, function: Any, *unused: Any) -> NoReturn:
+        raise foreign_call("numpy", function.__name__, self.label, str(self))
+
     def __array_ufunc__(self, ufunc: Any, method: str, *operands: Any, **options: Any) -> Tensor:
         name = ufunc.__name__
         if name in ("bitwise_and", "bitwise_or", "bitwise_xor"):
@@ -253,13 +272,8 @@ class Tensor:
             return _apply(name, *operands)
         if name == "matmul":
             raise self._product()
-        raise NamedMeshError(
-            f"numpy's {ufunc.__name__} takes arrays, and {self.label} has no value while tracing",
-            str(self),
-            fix=f"use nm.{name}"
-            if name in OPERATORS and method == "__call__"
-            else "use the functions of nm, e.g. nm.sum",
-        )
+        name = name if method == "__call__" else f"{name}.{method}"
+        raise foreign_call("numpy", name, self.label, str(self))
 
     def _by_dtype(self, name: str) -> str:
         """Return the function that a sign of logic stands for: of bits, or of true and false."""
@@ -392,3 +406,7 @@ def _apply(function: str, *operands: Any, **options: Any) -> Tensor:
 
 
 Operand = Tensor | float | int | bool
+
+for _name, _method in list(vars(Tensor).items()):
+    if isinstance(_method, FunctionType) and not _name.startswith("_"):
+        setattr(Tensor, _name, explain_calls(_method, f"Tensor.{_name}"))

@@ -8,6 +8,7 @@ from typing import Any
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import check_keywords
 from namedmesh.ir.interface import Specs
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
@@ -15,6 +16,9 @@ from namedmesh.planning.plan_program import plan
 from namedmesh.runtime import Executable
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.signature.nest import unflatten
+
+# The keywords of nm.compile that are not inputs of the function.
+_OPTIONS = ("mesh", "layout", "params", "precision", "strict", "partitioner", "conflicts")
 
 
 class Step(Executable):
@@ -120,6 +124,8 @@ def compile(
             )
         program = function
     else:
+        if callable(function):
+            check_keywords("nm.compile", named, function, _OPTIONS)
         program = trace(function, *specs, **named)
     if not isinstance(mesh, Mesh):
         raise NamedMeshError(

@@ -62,7 +62,7 @@ def numpys_function_of_a_tensor(x):
 
 
 @wrong("""
-numpy's add takes arrays, and x has no value while tracing
+numpy's add.reduce takes arrays, and x has no value while tracing
   x: float32[batch=4, seq=6, model=8]
   at LINE: np.add.reduce(x)
   fix: use the functions of nm, e.g. nm.sum
