@@ -81,7 +81,7 @@ FAMILY = [
 SHARDS: dict[str, Any] = {"mesh": "outer=16, inner=128", "params": "model:inner"}
 FAMILY += [
     Case(2048, 60, dtype="bfloat16", suffix="_bf16"),
-    Case(2048, 60, **SHARDS, suffix="_shards"),
+    Case(2048, 60, **SHARDS, suffix="_pieces"),
     Case(2048, 60, dtype="bfloat16", **SHARDS, suffix="_bf16_pieces"),
 ]
 # Equal work for each core: one group of 2,048 tokens, twelve layers.

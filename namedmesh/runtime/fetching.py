@@ -83,9 +83,9 @@ def own_shards(array: jax.Array, sizes: tuple[int, ...]) -> list[Shard]:
         )
         holders.setdefault(inside, []).append(shard)
     shards = []
-    for inside, shards in sorted(holders.items(), key=lambda item: item[0]):
+    for inside, copies in sorted(holders.items(), key=lambda item: item[0]):
         if all(start < stop for start, stop in inside):
-            data = np.asarray(shards[0].data)[tuple(slice(b - a) for a, b in inside)]
-            devices = tuple(sorted(shard.device.id for shard in shards))
+            data = np.asarray(copies[0].data)[tuple(slice(b - a) for a, b in inside)]
+            devices = tuple(sorted(copy.device.id for copy in copies))
             shards.append(Shard(tuple(slice(a, b) for a, b in inside), data, devices))
     return shards

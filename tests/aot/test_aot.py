@@ -23,6 +23,7 @@ from namedmesh.aot import (
 )
 from namedmesh.aot.attribution import find_origin, largest_buffers
 from namedmesh.aot.exhaustion import read_exhaustion
+from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo import parse_module, parse_type
 from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import compile_lowered, lower_step
@@ -96,7 +97,7 @@ def test_a_collective_in_another_precision_says_so(artifact, found):
     ]
     text = "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", *lines, "}"])
     planned = [dataclasses.replace(one, kind="AllGather", times=1) for one in artifact.collectives]
-    halved = nm.runtime.audit.audit(parse_module(text), artifact.mesh, planned, backend="tpu")
+    halved = audit(parse_module(text), artifact.mesh, planned, backend="tpu")
     assert halved.exact and halved.rules == {"float32 sent as bfloat16": len(planned)}
     changed = TargetReport(**{**vars(found), "audit": halved})
     rows = [row for row in changed.collectives() if row.made]

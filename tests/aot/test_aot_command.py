@@ -18,10 +18,10 @@ import namedmesh as nm
 from namedmesh.aot import (
     Target,
     Torus,
-    command_line,
     compilation,
     compile_for,
 )
+from namedmesh.cli import aot_command
 from namedmesh.cli.main import main
 from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import lower_step
@@ -32,7 +32,8 @@ from tests.runtime.test_without_tensorflow import BLOCK
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     artifact.save(tmp_path / "one.nmesh")
     artifact.save(tmp_path / "two.nmesh")
-    code = BLOCK + "from namedmesh.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    code = BLOCK + "from namedmesh.cli import aot_command
+from namedmesh.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
     options = ["--target", "cpu:8", "--json", str(tmp_path / "out.json")]
@@ -108,7 +109,7 @@ def test_a_fault_of_the_compiler_loses_no_other_report(artifact, tmp_path, capsy
             raise KeyError("a fault")
         return compile_for(artifact, target, name=name, partitioner=partitioner)
 
-    monkeypatch.setattr(command_line, "compile_for", fail_once)
+    monkeypatch.setattr(aot_command, "compile_for", fail_once)
     assert main(["aot", *paths, "--target", "cpu:8", "--json", str(out)]) == 2
     rows = json.loads(out.read_text())
     assert [(row["model"], row["error"]) for row in rows] == [
@@ -154,7 +155,7 @@ def test_the_assignment_for_the_torus_is_saved_and_used_by_a_run(
     )
     monkeypatch.setattr(compilation, "devices_of", lambda target: jax.devices())
     monkeypatch.setattr(Torus, "of_devices", lambda devices, target: mixed)
-    monkeypatch.setattr(command_line, "prepare_target", lambda target: None)
+    monkeypatch.setattr(aot_command, "prepare_target", lambda target: None)
     assert main(["aot", source, "--target", str(target), "--save", out]) == 0
     assert f"saved with this device assignment as {out}" in capsys.readouterr().out
     saved = nm.Artifact.load(out)
@@ -214,7 +215,7 @@ def test_a_report_that_cannot_be_written_is_told_before_anything_is_compiled(
 ):
     path = str(tmp_path / "good.nmesh")
     artifact.save(path)
-    monkeypatch.setattr(command_line, "compile_for", lambda *_, **__: pytest.fail("compiled"))
+    monkeypatch.setattr(aot_command, "compile_for", lambda *_, **__: pytest.fail("compiled"))
     refused = {
         "/nowhere/x.json": "cannot write --json",
         str(tmp_path): "cannot write",

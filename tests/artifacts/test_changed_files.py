@@ -16,6 +16,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.artifacts.description import dtype_of
 from namedmesh.runtime import Artifact, Executable, TensorSpec
+from namedmesh.signature.nest import flatten
 from tests.artifacts.files import replace_manifest
 from tests.changes import change_bytes, change_field
 
@@ -57,7 +58,7 @@ def run(artifact: Artifact) -> np.ndarray:
     )
     inputs = {name: np.ones(spec.sizes, spec.dtype) for name, spec in step.inputs.items()}
     state, results = step(state, **inputs)
-    leaves = [*nm.ir.nest.flatten(results), *state.values()]
+    leaves = [*flatten(results), *state.values()]
     return np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in leaves])
 
 

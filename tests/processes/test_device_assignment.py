@@ -41,7 +41,7 @@ def test_a_saved_assignment_is_used_by_the_run(artifact, tmp_path):
 
 def test_each_place_of_the_mesh_has_the_same_shard_on_another_device(artifact):
     plain, assigned = Executable(artifact), Executable(artifact.with_device_assignment(ORDER))
-    shard = {
+    data = {
         shard.device.id: np.asarray(shard.data) for shard in plain.init(1)["w"].addressable_shards
     }
     moved = assigned.init(1)["w"]
@@ -49,7 +49,7 @@ def test_each_place_of_the_mesh_has_the_same_shard_on_another_device(artifact):
     listed = jax.devices()
     for shard in moved.addressable_shards:
         place = ORDER.index(shard.device.id)
-        np.testing.assert_array_equal(np.asarray(shard.data), shard[listed[place].id])
+        np.testing.assert_array_equal(np.asarray(shard.data), data[listed[place].id])
 
 
 def test_modules_do_not_depend_on_the_assignment(artifact):

@@ -7,6 +7,7 @@ import signal
 import pytest
 
 import namedmesh as nm
+from namedmesh.search import measure
 from namedmesh.search import search as searching
 from namedmesh.search.search import search
 from tests.search.models import trace_step
@@ -25,7 +26,7 @@ def test_a_process_that_is_killed_ends_the_search(monkeypatch):
     def die(*_):
         os.kill(os.getpid(), signal.SIGKILL)
 
-    monkeypatch.setattr("namedmesh.search.measure.measure_candidate", die)
+    monkeypatch.setattr(measure, "measure_candidate", die)
     with pytest.raises(nm.NamedMeshError, match="was killed") as error:
         search(trace_step(), 8, "tpu-v3", processes=2, **OPTIONS)
     assert "processes=1" in error.value.fix
@@ -57,7 +58,7 @@ def test_an_interrupted_search_goes_on(tmp_path, monkeypatch):
 def test_a_finished_journal_answers_at_once(tmp_path, monkeypatch):
     program, path = trace_step(), tmp_path / "search.json"
     found = search(program, 8, "tpu-v3", processes=1, resume=path, progress=False)
-    monkeypatch.setattr("namedmesh.search.measure.plan_step", None)
+    monkeypatch.setattr(measure, "plan_step", None)
     assert search(program, 8, "tpu-v3", processes=1, resume=path, progress=False) == found
 
 
