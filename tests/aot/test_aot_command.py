@@ -32,8 +32,7 @@ from tests.runtime.test_without_tensorflow import BLOCK
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):
     artifact.save(tmp_path / "one.nmesh")
     artifact.save(tmp_path / "two.nmesh")
-    code = BLOCK + "from namedmesh.cli import aot_command
-from namedmesh.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    code = BLOCK + "from namedmesh.cli.main import main\nsys.exit(main(sys.argv[1:]))"
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     files = [str(tmp_path / name) for name in ("one.nmesh", "two.nmesh")]
     options = ["--target", "cpu:8", "--json", str(tmp_path / "out.json")]
