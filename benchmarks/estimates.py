@@ -142,7 +142,7 @@ def group_by_kind(ops: Iterable[OpCost]) -> dict[str, float]:
 
 
 def _kind_of(one: OpCost) -> str:
-    if one.op.rule == "kernel":
+    if one.op.offers_kernel:
         return "attention"
     if is_product(one.op):
         return "matrix products"

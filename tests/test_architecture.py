@@ -22,7 +22,7 @@ ALLOWED = {
     "ir": {"dims", "display", "errors", "signature"},
     "ops": {"dims", "errors", "ir", "signature"},
     "layers": {"dims", "errors", "ir", "ops", "signature"},
-    "planning": {"dims", "display", "errors", "ir", "ops", "records"},
+    "planning": {"dims", "display", "errors", "ir", "records"},
     "artifacts": {"dims", "errors", "records", "signature"},
     "audit": {"dims", "display", "errors", "records"},
     "hardware": {"dims", "errors", "ir", "records"},

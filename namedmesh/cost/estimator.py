@@ -12,7 +12,6 @@ from namedmesh.cost.op_cost import OpCost
 from namedmesh.cost.op_traits import is_product, moves_data
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import Body, Op
-from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 
@@ -48,13 +47,13 @@ class Estimator:
 
     def _walk_bodies(self, op: Op, times: int) -> Occupancy:
         """Enter what loops and branches take; of branches the one that takes longest."""
-        repeats = times * (op.iteration_dim.size if isinstance(op, Repetition) else 1)
+        repeats = times * (1 if op.loop is None else op.loop.length)
         before, found = self.ops, []
         for body in op.bodies:
             self.ops = []
             occupancy = self.walk(body, body.ops, body.outputs, repeats, _find_homes(op, body))
             found.append((self.ops, occupancy))
-        if op.rule == "cond":
+        if op.branches:
             found.sort(key=lambda one: sum(cost.total_seconds for cost in one[0]))
             found = found[-1:]
         self.ops = before + [cost for costs, _ in found for cost in costs]
@@ -66,9 +65,10 @@ class Estimator:
         The compiler does so for all iterations at once where products alone read it, and the loop
         does not write over it.
         """
-        if not self.hardware.rounds_products or self.precision != "default" or op.rule != "scan":
+        rounds = self.hardware.rounds_products and self.precision == "default"
+        if not rounds or op.loop is None or op.loop.over is None:
             return {}
-        (body,) = op.bodies
+        body = op.loop.body
         written = {read for _, read in getattr(op, "overwrites", ())}
         readers: dict[Tensor, list[tuple[Op, int]]] = defaultdict(list)
         for one in body.ops:
@@ -86,7 +86,7 @@ class Estimator:
         """How long a run takes: its arithmetic or its memory traffic."""
         op, hardware = run.op, self.hardware
         kernel, rate, vector_rate = (
-            op.rule == "kernel",
+            op.offers_kernel,
             hardware.vector_flops,
             hardware.vector_flops,
         )
@@ -157,18 +157,14 @@ def _is_read_by_products(
 
 def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:
     """The memory that a body's results have already: carries that of the iteration before."""
-    if op.rule == "scan":
-        carries = len(op.outputs) - len(op.histories)
-        homes: dict[Tensor, Tensor | None] = dict.fromkeys(body.outputs[carries:])
-        return homes | dict(zip(body.outputs[:carries], body.inputs[:carries], strict=True))
-    if op.rule == "while" and len(body.outputs) == len(body.inputs):
-        return dict(zip(body.outputs, body.inputs, strict=True))
-    return {}
+    if op.loop is None or body is not op.loop.body:
+        return {}
+    carries = op.loop.carries
+    homes: dict[Tensor, Tensor | None] = dict.fromkeys(body.outputs[carries:])
+    return homes | dict(zip(body.outputs[:carries], body.inputs[:carries], strict=True))
 
 
 def _find_shared(op: Op) -> dict[Tensor, Tensor]:
     """The results of a loop that take the memory of its operands: carries that of their start."""
-    if op.rule not in ("scan", "while"):
-        return {}
-    carries = len(op.outputs) - len(op.histories)
+    carries = 0 if op.loop is None else op.loop.carries
     return dict(zip(op.outputs[:carries], op.inputs[:carries], strict=True))

@@ -85,13 +85,13 @@ class FusedBody:
             if self.uses_kernel(op):
                 self._positions[op] = range(len(op.outputs), count)
             else:
-                passes = op.rule in ("kernel", "pass_through")
+                passes = op.passes_through
                 self._positions[op] = range(len(op.outputs) if passes else count)
         return self._positions[op]
 
     def uses_kernel(self, op: Op) -> bool:
         """Whether a kernel takes the place of the named ops that made an op's operands."""
-        return op.rule == "kernel" and self.hardware.kernels and op in self.plan.local
+        return op.offers_kernel and self.hardware.kernels and op in self.plan.local
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Return the elements of one device's shard of a tensor where it lies, or in a place."""
@@ -127,7 +127,7 @@ class FusedBody:
 
     def _is_barrier(self, op: Op) -> bool:
         """Whether nothing runs across an op, and equal ones are all made."""
-        return op.rule == "generic" and op.elementwise and not op.repeatable
+        return op.inherits_sharding and op.elementwise and not op.repeatable
 
     def _flops_of(self, op: Op) -> float:
         """The floating point operations of an op on one device."""
@@ -200,7 +200,7 @@ class FusedBody:
     def _passes_on(self, op: Op) -> bool:
         """Whether an op's results have the numbers of its operands, which stay where they are."""
         positions = self.read_positions(op)
-        passes = op.rule in ("kernel", "pass_through")
+        passes = op.passes_through
         if not passes and not (len(positions) == 1 == len(op.outputs) and keeps_numbers(op)):
             return False
         return self._stays(op)
@@ -221,7 +221,7 @@ class FusedBody:
 
     def _makes_operand(self, op: Op, tensor: Tensor) -> bool:
         """Whether an op computes an operand while it reads what that is made of."""
-        if op.control or op.rule == "kernel":
+        if op.control or op.offers_kernel:
             return False
         if self.fuses(op):
             return True

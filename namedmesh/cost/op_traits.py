@@ -16,7 +16,7 @@ COSTLY = {
 
 def is_product(op: Op) -> bool:
     """Whether an op is a matrix product or a convolution."""
-    return op.kept_by_dots and op.rule == "generic" and not op.elementwise
+    return op.kept_by_dots and op.inherits_sharding and not op.elementwise
 
 
 def only_rearranges(op: Op) -> bool:

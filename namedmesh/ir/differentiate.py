@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import fill
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.reach import check_arguments, enclosing_traces, reach_tensors
 from namedmesh.ir.recorder import recording
@@ -23,9 +23,8 @@ class Cotangent(Op):
     """The cotangent of a tensor: the sum of what its readers send back. It lies where that lies."""
 
     elementwise = True
-    states_place = True
+    adds_operands = True
     kept_by_dots = True
-    rule = "cotangent"
 
     def results(self):
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
@@ -35,6 +34,9 @@ class Cotangent(Op):
 
     def vjp(self, dy: Tensor):
         return [Cotangent((dy,)).output for _ in self.inputs]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_sum(self, times)
 
     def flops(self) -> int:
         return (len(self.inputs) - 1) * self.inputs[0].shape.elements

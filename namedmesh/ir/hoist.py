@@ -25,7 +25,7 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
             for name, body in op.body_fields().items()
         }
         op = op.rebuild(**bodies) if bodies else op
-        if op.rule == "scan":
+        if op.loop is not None and op.loop.over is not None:
             before, op = _split_loop(op, done)
             result += before
         result.append(op)
@@ -89,7 +89,7 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
         if len(op.outputs) > 1 or tensor.primal is not None or not made_of[tensor]:
             continue  # nothing is captured for what is made of constants alone
         small = tensor in read and _count_bytes(tensor) <= made_of[tensor]
-        if small or op.placement().reduced or op.states_place:
+        if small or op.placement().reduced or op.states_place or op.adds_operands:
             roots.append(op)
     return invariant, roots
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, ClassVar, Self, dataclass_transform
+from typing import Any, ClassVar, Protocol, Self, dataclass_transform
 
-from namedmesh.dims.dimension import Shape
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
@@ -62,12 +62,15 @@ class Op:
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
     rearranges: ClassVar[bool] = False  # makes no new numbers: of constants it makes constants
-    rule: ClassVar[str] = "generic"  # which rule of the planner decides where the results lie
-    states_place: ClassVar[bool] = False  # says itself where its result lies
+    states_place: ClassVar[bool] = False  # the same value, in a place that the op states
+    passes_through: ClassVar[bool] = False  # passes the first operands on; vjp() reads the others
+    offers_kernel: ClassVar[bool] = False  # so, and a backend may compute them of the others
+    adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
+    branches: ClassVar[bool] = False  # runs one of its bodies alone
     manual: ClassVar[bool] = False  # lowered on each device's shard, where XLA would communicate
     on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
     # Traits of differentiation.
@@ -189,11 +192,21 @@ class Op:
 
         For ops that XLA fuses with what reads them, and that communicate nothing.
         """
-        return (self.elementwise or self.constant) and self.rule == "generic"
+        return (self.elementwise or self.constant) and self.inherits_sharding
+
+    @property
+    def inherits_sharding(self) -> bool:
+        """Whether results inherit the sharding that operands agree on: `plan` is not overridden."""
+        return type(self).plan is Op.plan
+
+    @property
+    def loop(self) -> LoopSpec | None:
+        """What the op repeats, if it is a loop."""
+        return None
 
     @property
     def bodies(self) -> tuple[Body, ...]:
-        """Loop bodies, branches and regions, for passes that look at every op."""
+        """LoopSpec bodies, branches and regions, for passes that look at every op."""
         return ()
 
     @property
@@ -271,6 +284,15 @@ class Op:
     def placement(self) -> Placement:
         """Say what the op asks of the places of its operands."""
         return Placement()
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        """Choose the rule of placement that decides how the results are sharded.
+
+        Args:
+            rules: The planner, whose methods are the rules.
+            times: How often the op runs in a step.
+        """
+        rules.place_by_name(self, times)
 
     def exchanges(self, shards: Shards) -> Sequence[Exchange] | None:
         """Say what the op sends between devices by itself, when dimensions are split so.
@@ -380,6 +402,68 @@ class Body:
             )
             for tensor in tensors
         ]
+
+
+@dataclass(frozen=True)
+class LoopSpec:
+    """A body that an op repeats.
+
+    The op's operands are the first carries, the tensors that are read row by row, and captures: of
+    the test, if there is one, then of the body. Its results are the last carries, then histories.
+    """
+
+    body: Body
+    carries: int
+    over: Dimension | None = None  # the dimension it runs along; None if its length is not known
+    test: Body | None = None
+
+    @property
+    def length(self) -> int:
+        """How many iterations there are; 1 if that is not known."""
+        return 1 if self.over is None else self.over.size
+
+    def reads_rows(self, i: int) -> bool:
+        """Whether an iteration reads a row of an operand."""
+        return self.carries <= i < len(self.body.inputs)
+
+
+class PlacementRules(Protocol):
+    """The rules of placement that an op can choose from in `Op.plan`."""
+
+    def place_by_name(self, op: Op, times: int) -> None:
+        """Let operands agree on the dimension that each axis shards; results inherit it by name."""
+        ...
+
+    def place_pass_through(self, op: Op, times: int) -> None:
+        """Leave every result where the operand is that it passes on."""
+        ...
+
+    def place_kernel(self, op: Op, times: int, parallel: Collection[str]) -> None:
+        """Pass through, and offer the kernel if what it reads is sharded along `parallel` alone."""
+        ...
+
+    def place_move(
+        self,
+        op: Op,
+        times: int,
+        take: Sequence[str],
+        give: Sequence[str],
+        exact: Mapping[str, Sequence[str]] | None = None,
+    ) -> None:
+        """Shard `take` over the axes of the layout, replicate `give`; or shard exactly so."""
+        ...
+
+    def place_sum(self, op: Op, times: int) -> None:
+        """Add operands up where they are, then move the sum to where its primal is."""
+        ...
+
+    def place_loop(self, op: Op, times: int) -> None:
+        """Plan the body of `op.loop`; carries keep the sharding that they start with."""
+        ...
+
+    def place_branches(self, op: Op, times: int) -> None:
+        """Plan both bodies of a choice; results are sharded as the first body leaves them."""
+        ...
 
 
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:

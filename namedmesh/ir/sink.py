@@ -67,7 +67,7 @@ class _Rows:
         asked = op.placement()
         touched = asked.whole | asked.reduced | asked.exchanged
         touched |= {*asked.renames, *asked.renames.values()}
-        rowwise = (op.elementwise or op.sums) and op.rule in ("generic", "cotangent")
+        rowwise = (op.elementwise or op.sums) and (op.inherits_sharding or op.adds_operands)
         if not rowwise or op.manual or op.bodies or not op.inputs or self.dim.name in touched:
             return
         if any(tensor.shape.dims[:1] != (self.dim,) for tensor in op.outputs):

@@ -11,7 +11,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.prune import shorten_body
 from namedmesh.ir.tensor import Tensor
@@ -23,8 +23,8 @@ from namedmesh.signature.nest import flatten, format_nest, match_leaves, unflatt
 class Cond(Op):
     """One of two branches."""
 
-    rule = "cond"
     control = True
+    branches = True
     yes: Body
     no: Body
 
@@ -96,11 +96,13 @@ class Cond(Op):
     def flops(self) -> int:
         return max(sum(op.flops() for op in body.ops) for body in self.bodies)
 
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_branches(self, times)
+
 
 class While(Op):
     """A body repeated while a condition holds."""
 
-    rule = "while"
     control = True
     test: Body
     body: Body
@@ -109,6 +111,10 @@ class While(Op):
     def bodies(self) -> tuple[Body, ...]:
         """Condition and body, for passes that look at every op."""
         return self.test, self.body
+
+    @property
+    def loop(self) -> LoopSpec:
+        return LoopSpec(self.body, len(self.body.inputs), test=self.test)
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(tensor.shape, tensor.dtype) for tensor in self.body.inputs]
@@ -128,6 +134,9 @@ class While(Op):
             *map(str, self.inputs[: len(self.body.inputs)]),
             fix="use nm.scan over a dimension, or nm.stop_gradient on the loop's start",
         )
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_loop(self, times)
 
 
 def match_structure(what: str, result: Any, expected: Any, structure: str) -> list[Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, PlacementRules
 from namedmesh.ir.tensor import Tensor
 
 
@@ -20,7 +20,8 @@ class Kernel(Op):
     nothing to choose.
     """
 
-    rule = "kernel"
+    passes_through = True
+    offers_kernel = True
     kept_by_dots = True
     name: str
     count: int  # results of named ops first, then what the kernel reads
@@ -46,6 +47,9 @@ class Kernel(Op):
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         return [*cotangents, *[None] * (len(self.inputs) - self.count)]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_kernel(self, times, self.parallel)
 
 
 def offer_kernel(

@@ -175,7 +175,7 @@ def _trace_region(
         asked = op.placement()
         mixing = asked.whole | (asked.reduced - sums) | set(asked.renames) | asked.exchanged
         mixed = mixing & names
-        if op.rule == "move":
+        if op.states_place:
             raise op.error(
                 "nothing moves inside a manual region",
                 *map(str, op.inputs),

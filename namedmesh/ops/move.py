@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError, check_identifier, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, PlacementRules
 from namedmesh.ir.operands import as_tuple, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
 
@@ -26,7 +26,6 @@ class Move(Op):
     elementwise = True
     states_place = True
     kept_by_dots = True
-    rule = "move"
     take: tuple[str, ...] = ()
     give: tuple[str, ...] = ()
     exact: Mapping[str, tuple[str, ...]] | None = None
@@ -52,6 +51,9 @@ class Move(Op):
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_move(self, times, self.take, self.give, self.exact)
 
 
 def reshard(x: Tensor, *dims: Dimension) -> Tensor:

@@ -6,14 +6,14 @@ from typing import Any
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, PlacementRules
 
 
 class PassThrough(Op):
     """The first operands passed on as they are; the others are what the derivative reads."""
 
     elementwise = True
-    rule = "pass_through"
+    passes_through = True
     count: int  # how many operands are passed on
 
     @property
@@ -25,3 +25,6 @@ class PassThrough(Op):
 
     def lower(self, context: Context, *values: Any) -> Any:
         return [context.tf.identity(value) for value in values[: self.count]]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_pass_through(self, times)

@@ -10,7 +10,7 @@ import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_tensor
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
@@ -90,7 +90,7 @@ class Extremum(Op):
     """The largest or smallest number of a tensor, found by keys, with the derivative."""
 
     elementwise = True
-    rule = "pass_through"
+    passes_through = True
     function: str
     over: tuple[Dimension, ...]
 
@@ -106,6 +106,9 @@ class Extremum(Op):
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None, _share_winners(self.inputs[1], self.output, dy, self.over)]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_pass_through(self, times)
 
 
 def _share_winners(x: Tensor, extremum: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:

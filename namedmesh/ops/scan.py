@@ -12,7 +12,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, every_op
+from namedmesh.ir.op import Body, LoopSpec, PlacementRules, every_op
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.prune import live_ops
@@ -40,7 +40,6 @@ class Scan(Repetition):
     captures.
     """
 
-    rule = "scan"
     control = True
     body: Body
     over: Dimension
@@ -54,6 +53,10 @@ class Scan(Repetition):
     @property
     def bodies(self) -> tuple[Body, ...]:
         return (self.body,)
+
+    @property
+    def loop(self) -> LoopSpec:
+        return LoopSpec(self.body, self.carries, self.over)
 
     @property
     def stacked(self) -> int:
@@ -196,6 +199,9 @@ class Scan(Repetition):
 
     def placement(self) -> Placement:
         return Placement(whole=[self.over.name])
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_loop(self, times)
 
 
 def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor | None]:

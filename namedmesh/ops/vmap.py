@@ -141,7 +141,7 @@ def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[T
         return op.along(over, inputs)
     if isinstance(op, (DynamicSlice, DynamicUpdate)):
         return [_batch_window(op, inputs, over)]
-    if op.bodies or op.rule == "move" or type(op).__module__.endswith(("random_bits", "custom")):
+    if op.bodies or op.states_place or type(op).__module__.endswith(("random_bits", "custom")):
         raise op.error(
             f"vmap over {over} does not know what {op.kind} is along another dimension",
             *map(str, inputs),

@@ -69,7 +69,7 @@ def trace_claim(
             return declared, tensor
         if giver is not None:
             before = _outside(giver, tensor)
-        elif producer.rule == "generic":
+        elif producer.inherits_sharding:
             holders = (x for x in producer.inputs if x in plan.shardings and x not in plan.free)
             before = next((x for x in holders if axis in plan.shardings[x].axes(claim.name)), None)
             if before is None:
@@ -87,9 +87,9 @@ def trace_claim(
 
 def _outside(loop: Op, argument: Tensor) -> Tensor | None:
     """Return what a loop gives its body for an argument."""
-    if loop.rule != "scan":
+    if loop.loop is None or loop.loop.over is None:
         return None
-    arguments = zip(loop.bodies[0].arguments, loop.inputs, strict=True)
+    arguments = zip(loop.loop.body.arguments, loop.inputs, strict=True)
     return next(outer for inner, outer in arguments if inner is argument)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from namedmesh.dims.dimension import Dimension
 from namedmesh.dims.sharding import Sharding, conversion
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
-from namedmesh.ir.differentiate import Cotangent
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.control import Cond, While
-from namedmesh.ops.move import Move
-from namedmesh.ops.scan import Scan
 from namedmesh.planning.carries import place_of_carry
 from namedmesh.planning.partial_sums import is_accumulated
 from namedmesh.planning.planner import Planner
@@ -19,7 +18,7 @@ from namedmesh.planning.transfers import place_after_move
 SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to send
 
 
-def settle_cotangent(planner: Planner, op: Cotangent, times: int) -> None:
+def settle_cotangent(planner: Planner, op: Op, times: int) -> None:
     """A cotangent lies where its primal lies; parts that lie together are added before they move.
 
     What XLA would add up, gather or move once for every part is so done once for all of them.
@@ -76,11 +75,11 @@ def slice_part(planner: Planner, op: Op, i: int, target: Sharding | None, times:
     return kept.kept_whole(place.whole)
 
 
-def check_taken(planner: Planner, op: Move) -> None:
+def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
     """Raise where two dimensions are to take one axis."""
     (tensor,) = op.inputs
     takers: dict[str, list[str]] = {}
-    for name in op.take:
+    for name in take:
         if tensor.shape.size_of(name) > 1:
             for axis in planner.layout_axes(planner.plan.layout, name):
                 takers.setdefault(axis, []).append(name)
@@ -97,13 +96,20 @@ def check_taken(planner: Planner, op: Move) -> None:
             )
 
 
-def settle_move(planner: Planner, op: Move, times: int) -> None:
+def settle_move(
+    planner: Planner,
+    op: Op,
+    times: int,
+    take: Sequence[str],
+    give: Sequence[str],
+    exact: Mapping[str, Sequence[str]] | None = None,
+) -> None:
     """The one op that states where its result lies."""
     (tensor,) = op.inputs
     current = planner.place_in_use(op, 0, False)
     if tensor in planner.plan.free:  # what it does not give up stays where the layout has it
         current = planner.plan.shardings[tensor].with_partial(())
-    for axes in (op.exact or {}).values():
+    for axes in (exact or {}).values():
         for axis in axes:
             if axis not in planner.mesh.axes:
                 raise op.error(
@@ -112,15 +118,15 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
                     f"mesh: {planner.mesh}",
                     fix=did_you_mean(axis, planner.mesh.axes),
                 )
-    check_taken(planner, op)
-    if op.exact is None:
-        place = place_after_move(planner, tensor, current, op.take, op.give)
+    check_taken(planner, op, take)
+    if exact is None:
+        place = place_after_move(planner, tensor, current, take, give)
     else:
         held = {
             name: tuple(axis for axis in axes if planner.mesh.axes[axis] > 1)
-            for name, axes in op.exact.items()
+            for name, axes in exact.items()
         }
-        place = Sharding.of(held, frozenset(tensor.shape.names) - {*op.exact})
+        place = Sharding.of(held, frozenset(tensor.shape.names) - {*exact})
     if tensor in planner.plan.free:
         settle_free(planner, op, op.output, place)
         return
@@ -128,87 +134,96 @@ def settle_move(planner: Planner, op: Move, times: int) -> None:
     planner.settle(op, op.output, place, place, times)
 
 
-def settle_pass_through(planner: Planner, op: Op, times: int, parts: bool = False) -> None:
+def settle_pass_through(planner: Planner, op: Op, times: int) -> None:
     """Every result lies where the operand it passes on lies.
 
-    parts says whether parts of a sum pass too, for the next reader to add up.
+    Parts of a sum pass a kernel too, for the next reader to add up.
     """
     for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
         place = planner.plan.shardings[x]
         whole = place.with_partial(())
-        natural = place if parts else whole
+        natural = place if op.offers_kernel else whole
         planner.bring_operand(op, i, natural, times)
         planner.settle(op, y, natural, whole, times)
         if x in planner.resting:
             planner.resting.add(y)
 
 
-def settle_scan(planner: Planner, op: Scan, times: int) -> None:
+def settle_loop(planner: Planner, op: Op, times: int) -> None:
+    """Plan a loop: along a dimension, or for as long as a test holds."""
+    loop = op.loop
+    assert loop is not None
+    if loop.over is not None:
+        settle_scan(planner, op, loop, loop.over, times)
+    elif loop.test is not None:
+        settle_while(planner, op, loop.body, loop.test, times)
+
+
+def settle_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times: int) -> None:
     """The carry keeps the place it starts in; xs are read, and ys made, whole along the loop.
 
     A sum that starts at zero lies where what is added to it lies: parts of a sum stay parts until
     the loop is over.
     """
-    body, shardings, total = op.body, planner.plan.shardings, len(op.body.inputs)
-    sums = find_accumulators(planner, op)
+    body, shardings = loop.body, planner.plan.shardings
+    sums = find_accumulators(planner, op, loop)
     for i, tensor in enumerate(op.inputs):
         inner = body.arguments[i]
         if i in sums:
             planner.open.add(inner)
             continue
-        if i < op.carries:
+        if i < loop.carries:
             target = place_of_carry(planner, op, i)
-        elif i < total:
+        elif loop.reads_rows(i):
             target = planner.place_in_use(op, i, True)
             if tensor in planner.plan.free:
                 target = shardings[tensor]
-            target = target.only(set(tensor.shape.names) - {op.over.name})
+            target = target.only(set(tensor.shape.names) - {over.name})
             if tensor in planner.resting:
                 planner.resting.add(inner)
         elif share_free(planner, tensor, inner):
             continue
         else:
-            target = place_of_capture(planner, op, i)
+            target = place_of_capture(planner, op, i, inner)
             planner.captures[inner] = op, i, times
         planner.bring_operand(op, i, target, times)
         shardings[inner] = target.only(inner.shape.names).kept_whole(
             target.whole & {*inner.shape.names}
         )
-    repeats = times * op.over.size
+    repeats = times * over.size
     planner.invariant.update(dict.fromkeys(find_invariants(body), times))
     planner.plan_ops(body.ops, repeats)
     for i in sums:
         planner.bring_operand(op, i, shardings[body.inputs[i]], times)
     for i, tensor in enumerate(body.outputs):
-        if i < op.carries:
+        if i < loop.carries:
             place = shardings[body.inputs[i]]
             planner.bring_result(body, i, tensor, place, repeats)
         else:
-            place = place_of_row(planner, op, i)
+            place = place_of_row(planner, op.outputs[i], tensor, over)
             planner.bring_result(body, i, tensor, place, repeats)
-            place = place.kept_whole(place.whole | {op.over.name})
+            place = place.kept_whole(place.whole | {over.name})
         primal = find_accumulated(planner, op, tensor) if i in sums else None
         settle_outcome(planner, op, i, tensor, place, times, primal)
 
 
-def place_of_row(planner: Planner, op: Scan, i: int) -> Sharding:
+def place_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimension) -> Sharding:
     """Return where an iteration leaves a row of a history; sums are added up to save memory.
 
     They stay parts where that saves communication: if they are small and better sent all at once,
     if an outer loop adds up what this one makes, or if the sum ends up split along this loop.
     """
-    row = op.body.outputs[i]
     place = planner.plan.shardings[row]
     size = place.local_elements(row.shape, planner.mesh) * row.itemsize
-    if not place.partial or size < SMALL_ROW or is_accumulated(planner, op.outputs[i]):
+    if not place.partial or size < SMALL_ROW or is_accumulated(planner, history):
         return place
-    target = planner.place_of(op.outputs[i].primal)
-    if target is None or {*target.axes(op.over.name)} & {*place.partial}:
+    target = planner.place_of(history.primal)
+    if target is None or {*target.axes(over.name)} & {*place.partial}:
         return place
     return target.only(row.shape.names).kept_whole(place.whole)
 
 
-def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None:
+def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
     """Find the tensor outside a loop whose gradients the loop adds up, such as a parameter."""
     tensors, seen = [total], {total}
     while tensors:
@@ -218,7 +233,7 @@ def find_accumulated(planner: Planner, op: Scan, total: Tensor) -> Tensor | None
             outer = op.inputs[captured[1]]
             return outer if outer.shape == total.shape else None
         producer = planner.plan.producers[tensor]
-        if producer.rule == "cotangent" or (producer.elementwise and producer.linear):
+        if producer.adds_operands or (producer.elementwise and producer.linear):
             like = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
             tensors += like
             seen.update(like)
@@ -234,12 +249,12 @@ def find_invariants(body: Body) -> set[Tensor]:
     return known - {*body.captures}
 
 
-def find_accumulators(planner: Planner, op: Scan) -> list[int]:
+def find_accumulators(planner: Planner, op: Op, loop: LoopSpec) -> list[int]:
     """Find the carries that start at zero and are only added to, iteration by iteration."""
     return [
         i
-        for i in range(op.carries)
-        if op.inputs[i] in planner.zero and _is_only_added_to(planner, op.body, i)
+        for i in range(loop.carries)
+        if op.inputs[i] in planner.zero and _is_only_added_to(planner, loop.body, i)
     ]
 
 
@@ -250,7 +265,7 @@ def _is_only_added_to(planner: Planner, body: Body, i: int) -> bool:
         reader = planner.sole_reader(total)
         if reader is None:
             return total is body.outputs[i] and total is not body.inputs[i]
-        adds = reader.rule == "cotangent" or (reader.elementwise and reader.linear == "together")
+        adds = reader.adds_operands or (reader.elementwise and reader.linear == "together")
         several = len({*reader.inputs} - planner.plan.free.keys()) > 1
         if not adds or not several or reader.output.shape != total.shape:
             return False
@@ -270,37 +285,36 @@ def share_free(planner: Planner, tensor: Tensor, inner: Tensor) -> bool:
     return True
 
 
-def place_of_capture(planner: Planner, op: Op, i: int) -> Sharding:
+def place_of_capture(planner: Planner, op: Op, i: int, inner: Tensor) -> Sharding:
     """Where a loop has what its body captures: in use, or at rest if only inner loops read it."""
     tensor = op.inputs[i]
-    if tensor in planner.resting and op.rule == "scan":
-        inner = op.bodies[0].captures[i - len(op.bodies[0].inputs)]
-        if _is_read_by_slices(planner, inner):
-            planner.resting.add(inner)
-            return planner.plan.shardings[tensor].with_partial(())
+    if tensor in planner.resting and _is_read_by_rows(planner, inner):
+        planner.resting.add(inner)
+        return planner.plan.shardings[tensor].with_partial(())
     return planner.place_in_use(op, i, False)
 
 
-def _is_read_by_slices(planner: Planner, tensor: Tensor) -> bool:
-    """Whether a tensor is read iteration by iteration alone, by inner loops."""
+def _is_read_by_rows(planner: Planner, tensor: Tensor) -> bool:
+    """Whether inner loops alone read a tensor, and one row of it in every iteration."""
     readers = planner.consumers.get(tensor, ())
     return (
         bool(readers)
         and not planner.returned[tensor]
         and all(
-            isinstance(reader, Scan)
-            and all(
-                reader.carries <= i < len(reader.body.inputs)
-                or (
-                    i >= len(reader.body.inputs)
-                    and _is_read_by_slices(planner, reader.body.arguments[i])
-                )
-                for i, x in enumerate(reader.inputs)
-                if x is tensor
-            )
+            _reads_rows(planner, reader, i)
             for reader in readers
+            for i, x in enumerate(reader.inputs)
+            if x is tensor
         )
     )
+
+
+def _reads_rows(planner: Planner, reader: Op, i: int) -> bool:
+    """Whether an op reads an operand row by row: it is a loop along a dimension, or holds one."""
+    loop = reader.loop
+    if loop is None or loop.over is None or i < loop.carries:
+        return False
+    return loop.reads_rows(i) or _is_read_by_rows(planner, loop.body.arguments[i])
 
 
 def settle_outcome(
@@ -333,24 +347,24 @@ def settle_outcome(
     planner.settle(op, tensor, natural, final.with_partial(()), times)
 
 
-def settle_while(planner: Planner, op: While, times: int) -> None:
+def settle_while(planner: Planner, op: Op, body: Body, test: Body, times: int) -> None:
     """As scan, but how often the body runs is not known: its collectives count once."""
-    shardings, carries, tests = planner.plan.shardings, len(op.body.inputs), len(op.test.captures)
+    shardings, carries, tests = planner.plan.shardings, len(body.inputs), len(test.captures)
     for i in range(carries):
         target = place_of_carry(planner, op, i)
         planner.bring_operand(op, i, target, times)
-        shardings[op.body.inputs[i]] = shardings[op.test.inputs[i]] = target
-    bring_captures(planner, op, op.test, carries, times)
-    bring_captures(planner, op, op.body, carries + tests, times)
+        shardings[body.inputs[i]] = shardings[test.inputs[i]] = target
+    bring_captures(planner, op, test, carries, times)
+    bring_captures(planner, op, body, carries + tests, times)
     planner.open_loops += 1
-    planner.plan_ops(op.test.ops, times)
-    planner.bring_result(op.test, 0, op.test.outputs[0], Sharding(), times)
-    planner.plan_ops(op.body.ops, times)
-    for i, tensor in enumerate(op.body.outputs):
-        planner.bring_result(op.body, i, tensor, shardings[op.body.inputs[i]], times)
+    planner.plan_ops(test.ops, times)
+    planner.bring_result(test, 0, test.outputs[0], Sharding(), times)
+    planner.plan_ops(body.ops, times)
+    for i, tensor in enumerate(body.outputs):
+        planner.bring_result(body, i, tensor, shardings[body.inputs[i]], times)
     planner.open_loops -= 1
-    for i, tensor in enumerate(op.body.outputs):
-        settle_outcome(planner, op, i, tensor, shardings[op.body.inputs[i]], times)
+    for i, tensor in enumerate(body.outputs):
+        settle_outcome(planner, op, i, tensor, shardings[body.inputs[i]], times)
 
 
 def bring_captures(
@@ -367,16 +381,17 @@ def bring_captures(
             planner.resting.add(inner)
 
 
-def settle_cond(planner: Planner, op: Cond, times: int) -> None:
+def settle_branches(planner: Planner, op: Op, times: int) -> None:
     """Both branches leave their results where the first does."""
     planner.bring_operand(op, 0, Sharding(), times)
     rests = planner.rests(op)
-    bring_captures(planner, op, op.yes, 1, times, rests)
-    bring_captures(planner, op, op.no, 1 + len(op.yes.captures), times, rests)
+    first, second = op.bodies
+    bring_captures(planner, op, first, 1, times, rests)
+    bring_captures(planner, op, second, 1 + len(first.captures), times, rests)
     for body in op.bodies:
         planner.plan_ops(body.ops, times)
-    for i, (yes, no) in enumerate(zip(op.yes.outputs, op.no.outputs, strict=True)):
+    for i, (yes, no) in enumerate(zip(first.outputs, second.outputs, strict=True)):
         place = planner.plan.shardings[yes].with_partial(())
-        planner.bring_result(op.yes, i, yes, place, times)
-        planner.bring_result(op.no, i, no, place, times)
+        planner.bring_result(first, i, yes, place, times)
+        planner.bring_result(second, i, no, place, times)
         settle_outcome(planner, op, i, yes, place, times)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from namedmesh.dims.sharding import Sharding, conversion
+from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.kernel import Kernel
 from namedmesh.planning.control_rules import settle_pass_through
 from namedmesh.planning.planner import Planner
 
 
-def settle_kernel(planner: Planner, op: Kernel, times: int) -> None:
+def settle_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str]) -> None:
     """Results lie where the named ops left them; the kernel is offered where its operands fit."""
-    settle_pass_through(planner, op, times, parts=True)
+    settle_pass_through(planner, op, times)
     plan = planner.plan
     held: dict[str, tuple[str, ...]] = {}
     for tensor in op.outputs:
@@ -19,10 +21,11 @@ def settle_kernel(planner: Planner, op: Kernel, times: int) -> None:
         alike = all(held.setdefault(name, axes) == axes for name, axes in place.held)
         if not alike or not place.divides(tensor.shape, planner.mesh):
             return
-    if any(axes and name not in op.parallel for name, axes in held.items()):
+    if any(axes and name not in parallel for name, axes in held.items()):
         return
     wanted: dict[int, Sharding] = {}
-    for i, tensor in enumerate(op.inputs[op.count :], op.count):
+    count = len(op.outputs)
+    for i, tensor in enumerate(op.inputs[count:], count):
         place = wanted[i] = Sharding.of({n: a for n, a in held.items() if n in tensor.shape.names})
         if not place.divides(tensor.shape, planner.mesh) or not is_at_hand(planner, tensor, place):
             return

@@ -64,7 +64,7 @@ def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
         others = [x for x in reader.inputs if x is not tensor]
         if reader.elementwise and any(x in planner.open or x in planner.running for x in others):
             return True
-        if reader.rule != "cotangent":
+        if not reader.adds_operands:
             return False
         tensor = reader.output
     return False

@@ -132,7 +132,7 @@ class Plan:
             The same key for tensors of equal value.
         """
         producer = self.producers.get(tensor) if isinstance(tensor, Tensor) else None
-        while producer is not None and producer.rule == "cotangent" and len(producer.inputs) == 1:
+        while producer is not None and producer.adds_operands and len(producer.inputs) == 1:
             (tensor,) = producer.inputs
             producer = self.producers.get(tensor)
         if producer is None or not producer.same_value:

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word
-from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.planning.claims import note_yielded
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.control_rules import (
-    settle_cond,
+    settle_branches,
     settle_cotangent,
+    settle_loop,
     settle_move,
     settle_pass_through,
-    settle_scan,
-    settle_while,
 )
 from namedmesh.planning.kernel_rule import settle_kernel
 from namedmesh.planning.plan import Plan
@@ -29,22 +26,17 @@ from namedmesh.planning.planner import Default, Planner
 from namedmesh.planning.rules import settle_generic
 from namedmesh.planning.waste import find_waste, warn_of
 
-# The rule of each kind of placement that an op can declare (Op.rule).
-RULES: dict[str, Callable[[Planner, Any, int], None]] = {
-    "generic": settle_generic,
-    "cond": settle_cond,
-    "cotangent": settle_cotangent,
-    "kernel": settle_kernel,
-    "move": settle_move,
-    "pass_through": settle_pass_through,
-    "scan": settle_scan,
-    "while": settle_while,
-}
 
+class RulePlanner(Planner):
+    """The planner with the rules that ops choose from."""
 
-def settle_op(planner: Planner, op: Op, times: int) -> None:
-    """Plan one op by the rule that it declares."""
-    RULES[op.rule](planner, op, times)
+    place_by_name = settle_generic
+    place_pass_through = settle_pass_through
+    place_kernel = settle_kernel
+    place_move = settle_move
+    place_sum = settle_cotangent
+    place_loop = settle_loop
+    place_branches = settle_branches
 
 
 CONFLICTS = ("error", "cheapest")
@@ -136,7 +128,7 @@ def _plan_step(
     yielded: dict[Default, str] = {}
     while True:
         step = Plan(program, mesh, layout, at_rest)
-        planner = Planner(step, params is not None, "", settle_op, conflicts == "cheapest", yielded)
+        planner = RulePlanner(step, params is not None, "", conflicts == "cheapest", yielded)
         try:
             planner.plan_program(None)
         except LayoutConflict:
@@ -156,7 +148,7 @@ def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
     place = step.shardings[step.program.variables[name].tensor]
     layout = Layout(place.mapping)
     plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
-    Planner(plan, False, f"{name}/", settle_op, take_cheapest).plan_program([place])
+    RulePlanner(plan, False, f"{name}/", take_cheapest).plan_program([place])
     return plan
 
 

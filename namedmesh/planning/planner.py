@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeAlias
 
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
-from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.op import Op, PlacementRules, every_op
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.planning.plan import Plan
@@ -25,20 +25,19 @@ def spell_in_ascii(name: str) -> str:
     return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
 
 
-class Planner:
-    """Fills in a plan, op by op; which rule settles an op is the caller's to say."""
+class Planner(PlacementRules):
+    """Fill in a plan, op by op, by the rule that each op chooses."""
 
     def __init__(
         self,
         plan: Plan,
         separate: bool,
         label: str,
-        settle_op: Callable[[Planner, Op, int], None],
         take_cheapest: bool = False,
         yielded: Mapping[Default, str] = MappingProxyType({}),
     ):
         self.plan, self.mesh, self.separate = plan, plan.mesh, separate
-        self.settle_op, self.take_cheapest = settle_op, take_cheapest
+        self.take_cheapest = take_cheapest
         self.yielded = yielded
         self.yielding: dict[Default, str] = {}  # what operands disagreed on in this pass
         self.resting: set[Tensor] = set()
@@ -102,7 +101,7 @@ class Planner:
         """Plan ops in order; times is how often each runs in one step."""
         for op in ops:
             if not op.given:
-                self.settle_op(self, op, times)
+                op.plan(self, times)
 
     def count_uses(self, tensor: Tensor) -> int:
         """Count how often a tensor is read, or is a result of a body or the program."""
@@ -116,7 +115,7 @@ class Planner:
     def is_part(self, tensor: Tensor) -> bool:
         """Whether a tensor is one of several parts of a cotangent, and nothing else."""
         reader = self.sole_reader(tensor)
-        return reader is not None and reader.rule == "cotangent" and len(reader.inputs) > 1
+        return reader is not None and reader.adds_operands and len(reader.inputs) > 1
 
     def is_pending(self, tensor: Tensor) -> bool:
         """Whether a tensor is made of parts of a sum that are still to be added up."""
@@ -285,7 +284,8 @@ class Planner:
             self.record_collective(op, tensor, kind, axes, elements, times, dtype=op.summed_in)
         self.record_transfers(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
-        if primal in self.resting if primal is not None else self.rests(op) and not op.states_place:
+        inherits = self.rests(op) and not op.states_place and not op.adds_operands
+        if primal in self.resting if primal is not None else inherits:
             self.resting.add(tensor)
 
     def record_transfers(

@@ -193,7 +193,7 @@ def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None
         held, _ = planner.give_due_axes(tensor, {}, frozenset(), planner.layout_of(op))
         place = Sharding.of(held)
     plan.free[tensor] = tensor
-    linear = op.linear == "together" or op.states_place
+    linear = op.linear == "together" or op.states_place or op.adds_operands
     if op.zero or (linear and op.inputs and all(t in planner.zero for t in op.inputs)):
         planner.zero.add(tensor)
     planner.settle(op, tensor, place.with_partial(()), place.with_partial(()), 1)
@@ -244,7 +244,7 @@ def find_expected_holder(
     readers = list(reversed(planner.consumers.get(tensor, ())))  # depth first, the next one last
     while readers:
         reader = readers.pop()
-        if reader.rule == "move":
+        if reader.states_place:
             taken = [name for name in reader.taken_dims if name in names]
             if taken:
                 return taken[0]

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from namedmesh.dims.layout import Layout
 from namedmesh.errors.source import caller
 from namedmesh.ir.op import every_op
-from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 
@@ -99,13 +98,14 @@ def _find_padding(plan: Plan) -> Iterator[str]:
 def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
     """Find split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
     for loop in every_op(plan.program.ops):
-        if not isinstance(loop, Repetition):
+        if loop.loop is None or loop.loop.over is None:
             continue
+        over = loop.loop.over
         places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
         busy = {axis for place in places for axis in place.used}
         for x in dict.fromkeys(loop.inputs):
             maker = plan.producers.get(x)
-            if maker is None or maker.kind != "reshape" or loop.iteration_dim not in x.shape:
+            if maker is None or maker.kind != "reshape" or over not in x.shape:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
             for dim in source.shape:
@@ -115,7 +115,7 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
                 if idle:
                     yield (
                         f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "
-                        f"takes it by blocks ({loop.iteration_dim}): it is gathered, and these "
+                        f"takes it by blocks ({over}): it is gathered, and these "
                         f"devices all do the same work ({loop.source}); for nm.attention, "
                         f"block={dim.size} keeps it split, or map the queries' positions instead"
                     )

@@ -289,7 +289,7 @@ def test_kernels_take_the_place_of_the_named_ops_they_replace():
         nm.Mesh(all=1),
         "",
     )
-    (one,) = [one for one in nm.cost(plan, "h200").ops if one.op.rule == "kernel"]
+    (one,) = [one for one in nm.cost(plan, "h200").ops if one.op.offers_kernel]
     products, logits = 2 * (2 * 4 * 256 * 256 * 64), 4 * 256 * 256
     # Beside two products, a few operations for each logit: a difference, an exponential, a sum.
     assert products + 3 * logits <= one.flops <= products + 12 * logits

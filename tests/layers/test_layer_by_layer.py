@@ -55,7 +55,7 @@ def run_plainly(program, steps):
 
 def find_stacked_gradients(program):
     """The labels of gradients that a loop hands on for all of its layers."""
-    loops = [op for op in program.ops if op.rule == "scan"]
+    loops = [op for op in program.ops if op.loop is not None]
     histories = [tensor for loop in loops for tensor in loop.histories]
     return sorted(tensor.label for tensor in histories if tensor.label in ("d_w", "d_bias"))
 
