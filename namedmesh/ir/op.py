@@ -206,7 +206,7 @@ class Op:
 
     @property
     def bodies(self) -> tuple[Body, ...]:
-        """LoopSpec bodies, branches and regions, for passes that look at every op."""
+        """Loop bodies, branches and regions, for passes that look at every op."""
         return ()
 
     @property

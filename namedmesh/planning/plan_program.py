@@ -10,6 +10,7 @@ from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
 from namedmesh.planning.claims import note_yielded
 from namedmesh.planning.conflicts import LayoutConflict
@@ -37,6 +38,12 @@ class RulePlanner(Planner):
     place_sum = settle_cotangent
     place_loop = settle_loop
     place_branches = settle_branches
+
+    def plan_ops(self, ops: Sequence[Op], times: int) -> None:
+        """Plan ops in order, each by the rule that it chooses."""
+        for op in ops:
+            if not op.given:
+                op.plan(self, times)
 
 
 CONFLICTS = ("error", "cheapest")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import TypeAlias
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
-from namedmesh.ir.op import Op, PlacementRules, every_op
+from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.planning.plan import Plan
@@ -25,7 +26,7 @@ def spell_in_ascii(name: str) -> str:
     return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
 
 
-class Planner(PlacementRules):
+class Planner(ABC):
     """Fill in a plan, op by op, by the rule that each op chooses."""
 
     def __init__(
@@ -97,11 +98,9 @@ class Planner(PlacementRules):
         for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
             self.bring_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
 
+    @abstractmethod
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plan ops in order; times is how often each runs in one step."""
-        for op in ops:
-            if not op.given:
-                op.plan(self, times)
 
     def count_uses(self, tensor: Tensor) -> int:
         """Count how often a tensor is read, or is a result of a body or the program."""
