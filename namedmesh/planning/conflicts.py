@@ -123,7 +123,7 @@ class LayoutConflict(NamedMeshError):
     ):
         self.fixes, self.dims = tuple(fixes), dims
         listed = "".join(f"\n    {fix}" for fix in self.fixes)
-        taken = "or plan with conflicts='cheapest', which takes the cheapest move"
+        taken = "or plan with conflicts='cheapest' to take the cheapest move"
         ways = f"write one of these, the cheapest first, {taken}{listed}"
         super().__init__(problem, *details, fix=ways, **more)
 

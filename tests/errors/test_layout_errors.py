@@ -126,8 +126,8 @@ einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
   at LINE: return nm.einsum([x, w], [G, E, H])
-  fix: write one of these, the cheapest first, or plan with conflicts='cheapest', \
-which takes the cheapest move
+  fix: write one of these, the cheapest first, or plan with conflicts='cheapest' \
+to take the cheapest move
     nm.reshard(x, expert) before it: AllToAll, 240 B on the wire
     whole=[group] where x is declared: nothing is sent, 960 B more in memory
     nm.replicate(x, group) before it: AllGather, 960 B on the wire
@@ -149,8 +149,8 @@ einsum: mesh axis 'expert' is held by dimension group in x and by expert in w
   layout: group:expert, expert:expert
   mesh: Mesh(data=2, expert=4)
   at LINE: return nm.einsum([x, w], [G, E])
-  fix: write one of these, the cheapest first, or plan with conflicts='cheapest', \
-which takes the cheapest move
+  fix: write one of these, the cheapest first, or plan with conflicts='cheapest' \
+to take the cheapest move
     nm.replicate(w, expert) before it: AllGather, 120 B on the wire
     whole=[group] where x is declared: nothing is sent, 240 B more in memory
     nm.replicate(x, group) before it: AllGather, 240 B on the wire
@@ -171,8 +171,8 @@ add: mesh axis 'data' is held by dimension group in left, mesh axis 'expert' in 
   layout: empty
   mesh: Mesh(data=2, expert=4)
   at LINE: return left + right
-  fix: write one of these, the cheapest first, or plan with conflicts='cheapest', \
-which takes the cheapest move
+  fix: write one of these, the cheapest first, or plan with conflicts='cheapest' \
+to take the cheapest move
     nm.replicate(left, group) before it: AllGather, 160 B on the wire
     nm.replicate(right, group) before it: AllGather, 240 B on the wire
 """)
