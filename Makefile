@@ -83,7 +83,7 @@ messages: env
 
 # Builds the site into build/site; a warning is an error.
 docs: env
-	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict --quiet
+	$(RUN) -m docs.site.build
 
 # Rewrites the outputs that the guides and tutorials show with what their code prints now.
 docs-outputs: env

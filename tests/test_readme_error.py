@@ -20,5 +20,5 @@ def test_the_readme_shows_the_real_message():
     line = f"{caught.value.source}:"
     assert (
         str(caught.value).replace(line, "model.py:12:")
-        == block("text", "and every way out, the cheapest first:").rstrip()
+        == block("text", "line and every fix, the cheapest first:").rstrip()
     )

@@ -8,7 +8,7 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-from docs.hooks.tutorials import read_output
+from docs.site.tutorials import read_output
 from tests.docs.pages import WRITES_OUTPUTS, match_output
 
 # IPython names the code of a cell after its process and a hash, and plans print that name. This

@@ -2,7 +2,7 @@
 
 import pytest
 
-from docs.hooks.doctests import format_examples
+from docs.site.doctests import format_examples
 
 
 @pytest.mark.parametrize(

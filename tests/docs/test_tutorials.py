@@ -3,7 +3,7 @@
 import nbformat
 import pytest
 
-from docs.hooks.tutorials import find_notebooks, format_notebook, read_title
+from docs.site.tutorials import find_notebooks, format_notebook, read_title
 from tests.docs.notebooks import check_notebook
 
 

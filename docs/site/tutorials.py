@@ -1,4 +1,4 @@
-"""MkDocs hook: a page for each notebook in docs/tutorials, with the outputs saved in it."""
+"""Tutorial pages, one for each notebook in docs/tutorials, with the outputs saved in it."""
 
 from __future__ import annotations
 
@@ -45,22 +45,3 @@ def format_notebook(path: pathlib.Path) -> str:
     link = f"[Download this page as a notebook]({path.name}){{ .notebook }}"
     heading, _, text = title.partition("\n")
     return "\n\n".join([heading, link, text.strip(), *rest]) + "\n"
-
-
-def on_config(config: Any) -> Any:
-    """Put the notebooks into the navigation."""
-    pages = [{read_title(path): f"tutorials/{path.stem}.md"} for path in find_notebooks()]
-    for entry in config.nav:
-        if "Tutorials" in entry:
-            entry["Tutorials"] = pages
-    return config
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each notebook to the site."""
-    from mkdocs.structure.files import File
-
-    for path in find_notebooks():
-        page = f"tutorials/{path.stem}.md"
-        files.append(File.generated(config, page, content=format_notebook(path)))
-    return files

@@ -1,4 +1,4 @@
-"""MkDocs hook: one reference page for each topic, generated from the public names of the package.
+"""Reference pages, one for each topic, generated from the public names of the package.
 
 The names are read from the files, so nothing is imported. A name that is added to the package, or
 to the `__init__` of one of the packages below, appears on a page without an edit here.
@@ -20,167 +20,128 @@ SOURCE = ROOT / "namedmesh" / "__init__.pyi"
 
 @dataclass(frozen=True)
 class Topic:
-    """A reference page.
-
-    Attributes:
-        file: The name of the page's file, without the ending.
-        title: The page's title.
-        text: What the page says before its first entry.
-        modules: The modules whose public names of `nm` belong here; a package stands for all of
-            its modules.
-        names: Public names of `nm` that belong here whatever module they are from.
-        packages: Packages and modules that are documented whole, beside `nm`.
-    """
+    """A reference page: public names of `nm` by name or by room, and packages documented whole."""
 
     file: str
     title: str
     text: str
-    modules: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    rooms: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
 
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text."""
+    return frozenset(text.split())
+
+
+# Names first, then rooms: no file is mentioned, so that files can be renamed inside a room.
 TOPICS = (
     Topic(
         "tensors",
         "Tensors and dimensions",
-        "What a name is: dimensions, shapes, tensors, and the one exception class.",
-        modules=("namedmesh.dims.dimension", "namedmesh.errors.errors", "namedmesh.ir.tensor"),
+        "Dimensions, shapes, tensors, and the one exception class.",
+        names=words("Dimension Shape dims NamedMeshError Tensor"),
     ),
     Topic(
         "meshes",
         "Meshes and layouts",
-        "Where dimensions live: device meshes, layouts, the ops that state a placement, and "
-        "collectives by hand.",
-        modules=(
-            "namedmesh.dims",
-            "namedmesh.ops.collective",
-            "namedmesh.ops.manual",
-            "namedmesh.ops.move",
-        ),
+        "Device meshes, layouts, the ops that annotate a sharding, and collectives by hand.",
+        names=words("collective manual replicate reshard shard split"),
+        rooms=("dims",),
     ),
     Topic(
         "programs",
         "Tracing and programs",
         "From a Python function to a program, and from a loss to its gradients.",
-        modules=("namedmesh.ir",),
+        rooms=("ir",),
     ),
     Topic(
         "elementwise",
         "Ops: elementwise",
         "Operands broadcast against each other by name. Python's operators on tensors call these.",
-        modules=(
-            "namedmesh.ops.activation",
-            "namedmesh.ops.arithmetic",
-            "namedmesh.ops.bitwise",
-            "namedmesh.ops.elementwise",
-            "namedmesh.ops.logic",
-            "namedmesh.ops.mathematics",
-            "namedmesh.ops.rounding",
-        ),
+        names=words("""
+            absolute add cast ceil clip compute_once cos divide elu equal erf erfinv exp expm1 floor
+            floor_divide gelu greater greater_equal is_finite leaky_relu less less_equal log log1p
+            maximum minimum multiply negative not_equal power reciprocal relu remainder round rsqrt
+            sigmoid sign sin softplus sqrt square stop_gradient subtract swish tanh where
+            bitwise_and bitwise_not bitwise_or bitwise_xor shift_left shift_right
+            logical_and logical_not logical_or logical_xor
+        """),
     ),
     Topic(
         "contractions",
         "Ops: contractions and reductions",
-        "Einsums and reductions over named dimensions. Reducing over a split dimension is an "
-        "AllReduce or a ReduceScatter in the plan.",
-        modules=(
-            "namedmesh.ops.einsum",
-            "namedmesh.ops.reduce",
-            "namedmesh.ops.arg_reduce",
-            "namedmesh.ops.cumulative",
-            "namedmesh.ops.moments",
-            "namedmesh.ops.ring_attention",
-            "namedmesh.ops.softmax",
-            "namedmesh.ops.softmax_attention",
-            "namedmesh.ops.ulysses",
-        ),
-        names=("sum",),
+        "Einsums, reductions over named dimensions, and attention. Reducing over a sharded "
+        "dimension is an AllReduce or a ReduceScatter in the plan.",
+        names=words("""
+            all any argmax argmin attention cumprod cumsum einsum log_softmax logsumexp max mean min
+            prod ring_attention softmax std sum ulysses_attention var
+        """),
     ),
     Topic(
         "shapes",
         "Ops: shapes and constants",
         "Constants, and ops that change names, order or number of dimensions.",
-        modules=(
-            "namedmesh.ops.broadcast",
-            "namedmesh.ops.constants",
-            "namedmesh.ops.join",
-            "namedmesh.ops.shape",
-        ),
+        names=words("""
+            broadcast chunk concat constant full ones range rename repeat reshape stack tile
+            transpose unstack zeros
+        """),
     ),
     Topic(
         "indexing",
         "Ops: indexing, sorting and windows",
         "Reading and writing at computed positions, sorting, convolutions and other windows.",
-        modules=(
-            "namedmesh.ops.dynamic",
-            "namedmesh.ops.compress",
-            "namedmesh.ops.conv",
-            "namedmesh.ops.index",
-            "namedmesh.ops.indexing",
-            "namedmesh.ops.order",
-            "namedmesh.ops.pool",
-            "namedmesh.ops.resize",
-            "namedmesh.ops.sorting",
-            "namedmesh.ops.windows",
-        ),
+        names=words("""
+            argsort compress conv conv_transpose dynamic_slice dynamic_update gather one_hot pad
+            pool resize reverse roll scatter_add shift slice sort take top_k windows
+        """),
     ),
     Topic(
         "control",
         "Control flow",
         "Loops and branches decided at run time, functions of functions, and functions with a "
         "derivative of their own.",
-        modules=(
-            "namedmesh.ops.control",
-            "namedmesh.ops.associative",
-            "namedmesh.ops.custom",
-            "namedmesh.ops.jax_code",
-            "namedmesh.ops.loops",
-            "namedmesh.ops.pipeline",
-            "namedmesh.ops.recompute",
-            "namedmesh.ops.scan",
-            "namedmesh.ops.show",
-            "namedmesh.ops.transforms",
-            "namedmesh.ops.vmap",
-        ),
+        names=words("""
+            associative_scan call_jax call_tf checkpoint cond custom_vjp jvp pipeline print scan
+            value_and_grad vmap while_loop
+        """),
     ),
     Topic(
         "random",
         "Random numbers",
         "Counter-based random numbers, under `nm.random`. Every element hashes the key with its "
         "own index, so draws do not depend on the layout and need no communication.",
-        names=("random",),
+        names=words("random"),
     ),
     Topic(
         "state",
         "State and parameters",
-        "What lives from step to step.",
-        modules=("namedmesh.ops.initializers", "namedmesh.ops.variables"),
+        "Values that persist from step to step, and their initializers.",
+        names=words("""
+            Initializer assign param parameters scope state constant_init fan_in_init glorot_init
+            he_init normal_init orthogonal_init truncated_normal_init uniform_init
+        """),
+    ),
+    Topic(
+        "more-ops",
+        "Ops: others",
+        "Ops that belong to none of the other pages.",
+        rooms=("ops",),
     ),
     Topic(
         "plans",
         "Plans",
-        "Where every tensor lies and every collective of a step, before anything runs; what that "
-        "costs, two of them side by side, the best one found, and a page of it all.",
-        modules=(
-            "namedmesh.lowering",
-            "namedmesh.search",
-            "namedmesh.cost",
-            "namedmesh.diff",
-            "namedmesh.report",
-        ),
+        "The sharding of every tensor and every collective of a step, before anything runs; what "
+        "that costs, two plans side by side, the best one found, and a page of it all.",
+        rooms=("planning", "cost", "diff", "search", "report", "hardware"),
     ),
     Topic(
         "running",
         "Running and Artifacts",
         "Compiled steps, their state, and the file format that needs no TensorFlow to run. The "
         "names of `namedmesh.runtime` are imported from there.",
-        modules=(
-            "namedmesh.runtime",
-            "namedmesh.lowering.compile",
-            "namedmesh.lowering.export",
-            "namedmesh.lowering.saved_model",
-        ),
+        rooms=("lowering", "artifacts", "audit", "runtime", "processes"),
         packages=("namedmesh.runtime",),
     ),
     Topic(
@@ -193,14 +154,14 @@ TOPICS = (
     Topic(
         "layers",
         "Layers",
-        "What models are made of.",
+        "The parts that models are made of.",
         packages=("namedmesh.layers",),
     ),
     Topic(
         "training",
         "Training",
-        "What every trainer needs.",
-        modules=("namedmesh.training",),
+        "Batches, checkpoints, metrics, weights, and the training loop.",
+        rooms=("training",),
         packages=("namedmesh.training",),
     ),
 )
@@ -258,11 +219,8 @@ def find_exports(module: griffe.Module) -> dict[str, str]:
 
 
 def find_public_names() -> dict[str, str]:
-    """Map every public name of `nm` to the path of the object it stands for.
-
-    This reads the imports instead of asking griffe, for which the package `namedmesh.dims` hides
-    the function `nm.dims`.
-    """
+    """Map every public name of `nm` to the path of the object it stands for."""
+    # griffe would find the package `namedmesh.dims` in place of the function `nm.dims`.
     nodes = ast.parse(SOURCE.read_text()).body
     return {
         alias.asname or alias.name: f"{node.module}.{alias.name}"
@@ -274,15 +232,12 @@ def find_public_names() -> dict[str, str]:
 
 
 def find_topic(name: str, path: str) -> Topic:
-    """Return the topic of a public name: the one that names it, or that has the nearest module."""
-    best, length = MORE, 0
+    """Return the topic of a public name: the one that has the name, or else its room."""
+    room = path.split(".")[1]
     for topic in TOPICS:
         if name in topic.names:
             return topic
-        for module in topic.modules:
-            if f"{path}.".startswith(f"{module}.") and len(module) > length:
-                best, length = topic, len(module)
-    return best
+    return next((topic for topic in TOPICS if room in topic.rooms), MORE)
 
 
 def describe_package(path: str) -> dict[str, str]:
@@ -323,22 +278,3 @@ def make_pages() -> dict[str, Page]:
                 if path not in known:
                     page.entries[heading] = path
     return {file: page for file, page in pages.items() if page.entries}
-
-
-def on_config(config: Any) -> Any:
-    """Put the pages into the navigation."""
-    load_package.cache_clear()
-    pages = [{page.topic.title: f"reference/{file}.md"} for file, page in make_pages().items()]
-    for entry in config.nav:
-        if "Reference" in entry:
-            entry["Reference"] = pages
-    return config
-
-
-def on_files(files: Any, config: Any) -> Any:
-    """Add the pages to the site."""
-    from mkdocs.structure.files import File
-
-    for file, page in make_pages().items():
-        files.append(File.generated(config, f"reference/{file}.md", content=page.markdown))
-    return files
