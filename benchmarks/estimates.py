@@ -33,8 +33,8 @@ from benchmarks import (
 )
 from benchmarks.gpu import export as gpu_export
 from benchmarks.gpu.models import MODELS
-from namedmesh.cost.op_cost import OpCost
-from namedmesh.cost.op_traits import is_product
+from namedmesh.cost.cost import OpCost
+from namedmesh.cost.fusion import is_product
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 GIB = 2**30

@@ -8,7 +8,7 @@ from typing import Any
 
 import namedmesh as nm
 from benchmarks.torus_links import slice_of
-from namedmesh.hardware.target import Target
+from namedmesh.hardware.topology import Target
 from namedmesh.layers import (
     Adam,
     causal_mask,

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.long_sequence_cases import AXES, CELLS, FORMS, HBM, Cell, N
 from namedmesh.cli.aot_command import format_error
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
-from namedmesh.hardware.target import Target
+from namedmesh.hardware.topology import Target
 
 RESULTS = pathlib.Path(__file__).parent / "results" / "long_sequences"
 

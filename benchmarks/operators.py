@@ -28,7 +28,7 @@ from benchmarks.scaling import FIRST, fit_exponent, save_plot
 from benchmarks.torus_links import SQUARES, estimate_link_bytes, slice_of
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.cli.aot_command import format_error
-from namedmesh.cost.device_work import count_flops
+from namedmesh.cost.fusion import count_flops
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.records.collective import Collective

@@ -23,8 +23,8 @@ from benchmarks.result import publish
 from benchmarks.search_cases import DEVICES, MODELS, Case, Hand
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.runtime import use_cpu_devices
-from namedmesh.search.candidate import Candidate
 from namedmesh.search.measure import measure_candidate
+from namedmesh.search.space import Candidate
 
 TARGET = "tpu-v3"
 COMPILED = 8  # devices, for which the best is compiled

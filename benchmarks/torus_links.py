@@ -9,8 +9,9 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
-from namedmesh.hardware.slice_links import TorusSlice
-from namedmesh.hardware.target import GENERATIONS, Target
+from namedmesh.hardware.chips import TPUS
+from namedmesh.hardware.links import TorusSlice
+from namedmesh.hardware.topology import Target
 
 GENERATION = "v3"
 SQUARES = (32, 128, 512)  # cores of slices as wide as long whose links do not close to rings
@@ -19,7 +20,7 @@ LINK_BYTES_PER_SECOND = 656e9 / 8  # assumed of a link; scales every estimate al
 
 def slice_of(partitions: int) -> Target:
     """The TPU v3 slice of so many cores that is nearest to a square, a power of two of them."""
-    chips = partitions // GENERATIONS[GENERATION].cores
+    chips = partitions // TPUS[GENERATION].devices
     width = 2 ** (int(math.log2(chips)) // 2)
     return Target("tpu", GENERATION, (width, chips // width))
 
@@ -36,7 +37,7 @@ def estimate_link_bytes(kind: str, size: int, partitions: int) -> float:
     Returns:
         The bytes; 0 where everything stays on a chip.
     """
-    if partitions <= GENERATIONS[GENERATION].cores:
+    if partitions <= TPUS[GENERATION].devices:
         return 0.0
     network = TorusSlice(
         GENERATION, slice_of(partitions).shape, LINK_BYTES_PER_SECOND, latency=0.0, start=0.0

@@ -127,7 +127,7 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
     from namedmesh.aot.compilation import compile_for
     from namedmesh.aot.target_report import failed_row
     from namedmesh.artifacts.artifact import Artifact
-    from namedmesh.hardware.target import Target
+    from namedmesh.hardware.topology import Target
 
     host = {
         "machine": platform.machine(),

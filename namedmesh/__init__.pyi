@@ -5,8 +5,8 @@ from namedmesh import layers as layers
 from namedmesh import runtime as runtime
 from namedmesh import training as training
 from namedmesh.artifacts.artifact import Artifact as Artifact
-from namedmesh.cost.estimate import Cost as Cost
-from namedmesh.cost.estimate import cost as cost
+from namedmesh.cost.cost import Cost as Cost
+from namedmesh.cost.cost import cost as cost
 from namedmesh.diff.diff import Diff as Diff
 from namedmesh.diff.diff import diff as diff
 from namedmesh.dims.dimension import Dimension as Dimension

@@ -25,7 +25,7 @@ ALLOWED = {
     "planning": {"dims", "display", "errors", "ir", "records"},
     "artifacts": {"dims", "errors", "records", "signature"},
     "audit": {"dims", "display", "errors", "records"},
-    "hardware": {"dims", "errors", "ir", "records"},
+    "hardware": {"dims", "display", "errors", "ir", "records"},
     "processes": {"audit", "dims", "errors", "records"},
     "runtime": {"artifacts", "audit", "dims", "errors", "processes", "records", "signature"},
     "lowering": {

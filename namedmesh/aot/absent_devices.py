@@ -13,9 +13,10 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from namedmesh.aot.exhaustion import read_available
+from namedmesh.aot.memory import read_available
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.target import Target
+from namedmesh.hardware.chips import TPUS
+from namedmesh.hardware.topology import Target
 from namedmesh.jax_internals import devices_are_fixed
 from namedmesh.processes.devices import use_cpu_devices
 from namedmesh.processes.host_order import order_by_host
@@ -71,8 +72,10 @@ def _tpu_devices(target: Target) -> list[Any]:
         )
     try:
         name = str(target.one_slice).removeprefix("tpu-")
-        slices = {} if target.slices == 1 else {"num_slices": target.slices}
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **slices)
+        options: dict[str, Any] = {} if target.slices == 1 else {"num_slices": target.slices}
+        if TPUS[target.generation].megacore:
+            options["chip_config_name"] = "megacore"
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name, **options)
         return order_by_host(found.devices)
     except Exception as error:
         raise NamedMeshError(

@@ -12,10 +12,15 @@ from typing import Any
 import jax
 
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
-from namedmesh.aot.advice import find_levers
-from namedmesh.aot.attribution import known_buffers, largest_buffers
-from namedmesh.aot.exhaustion import Exhausted, read_exhaustion
-from namedmesh.aot.memory import attribute_memory, estimate_memory
+from namedmesh.aot.memory import (
+    Exhausted,
+    attribute_memory,
+    estimate_memory,
+    find_levers,
+    known_buffers,
+    largest_buffers,
+    read_exhaustion,
+)
 from namedmesh.aot.target_report import TargetReport, count_weights
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit, audit
@@ -25,8 +30,8 @@ from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.assignment import Assignment, assign_devices, traffic_of
-from namedmesh.hardware.target import GENERATIONS, Target
-from namedmesh.hardware.torus import Torus
+from namedmesh.hardware.chips import TPUS
+from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
 from namedmesh.runtime.partitioner import choose_partitioner
 from namedmesh.runtime.stages import LoweredModule, compile_lowered, lower_step
@@ -139,7 +144,7 @@ def _report(
     if not buffers:
         buffers = largest_buffers(artifact, module) if module else known_buffers(artifact)
     levers = find_levers(artifact, memory) if lack is not None and memory is not None else []
-    clock = GENERATIONS[target.generation].clock if target.generation else None
+    clock = TPUS[target.generation].clock if target.generation else None
     cycles = count_cycles(module) if module else 0
     return TargetReport(
         model=name,

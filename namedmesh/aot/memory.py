@@ -1,15 +1,118 @@
-"""Memory: what a core's bytes are made of."""
+"""Memory of a compiled step: bytes by use, largest buffers, and advice when it does not fit."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from namedmesh.aot.attribution import entry_bytes
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.artifacts.description import TensorSpec, VariableSpec
+from namedmesh.audit.hlo.array_types import ArrayType, parse_type
 from namedmesh.audit.hlo.module import Module
+from namedmesh.audit.hlo.opcodes import COMMUNICATING
+from namedmesh.audit.hlo.values import find_allocations
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime.usage import Report
+
+_ENTRY = re.compile(r"arguments\[(\d+)\]$")  # what jax calls an argument of a step
+_OP = re.compile(r"nm\.(\w+\.\d+)")  # what namedmesh calls the scope of an op
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """Memory that a value takes on a core.
+
+    Attributes:
+        bytes: How much.
+        shape: Its shape there, as text.
+        origin: The tensor, entry or op it belongs to.
+        count: How many are alike.
+
+    Example:
+        >>> from namedmesh.aot import Buffer
+        >>> buffer = Buffer(4096, "f32[32,32]", "w", count=3)
+        >>> buffer.bytes * buffer.count
+        12288
+    """
+
+    bytes: int
+    shape: str
+    origin: str
+    count: int = 1
+
+
+def entry_bytes(artifact: Artifact, module: Module) -> list[tuple[TensorSpec, int]]:
+    """The bytes that each entry of a step takes on a core."""
+    entries = [*artifact.inputs, *artifact.variables]
+    return [(spec, type.bytes) for spec, type in zip(entries, module.parameters, strict=True)]
+
+
+def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[Buffer]:
+    """The largest values of a compiled step that need memory of their own."""
+    alike: Counter[tuple[int, str, str]] = Counter()
+    for (spec, size), type in zip(entry_bytes(artifact, module), module.parameters, strict=True):
+        alike[size, str(type), spec.name] += 1
+    for value in find_allocations(module):
+        opcode, op_name = value.instruction.opcode, value.instruction.op_name
+        together = len(value.arrays) > 1 and opcode in COMMUNICATING
+        for array in value.arrays:
+            if together:
+                origin = f"one of {len(value.arrays)} in an {opcode}"
+            else:
+                origin = find_origin(op_name, array, artifact)
+            alike[array.bytes, str(array), origin] += 1
+    buffers = [Buffer(size, shape, origin, n) for (size, shape, origin), n in alike.items()]
+    return _largest(buffers, count)
+
+
+def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
+    """The largest tensors that the manifest knows: entries, and whatever is communicated."""
+    buffers = [
+        Buffer(spec.bytes_per_device(artifact.mesh), spec.sharded_text, spec.name)
+        for spec in (*artifact.inputs, *artifact.variables)
+    ]
+    for one in artifact.collectives:
+        shape = f"{one.dtype}[{one.elements}]"
+        buffers.append(Buffer(one.bytes, shape, _result_texts(one.op, artifact)[0]))
+    return _largest(buffers, count)
+
+
+def find_origin(op_name: str, array: ArrayType | None, artifact: Artifact) -> str:
+    """The entry or tensor that a buffer holds, or for which an op gathers another."""
+    entry = _ENTRY.search(op_name)
+    if entry:
+        return [*artifact.inputs, *artifact.variables][int(entry[1])].name
+    ops = _OP.findall(op_name)
+    if not ops:
+        return "the compiler"
+    op, texts = ops[-1], _result_texts(ops[-1], artifact)
+    sizes = _above_one(array.sizes) if array else []
+    record = artifact.ops.get(op)
+    for spec, text in zip(record.results, texts, strict=True) if record else ():
+        if _above_one(spec.sharding.local_sizes(spec.shape, artifact.mesh)) == sizes:
+            return text
+    for one in artifact.collectives:
+        if array and one.op == op and one.elements == array.elements:
+            return f"{one.tensor}, moved for {texts[0]}"
+    return texts[0]
+
+
+def _result_texts(op: str, artifact: Artifact) -> list[str]:
+    """What an op makes, a line for each result; its name if the manifest does not know it."""
+    record = artifact.ops.get(op)
+    return record.texts if record and record.results else [op]
+
+
+def _above_one(sizes: tuple[int, ...]) -> list[int]:
+    """The sizes that count when shapes are compared: compilers add and drop sizes of one."""
+    return [size for size in sizes if size > 1]
+
+
+def _largest(buffers: list[Buffer], count: int) -> list[Buffer]:
+    """The largest buffers, those of equal size by name."""
+    return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
 
 
 @dataclass(frozen=True)
@@ -93,3 +196,156 @@ def _memory(
         temporaries=within - activations,
         code=code,
     )
+
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)([KMGT]?)i?B?"
+_FIRST_SIZE = re.compile(_SIZE)
+# The needed and the available bytes, in the forms that compilers write them.
+_TOTALS = (
+    re.compile(rf"Used {_SIZE} of {_SIZE}"),
+    re.compile(rf"Requires {_SIZE}, has {_SIZE} available"),
+    re.compile(rf"temporaries \({_SIZE}\) exceeds available \w+ \({_SIZE}\)"),
+)
+_ALLOCATION = re.compile(r"\n\s*\d+\. Size: ")
+_OPERATOR = re.compile(r'op_name="([^"]*)"')
+_SHAPE = re.compile(r"Shape: (\S+\])")
+_PARAMETER = re.compile(r"parameter\((\d+)\)")
+_AVAILABLE = re.compile(r"(?:Used \S+ of|available HBM \(|has) ?([\d.]+)([MG])")
+
+
+@dataclass(frozen=True)
+class Exhausted:
+    """A compiler's message that a program does not fit.
+
+    Attributes:
+        needed: The bytes it needs.
+        available: The bytes there are.
+        buffers: The largest allocations, if the message lists them.
+    """
+
+    needed: int
+    available: int
+    buffers: tuple[Buffer, ...]
+
+
+def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
+    """Read a compiler's out-of-memory message.
+
+    What the brief form calls temporaries is everything: a model that is a little too deep has, by
+    that number, the memory that shallower ones grow towards, weights and all.
+    """
+    if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
+        return None
+    for pattern in _TOTALS:
+        match = pattern.search(message)
+        if match:
+            needed, available = _bytes(match[1], match[2]), _bytes(match[3], match[4])
+            return Exhausted(needed, available, tuple(_allocations(message, artifact)))
+    return None
+
+
+def read_available(message: str) -> int | None:
+    """The bytes of memory that an out-of-memory message says there are."""
+    match = _AVAILABLE.search(message)
+    return _bytes(match[1], match[2]) if match else None
+
+
+def _allocations(message: str, artifact: Artifact) -> list[Buffer]:
+    """The allocations a message lists, those of entries under the entry's name."""
+    entries, buffers = [*artifact.inputs, *artifact.variables], []
+    for block in _ALLOCATION.split(message)[1:]:
+        size = _FIRST_SIZE.match(block)
+        operator = _OPERATOR.search(block)
+        array = _array(block)
+        number = _PARAMETER.search(block)
+        origin = find_origin(operator[1] if operator else "", array, artifact)
+        if number and int(number[1]) < len(entries):
+            origin = entries[int(number[1])].name
+        shape = "" if array is None else str(array)
+        buffers.append(Buffer(_bytes(size[1], size[2]) if size else 0, shape, origin))
+    return buffers
+
+
+def _array(block: str) -> ArrayType | None:
+    """The first array of an allocation's shape; None if the message has none that can be read."""
+    match = _SHAPE.search(block)
+    try:
+        return parse_type(match[1].lstrip("(")).arrays[0] if match else None
+    except NamedMeshError:
+        return None
+
+
+def _bytes(number: str, unit: str) -> int:
+    """A size in bytes."""
+    return int(float(number) * _UNITS[unit])
+
+
+def find_levers(artifact: Artifact, memory: Memory) -> list[str]:
+    """What would make a step smaller, with the numbers that show it."""
+    within = memory.activations + memory.temporaries + memory.results
+    kept = memory.activations if artifact.activation_bytes else within
+    waste, example = _unsplit(artifact)
+    moved = max((one.bytes for one in artifact.collectives if one.kind == "AllToAll"), default=0)
+    several = _several_pieces(artifact)
+    levers: list[tuple[float, str]] = []
+    if example:  # gradients lie as their weights do, hence twice
+        text = f"layout: keep weights, slots and gradients in shards with params=; {example}"
+        levers.append((2 * waste, text))
+    if memory.state > memory.weights:
+        text = (
+            "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less"
+        )
+        levers.append((memory.state / 2, text))
+    text = (
+        "remat: compute activations again in the backward pass, "
+        "remat='full' in nm.scan or the model's Config"
+    )
+    levers.append((kept, text))
+    if not _uses_bfloat16(artifact):
+        text = (
+            "dtype: activations in bfloat16 take half the memory, "
+            "dtype='bfloat16' in the model's Config"
+        )
+        levers.append((within / 2, text))
+    if several:
+        levers.append((within / 2, several))
+    text = (
+        f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor"
+    )
+    levers.append((2.0 * moved, text))
+    levers.sort(key=lambda lever: -lever[0])
+    return [text for saved, text in levers if saved > 0.02 * memory.total]
+
+
+def _uses_bfloat16(artifact: Artifact) -> bool:
+    """Whether the step computes anything in bfloat16."""
+    return any(
+        spec.dtype == "bfloat16" for record in artifact.ops.values() for spec in record.results
+    )
+
+
+def _unsplit(artifact: Artifact) -> tuple[float, str]:
+    """The bytes that splitting variables over every axis would save, and the largest such one."""
+    waste, largest, example = 0.0, 0, ""
+    mesh = artifact.mesh
+    for spec in artifact.variables:
+        idle = [
+            axis for axis, size in mesh.axes.items() if size > 1 and axis not in spec.sharding.used
+        ]
+        if idle and spec.shape:
+            size = spec.bytes_per_device(mesh)
+            waste += size * (1 - 1 / mesh.size(idle))
+            text = f"{spec.name} is {spec.sharded_text}, not split over {'+'.join(idle)}"
+            largest, example = max((largest, example), (size, text))
+    return waste, example
+
+
+def _several_pieces(artifact: Artifact) -> str:
+    """The first split dimension of the inputs of which a core has several; empty if none."""
+    for spec in artifact.inputs:
+        shards = spec.sharding.local_sizes(spec.shape, artifact.mesh)
+        for dim, here in zip(spec.shape, shards, strict=True):
+            if spec.sharding.axes(dim.name) and here > 1:
+                return f"group size: a core has {here} of {dim}; activations shrink with it"
+    return ""

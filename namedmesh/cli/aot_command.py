@@ -16,7 +16,7 @@ from namedmesh.aot.compilation import compile_for
 from namedmesh.aot.target_report import TargetReport, failed_row
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.target import Target
+from namedmesh.hardware.topology import Target
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
 AOT_EXAMPLES = """\

@@ -1,8 +1,4 @@
-"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot`, `launch`, ...
-
-Each command is a file in its room, imported when it is asked for: planning needs neither
-TensorFlow nor jax, and compiling ahead of time no TensorFlow.
-"""
+"""The command line: `namedmesh plan`, `cost`, `diff`, `search`, `report`, `aot`, `launch`, ..."""
 
 from __future__ import annotations
 
@@ -13,6 +9,59 @@ from dataclasses import dataclass
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.version import __version__
+
+LAUNCH_EXAMPLES = """\
+examples:
+  four processes with two virtual CPU devices each
+    namedmesh launch -n 4 --devices 2 -- python train.py --steps 1000
+  started again from the last checkpoint, at most three times
+    namedmesh launch -n 4 --restarts 3 -- python train.py
+
+The program calls namedmesh.runtime.start_processes() before it uses jax.
+
+exit status: 0 if all processes end with 0, else that of the first to fail after the last restart;
+128 and its number if a signal ended it; 2 if something is wrong with the command itself
+"""
+
+
+def add_launch_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the command's arguments to a parser."""
+    parser.usage = "namedmesh launch -n PROCESSES [options] -- COMMAND"
+    parser.add_argument(
+        "-n", "--processes", type=int, required=True, help="how many processes to start"
+    )
+    parser.add_argument(
+        "--devices", type=int, help="virtual CPU devices of each process (default: the program's)"
+    )
+    parser.add_argument(
+        "--restarts",
+        type=int,
+        default=0,
+        help="how often to start all of them again when one fails (default: 0)",
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long the others may take to stop when one fails; then SIGTERM, and as much "
+        "later SIGKILL (default: 30)",
+    )
+    parser.add_argument(
+        "words", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program of each process"
+    )
+
+
+def run_launch(arguments: argparse.Namespace) -> int:
+    """Run the processes until they have ended."""
+    from namedmesh.processes.launcher import Launch, launch_processes
+
+    words = arguments.words[1:] if arguments.words[:1] == ["--"] else arguments.words
+    launch = Launch(
+        words, arguments.processes, arguments.devices, arguments.restarts, arguments.grace
+    )
+    return launch_processes(launch)
+
 
 Add = Callable[[argparse.ArgumentParser], None]
 Run = Callable[[argparse.Namespace], int]
@@ -30,25 +79,25 @@ class Command:
 
 
 def _load_plan() -> tuple[Add, str, Run]:
-    from namedmesh.cli.plan_command import PLAN_EXAMPLES, add_plan_arguments, run_plan
+    from namedmesh.cli.planning_commands import PLAN_EXAMPLES, add_plan_arguments, run_plan
 
     return add_plan_arguments, PLAN_EXAMPLES, run_plan
 
 
 def _load_diff() -> tuple[Add, str, Run]:
-    from namedmesh.cli.diff_command import DIFF_EXAMPLES, add_diff_arguments, run_diff
+    from namedmesh.cli.planning_commands import DIFF_EXAMPLES, add_diff_arguments, run_diff
 
     return add_diff_arguments, DIFF_EXAMPLES, run_diff
 
 
 def _load_cost() -> tuple[Add, str, Run]:
-    from namedmesh.cli.cost_command import COST_EXAMPLES, add_cost_arguments, run_cost
+    from namedmesh.cli.planning_commands import COST_EXAMPLES, add_cost_arguments, run_cost
 
     return add_cost_arguments, COST_EXAMPLES, run_cost
 
 
 def _load_report() -> tuple[Add, str, Run]:
-    from namedmesh.cli.report_command import (
+    from namedmesh.cli.planning_commands import (
         REPORT_EXAMPLES,
         add_report_arguments,
         run_report,
@@ -70,8 +119,6 @@ def _load_aot() -> tuple[Add, str, Run]:
 
 
 def _load_launch() -> tuple[Add, str, Run]:
-    from namedmesh.cli.launch_command import LAUNCH_EXAMPLES, add_launch_arguments, run_launch
-
     return add_launch_arguments, LAUNCH_EXAMPLES, run_launch
 
 

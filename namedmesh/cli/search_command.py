@@ -8,7 +8,7 @@ import inspect
 import json
 from typing import Any
 
-from namedmesh.cli.planning_options import PROGRAM, print_text
+from namedmesh.cli.planning_commands import PROGRAM, print_text
 from namedmesh.cli.references import find_program
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.program import Program

@@ -4,16 +4,49 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from namedmesh.cost.fused_body import FusedBody
-from namedmesh.cost.fused_run import Buffer, Run
+from namedmesh.cost.fusion import Buffer, FusedBody, Run, is_product, moves_data
 from namedmesh.cost.live_ranges import Alive, Occupancy, PeakMemory, measure_body
-from namedmesh.cost.op_cost import OpCost
-from namedmesh.cost.op_traits import is_product, moves_data
+from namedmesh.errors.source import Source
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
+
+
+@dataclass(frozen=True, eq=False)
+class OpCost:
+    """What one op takes on one device, with the ops that run within it.
+
+    Attributes:
+        op: The op.
+        name: What the plan calls it.
+        phase: forward, backward or update.
+        scope: The scopes it was made in.
+        source: The user's line.
+        times: How often it runs in one step.
+        flops: Floating point operations, each time.
+        bytes: What it reads and writes in memory, each time.
+        seconds: How long it takes, each time.
+        bound: What that is: "compute" or "memory".
+    """
+
+    op: Op
+    name: str
+    phase: str
+    scope: str
+    source: Source
+    times: int
+    flops: float
+    bytes: float
+    seconds: float
+    bound: str
+
+    @property
+    def total_seconds(self) -> float:
+        """How long it takes in one step."""
+        return self.seconds * self.times
 
 
 class Estimator:

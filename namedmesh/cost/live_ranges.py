@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from namedmesh.cost.fused_body import FusedBody
-from namedmesh.cost.fused_run import Buffer, Run
+from namedmesh.cost.fusion import Buffer, FusedBody, Run
 from namedmesh.errors.source import Source
 from namedmesh.ir.tensor import Tensor
 

@@ -51,7 +51,7 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
 
 def summarize_cost(plan: Plan, target: Any) -> dict[str, Any]:
     """Return the cost of a plan as its file has it."""
-    from namedmesh.cost.estimate import cost
+    from namedmesh.cost.cost import cost
 
     priced = cost(plan, target)
     return {

@@ -11,7 +11,7 @@ import numpy as np
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.torus import Torus
+from namedmesh.hardware.topology import Torus
 from namedmesh.records.collective import Collective
 
 # Bytes along one axis, or along several together.
@@ -101,7 +101,7 @@ def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, .
 
     Example:
         >>> from namedmesh.aot import torus_assignment
-        >>> from namedmesh.hardware.target import Target
+        >>> from namedmesh.hardware.topology import Target
         >>> torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
         >>> torus_assignment(Mesh(data=2, expert=4), torus, {"expert": 10.0, "data": 1.0})
         (0, 1, 2, 3, 4, 5, 6, 7)

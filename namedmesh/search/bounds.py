@@ -20,8 +20,7 @@ from namedmesh.errors.source import Source
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.records.collective import Collective
-from namedmesh.search.facts import ProgramFacts
-from namedmesh.search.roles import Role, Roles
+from namedmesh.search.facts import ProgramFacts, Role, Roles
 
 Array = NDArray[np.float64]
 GATHERS = 2.0  # collectives that gather parameters of the same dimensions, at least

@@ -14,12 +14,14 @@ from itertools import combinations
 
 import networkx as nx
 
-from namedmesh.cost.estimate import Cost
+from namedmesh.cost.cost import Cost
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
 from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 
+Role = frozenset[str]  # the dimensions that one axis splits
+Roles = tuple[Role, ...]  # those of each axis of a mesh
 LEAST_SHARE = 0.01  # of the work or the state: below it, splitting a dimension is of no use
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from namedmesh.cost.estimate import cost
+from namedmesh.cost.cost import cost
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_size, did_you_mean, whole_number
@@ -23,15 +23,11 @@ from namedmesh.ir.op import every_op
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
-from namedmesh.search.candidate import Candidate, make_candidate
-from namedmesh.search.exploration import Exploration, explore
+from namedmesh.search.exploration import Exploration, SearchBar, explore
 from namedmesh.search.facts import ProgramFacts, find_facts
-from namedmesh.search.journal import Journal, fingerprint
-from namedmesh.search.measure import Measure, measuring
-from namedmesh.search.progress_bar import SearchBar
-from namedmesh.search.result import Entry, Search
-from namedmesh.search.space import enumerate_space
-from namedmesh.search.verification import find_target, verify_plan
+from namedmesh.search.measure import Journal, Measure, fingerprint, measuring
+from namedmesh.search.result import Entry, Search, find_target, verify_plan
+from namedmesh.search.space import Candidate, enumerate_space, make_candidate
 
 UNITS = {"": 1, "b": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
@@ -135,7 +131,7 @@ def search(
     space = enumerate_space(bounds, devices, pinned, axes, blocks)
     exploration = Exploration(space, limit, check_size(plans, "plans"))
     programs = [one.program for one in variants]
-    settings = (hardware, devices, pinned.text, axes, choices, *blocks.items())
+    settings = (vars(hardware), devices, pinned.text, axes, choices, *blocks.items())
     journal = Journal(resume, fingerprint(programs, *settings))
 
     def candidate(number: int) -> Candidate:

@@ -3,20 +3,114 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, groupby, permutations
+from itertools import combinations, combinations_with_replacement, groupby, permutations, product
 from types import MappingProxyType
 
+import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.search.bounds import Bounds
-from namedmesh.search.facts import ProgramFacts
-from namedmesh.search.roles import Roles, RoleSet, choose_roles, factorise
+from namedmesh.hardware.hardware import Hardware
+from namedmesh.records.collective import count_passes
+from namedmesh.search.bounds import Bounds, make_probe
+from namedmesh.search.facts import ProgramFacts, Role, Roles
+
+MOST_ROLES = 24
+
+
+@dataclass(frozen=True)
+class RoleSet:
+    """The dimensions of each axis of a mesh whose sizes are open.
+
+    Attributes:
+        names: The axis's name where it is pinned; empty for others.
+        roles: The dimensions on each axis.
+    """
+
+    names: tuple[str, ...]
+    roles: Roles
+
+
+def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
+    """Find sets of dimensions that may share an axis.
+
+    Where there are too many, those that nothing can be added to come first, then those that split
+    most of the work.
+    """
+    order = {name: i for i, name in enumerate(dims)}
+    graph = nx.Graph()
+    graph.add_nodes_from(order)
+    graph.add_edges_from(
+        pair for pair in combinations(order, 2) if frozenset(pair) in facts.sharing
+    )
+    largest = {frozenset(clique) for clique in nx.find_cliques(graph)}
+    every = {frozenset(clique) for clique in nx.enumerate_all_cliques(graph)}
+
+    def rank(role: Role) -> tuple[bool, float, list[int]]:
+        return role not in largest, -covered_work(facts, role), sorted(order[n] for n in role)
+
+    return sorted(every, key=rank)[:MOST_ROLES]
+
+
+def covered_work(facts: ProgramFacts, role: Role) -> float:
+    """Return the share of the work that an axis with this role splits."""
+    total = sum(one.seconds for one in facts.work)
+    return sum(one.seconds for one in facts.work if one.dims & role) / (total or 1.0)
+
+
+def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
+    """Yield the roles of up to so many axes, pinned axes in all of them.
+
+    Two axes may have the same role: parameters may rest along one of them in another way.
+    """
+    free = find_roles(facts, [name for name in facts.dims if name not in pin.rules])
+    pinned: dict[str, Role] = {}
+    for name, axes in pin.rules.items():
+        for axis in axes:
+            pinned[axis] = pinned.get(axis, frozenset()) | {name}
+    options = [_extend(facts, core, free) for core in pinned.values()]
+    for roles in product(*options):
+        for count in range(max(0, most_axes - len(pinned)) + 1):
+            for more in combinations_with_replacement(free, count):
+                if roles or more:
+                    yield RoleSet((*pinned, *("" for _ in more)), (*roles, *more))
+
+
+def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]:
+    """What a pinned axis may split: the pinned dimensions, and others that may share it."""
+    fitting = (
+        role
+        for role in free
+        if all(frozenset((one, other)) in facts.sharing for one in core for other in role)
+    )
+    return [core, *(core | role for role in fitting)]
+
+
+def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
+    """Return every way to write a number as a product of so many ordered factors above one."""
+    if axes == 0:
+        return [()] if devices == 1 else []
+    if axes == 1:
+        return [(devices,)] if devices > 1 else []
+    return [
+        (first, *rest)
+        for first in _find_divisors(devices)
+        for rest in factorise(devices // first, axes - 1)
+    ]
+
+
+def _find_divisors(number: int) -> list[int]:
+    """The divisors of a number between one and itself, the smallest first."""
+    small = [one for one in range(2, math.isqrt(number) + 1) if number % one == 0]
+    return sorted({*small, *(number // one for one in small)})
+
 
 TOGETHER = 256  # layouts whose bounds are computed at once
 RESTING_DIMS = 2  # how many dimensions are tried for parameters at rest
@@ -187,3 +281,140 @@ def divides_evenly(
             held = [i for i, role in enumerate(roles) if name in role]
             even &= facts.sizes.get(name, 1) % sizes[:, held].prod(1) == 0
     return even
+
+
+# Axes are called so, the one with the least traffic first.
+LETTERS = (*"xyzuvw", *(letter for letter in string.ascii_lowercase if letter not in "xyzuvw"))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What a search plans.
+
+    Attributes:
+        variant: The number of the program.
+        mesh: The devices.
+        layout: Which dimensions lie on which axes.
+        params: The same for parameters at rest, where it differs.
+    """
+
+    variant: int
+    mesh: Mesh
+    layout: Layout
+    params: Layout | None
+
+    @property
+    def key(self) -> str:
+        """One line that tells it from every other candidate of the same search."""
+        axes = " ".join(f"{name}={size}" for name, size in self.mesh.to_json().items())
+        params = "as in use" if self.params is None else self.params.text
+        return f"{self.variant} | {axes} | {self.layout.text} | {params}"
+
+
+def make_candidate(
+    facts: ProgramFacts,
+    family: Family,
+    sizes: Sequence[int],
+    pin: Layout,
+    blocks: Mapping[str, int] = NO_BLOCKS,
+    hardware: Hardware | None = None,
+) -> Candidate:
+    """Make the candidate of a family for some sizes.
+
+    The axis with the most traffic comes last: neighbours have the fastest links. The first axes go
+    across hosts: where there are several, those for which that takes least time.
+    """
+    sent = [*_list_sent(facts, family.roles.roles, family.rest, sizes)]
+    order = _order_axes(sent, sizes, blocks, hardware)
+    letters = iter([letter for letter in LETTERS if letter not in family.roles.names])
+    names = {i: family.roles.names[i] or next(letters) for i in order}
+    mesh = Mesh(None, **{names[i]: sizes[i] for i in order}, **blocks)
+    used = _map_dims(_rank_dims(facts), family.roles.roles, order, names)
+    layout = Layout({**used, **pin.rules})
+    if family.rest == family.roles.roles:
+        return Candidate(family.variant, mesh, layout, None)
+    names_at_rest = [name for name in _rank_dims(facts) if name in facts.program.resting_dims]
+    resting = _map_dims(names_at_rest, family.rest, order, names)
+    # Of two dimensions that want one axis the first has it: those in use keep theirs.
+    rules = dict(sorted(resting.items(), key=lambda rule: rule[1] != layout.axes(rule[0])))
+    return Candidate(family.variant, mesh, layout, Layout(rules))
+
+
+def _rank_dims(facts: ProgramFacts) -> list[str]:
+    """Dimensions in the order of a layout: those of the fewest parameters first.
+
+    Of two that want one axis of a parameter, the first has it: `hidden`, say, and not `model`,
+    which all parameters and the inputs have.
+    """
+    given = {name for tensor in facts.program.inputs.values() for name in tensor.shape.names}
+    ranks = {
+        name: (sum(one.bytes for one in facts.parameters if name in one.dims), name in given)
+        for name in facts.program.dims
+    }
+    return sorted(ranks, key=ranks.__getitem__)
+
+
+def _map_dims(
+    dims: Iterable[str], roles: Roles, order: Sequence[int], names: dict[int, str]
+) -> dict[str, tuple[str, ...]]:
+    """The axes of every dimension that some axis splits."""
+    axes = {name: tuple(names[i] for i in order if name in roles[i]) for name in dims}
+    return {name: held for name, held in axes.items() if held}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """About what one device sends along some axes: the bytes of so many collectives."""
+
+    kind: str
+    bytes: float
+    along: frozenset[int]
+    count: int
+
+
+def _list_sent(
+    facts: ProgramFacts, use: Roles, rest: Roles, sizes: Sequence[int]
+) -> Iterator[Sent]:
+    """List about what one device sends: sums, moves, and parameters that are gathered."""
+
+    def hit(roles: Roles, dims: frozenset[str]) -> frozenset[int]:
+        return frozenset(i for i, role in enumerate(roles) if role & dims)
+
+    def divide(size: float, split: Iterable[int]) -> float:
+        return size / math.prod(sizes[i] for i in split)
+
+    for one in facts.sums:
+        kept = hit(use, one.kept)
+        kind, along = "ReduceScatter" if one.gradient else "AllReduce", hit(use, one.summed) - kept
+        yield Sent(kind, divide(one.bytes, kept), along, one.count)
+    for one in facts.moves:
+        moved = hit(use, one.taken) & hit(use, one.dims - one.taken)
+        yield Sent("AllToAll", divide(one.bytes, hit(use, one.dims)), moved, one.count)
+    for one in facts.parameters:
+        used = hit(use, one.dims)
+        yield Sent("AllGather", 2 * divide(one.bytes, used), hit(rest, one.dims) - used, 2)
+
+
+def _order_axes(
+    sent: Sequence[Sent], sizes: Sequence[int], blocks: Mapping[str, int], hardware: Hardware | None
+) -> list[int]:
+    """The axes by traffic, the heaviest last; across hosts, in the order that takes least time."""
+    traffic = [0.0] * len(sizes)
+    for one in sent:
+        for i in one.along:
+            traffic[i] += count_passes(one.kind) * one.bytes
+    order = sorted(range(len(sizes)), key=lambda i: (traffic[i], i))
+    if not blocks or hardware is None:
+        return order
+    network = hardware.network
+
+    def seconds(order: Sequence[int]) -> float:
+        mesh, total = name_axes(sizes, order, blocks), 0.0
+        for one in sent:
+            axes = tuple(f"axis{i}" for i in order if i in one.along)
+            if axes:
+                probe = make_probe(one.kind, int(one.bytes / one.count), axes, mesh)
+                total += one.count * network.seconds(probe, mesh, {})
+        return total
+
+    return min(find_fitting_orders(sizes, order, blocks), key=seconds, default=order)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.hardware.chips import list_peak_flops
 from namedmesh.runtime import State
 from namedmesh.training.arguments import (
     check_count,
@@ -18,25 +19,6 @@ from namedmesh.training.arguments import (
     check_real,
     check_run,
 )
-
-# Dense bfloat16 FLOPs per second of one device as jax counts them: a GPU or a TPU chip, except that
-# either core of a TPU v2 or v3 chip is a device. A device matches the first entry in its kind.
-PEAK_FLOPS = {
-    "h200": 989.4e12,
-    "h100 pcie": 756e12,
-    "h100 nvl": 835e12,
-    "h100": 989.4e12,
-    "a100": 312e12,
-    "tpu v2": 23e12,
-    "tpu v3": 61.5e12,
-    "tpu v4": 275e12,
-    "tpu v5 lite": 197e12,
-    "tpu v5e": 197e12,
-    "tpu v5p": 459e12,
-    "tpu v5": 459e12,
-    "tpu v6 lite": 918e12,
-    "tpu v6e": 918e12,
-}
 
 
 def device_peak_flops(device: Any = None) -> float:
@@ -64,12 +46,13 @@ def device_peak_flops(device: Any = None) -> float:
             f"a {type(device).__name__} is not a device",
             fix="give one of jax.devices(), or the kind of one as text, e.g. 'TPU v5 lite'",
         )
-    for name, peak in PEAK_FLOPS.items():
+    peaks = list_peak_flops()
+    for name, peak in peaks.items():
         if name in kind.lower():
             return peak
     raise NamedMeshError(
         f"the peak FLOPs of {kind!r} are not known",
-        f"known: {', '.join(PEAK_FLOPS)}",
+        f"known: {', '.join(sorted(peaks))}",
         fix="give the peak yourself, in FLOPs per second of one device",
     )
 

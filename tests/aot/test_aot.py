@@ -21,8 +21,7 @@ from namedmesh.aot import (
     compilation,
     compile_for,
 )
-from namedmesh.aot.attribution import find_origin, largest_buffers
-from namedmesh.aot.exhaustion import read_exhaustion
+from namedmesh.aot.memory import find_origin, largest_buffers, read_exhaustion
 from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo import parse_module, parse_type
 from namedmesh.hardware.assignment import assign_devices, traffic_of

@@ -6,10 +6,13 @@ import re
 import pytest
 
 import namedmesh as nm
-from namedmesh.aot.advice import find_levers
-from namedmesh.aot.attribution import largest_buffers
-from namedmesh.aot.exhaustion import read_exhaustion
-from namedmesh.aot.memory import Memory, attribute_memory
+from namedmesh.aot.memory import (
+    Memory,
+    attribute_memory,
+    find_levers,
+    largest_buffers,
+    read_exhaustion,
+)
 from namedmesh.audit.hlo import count_cycles, parse_module, parse_type
 from namedmesh.audit.hlo.trip_counts import scheduled_runs
 from namedmesh.runtime import Report

@@ -6,8 +6,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.aot import compile_for
 from namedmesh.hardware.assignment import assign_devices, mean_hops
-from namedmesh.hardware.target import Target
-from namedmesh.hardware.torus import Torus
+from namedmesh.hardware.topology import Target, Torus
 from tests.aot.stack import B, M, train
 
 

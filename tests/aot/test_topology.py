@@ -9,8 +9,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.errors.source import Source
 from namedmesh.hardware.assignment import mean_hops, torus_assignment, traffic_of
-from namedmesh.hardware.target import Target
-from namedmesh.hardware.torus import Torus
+from namedmesh.hardware.topology import Target, Torus
 from namedmesh.records.collective import Collective
 
 
@@ -25,7 +24,7 @@ def torus(text: str) -> Torus:
     [
         ("tpu-v3:2x2", 8),
         ("tpu-v3:32x32", 2048),
-        ("tpu-v4:2x2x1", 8),
+        ("tpu-v4:2x2x1", 4),
         ("tpu-v5e:4x4", 16),
         ("tpu-v5p:4x4x4", 64),
         ("cpu:8", 8),

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import tpu_v3
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.target import Target
+from namedmesh.hardware.topology import Target
 from namedmesh.layers import config
 
 

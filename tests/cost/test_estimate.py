@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import namedmesh as nm
-from namedmesh.cost.device_work import count_flops
+from namedmesh.cost.fusion import count_flops
 from namedmesh.hardware.links import Nodes
 from namedmesh.layers import Adam
 

@@ -3,9 +3,11 @@
 import pytest
 
 import namedmesh as nm
-from namedmesh.hardware.hardware_file import EXAMPLE
-from namedmesh.hardware.links import Host, Nodes
-from namedmesh.hardware.slice_links import TorusSlice
+from namedmesh.hardware.chips import CHIPS
+from namedmesh.hardware.hardware import EXAMPLE
+from namedmesh.hardware.links import Host, Nodes, TorusSlice
+from namedmesh.hardware.topology import Target, Torus
+from namedmesh.training import device_peak_flops
 
 
 @pytest.fixture
@@ -98,5 +100,21 @@ def test_published_figures():
     assert (v3.flops["bfloat16"], v3.memory_bandwidth) == (61.5e12, 450e9)
     assert v3.memory_bytes == 16 * 2**30
     assert v3.product_flops("float32", "highest") == pytest.approx(61.5e12 / 6)
-    assert h200.product_flops("float32") == 494.5e12
-    assert h200.product_flops("float32", "highest") == 67e12
+    assert h200.product_flops("float32") == 494.7e12
+    assert h200.product_flops("float32", "highest") == pytest.approx(66.9e12)
+
+
+@pytest.mark.parametrize("name", CHIPS)
+def test_cost_aot_and_throughput_agree_on_every_chip(name):
+    chip, hardware = CHIPS[name], nm.Hardware.parse(name)
+    assert hardware.flops["bfloat16"] * chip.devices == chip.tera["bfloat16"] * 1e12
+    assert hardware.memory_bytes * chip.devices == chip.memory
+    for kind in chip.kinds:
+        assert device_peak_flops(kind.upper()) == hardware.flops["bfloat16"]
+    if chip.family == "tpu":
+        target = Target.parse(f"{name}:{'x'.join(['4'] * chip.dimensions)}")
+        assert target.cores == 4**chip.dimensions * chip.devices
+        torus = Torus.of_target(target)
+        assert torus is not None and len(torus.places) == target.cores
+        assert isinstance(hardware.network, TorusSlice)
+        assert hardware.network.target(nm.Mesh(all=target.cores)) == target

@@ -6,8 +6,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.errors.source import Source
-from namedmesh.hardware.links import Host, Nodes
-from namedmesh.hardware.slice_links import TorusSlice
+from namedmesh.hardware.links import Host, Nodes, TorusSlice
 from namedmesh.planning.crossing import count_crossing_bytes
 from namedmesh.records.collective import Collective
 

@@ -4,8 +4,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.errors.source import Source
-from namedmesh.hardware.links import Host, Nodes
-from namedmesh.hardware.slice_links import TorusSlice
+from namedmesh.hardware.links import Host, Nodes, TorusSlice
 from namedmesh.records.collective import Collective
 
 NODES = Nodes(

@@ -7,7 +7,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.ir.op import every_op
-from namedmesh.report.plan_data import PlanData
+from namedmesh.report.page_data import PlanData
 from tests.report.models import LAYOUT, small_plan, small_program
 
 PLANS = [LAYOUT, "batch:data+tensor", ""]

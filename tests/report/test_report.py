@@ -10,8 +10,8 @@ import namedmesh as nm
 from namedmesh.audit.audit import Difference
 from namedmesh.audit.hlo import CompiledCollective
 from namedmesh.records.collective import Collective
-from namedmesh.report.audit_data import describe_audit
-from namedmesh.report.document import SCRIPTS, STYLES, build_document, read_static
+from namedmesh.report.page_data import describe_audit
+from namedmesh.report.report import SCRIPTS, STYLES, build_document, read_static
 from namedmesh.runtime import Audit
 from tests.report.models import LAYOUT, MESH, small_plan, small_program
 

@@ -9,10 +9,14 @@ import pytest
 import namedmesh as nm
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
-from namedmesh.search.candidate import make_candidate
 from namedmesh.search.facts import find_facts
-from namedmesh.search.roles import choose_roles, factorise, find_roles
-from namedmesh.search.space import enumerate_space
+from namedmesh.search.space import (
+    choose_roles,
+    enumerate_space,
+    factorise,
+    find_roles,
+    make_candidate,
+)
 from tests.search.models import trace_mixture, trace_step
 
 PROGRAMS = {

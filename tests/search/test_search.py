@@ -8,8 +8,8 @@ import math
 import pytest
 
 import namedmesh as nm
+from namedmesh.search.result import find_target
 from namedmesh.search.search import search
-from namedmesh.search.verification import find_target
 from tests.search.models import trace_mixture, trace_step, trace_torn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

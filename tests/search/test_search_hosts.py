@@ -7,9 +7,8 @@ import pytest
 import namedmesh as nm
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
-from namedmesh.search.candidate import make_candidate
 from namedmesh.search.facts import find_facts
-from namedmesh.search.space import enumerate_space, find_fitting_orders
+from namedmesh.search.space import enumerate_space, find_fitting_orders, make_candidate
 from tests.search.models import trace_mixture, trace_step
 
 

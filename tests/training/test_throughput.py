@@ -42,7 +42,7 @@ def test_utilization_needs_positive_numbers(options):
         ("NVIDIA H100 80GB HBM3", 989.4),
         ("NVIDIA H100 PCIe", 756),
         ("NVIDIA A100-SXM4-80GB", 312),
-        ("TPU v2", 23),
+        ("TPU v2", 22.5),
         ("TPU v3", 61.5),
         ("TPU v4", 275),
         ("TPU v5 lite", 197),

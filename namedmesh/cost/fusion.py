@@ -24,24 +24,180 @@ every reader makes the rest. With `fuses_relu` a product ends in a relu alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 
-from namedmesh.cost.device_work import find_axes
-from namedmesh.cost.equal_ops import Contents
-from namedmesh.cost.fused_run import Buffer, Run, merge_sums
-from namedmesh.cost.op_traits import (
-    COSTLY,
-    is_product,
-    keeps_numbers,
-    moves_data,
-    only_rearranges,
-    spreads,
-)
-from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.hardware.hardware import Hardware
+from namedmesh.ir.contents import describe_options
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
+
+
+def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
+    """Find the axes along which an op's work is divided: those that its tensors hold."""
+    axes: set[str] = set()
+    for i, tensor in enumerate(op.inputs):
+        steps = plan.operands.get((op, i))
+        place = steps[-1].result if steps else plan.shardings[tensor]
+        axes |= {*place.used, *place.partial}
+    for tensor in op.outputs:
+        place = plan.natural.get(tensor, plan.shardings[tensor])
+        axes |= {*place.used, *place.partial}
+    return tuple(axes)
+
+
+def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
+    """Count the floating point operations of one device."""
+    total = 0.0
+    for op in ops:
+        if op.bodies:
+            inner = [one for body in op.bodies for one in body.ops]
+            once = sum(one.flops() for one in inner)
+            total += op.flops() / once * count_flops(plan, inner) if once else 0
+            continue
+        total += op.flops() / plan.mesh.size(find_axes(plan, op))
+    return total
+
+
+# Elementwise functions that XLA calls expensive.
+COSTLY = {
+    "cos", "divide", "erf", "erfinv", "exp", "expm1", "log", "log1p", "power", "reciprocal",
+    "rsqrt", "sigmoid", "sin", "sqrt", "tanh",
+}  # fmt: skip
+
+
+def is_product(op: Op) -> bool:
+    """Whether an op is a matrix product or a convolution."""
+    return op.kept_by_dots and op.inherits_sharding and not op.elementwise
+
+
+def only_rearranges(op: Op) -> bool:
+    """Whether an op makes no new numbers; a sum of constants makes constants, but adds them up."""
+    return op.rearranges and not op.sums
+
+
+def moves_data(steps: Sequence[Transfer]) -> bool:
+    """Whether there is a collective among some transfers."""
+    return any(step.kind not in ("Slice", "Alone") for step in steps)
+
+
+def spreads(op: Op) -> bool:
+    """Whether an op makes more of less without arithmetic, as a one-hot tensor of indices is."""
+    if op.manual or op.control or not op.inputs or op.flops():
+        return False
+    return all(x.shape.elements < op.output.shape.elements for x in op.inputs)
+
+
+def keeps_numbers(op: Op) -> bool:
+    """Whether the only result has the numbers of the only operand."""
+    (x,), y = op.inputs, op.output
+    same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
+    return same and (op.elementwise or only_rearranges(op)) and not op.flops()
+
+
+class Contents:
+    """What tells the ops of one body apart: contents, operands and places."""
+
+    def __init__(self, plan: Plan, resolve: Callable[[Tensor], Tensor]):
+        self.plan, self.resolve = plan, resolve
+        self._numbers: dict[Hashable, int] = {}
+        self._constants: dict[Tensor, int] = {}
+
+    def describe(self, op: Op) -> Hashable:
+        """Return what an op has in common with those that compute the same where it does."""
+        operands = [
+            (self._describe_operand(x), self._place(op, i)) for i, x in enumerate(op.inputs)
+        ]
+        places = [self.plan.shardings[tensor] for tensor in op.outputs]
+        return describe_options(op), tuple(operands), tuple(places)
+
+    def _place(self, op: Op, i: int) -> Sharding | None:
+        """Where an operand is moved to, if it is."""
+        steps = self.plan.operands.get((op, i))
+        return steps[-1].result if steps else None
+
+    def _describe_operand(self, tensor: Tensor) -> Hashable:
+        """What equal operands have in common; constants are equal if they are made alike."""
+        if tensor not in self.plan.free:
+            return self.resolve(tensor)
+        tensor = self.plan.free[tensor]
+        if tensor not in self._constants:
+            op = self.plan.producers[tensor]
+            inputs = tuple(map(self._describe_operand, op.inputs))
+            key = describe_options(op), inputs, tensor.shape
+            self._constants[tensor] = self._numbers.setdefault(key, len(self._numbers))
+        return self._constants[tensor]
+
+
+# What is written to memory: a tensor where it lies, or a value that was moved to a place.
+Buffer = Tensor | tuple[object, Sharding]
+
+
+@dataclass
+class Run:
+    """Ops that run as one, ending in one that writes its results to memory.
+
+    Attributes:
+        op: The last of them; the first where several write results.
+        reads: The bytes that are read of each buffer.
+        writes: The bytes of each buffer that is written.
+        flops: The floating point operations of the op itself, on one device.
+        fused: The floating point operations of the ops that run within it, by op.
+        beside: What is there only while it runs, such as results before collectives move them.
+    """
+
+    op: Op
+    reads: dict[Buffer, int] = field(default_factory=dict)
+    writes: dict[Buffer, int] = field(default_factory=dict)
+    flops: float = 0.0
+    fused: dict[Op, float] = field(default_factory=dict)
+    beside: dict[Buffer, int] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """What is read and written."""
+        return sum(self.reads.values()) + sum(self.writes.values())
+
+    @property
+    def fused_flops(self) -> float:
+        """The floating point operations of all ops that run within the last one."""
+        return sum(self.fused.values())
+
+
+def merge_sums(runs: Iterable[Run]) -> list[Run]:
+    """Join sums that keep the same dimensions and share a large operand: XLA makes one of them.
+
+    A sum joins an earlier one if all that it reads is there by then.
+    """
+    merged: list[Run] = []
+    written: dict[Buffer, int] = {}  # by which run
+    sums: dict[tuple[Buffer, Shape], int] = {}
+    for run in runs:
+        at = len(merged)
+        if run.op.sums and not is_product(run.op):
+            keys = [(x, run.op.output.shape) for x in _find_large(run)]
+            ready = max((written.get(x, -1) for x in run.reads), default=-1)
+            at = min((sums[key] for key in keys if sums.get(key, -1) > ready), default=at)
+            sums.update(dict.fromkeys(keys, at))
+        written.update(dict.fromkeys(run.writes, at))
+        if at == len(merged):
+            merged.append(run)
+            continue
+        earlier = merged[at]
+        earlier.reads |= run.reads
+        earlier.writes |= run.writes
+        earlier.fused |= {**run.fused, run.op: run.flops}
+        earlier.beside |= run.beside
+    return merged
+
+
+def _find_large(run: Run) -> list[Tensor]:
+    """The tensors that are as large as any that a run reads; dtypes differ by a factor of four."""
+    most = max(run.reads.values(), default=0)
+    return [x for x, size in run.reads.items() if isinstance(x, Tensor) and 4 * size >= most]
 
 
 class FusedBody:

@@ -1,18 +1,85 @@
-"""A plan as data for a page: lists of numbers, with every text and place once."""
+"""The data of a page: a plan, its cost, its audit and its differences as lists of numbers."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+import linecache
+import os
+from collections import Counter, defaultdict, deque
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
 
+from namedmesh.artifacts.manifest import without_folder
+from namedmesh.audit.audit import Audit
+from namedmesh.cost.cost import Cost
+from namedmesh.diff.diff import Diff
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.source import Source
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import ALL_PHASES, PHASES, Plan
-from namedmesh.report.interning import Interned
-from namedmesh.report.source_text import SourceFiles
+from namedmesh.planning.plan_record import CollectiveRecord
+from namedmesh.records.collective import Collective
+
+Value = TypeVar("Value", bound=Hashable)
+
+
+class Interned(Generic[Value]):
+    """A list of different values, each known by its position."""
+
+    def __init__(self) -> None:
+        self.values: list[Value] = []
+        self._positions: dict[Value, int] = {}
+
+    def add(self, value: Value) -> int:
+        """Return the position of a value, which is entered if it is new."""
+        if value not in self._positions:
+            self._positions[value] = len(self.values)
+            self.values.append(value)
+        return self._positions[value]
+
+
+class SourceFiles:
+    """The files of a plan, in the order in which its ops mention them."""
+
+    def __init__(self) -> None:
+        self._paths: Interned[str] = Interned()
+        self._layers: set[str] = set()
+
+    def add(self, source: Source) -> int:
+        """Return the number of the file that a line is in."""
+        if source.of_a_layer:
+            self._layers.add(source.file)
+        return self._paths.add(source.file)
+
+    def to_json(self) -> list[dict[str, Any]]:
+        """Return each file's name, whether it is a layer's, and its lines."""
+        paths = self._paths.values
+        return [
+            {
+                "name": name,
+                "layer": path in self._layers,
+                "lines": [line.rstrip("\n") for line in linecache.getlines(path)],
+            }
+            for path, name in zip(paths, shorten_paths(paths), strict=True)
+        ]
+
+
+def shorten_paths(paths: Sequence[str]) -> list[str]:
+    """Shortens paths to their last part, or as many parts as tell them from each other."""
+    return [_shorten(path, paths) for path in paths]
+
+
+def _shorten(path: str, paths: Iterable[str]) -> str:
+    """The last parts of a path that no other path ends with."""
+    parts = path.split(os.sep)
+    others = [other.split(os.sep) for other in paths if other != path]
+    for count in range(1, len(parts)):
+        if all(other[-count:] != parts[-count:] for other in others):
+            return "/".join(parts[-count:])
+    return path
+
 
 Columns = dict[str, list[Any]]
 
@@ -230,3 +297,137 @@ def _place_to_json(place: Any) -> list[Any]:
     """A place with lists for tuples, as it is read back."""
     dtype, dims, partial = place
     return [dtype, [[name, size, list(axes)] for name, size, axes in dims], list(partial)]
+
+
+def describe_cost(cost: Cost, data: PlanData) -> dict[str, Any]:
+    """Describe an estimate by the numbers that a page has for ops, texts and lines."""
+    hardware = cost.hardware.divide(cost.plan.mesh.devices)
+    fastest = sorted(hardware.flops.items(), key=lambda one: -one[1])
+    names = ("op", "times", "flops", "bytes", "seconds", "bound")
+    ops = [
+        (data.ops[one.op], one.times, one.flops, one.bytes, one.seconds, int(one.bound == "memory"))
+        for one in cost.ops
+    ]
+    return {
+        "target": str(cost.hardware.name),
+        "rates": [[dtype, rate] for dtype, rate in fastest],
+        "bandwidth": hardware.memory_bandwidth,
+        "capacity": hardware.memory_bytes,
+        "seconds": cost.seconds,
+        "least": cost.least_seconds,
+        "ops": make_columns(names, ops),
+        "collectives": [one.seconds for one in cost.collectives],
+        "memory": _describe_memory(cost, data),
+    }
+
+
+def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
+    """What a device keeps while each op runs, and what it is made of at the peak."""
+    memory = cost.memory
+    return {
+        "peak": memory.peak_bytes,
+        "at": memory.at,
+        "kept": memory.kept_bytes,
+        "timeline": {
+            "op": [data.texts.add(name) for name, _ in memory.timeline],
+            "bytes": [size for _, size in memory.timeline],
+        },
+        "alive": [
+            {
+                "label": one.label,
+                "bytes": one.bytes,
+                "place": one.place,
+                "line": data.line(one.source),
+                "tensor": data.find_tensor(one.label, one.place),
+            }
+            for one in memory.alive
+        ],
+    }
+
+
+def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str, Any]:
+    """Describe what became of each collective of a plan."""
+    outcomes = defaultdict(deque)
+    for planned, status, text in _outcomes(audit):
+        outcomes[_by_name_alone(planned)].append((status, text))
+    statuses = []
+    for one in collectives:
+        waiting = outcomes[_by_name_alone(one)]
+        statuses.append(list(waiting.popleft()) if waiting else ["", ""])
+    return {
+        "exact": audit.exact,
+        "statuses": statuses,
+        "notes": audit.notes,
+        "unplanned": [
+            {
+                "kind": one.kind,
+                "axes": list(one.axes or ()),
+                "elements": one.elements,
+                "dtype": one.dtype,
+                "bytes": one.bytes,
+                "times": one.times,
+                "origin": one.op_name or one.name,
+            }
+            for one in audit.unplanned
+        ],
+    }
+
+
+def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
+    """Every planned collective with what became of it."""
+    for planned, compiled in audit.matched:
+        text = f"{compiled.kind} of {compiled.elements:,} {compiled.dtype} elements"
+        yield planned, "made", text
+    for planned in audit.merged:
+        yield planned, "merged", "made as a part of another collective"
+    for difference in audit.differences:
+        yield difference.planned, "different", str(difference)
+    for planned in audit.missing:
+        yield planned, "missing", "the compiled code does not have it"
+
+
+def _by_name_alone(collective: Collective) -> Collective:
+    """A collective as an Artifact's manifest has it, which an audit is about."""
+    return dataclasses.replace(collective, source=without_folder(collective.source))
+
+
+def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
+    """Describe what came, went and changed, by the numbers that a page has for tensors."""
+    tensors = [
+        *found.tensors.changed,
+        *((one, None) for one in found.tensors.went),
+        *((None, one) for one in found.tensors.came),
+    ]
+    alike = Counter(
+        (
+            None if old is None else before.find_tensor(old.tensor, old.place),
+            None if new is None else after.find_tensor(new.tensor, new.place),
+        )
+        for old, new in tensors
+    )
+    collectives = [
+        *found.collectives.changed,
+        *((one, None) for one in found.collectives.went),
+        *((None, one) for one in found.collectives.came),
+    ]
+    return {
+        "tensors": [[old, new, count] for (old, new), count in alike.items()],
+        "equal_tensors": found.tensors.equal,
+        "collectives": [[_describe(old), _describe(new)] for old, new in collectives],
+        "equal_collectives": found.collectives.equal,
+    }
+
+
+def _describe(one: CollectiveRecord | None) -> dict[str, Any] | None:
+    """What a page shows of a collective of one plan."""
+    if one is None:
+        return None
+    return {
+        "kind": one.kind,
+        "axes": list(one.axes),
+        "tensor": one.tensor,
+        "phase": one.phase,
+        "scope": one.scope,
+        "sent": one.total_wire_bytes,
+        "times": one.times,
+    }

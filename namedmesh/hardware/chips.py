@@ -1,0 +1,140 @@
+"""Every chip that namedmesh knows: to add one, add an entry to CHIPS, and touch nothing else.
+
+nm.cost, nm.search and nm.report read rates and links here, namedmesh.aot the shapes of TPU slices,
+and namedmesh.training the peak of the devices it runs on. Figures are those of a whole chip.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chip:
+    """Published figures of one chip.
+
+    Attributes:
+        family: `tpu`, `gpu` or `cpu`: decides on the network, the compiler and assumed latencies.
+        kinds: What jax's `device_kind` contains for its devices, in lower case.
+        devices: How many devices jax lists for a chip, which share it equally.
+        tera: TFLOP/s of dense products by dtype, or by dtype and precision (`float32 highest`).
+        vector_tera: TFLOP/s of everything else.
+        memory: Bytes of memory.
+        bandwidth: Bytes a second that the chip reads and writes there.
+        link: Bytes a second over one link of a torus in one direction, or to others in a node.
+        across: Bytes a second to other slices or nodes.
+        boards: TFLOP/s in bfloat16 of boards with other clocks, by what their kind contains.
+        node: The devices of a node behind one switch, for GPUs.
+        clock: Cycles a second, if known, for TPUs as all below.
+        dimensions: The dimensions of the torus.
+        ring: The size at which a dimension of a slice closes to a ring.
+        cubes: Whether every multiple of that size closes too.
+        megacore: Whether the cores are one device, which the compiler has to be asked for.
+    """
+
+    family: str
+    kinds: tuple[str, ...]
+    tera: Mapping[str, float]
+    vector_tera: float
+    memory: int
+    bandwidth: float
+    link: float
+    across: float
+    devices: int = 1
+    boards: Mapping[str, float] = field(default_factory=dict)
+    node: int = 8
+    clock: float | None = None
+    dimensions: int = 0
+    ring: int = 0
+    cubes: bool = False
+    megacore: bool = False
+
+
+def _tpu(tera: float, **figures) -> Chip:
+    """Make a TPU of its TFLOP/s in bfloat16, of whose products 1, 3 or 6 make one of float32."""
+    passes = {"": 1, " default": 1, " high": 3, " highest": 6}
+    rates = {f"float32{precision}": tera / count for precision, count in passes.items()}
+    # Eight by 128 lanes in each of a few units, against two to eight 128 by 128 arrays.
+    return Chip(family="tpu", tera={"bfloat16": tera, **rates}, vector_tera=tera / 32, **figures)
+
+
+# TPUs. FLOP/s and HBM: https://cloud.google.com/tpu/docs/v3 and the pages of v4, v5e, v5p and v6e.
+# Of v2 there is no such page any more: 180 TFLOP/s of four chips (Google, 2017), 700 GB/s and half
+# of v3's HBM (Hot Chips 2020).
+# Links: of v5e, v5p and v6e those pages have the bandwidth of a chip in both directions; of v3 and
+# v4 that of all-reduces in a Pod, which divided by its chips and their links gives 83 and 45 GB/s
+# (and the other page's figure for v5e and v6e). The scaling book (https://jax-ml.github.io/
+# scaling-book/tpus) has 100 and 45. Those of v2, 496 Gbit/s in Jouppi et al., "A Domain-Specific
+# Supercomputer for Training Deep Neural Networks", are from memory.
+# Between slices: of v5e and v6e those pages have 6.4 and 25.6 Tbit/s for the 256 chips of a Pod; of
+# the others a host's ports are from memory, 100 Gbit/s for four chips of v2 and v3, and 200 for
+# four of v4 and v5p.
+# Devices: jax lists each core of v2 and v3, and each chip of the others; a v4 has two cores, for
+# which compilation ahead of time needs chip_config_name="megacore" (as MaxText does it).
+# GPUs. NVIDIA's figures of the SXM modules, as https://glennklockwood.com/garden/processors/h100
+# and /A100 quote them: products in bfloat16 without sparsity, float32 as TF32 or as it is. Boards
+# of the H100, PCIe and NVL: NVIDIA's data sheet. Inside a node NVLink, half of what is sold as
+# bidirectional; across one InfiniBand port for each GPU, of 400 Gbit/s beside H100 and H200
+# (MLPerf's descriptions of systems) and of 200 beside A100, which is from memory.
+# CPU. Measured on a machine of two cores, all of whose devices share these figures. Between
+# processes: gloo over the loopback interface sent 1.1 GB/s in all in sums of 16 MiB over two and
+# over four processes.
+_HOPPER = {"bfloat16": 989.4, "float16": 989.4, "float32": 494.7, "float32 highest": 66.9}
+_AMPERE = {"bfloat16": 312.0, "float16": 312.0, "float32": 156.0, "float32 highest": 19.5}
+CHIPS = {
+    "tpu-v2": _tpu(
+        45, kinds=("tpu v2",), devices=2, memory=16 * GIB, bandwidth=700e9,
+        link=62e9, across=3.125e9, clock=700e6, dimensions=2, ring=16,
+    ),
+    "tpu-v3": _tpu(
+        123, kinds=("tpu v3",), devices=2, memory=32 * GIB, bandwidth=900e9,
+        link=83e9, across=3.125e9, clock=940e6, dimensions=2, ring=32,
+    ),
+    "tpu-v4": _tpu(
+        275, kinds=("tpu v4",), memory=32 * GIB, bandwidth=1200e9,
+        link=45e9, across=6.25e9, clock=1050e6, dimensions=3, ring=4, cubes=True, megacore=True,
+    ),
+    "tpu-v5e": _tpu(
+        197, kinds=("tpu v5 lite", "tpu v5e"), memory=16 * GIB, bandwidth=819e9,
+        link=50e9, across=3.125e9, clock=1500e6, dimensions=2, ring=16,
+    ),
+    "tpu-v5p": _tpu(
+        459, kinds=("tpu v5p", "tpu v5"), memory=95 * GIB, bandwidth=2765e9,
+        link=100e9, across=6.25e9, clock=1750e6, dimensions=3, ring=4, cubes=True,
+    ),
+    "tpu-v6e": _tpu(
+        918, kinds=("tpu v6 lite", "tpu v6e"), memory=32 * GIB, bandwidth=1638e9,
+        link=100e9, across=12.5e9, dimensions=2, ring=16,
+    ),
+    "h100": Chip(
+        family="gpu", kinds=("h100",), tera=_HOPPER, vector_tera=66.9, memory=80 * 10**9,
+        bandwidth=3.35e12, link=450e9, across=50e9, boards={"h100 pcie": 756, "h100 nvl": 835},
+    ),
+    "h200": Chip(
+        family="gpu", kinds=("h200",), tera=_HOPPER, vector_tera=66.9, memory=141 * 10**9,
+        bandwidth=4.8e12, link=450e9, across=50e9,
+    ),
+    "a100": Chip(
+        family="gpu", kinds=("a100",), tera=_AMPERE, vector_tera=19.5, memory=80 * 10**9,
+        bandwidth=2.039e12, link=300e9, across=25e9,
+    ),
+    "cpu": Chip(
+        family="cpu", kinds=(), tera={"float32": 0.06, "bfloat16": 0.02}, vector_tera=0.006,
+        memory=16 * GIB, bandwidth=12e9, link=6e9, across=1e9,
+    ),
+}  # fmt: skip
+# TPU generations, as a target calls them.
+TPUS = {name.removeprefix("tpu-"): chip for name, chip in CHIPS.items() if chip.family == "tpu"}
+
+
+def list_peak_flops() -> dict[str, float]:
+    """Return dense bfloat16 FLOP/s of one device by what jax's kind of it contains."""
+    peaks = {}
+    for chip in CHIPS.values():
+        peaks |= dict.fromkeys(chip.kinds, chip.tera["bfloat16"] / chip.devices)
+        peaks |= chip.boards
+    # Longer texts first: "tpu v5 lite" contains "tpu v5".
+    return {kind: peaks[kind] * 1e12 for kind in sorted(peaks, key=lambda kind: (-len(kind), kind))}

@@ -1,0 +1,234 @@
+"""Targets and their tori: TPU slices with the coordinates of their cores, or CPU devices."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.hardware.chips import TPUS
+
+_EXAMPLES = "tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), tpu-v5e:4x4:2 (two slices) or cpu:8"
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to compile for: slices of a TPU generation in chips, or a number of CPU devices.
+
+    Attributes:
+        platform: `tpu` or `cpu`.
+        generation: The TPU generation, such as `v3`; empty for CPUs.
+        shape: The chips along each dimension of a slice, or the number of CPU devices.
+        slices: How many such slices the data-centre network joins.
+
+    Example:
+        >>> from namedmesh.aot import Target
+        >>> Target("tpu", "v5p", (4, 4, 4)).cores
+        64
+        >>> print(Target("cpu", "", (8,)), Target("tpu", "v5e", (4, 4), slices=2))
+        cpu:8 tpu-v5e:4x4:2
+    """
+
+    platform: str
+    generation: str
+    shape: tuple[int, ...]
+    slices: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Target:
+        """Read a target from one word.
+
+        Args:
+            text: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
+
+        Returns:
+            The target.
+
+        Raises:
+            NamedMeshError: If the text is not a target, or there is no such TPU.
+
+        Example:
+            >>> Target.parse("tpu-v3:32x32").cores
+            2048
+        """
+        match = (
+            re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?", text)
+            if isinstance(text, str)
+            else None
+        )
+        shape = tuple(int(size) for size in match[3].split("x")) if match else ()
+        if not match or not all(shape) or (match[2] and (len(shape) != 1 or match[4])):
+            raise NamedMeshError(
+                f"cannot read {text!r} as a target", fix=f"write a target such as {_EXAMPLES}"
+            )
+        if match[2]:
+            return cls("cpu", "", shape)
+        if match[1] not in TPUS:
+            raise NamedMeshError(
+                f"target {text!r}: there is no TPU generation {match[1]!r}",
+                fix=did_you_mean(match[1], TPUS),
+            )
+        dimensions = TPUS[match[1]].dimensions
+        if len(shape) != dimensions:
+            raise NamedMeshError(
+                f"target {text!r}: a slice of TPU {match[1]} has {dimensions} dimensions, "
+                f"not {len(shape)}",
+                fix=f"write a target such as {_EXAMPLES}",
+            )
+        return cls("tpu", match[1], shape, int(match[4] or 1))
+
+    @property
+    def cores(self) -> int:
+        """How many devices the target has."""
+        cores = TPUS[self.generation].devices if self.generation else 1
+        return self.slices * math.prod(self.shape) * cores
+
+    @property
+    def one_slice(self) -> Target:
+        """One of its slices."""
+        return replace(self, slices=1)
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Which dimensions of a TPU slice close to a ring."""
+        chip = TPUS[self.generation]
+        return tuple(
+            size % chip.ring == 0 if chip.cubes else size == chip.ring for size in self.shape
+        )
+
+    def suggest(self, devices: int) -> str:
+        """How to bring this target and a mesh of another size together.
+
+        Args:
+            devices: How many devices the mesh has.
+
+        Returns:
+            The fix: a target of the same generation, or a mesh of as many devices.
+        """
+        if self.platform == "cpu":
+            return f"use --target cpu:{devices}"
+        chips, rest = divmod(devices, TPUS[self.generation].devices * self.slices)
+        if rest or chips < 1:
+            return f"plan it for a mesh of {self.cores} devices"
+        same = replace(self, shape=compact_shape(chips, len(self.shape)))
+        return f"use --target {same}, or plan it for a mesh of {self.cores} devices"
+
+    def __str__(self) -> str:
+        name = f"tpu-{self.generation}" if self.generation else self.platform
+        slices = f":{self.slices}" if self.slices > 1 else ""
+        return f"{name}:{'x'.join(map(str, self.shape))}{slices}"
+
+
+def compact_shape(chips: int, dimensions: int) -> tuple[int, ...]:
+    """Return the sizes of a slice of so many chips that is nearest to a square or cube."""
+    factors, divisor = [], 2
+    while chips > 1:
+        while chips % divisor == 0:
+            factors.append(divisor)
+            chips //= divisor
+        divisor += 1
+    shape = [1] * dimensions
+    for factor in reversed(factors):
+        shape[shape.index(min(shape))] *= factor
+    return tuple(sorted(shape))
+
+
+@dataclass(frozen=True)
+class Torus:
+    """Devices in the order jax lists them, at coordinates on a grid of chips.
+
+    Attributes:
+        places: The chip coordinates of each device, x first; cores of a chip share a place.
+        cores: Which core of its chip each device is.
+        rings: Whether each dimension closes to a ring.
+
+    Example:
+        >>> from namedmesh.aot import Target, Torus
+        >>> torus = Torus.of_target(Target.parse("tpu-v3:2x2"))
+        >>> torus.places[:4], torus.cores[:4]
+        (((0, 0), (0, 0), (1, 0), (1, 0)), (0, 1, 0, 1))
+        >>> torus.sizes
+        (2, 2, 2)
+    """
+
+    places: tuple[tuple[int, ...], ...]
+    cores: tuple[int, ...]
+    rings: tuple[bool, ...]
+
+    @classmethod
+    def of_target(cls, target: Target) -> Torus | None:
+        """The torus of a target's slice, without its compiler.
+
+        Hosts hold 2x2 chips and devices are listed host by host, in each dimension x first.
+
+        Args:
+            target: The target.
+
+        Returns:
+            Its torus; None for targets without one.
+        """
+        if not target.generation:
+            return None
+        sizes = target.shape
+        widths = [2 if i < 2 else 1 for i in range(len(sizes))]  # of a host, in chips
+        hosts = [range(0, size, width) for size, width in zip(sizes, widths, strict=True)]
+        places = []
+        for host in itertools.product(*reversed(hosts)):
+            corner = host[::-1]
+            chips = [
+                range(start, min(start + width, size))
+                for start, width, size in zip(corner, widths, sizes, strict=True)
+            ]
+            places += [place[::-1] for place in itertools.product(*reversed(chips))]
+        count = TPUS[target.generation].devices
+        return cls(
+            tuple(place for place in places for _ in range(count)),
+            tuple(core for _ in places for core in range(count)),
+            target.rings,
+        )
+
+    @classmethod
+    def of_devices(cls, devices: Sequence[Any], target: Target) -> Torus | None:
+        """The torus that devices report to lie on; of several slices, that of the first.
+
+        Args:
+            devices: The target's devices, slice by slice.
+            target: The target.
+
+        Returns:
+            The torus; None for devices without coordinates.
+        """
+        devices = devices[: len(devices) // target.slices]
+        if not target.generation or not all(hasattr(device, "coords") for device in devices):
+            return None
+        places = tuple(tuple(device.coords[: len(target.shape)]) for device in devices)
+        return cls(places, tuple(device.core_on_chip for device in devices), target.rings)
+
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The chips along each dimension, then the cores of a chip."""
+        return tuple(int(last) + 1 for last in self.positions.max(axis=0))
+
+    @cached_property
+    def positions(self) -> np.ndarray:
+        """The coordinates of every device, its core last."""
+        return np.array(
+            [[*place, core] for place, core in zip(self.places, self.cores, strict=True)]
+        )
+
+    @cached_property
+    def hops(self) -> list[np.ndarray]:
+        """For each dimension, the links between two positions; the cores of a chip need none."""
+        links = []
+        for size, ring in zip(self.sizes[:-1], self.rings, strict=True):
+            apart = np.abs(np.arange(size)[:, None] - np.arange(size))
+            links.append(np.minimum(apart, size - apart) if ring else apart)
+        cores = self.sizes[-1]
+        return [*links, np.zeros((cores, cores), int)]
