@@ -9,7 +9,7 @@ from tests.search.models import trace_step
 WRONG = {
     "no devices": (dict(devices=0), "the number of devices"),
     "one device": (dict(devices=1), "nothing to split over 1 device"),
-    "target": (dict(target="tpu-v9"), "no TPU"),
+    "target": (dict(target="tpu-v9"), "no hardware"),
     "memory": (dict(memory="much"), "not a number of bytes"),
     "pinned dimension": (dict(pin="rows:data"), "maps dimension 'rows'"),
     "pinned axes": (dict(pin="batch:a+b, hidden:c+d"), "4 axes are pinned"),
