@@ -7,7 +7,7 @@ def test_changed_files_are_refused_or_harmless(tmp_path):
     results = run_all(0, 240, tmp_path)
     assert failures(results) == []
     kinds = {one.kind for one in results}
-    assert len(kinds) == 6 and len(results) == 240
+    assert len(kinds) == 5 and len(results) == 240
     for kind in kinds:
         outcomes = [one.outcome for one in results if one.kind == kind]
         assert any(outcome in ("refused", "older") for outcome in outcomes), kind

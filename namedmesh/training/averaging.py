@@ -1,4 +1,4 @@
-"""The evaluation loop: results averaged over batches, and a state handed to another program."""
+"""Evaluation: results averaged over batches, and a state shared with another program."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import Executable, State
-from namedmesh.training.arguments import check_executable, check_named_arrays, check_run
+from namedmesh.training.arguments import check_executable
 
 
 def average_results(
@@ -24,18 +24,15 @@ def average_results(
 
     Args:
         step: An Executable, or any function from a state and inputs to a state and a dict of
-            results. It must not update its state.
+            results, which does not update its state.
         state: The state, for every batch.
         batches: The inputs of each call by name.
-        weigh: The weight of a batch in the averages: a function of the batch, e.g. its number of
-            tokens, or the name of a result; by default all batches weigh the same.
+        weigh: The weight of a batch: a function of the batch, e.g. its number of tokens, or the
+            name of a result; by default all batches weigh the same.
         names: The results to average; by default all of them.
 
     Returns:
         The weighted mean of each result: a float where it is a scalar, else an array.
-
-    Raises:
-        NamedMeshError: If there is no batch, or no batch with a positive weight.
 
     Example:
         >>> import numpy as np
@@ -50,8 +47,7 @@ def average_results(
     """
     rows: list[Mapping[str, Any]] = []
     weights: list[float] = []
-    step, batches = check_run(step, batches)
-    for batch in map(check_named_arrays, batches):
+    for batch in batches:
         # Results are fetched after the loop, so that the devices need not wait for this process.
         rows.append(step(state, **batch)[1])
         weights.append(float(weigh(batch)) if callable(weigh) else 1.0)
@@ -75,8 +71,8 @@ def average_results(
 def share_state(state: State, executable: Executable) -> State:
     """Give another program the variables it needs from a state, e.g. evaluation those of training.
 
-    A variable that lies where the other program needs it is shared, not copied, unless that program
-    updates it.
+    Variables that are sharded as the other program needs them are not copied, unless it updates
+    them.
 
     Args:
         state: A state with at least the variables of the other program.
@@ -84,9 +80,6 @@ def share_state(state: State, executable: Executable) -> State:
 
     Returns:
         A state of the other program.
-
-    Raises:
-        NamedMeshError: If the state lacks a variable.
 
     Example:
         >>> import namedmesh as nm
@@ -104,11 +97,6 @@ def share_state(state: State, executable: Executable) -> State:
         ['w']
     """
     check_executable(executable, "the program to share with")
-    if not isinstance(state, State):
-        raise NamedMeshError(
-            f"the state to share is a {type(state).__name__}, expected a State",
-            fix="share what step.init, step.place({name: array}) or a step returned",
-        )
     for name in executable.variables:
         state[name]  # raises for a variable that is missing or used up
     arrays = {name: state.arrays[name] for name in executable.variables}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import pathlib
@@ -12,46 +13,42 @@ from typing import Any
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import caller
 from namedmesh.processes.processes import current_processes
-from namedmesh.records.paths import describe_os_error
+from namedmesh.records.paths import check_path, describe_os_error
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
     check_count,
     check_executable,
-    check_file_path,
-    check_json,
     check_metrics,
     check_saveable,
 )
-from namedmesh.training.background_save import BackgroundSave
-from namedmesh.training.checkpoint_catalog import CheckpointCatalog
-from namedmesh.training.checkpoint_folder import CheckpointFolder
-from namedmesh.training.checkpoint_record import Record, encode_record
-from namedmesh.training.chunk_store import describe_arrays
-from namedmesh.training.damage import DamagedCheckpoint
-from namedmesh.training.restoring import Checkpoint, read_record, restore_together
+from namedmesh.training.catalog import CheckpointCatalog
+from namedmesh.training.checkpoint_files import (
+    CheckpointFolder,
+    DamagedCheckpoint,
+    Record,
+    encode_record,
+)
+from namedmesh.training.chunks import describe_arrays
+from namedmesh.training.restoring import Checkpoint, restore_together
 from namedmesh.training.saved_variables import SavedVariable, describe_state
+from namedmesh.training.saving import BackgroundSave
 
-READ_WINDOW = 2**30  # bytes on their way from disk to devices, where host_memory does not say
+READ_WINDOW = 2**30  # bytes read ahead of the devices, without host_memory=
 
 
 class Checkpoints:
     """The newest checkpoints of a run, and the best one by a metric, in a folder.
 
-    Every variable is saved and restored by itself. A program therefore reads just its own variables
-    from disk, e.g. a decoding program the weights without the optimizer's slots. Each device reads
-    its own shard, whatever mesh, layout and padding the checkpoint was written with.
+    A program reads just its own variables, each device its own shard, whatever mesh, layout and
+    padding the checkpoint was written with.
 
     Args:
-        folder: Where the checkpoints are.
-        keep: How many of the newest to keep; None to only read: saving is an error then.
-        metric: The metric that decides which checkpoint is the best. The best one is kept as well.
+        folder: The folder of the checkpoints.
+        keep: How many of the newest to keep, beside the best one; None to only read.
+        metric: The metric that decides which checkpoint is the best.
         mode: "min" if lower is better, "max" if higher is.
-        host_memory: How many bytes of the state may be copied to this host's memory at once while
-            saving, and be on their way to devices while restoring. By default `save` copies all of
-            this process's part and returns; with less, it returns when the rest is written.
-
-    Raises:
-        NamedMeshError: If an argument is not what it should be.
+        host_memory: The bytes of host memory to save and restore with; by default `save` copies
+            this process's whole part and returns.
 
     Example:
         >>> import tempfile
@@ -81,24 +78,22 @@ class Checkpoints:
         mode: str = "min",
         host_memory: int | None = None,
     ):
-        if not isinstance(mode, str) or mode not in ("min", "max"):
+        if mode not in ("min", "max"):
             raise NamedMeshError(f"mode={mode!r} is not a choice", fix="give 'min' or 'max'")
-        if not isinstance(metric, str):
-            raise NamedMeshError(f"metric={metric!r}", fix="give the name of a metric")
         if keep is not None:
             keep = check_count(keep, "keep", least=1)
         if host_memory is not None:
             host_memory = check_count(host_memory, "host_memory", least=1)
-        path = pathlib.Path(check_file_path(folder, "the folder of the checkpoints"))
+        path = pathlib.Path(check_path(folder, "the folder of the checkpoints"))
         try:
             path = path.resolve()
-            other = path.exists() and not path.is_dir()
+            is_file = path.exists() and not path.is_dir()
         except OSError as error:
             raise NamedMeshError(
                 f"the folder of the checkpoints cannot be used: {describe_os_error(error)}",
                 fix="name a folder for checkpoints",
             ) from None
-        if other:
+        if is_file:
             raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
         self.folder, self.metric = path, metric
         self._writes, self._host_memory, self._open = keep is not None, host_memory, True
@@ -129,10 +124,7 @@ class Checkpoints:
             which: "newest", "best", or a number of steps.
 
         Returns:
-            The step, or None if "newest" or "best" is asked for and there is no checkpoint.
-
-        Raises:
-            NamedMeshError: If it is something else.
+            The step; None for "newest" and "best" if there is no checkpoint.
         """
         if which in ("best", "newest"):
             return self.best if which == "best" else self.latest
@@ -149,25 +141,24 @@ class Checkpoints:
         extra: Mapping[str, Any] | None = None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Start to save a checkpoint; the state may be given to the next step at once.
+        """Start to save a checkpoint; the next step may take the state at once.
 
-        The checkpoint appears in the folder when all of it is written, or not at all. Steps are
-        saved in increasing order; saving the newest step again does nothing.
+        The checkpoint appears when all of it is written, or not at all. Saving the newest step
+        again does nothing.
 
         Args:
-            step: How many steps were taken.
+            step: The number of steps taken.
             state: The state after them.
             extra: What else is needed to continue, as JSON.
             metrics: Measurements of this state; the one that ranks checkpoints counts if finite.
 
         Raises:
-            NamedMeshError: If the checkpoints are only read (no `keep`) or closed, if there is a
-                newer checkpoint, if the state is not a State or was used up, if extra is not JSON,
-                or if metrics are not numbers.
+            NamedMeshError: If there is a newer checkpoint, or the folder was opened without `keep`.
         """
         self.check_writable()
         step, state = check_count(step, "step"), check_saveable(state)
-        items, numbers = check_json(extra, "extra"), check_metrics(metrics, "metrics")
+        numbers = {} if metrics is None else check_metrics(metrics, "metrics")
+        extra = {} if extra is None else _check_json(extra)
         self.wait()
         latest = self.latest
         if step == latest:
@@ -177,19 +168,19 @@ class Checkpoints:
                 f"step {step} cannot be saved after step {latest}, which {self.folder} has",
                 fix="save steps in increasing order, delete the newer ones, or use another folder",
             )
-        self._check_reach(state)
+        self._check_reachable(state)
         sizes = {name: one.sizes for name, one in describe_state(state).items()}
         finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        record = Record(step, describe_arrays(state.arrays, sizes), finite, items)
-        encode_record(record)  # what is too large is an error here, not in the thread
+        record = Record(step, describe_arrays(state.arrays, sizes), finite, extra)
+        encode_record(record)  # raises here, not in the thread, if it is too large
         saving = BackgroundSave(
             self._files, record, self._processes, self._host_memory, self._catalog.prune
         )
         self._saving = saving
         saving.start(state.arrays)
 
-    def _check_reach(self, state: State) -> None:
-        """Raise if the folder is gone, or if only this process has the state."""
+    def _check_reachable(self, state: State) -> None:
+        """Raise if the folder is gone, or if a variable is on the devices of one process only."""
         if not self.folder.is_dir():
             raise NamedMeshError(
                 f"the folder of the checkpoints {self.folder} has vanished",
@@ -205,11 +196,7 @@ class Checkpoints:
                 )
 
     def check_writable(self) -> None:
-        """Check that checkpoints can be saved here.
-
-        Raises:
-            NamedMeshError: If the folder was opened without `keep`, or is closed.
-        """
+        """Raise if the folder was opened without `keep`, or is closed."""
         self._check_open()
         if not self._writes:
             raise NamedMeshError(
@@ -230,24 +217,21 @@ class Checkpoints:
 
         Args:
             step: The step it was saved at.
-
-        Raises:
-            NamedMeshError: If the folder was opened without `keep`, or is closed.
         """
         self.check_writable()
         self.wait()
         self._catalog.delete(step)
 
     def read_extra(self, step: int | None = None) -> dict[str, Any]:
-        """Read what was saved beside a state.
+        """Read the JSON that was given to `save` as `extra`.
 
         Args:
             step: The checkpoint's step; the newest by default.
 
         Returns:
-            What was given to `save` as `extra`.
+            The JSON.
         """
-        return dict(read_record(self._files, self._resolve(step)).extra)
+        return dict(self._files.read_record(self._resolve(step)).extra)
 
     def read_variables(self, step: int | None = None) -> dict[str, SavedVariable]:
         """Read the names, sizes and dtypes of a checkpoint's variables, without their values.
@@ -258,7 +242,7 @@ class Checkpoints:
         Returns:
             The variables by name.
         """
-        record = read_record(self._files, self._resolve(step))
+        record = self._files.read_record(self._resolve(step))
         return {name: stored.variable for name, stored in record.variables.items()}
 
     def restore(
@@ -271,9 +255,8 @@ class Checkpoints:
     ) -> Checkpoint:
         """Restore the variables of a program, sharded as it needs them; the others are not read.
 
-        Every chunk that is read is verified. If the newest checkpoint is damaged, the newest that
-        is not is restored instead, with a warning; the damaged ones are set aside under another
-        name if the folder was opened with `keep`.
+        Everything that is read is verified. Damaged checkpoints are skipped with a warning, and
+        renamed if the folder was opened with `keep`.
 
         Args:
             executable: The program; its mesh, layout and padding may differ from the saved ones.
@@ -285,9 +268,8 @@ class Checkpoints:
             The step, the state and the extra JSON.
 
         Raises:
-            NamedMeshError: If there is no such checkpoint, or its files are damaged (by default:
-                those of all of them), or if variables are missing or have another size or dtype;
-                the error lists all of them.
+            NamedMeshError: If there is no such checkpoint, if it is damaged, or if variables are
+                missing or have another size or dtype; the error lists all of them.
         """
         check_executable(executable, "the program to restore")
         newest = self._resolve(step)
@@ -314,28 +296,28 @@ class Checkpoints:
         )
 
     def _set_aside(self, damaged: Mapping[int, DamagedCheckpoint], restored: int) -> None:
-        """Give damaged checkpoints another name, and say so."""
-        places = {step: self._catalog.set_aside(step) for step in damaged if self._writes}
+        """Rename damaged checkpoints, and warn of them."""
+        names = {step: self._catalog.set_aside(step) for step in damaged if self._writes}
         if self._processes.first:
             line = caller()
             for step, error in damaged.items():
                 reasons = "; ".join(error.details)
                 text = f"{error.problem} ({reasons}); step {restored} was restored instead"
                 if self._writes:
-                    text += f", and the damaged one is now {places[step]}"
+                    text += f", and the damaged one is now {names[step]}"
                 warnings.warn_explicit(text, UserWarning, line.file, line.line)
 
     def _resolve(self, step: int | None) -> int:
-        """The step of a checkpoint that is there: the one asked for, or the newest."""
+        """Return a step that has a checkpoint: the one asked for, or the newest."""
         self._check_open()
         self.wait()
         step = self.latest if step is None else check_count(step, "step")
         if step is None:
             raise NamedMeshError(f"{self.folder} has no checkpoint", fix="train first")
         if step not in self.steps:
-            there = join_names([str(one) for one in self.steps])
+            existing = join_names([str(one) for one in self.steps])
             raise NamedMeshError(
-                f"{self.folder} has no complete checkpoint of step {step}", fix=f"it has {there}"
+                f"{self.folder} has no complete checkpoint of step {step}", fix=f"it has {existing}"
             )
         return step
 
@@ -351,11 +333,7 @@ class Checkpoints:
             self._catalog.add(saving.record)
 
     def close(self) -> None:
-        """Wait until everything is written, and close the folder.
-
-        Raises:
-            NamedMeshError: If the last checkpoint could not be saved.
-        """
+        """Wait until everything is written, and close the folder."""
         self._open = False
         try:
             self.wait()
@@ -374,3 +352,27 @@ class Checkpoints:
             # The error that ends the with statement is the one to see first.
             line = caller()
             warnings.warn_explicit(str(failure), UserWarning, line.file, line.line)
+
+
+def _check_json(values: object) -> dict[str, Any]:
+    """Return extra as a dict that can be written as JSON, or raise."""
+    if not isinstance(values, Mapping):
+        raise NamedMeshError(
+            f"extra is a {type(values).__name__}, expected a dict of JSON values",
+            fix="give extra as a dict, e.g. {'position': 640}",
+        )
+    problems = []
+    for name, value in values.items():
+        if not isinstance(name, str):
+            problems.append(f"the name {name!r} is not a string")
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError, RecursionError) as error:
+            problems.append(f"{name}: {error}")
+    if problems:
+        raise NamedMeshError(
+            "extra cannot be written as JSON",
+            *problems,
+            fix="give numbers, strings, lists and dicts, e.g. int(count) and array.tolist()",
+        )
+    return dict(values)

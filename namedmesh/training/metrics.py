@@ -5,24 +5,20 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.paths import check_path, describe_os_error, write_file
-from namedmesh.training.arguments import check_count
 
 
 class MetricsLog:
-    """Appends rows to a file of JSON lines, and to TensorBoard summaries.
-
-    Summaries need tensorboardX; without it there are none.
+    """A file of JSON lines to append metrics to, and TensorBoard summaries of the same numbers.
 
     Args:
         path: The file, e.g. run/metrics.jsonl.
-        step: The step a run resumes from; rows and summaries beyond it are removed, since the run
-            will write them again.
-        summaries: The folder of the TensorBoard summaries; None for none.
+        step: The step a run resumes from; rows and summaries beyond it are removed.
+        summaries: The folder of the TensorBoard summaries (by tensorboardX); None for none.
 
     Example:
         >>> import pathlib, tempfile
@@ -43,9 +39,7 @@ class MetricsLog:
         step: int = 0,
         summaries: str | os.PathLike | None = None,
     ):
-        name, step = check_path(path, "the file of metrics"), check_count(step, "step")
-        if summaries is not None:
-            check_path(summaries, "the folder of summaries")
+        name = check_path(path, "the file of metrics")
         rows = [row for row in read_metrics(name) if row["step"] <= step]
         text = "".join(json.dumps(row) + "\n" for row in rows)
         try:
@@ -60,19 +54,15 @@ class MetricsLog:
         self._writer = None if summaries is None else _open_summaries(summaries, step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row; its numbers become summaries too.
-
-        Args:
-            row: JSON values by name, among them "step".
-        """
+        """Append a row of JSON values, among them "step"; its numbers become summaries too."""
         self._file.write(json.dumps(dict(row)) + "\n")
-        self._file.flush()  # a run that is killed keeps what it has logged
+        self._file.flush()  # so that a run that is killed keeps it
         for name, value in row.items():
             if self._writer is not None and name != "step" and isinstance(value, int | float):
                 self._writer.add_scalar(name, value, row["step"])
 
     def close(self) -> None:
-        """Write what is left, and close the files."""
+        """Close the files."""
         self._file.close()
         if self._writer is not None:
             self._writer.close()
@@ -107,28 +97,25 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
             f"cannot read the metrics {name!r}: {describe_os_error(error)}", fix="check the path"
         ) from None
     rows: list[dict[str, Any]] = []
-    for line in text.splitlines():
+    lines = text.splitlines()
+    for line in lines:
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
             row = None
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            _check_last(name, rows, text)
-            break
-        rows.append(row)
+        if isinstance(row, dict) and isinstance(row.get("step"), int):
+            rows.append(row)
+            continue
+        if not rows and len(lines) > 1:  # a crash cuts the last line short, never the first
+            raise NamedMeshError(
+                f"{name!r} is not a file of metrics", fix="name a file that MetricsLog wrote"
+            )
+        break
     return rows
 
 
-def _check_last(name: str, rows: Sequence[Any], text: str) -> None:
-    """Raise if a file whose first line is not a row of metrics has others: it is no log."""
-    if not rows and len(text.splitlines()) > 1:
-        raise NamedMeshError(
-            f"{name!r} is not a file of metrics", fix="name a file that MetricsLog wrote"
-        )
-
-
 def _open_summaries(folder: str | os.PathLike, step: int) -> Any:
-    """A TensorBoard writer that voids events beyond the step; None without tensorboardX."""
+    """Open a TensorBoard writer that voids events beyond the step; None without tensorboardX."""
     try:
         from tensorboardX import SummaryWriter
     except ImportError:

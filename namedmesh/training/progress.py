@@ -1,21 +1,19 @@
-"""How far training is: a bar on a terminal, lines of text elsewhere."""
+"""Progress and results as text: a bar on a terminal or lines elsewhere, tables, durations."""
 
 from __future__ import annotations
 
+import io
 import math
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.table import Table
 
-from namedmesh.errors.errors import NamedMeshError
-from namedmesh.training.arguments import check_count, check_real
-from namedmesh.training.printing import format_duration
-
-# Which metrics are shown, and how.
+# The metrics that are shown, and their formats.
 FORMATS = {
     "loss": "loss {:.3f}",
     "tokens_per_second": "{:,.0f} tokens/s",
@@ -26,19 +24,16 @@ FORMATS = {
 
 
 class ProgressBar:
-    """Shows the step, some metrics and the time left.
-
-    On a terminal it is a bar that is redrawn in place (by rich); elsewhere, e.g. in a log file, a
-    line is written from time to time.
+    """The step, some metrics and the time left: a bar on a terminal, lines of text elsewhere.
 
     Args:
         first: The step that training starts from.
         total: The last step.
-        out: Where to write; by default standard error.
-        every: Seconds between two lines where there is no terminal.
-        minutes: A time limit, after which training ends whatever the step; 0 for none.
-        formats: How to show metrics: a format string for each name. Others are not shown.
-        unit: What is counted.
+        out: The file to write to; by default standard error.
+        every: Seconds between two lines of text.
+        minutes: A time limit, after which training ends; 0 for none.
+        formats: A format string for each metric to show.
+        unit: The word for a step.
 
     Example:
         >>> import sys
@@ -61,19 +56,9 @@ class ProgressBar:
         unit: str = "step",
     ):
         self._unit = unit
-        self._first, self._total = check_count(first, "first"), check_count(total, "total")
+        self._first, self._total = first, total
         self._out = sys.stderr if out is None else out
-        if not hasattr(self._out, "write") or not hasattr(self._out, "isatty"):
-            raise NamedMeshError(
-                f"out is a {type(out).__name__}, expected a text file", fix="give e.g. sys.stdout"
-            )
-        self._every = check_real(every, "every")
-        self._limit = check_real(minutes, "minutes") * 60 or math.inf
-        if formats is not None and not isinstance(formats, Mapping):
-            raise NamedMeshError(
-                f"formats is a {type(formats).__name__}, expected a dict",
-                fix="give a format for each metric, e.g. {'loss': 'loss {:.3f}'}",
-            )
+        self._every, self._limit = every, minutes * 60 or math.inf
         self._formats = FORMATS if formats is None else formats
         self._start, self._shown = time.monotonic(), -math.inf
         self._terminal = self._out.isatty()
@@ -84,8 +69,8 @@ class ProgressBar:
         """Show how far training is, unless a line was written a moment ago.
 
         Args:
-            step: How many steps were taken.
-            metrics: The latest metrics; those with a format are shown.
+            step: The number of steps taken.
+            metrics: The latest metrics.
         """
         now = time.monotonic()
         recent = now - self._shown < self._every
@@ -101,23 +86,25 @@ class ProgressBar:
         bar.update(self._task, completed=min(fraction, 1.0), description=text, refresh=True)
 
     def _describe(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """The step and the metrics, each as text."""
-        shown = [(name, form) for name, form in self._formats.items() if name in metrics]
-        count = f"{self._unit} {step}/{self._total}"
-        return [count, *(form.format(metrics[name]) for name, form in shown)]
+        """Format the step and the metrics."""
+        texts = [f"{self._unit} {step}/{self._total}"]
+        for name, template in self._formats.items():
+            if name in metrics:
+                texts.append(template.format(metrics[name]))
+        return texts
 
     def _estimate(self, step: int, now: float) -> str:
-        """The time left, at the speed so far and within the time limit."""
+        """Estimate the time left, at the speed so far and within the time limit."""
         spent = now - self._start
         left = spent / max(step - self._first, 1) * (self._total - step)
         return format_duration(min(left, self._limit - spent))
 
     def _open_bar(self) -> Progress:
-        """The bar on the terminal, made when it is first shown."""
+        """Return the bar on the terminal, made when it is first shown."""
         if self._bar is None:
             console = Console(file=self._out, force_terminal=True)
             columns = BarColumn(bar_width=24), TextColumn("{task.description}", markup=False)
-            # No thread of its own: a bar is redrawn when there is something new to show.
+            # No thread of its own: the bar changes only when there is something new to show.
             self._bar = Progress(*columns, console=console, auto_refresh=False)
             self._task = self._bar.add_task("", total=1.0)
             self._bar.start()
@@ -128,3 +115,60 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def render_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    right: Sequence[str] = (),
+    title: str | None = None,
+) -> str:
+    """Render rows of text as a table with aligned columns.
+
+    Args:
+        header: The names of the columns.
+        rows: The cells; a row may be shorter than the header.
+        right: The columns to align to the right.
+        title: A line above the table.
+
+    Returns:
+        The table as plain text.
+
+    Example:
+        >>> from namedmesh.training import render_table
+        >>> rows = [["de", "31.5"], ["gd", "8.0"]]
+        >>> print(render_table(["language", "BLEU"], rows, right=["BLEU"]))
+        language  BLEU
+        de        31.5
+        gd         8.0
+    """
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="", show_edge=False)
+    for name in header:
+        table.add_column(name, justify="right" if name in right else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    # Wide enough for any table: a file has no width, and a terminal wraps lines by itself.
+    console = Console(file=io.StringIO(), width=10_000, markup=False, highlight=False)
+    with console.capture() as capture:
+        console.print(table)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    return "\n".join(lines if title is None else [title, *lines])
+
+
+def format_duration(seconds: float) -> str:
+    """Format seconds as minutes and seconds, or hours, minutes and seconds.
+
+    Args:
+        seconds: A duration; a negative one counts as zero.
+
+    Returns:
+        The duration as text.
+
+    >>> from namedmesh.training import format_duration
+    >>> format_duration(187), format_duration(3720)
+    ('3:07', '1:02:00')
+    """
+    minutes, whole = divmod(round(max(seconds, 0.0)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{whole:02d}" if hours else f"{minutes}:{whole:02d}"

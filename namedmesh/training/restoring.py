@@ -1,4 +1,4 @@
-"""One checkpoint, restored into a program whatever mesh, layout and padding it was saved with."""
+"""Restore a checkpoint into a program, whatever mesh, layout and padding it was saved with."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ import jax
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import Processes
 from namedmesh.runtime import Executable, State
-from namedmesh.training.checkpoint_folder import ARRAYS, CheckpointFolder
-from namedmesh.training.checkpoint_record import Record
-from namedmesh.training.chunk_reading import ArrayTarget, clear_padding, read_arrays
-from namedmesh.training.damage import DamagedCheckpoint, report_damage
-from namedmesh.training.older_checkpoints import is_older, read_older_arrays, read_older_record
+from namedmesh.training.checkpoint_files import (
+    ARRAYS,
+    CheckpointFolder,
+    DamagedCheckpoint,
+    Record,
+    report_damage,
+)
+from namedmesh.training.chunks import ArrayTarget, clear_padding, read_arrays
 from namedmesh.training.saved_variables import match_variables
 
-_SECONDS = 600.0  # how long a process that has read its part waits for the others
+_SECONDS = 600.0  # for a process that has read its part to wait for the others
 
 
 class Checkpoint(NamedTuple):
@@ -35,13 +38,6 @@ class Checkpoint(NamedTuple):
     extra: dict[str, Any]
 
 
-def read_record(folder: CheckpointFolder, step: int) -> Record:
-    """Read the record of a checkpoint, of an older one too."""
-    path = folder.step_path(step)
-    with report_damage(path):
-        return read_older_record(path, step) if is_older(path) else folder.read_record(step)
-
-
 def restore_step(
     folder: CheckpointFolder,
     step: int,
@@ -52,7 +48,7 @@ def restore_step(
     window: int,
 ) -> Checkpoint:
     """Restore the variables of a program from one checkpoint."""
-    record, specs = read_record(folder, step), executable.variables
+    record, specs = folder.read_record(step), executable.variables
     saved = {name: stored.variable for name, stored in record.variables.items()}
     fix = "use the settings that the checkpoint was trained with"
     where = f"the checkpoint of step {step}"
@@ -96,25 +92,18 @@ def _read_values(
     """Read some variables, with the padding that the program has."""
     if not names:
         return {}
-    mesh, specs, path = (
-        executable.artifact.mesh,
-        executable.variables,
-        folder.step_path(record.step),
-    )
+    specs, path = executable.variables, folder.step_path(record.step)
     targets = {
         name: ArrayTarget(
             record.variables[name],
-            tuple(specs[name].padded(mesh)),
+            tuple(specs[name].padded(executable.artifact.mesh)),
             executable.sharding(specs[name]),
         )
         for name in names
     }
     with report_damage(path):
-        if is_older(path):
-            arrays, shapes = read_older_arrays(path, targets)
-        else:
-            arrays = read_arrays(path / ARRAYS, targets, window)
-            shapes = {name: target.stored.shape for name, target in targets.items()}
+        arrays = read_arrays(path / ARRAYS, targets, window)
     return {
-        name: clear_padding(arrays[name], tuple(specs[name].sizes), shapes[name]) for name in names
+        name: clear_padding(arrays[name], specs[name].sizes, target.stored.shape)
+        for name, target in targets.items()
     }

@@ -1,4 +1,4 @@
-"""Which variables a file holds, and whether they are those that a program needs."""
+"""The variables in a file, compared with those that a program needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MISSING = ("error", "init")
 
 @dataclass(frozen=True)
 class SavedVariable:
-    """Size and dtype of a variable in a file, without the padding that some layouts add.
+    """Sizes and dtype of a variable in a file, without padding.
 
     >>> from namedmesh.training import SavedVariable
     >>> str(SavedVariable((4, 8), "bfloat16"))
@@ -37,14 +37,6 @@ def describe_state(state: State) -> dict[str, SavedVariable]:
     return variables
 
 
-def check_missing(missing: str) -> None:
-    """Raise unless missing is one of the choices for variables that a file does not have."""
-    if not isinstance(missing, str) or missing not in MISSING:
-        raise NamedMeshError(
-            f"missing={missing!r} is not a choice", fix=did_you_mean(missing, MISSING)
-        )
-
-
 def match_variables(
     where: str,
     saved: Mapping[str, SavedVariable],
@@ -55,14 +47,11 @@ def match_variables(
     cast: bool = False,
     fix: str,
 ) -> list[str]:
-    """Compare the variables of a program with those of a file, and report every difference at once.
-
-    >>> from types import SimpleNamespace
-    >>> match_variables("w.safetensors", {"w": SavedVariable((4,), "float32")},
-    ...                 {"w": SimpleNamespace(sizes=(4,), dtype="float32")}, fix="save it again")
-    ['w']
-    """
-    check_missing(missing)
+    """Return the variables that a file has; raise for all that are missing or do not fit."""
+    if missing not in MISSING:
+        raise NamedMeshError(
+            f"missing={missing!r} is not a choice", fix=did_you_mean(missing, MISSING)
+        )
     names = names or {name: name for name in specs}
     present, problems = [], []
     for name, label in names.items():
@@ -72,10 +61,10 @@ def match_variables(
             if missing == "error":
                 problems.append(f"{as_label}: {expected} is missing")
             continue
-        found = saved[label]
-        convertible = cast and _is_float(found.dtype) and _is_float(expected.dtype)
-        if found.sizes != expected.sizes or not (found.dtype == expected.dtype or convertible):
-            problems.append(f"{as_label}: expected {expected}, found {found}")
+        actual = saved[label]
+        convertible = cast and "float" in actual.dtype and "float" in expected.dtype
+        if actual.sizes != expected.sizes or not (actual.dtype == expected.dtype or convertible):
+            problems.append(f"{as_label}: expected {expected}, found {actual}")
         present.append(name)
     if problems:
         count = f"{len(problems)} variable" + "s" * (len(problems) > 1)
@@ -90,13 +79,8 @@ def match_variables(
     return present
 
 
-def _is_float(dtype: str) -> bool:
-    """Whether a dtype is floating point."""
-    return "float" in dtype
-
-
 def _join_some(names: Iterable[str]) -> str:
-    """The first eight names, and how many more there are."""
+    """Join the first eight names, and count the others."""
     names = list(names)
     more = [f"and {len(names) - 8} more"] if len(names) > 8 else []
     return ", ".join(names[:8] + more) or "none"

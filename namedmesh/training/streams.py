@@ -13,9 +13,7 @@ Item = TypeVar("Item")
 
 
 class Stream(Protocol):
-    """What a Trainer reads batches from.
-
-    Any object with these two members is a stream; it need not inherit from this class.
+    """The batches of a Trainer: any object with these two members, whatever its class.
 
     Example:
         >>> from namedmesh.training import Stream
@@ -38,8 +36,7 @@ class Stream(Protocol):
         """Iterate over pairs of a batch and the position after it.
 
         Args:
-            position: Where to start: a position that came with a batch, which is a JSON value, or
-                None for the beginning.
+            position: A position that came with a batch, a JSON value; None for the beginning.
 
         Returns:
             An iterator over the pairs.
@@ -68,14 +65,7 @@ class NumberedBatches:
         self.make_batch, self.digest = make_batch, digest
 
     def read_from(self, position: int | None) -> Iterator[tuple[Any, int]]:
-        """Iterate over pairs of a batch and the number of the next one.
-
-        Args:
-            position: The number of the first batch; None for 0.
-
-        Yields:
-            A batch, and the number of the batch after it.
-        """
+        """Yield pairs of a batch and the number of the next one, from some number on."""
         number = position or 0
         while True:
             yield self.make_batch(number), number + 1
@@ -83,29 +73,21 @@ class NumberedBatches:
 
 
 def prefetch(items: Iterable[Item], depth: int = 2) -> Generator[Item, None, None]:
-    """Make items ahead of time in a thread.
-
-    The thread ends when the iterator is closed or dropped. An error in making an item is raised
-    where the item would have come.
+    """Make items ahead of time in a thread, which ends when the iterator is closed or dropped.
 
     Args:
-        items: The items.
-        depth: How many items to make ahead.
+        items: The items; an error in making one is raised in its place.
+        depth: How many items to make ahead, at least 1.
 
-    Returns:
-        An iterator over the same items.
+    Yields:
+        The same items.
 
     >>> from namedmesh.training import prefetch
     >>> list(prefetch(range(4)))
     [0, 1, 2, 3]
     """
-    if isinstance(depth, bool) or not isinstance(depth, int) or depth < 1:
+    if depth < 1:  # no item would ever be made
         raise NamedMeshError(f"depth={depth!r}", fix="make at least one item ahead")
-    return _prefetch(items, depth)
-
-
-def _prefetch(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """The generator behind `prefetch`, which checks its arguments at once."""
     ready: queue.SimpleQueue = queue.SimpleQueue()
     room, closed = threading.Semaphore(depth), threading.Event()
 

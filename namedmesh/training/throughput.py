@@ -1,9 +1,11 @@
-"""Throughput: step times, tokens per second, and the share of the devices' peak that is used."""
+"""Measurements of steps: times, tokens per second, utilization (MFU) and profiler traces."""
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +14,8 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.chips import list_peak_flops
+from namedmesh.records.paths import check_path
 from namedmesh.runtime import State
-from namedmesh.training.arguments import (
-    check_count,
-    check_named_arrays,
-    check_real,
-    check_run,
-)
 
 
 def device_peak_flops(device: Any = None) -> float:
@@ -62,8 +59,8 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
 
     Args:
         flops: The FLOPs of one step of the whole program, e.g. `executable.artifact.flops`.
-        seconds: How long the step takes.
-        devices: How many devices run it.
+        seconds: The duration of the step.
+        devices: The number of devices.
         peak: The peak of one device in FLOPs per second, e.g. `device_peak_flops()`.
 
     Returns:
@@ -73,10 +70,6 @@ def model_flops_utilization(flops: float, seconds: float, devices: int, peak: fl
     >>> model_flops_utilization(flops=8e12, seconds=0.1, devices=4, peak=100e12)
     0.2
     """
-    flops = check_real(flops, "flops")
-    for name, value in (("seconds", seconds), ("devices", devices), ("peak", peak)):
-        if not check_real(value, name) > 0:
-            raise NamedMeshError(f"{name}={value}", fix="give a positive number")
     return flops / (seconds * devices * peak)
 
 
@@ -98,38 +91,15 @@ class StepTimes:
         return self.percentile(50)
 
     def percentile(self, percent: float) -> float:
-        """The duration that some percent of the steps do not exceed, interpolated linearly.
-
-        Args:
-            percent: From 0 to 100.
-
-        Returns:
-            The duration in seconds.
-        """
+        """Return the duration that some percent of the steps do not exceed, interpolated."""
         return float(np.percentile(self.seconds, percent))
 
     def tokens_per_second(self, tokens: float) -> float:
-        """Tokens per second of the median step.
-
-        Args:
-            tokens: How many tokens a step has.
-
-        Returns:
-            The tokens per second.
-        """
+        """Return the tokens per second of the median step, which has so many tokens."""
         return tokens / self.median
 
     def utilization(self, flops: float, devices: int, peak: float) -> float:
-        """The model FLOPs utilization of the median step; see `model_flops_utilization`.
-
-        Args:
-            flops: The FLOPs of one step of the whole program.
-            devices: How many devices run it.
-            peak: The peak of one device in FLOPs per second.
-
-        Returns:
-            A share: 0.5 is half of the peak.
-        """
+        """Return the model FLOPs utilization of the median step (`model_flops_utilization`)."""
         return model_flops_utilization(flops, self.median, devices, peak)
 
     def __str__(self) -> str:
@@ -151,14 +121,11 @@ def time_steps(
         step: An Executable, or any function from a state and inputs to the next state and results.
         state: The state to start from.
         batches: The inputs of each step by name, warm-up included.
-        warmup: How many of the first steps not to count.
-        clock: Where the time comes from.
+        warmup: The number of first steps not to count.
+        clock: The function that returns the time.
 
     Returns:
         The state after the last step, and the times.
-
-    Raises:
-        NamedMeshError: If there are not more batches than warm-up steps.
 
     Example:
         >>> import namedmesh as nm
@@ -170,20 +137,9 @@ def time_steps(
         >>> len(times.seconds), times.median > 0
         (3, True)
     """
-    step, batches = check_run(step, batches)
-    if not hasattr(state, "arrays"):
-        raise NamedMeshError(
-            f"the state is a {type(state).__name__}, expected a State",
-            fix="start from step.init(seed) or step.place({name: array})",
-        )
-    warmup = check_count(warmup, "warmup")
-    if not callable(clock):
-        raise NamedMeshError(
-            f"clock is a {type(clock).__name__}", fix="give a function, e.g. time.perf_counter"
-        )
     jax.block_until_ready(state.arrays)
     seconds = []
-    for batch in map(check_named_arrays, batches):
+    for batch in batches:
         start = clock()
         state, results = step(state, **batch)
         jax.device_get(results)
@@ -195,3 +151,98 @@ def time_steps(
             fix="give more batches, or a smaller warmup",
         )
     return state, StepTimes(tuple(seconds[warmup:]))
+
+
+@dataclass(frozen=True)
+class TraceWindow:
+    """The steps to trace with the profiler, and the folder of the trace.
+
+    Args:
+        folder: The folder of the trace.
+        first: The first step to trace; the steps before it warm up.
+        count: The number of steps to trace.
+
+    Example:
+        >>> from namedmesh.training import TraceWindow
+        >>> TraceWindow("run/trace", first=5)
+        TraceWindow(folder='run/trace', first=5, count=3)
+    """
+
+    folder: str | os.PathLike
+    first: int = 10
+    count: int = 3
+
+    def __post_init__(self) -> None:
+        check_path(self.folder, "the folder of the trace")
+        if self.first < 1 or self.count < 1:
+            raise NamedMeshError(
+                f"a trace of {self.count} steps from step {self.first}",
+                fix="trace at least one step; the first step is 1",
+            )
+
+
+class StepProfiler:
+    """A `jax.profiler` trace of some steps, for TensorBoard, XProf or Perfetto.
+
+    Args:
+        window: The steps to trace.
+
+    Example:
+        >>> import pathlib, tempfile
+        >>> import jax.numpy as jnp
+        >>> from namedmesh.training import StepProfiler, TraceWindow
+        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> with StepProfiler(TraceWindow(folder, first=2, count=1)).open() as profiler:
+        ...     for number in (1, 2, 3):
+        ...         profiler.before(number)
+        ...         results = jnp.ones(4) * number
+        ...         profiler.after(number, results)
+        >>> len(list(folder.rglob("*.xplane.pb")))
+        1
+    """
+
+    def __init__(self, window: TraceWindow):
+        self._window, self._annotation = window, None
+        self.tracing = False
+
+    @contextmanager
+    def open(self) -> Iterator[StepProfiler]:
+        """Write the trace at the end, even when the loop ends inside the window."""
+        try:
+            yield self
+        finally:
+            self._stop()
+
+    def before(self, step: int) -> None:
+        """Start the trace if the step about to be taken is the first of the window."""
+        window = self._window
+        if step == window.first:
+            jax.profiler.start_trace(os.fspath(window.folder))
+            self.tracing = True
+        if self.tracing:
+            self._annotation = jax.profiler.StepTraceAnnotation("step", step_num=step)
+            self._annotation.__enter__()
+
+    def after(self, step: int, results: Any) -> None:
+        """Stop the trace if the step taken was the last of the window, once it has results."""
+        if not self.tracing:
+            return
+        last = step >= self._window.first + self._window.count - 1
+        if last:
+            jax.block_until_ready(results)
+        self._leave()
+        if last:
+            self._stop()
+
+    def _leave(self) -> None:
+        """End the step in the trace."""
+        if self._annotation is not None:
+            self._annotation.__exit__(None, None, None)
+            self._annotation = None
+
+    def _stop(self) -> None:
+        """Write the trace, if there is one."""
+        self._leave()
+        if self.tracing:
+            self.tracing = False
+            jax.profiler.stop_trace()

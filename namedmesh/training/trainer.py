@@ -7,84 +7,112 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
 
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.errors import NamedMeshError, join_names, suggest_names
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import check_executable, check_metrics
 from namedmesh.training.checkpoints import Checkpoints
-from namedmesh.training.divergence import Divergence
-from namedmesh.training.intervals import Intervals
+from namedmesh.training.guards import Divergence, repeat_step
 from namedmesh.training.metrics import MetricsLog
-from namedmesh.training.profiling import StepProfiler, TraceWindow
 from namedmesh.training.progress import ProgressBar
-from namedmesh.training.repeated_step import repeat_step
-from namedmesh.training.shared_stop import SharedStop
-from namedmesh.training.signals import StopRequest, graceful_stop
+from namedmesh.training.stopping import SharedStop, StopRequest, graceful_stop
 from namedmesh.training.streams import Stream, prefetch
-from namedmesh.training.throughput import model_flops_utilization
-from namedmesh.training.trainer_arguments import (
-    check_item,
-    check_options,
-    check_scalar_results,
-    check_stream,
-    choose_watched,
-    feed_batch,
-    find_peak_flops,
+from namedmesh.training.throughput import (
+    StepProfiler,
+    TraceWindow,
+    device_peak_flops,
+    model_flops_utilization,
 )
+
+WATCHED = ("loss", "grad_norm")  # by default, those of them that the step returns
+
+
+@dataclass(frozen=True)
+class Intervals:
+    """The length of a training run, and the intervals of what is done in it.
+
+    Args:
+        steps: The last step.
+        log_every: Steps between two rows of metrics, each the mean of its steps.
+        save_every: Steps between two checkpoints.
+        evaluate_every: Steps between two evaluations; 0 for none.
+        minutes: A time limit, compilation not counted; 0 for none.
+        repeat_every: Steps between two that are taken twice, to find devices that compute wrongly;
+            0 for none.
+
+    Example:
+        >>> from namedmesh.training import Intervals
+        >>> Intervals(1000, evaluate_every=100).save_every
+        200
+    """
+
+    steps: int
+    log_every: int = 10
+    save_every: int = 200
+    evaluate_every: int = 0
+    minutes: float = 0.0
+    repeat_every: int = 0
+
+    def __post_init__(self) -> None:
+        least = {"steps": 1, "log_every": 1, "save_every": 1}
+        problems = []
+        for name, value in vars(self).items():
+            kind = Real if name == "minutes" else Integral
+            if not isinstance(value, kind) or not float(value) >= least.get(name, 0):
+                problems.append(f"{name}={value!r}")
+        if problems:
+            raise NamedMeshError(
+                f"intervals cannot have {', '.join(problems)}",
+                fix="give positive whole numbers; evaluate_every, repeat_every and minutes may be "
+                "0, and minutes may be a fraction",
+            )
 
 
 class Trainer:
-    """Trains a step from its newest checkpoint, or from scratch, to the last step.
+    """The training loop, from the newest checkpoint or from scratch to the last step.
 
     A run that is stopped or killed and started again continues bit for bit as if it had not been
-    interrupted: the checkpoint has the state, the position in the data and the number of tokens.
-    SIGTERM and SIGINT stop it after the current step, with a checkpoint. A loss or gradient that is
-    not finite stops it with an error, and the last good checkpoint is kept.
+    interrupted. SIGTERM and SIGINT stop it after the current step, with a checkpoint. A loss or
+    gradient that is not finite is an error, and the last good checkpoint is kept.
 
-    Of several processes each makes a Trainer with the same arguments; those that have other data or
-    other settings are refused. A signal to one of them stops all after the same step. The first one
-    prints and writes metrics.
+    All processes make a Trainer with the same arguments, and stop after the same step.
 
     Args:
         executable: The train step: it takes a batch and returns a dict of scalars to log.
         stream: The batches, e.g. `NumberedBatches`.
         intervals: How long to train, and how often to log, save and evaluate.
-        checkpoints: Where to save the state and continue from; None to do neither.
+        checkpoints: The checkpoints to save and to continue from; None for neither.
         metrics: The file of the metrics; None for none.
         summaries: The folder of the TensorBoard summaries; None for none.
         initial: The first state; by default `executable.init(seed)`.
         seed: The seed of that.
         feed: The inputs of a step, from a batch and the number of steps taken before; by default
-            the batch itself, which is whole in every process, or has each process's own rows
-            (`executable.rows`).
+            the batch itself, whole or with each process's own rows (`executable.rows`).
         count_tokens: The number of tokens in a batch, of all processes, to log tokens per second.
         evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
         watch: The results that must be finite; by default loss and grad_norm, if there are such.
         divergence: How many times its median over the last 100 steps the first of them may be, e.g.
-            3.0; by default there is no such limit.
-        advice: What to do when a result is not as it should be, for the error.
+            3.0; by default there is no limit.
+        advice: What to do about a result that is not finite or diverges, for the error.
         flops: The FLOPs of a step, to log the model FLOPs utilization.
-        peak_flops: The peak of one device for that; by default `device_peak_flops`, and if that
-            does not know the device, a message says that no utilization is logged.
-        profile: Which steps to trace with the profiler.
-        say: Prints a message.
+        peak_flops: The peak of one device for that; by default `device_peak_flops`.
+        profile: The steps to trace with the profiler.
+        say: A function that prints a message.
 
     Attributes:
         state: The state after the last step.
-        steps_taken: How many steps were taken, those before a resumption included.
-        first_step: How many of them were taken before this Trainer was made.
-        position: The position in the data after them.
-        tokens: The number of tokens in them.
+        steps_taken: The number of steps taken, those before a resumption included.
+        first_step: The number of steps taken before this Trainer was made.
+        position: The position in the data.
+        tokens: The number of tokens in the steps taken.
         last: The latest row of metrics.
         stop: A StopRequest: true if a signal ended the training.
-
-    Raises:
-        NamedMeshError: If an argument is not what it should be, e.g. a step that does not return a
-            dict of scalars, or checkpoints that are only read.
 
     Example:
         >>> import pathlib, tempfile
@@ -134,18 +162,20 @@ class Trainer:
         profile: TraceWindow | None = None,
         say: Callable[[str], None] = print,
     ):
-        results = check_scalar_results(check_executable(executable, "the step to train"))
-        check_options(intervals, checkpoints, initial, metrics, profile)
-        self.executable, self.stream, self.intervals = executable, check_stream(stream), intervals
+        results = _check_scalar_results(check_executable(executable, "the step to train"))
+        _check_options(
+            intervals=intervals, checkpoints=checkpoints, initial=initial, profile=profile
+        )
+        self.executable, self.stream, self.intervals = executable, _check_stream(stream), intervals
         self._processes = current_processes()
         self._writes = self._processes.first  # the other processes have the same numbers
-        say = say if self._writes else _say_nothing
+        say = say if self._writes else lambda _text: None
         self.checkpoints, self._say = checkpoints, say
-        self._feed = feed or (lambda batch, _step: feed_batch(executable, batch))
+        self._feed = feed or (lambda batch, _step: _feed_batch(executable, batch))
         self._count_tokens, self._evaluate = count_tokens, evaluate
-        self._watch, self._advice = choose_watched(watch, results, say), advice
+        self._watch, self._advice = _choose_watched(watch, results, say), advice
         self._divergence = None if divergence is None else Divergence(divergence)
-        self._flops, self._peak = flops, peak_flops or find_peak_flops(executable, flops, say)
+        self._flops, self._peak = flops, peak_flops or _find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)
         self.steps_taken, self.tokens, self.position = 0, 0, None
         self._processes.agree("the data", f"stream {self.stream.digest}")
@@ -162,7 +192,7 @@ class Trainer:
             self._log = MetricsLog(metrics, self.steps_taken, summaries)
         self.last: dict[str, float] = {"step": self.steps_taken}  # the latest row of metrics
         self._pending: list[tuple[int, int, Mapping[str, Any]]] = []
-        self._due = 0  # the step up to which a row is to be written
+        self._row_step = 0  # the last step of the row that is not yet written; 0 for none
         self._measured: tuple[int, Mapping[str, float]] = (-1, {})  # the latest evaluation
         self._since, self._paused = time.monotonic(), 0.0
         self.stop = StopRequest()
@@ -189,15 +219,11 @@ class Trainer:
     def run(self) -> dict[str, float]:
         """Train until the last step, the end of the stream, the time limit or a signal; then save.
 
-        An evaluation comes before the last checkpoint, unless a signal ended the training. Then the
-        attribute `stop` is true, has the name of the signal, and the exit status for the process.
-
         Returns:
             The last row of metrics.
 
         Raises:
-            NamedMeshError: If a watched result is not finite, or the stream or the evaluation made
-                something that is not what it should be.
+            NamedMeshError: If a watched result is not finite, or diverges.
         """
         intervals = self.intervals
         deadline = time.monotonic() + intervals.minutes * 60 if intervals.minutes else math.inf
@@ -217,8 +243,8 @@ class Trainer:
                     shared.ask()
                 if self.steps_taken >= intervals.steps or not shared.allows(self.steps_taken + 1):
                     break
-                self.take_step(*check_item(item))
-                self._do_what_is_due(progress)
+                self.take_step(*_check_item(item))
+                self._after_step(progress)
             batches.close()
             self._show_row(progress)
             self._write_row()
@@ -231,7 +257,7 @@ class Trainer:
         return self.last
 
     def _report_stop(self) -> None:
-        """Say that a signal ended the training, once everything is saved."""
+        """Print that a signal ended the training, once everything is saved."""
         outcome = "nothing was saved"
         if self.checkpoints is not None:
             self.checkpoints.wait()
@@ -239,7 +265,7 @@ class Trainer:
         self._say(f"stopped by {self.stop.name} after step {self.steps_taken}; {outcome}")
 
     def _open_progress(self, stack: ExitStack) -> ProgressBar | None:
-        """A progress bar, closed at the end."""
+        """Open a progress bar, closed at the end."""
         if not self._writes:
             return None
         bar = ProgressBar(self.steps_taken, self.intervals.steps, minutes=self.intervals.minutes)
@@ -247,12 +273,7 @@ class Trainer:
         return bar
 
     def take_step(self, batch: Any, position: Any) -> None:
-        """Take one step.
-
-        Args:
-            batch: A batch of the stream.
-            position: The position after it.
-        """
+        """Take one step, on a batch of the stream that comes with the position after it."""
         number = self.steps_taken + 1
         inputs = self._feed(batch, self.steps_taken)
         if self._profiler is not None:
@@ -268,15 +289,15 @@ class Trainer:
         tokens = 0 if self._count_tokens is None else self._count_tokens(batch)
         self._pending.append((number, tokens, results))
 
-    def _do_what_is_due(self, progress: ProgressBar | None) -> None:
-        """Log, evaluate and save after a step, if it is time to."""
+    def _after_step(self, progress: ProgressBar | None) -> None:
+        """Log, evaluate and save if their intervals have passed."""
         intervals, step = self.intervals, self.steps_taken
         every = intervals.evaluate_every
         measures = self._evaluate is not None and bool(every) and step % every == 0
         saves = step % intervals.save_every == 0 and step < intervals.steps
         logs = step % intervals.log_every == 0 or step == intervals.steps
-        self._show_row(progress)  # only now that the next step runs: devices never wait for it
-        self._due = step if logs else 0
+        self._show_row(progress)  # of the step before: this one already runs, so devices never wait
+        self._row_step = step if logs else 0
         if measures or saves:
             self._show_row(progress)
         if measures:
@@ -285,18 +306,15 @@ class Trainer:
             self._save()
 
     def _show_row(self, progress: ProgressBar | None) -> None:
-        """Write and show the row that is due."""
-        if self._due:
-            self._write_row(self._due)
+        """Write and show the pending row, if there is one."""
+        if self._row_step:
+            self._write_row(self._row_step)
             if progress is not None:
-                progress.show(self._due, self.last)
-            self._due = 0
+                progress.show(self._row_step, self.last)
+            self._row_step = 0
 
     def _write_row(self, last: int | None = None) -> None:
-        """Fetch the results of the steps since the last row, check them, and log their means.
-
-        Without a last step, these are all steps so far.
-        """
+        """Fetch the results of the steps since the last row, check them, and log their means."""
         last = self.steps_taken if last is None else last
         rows = [
             (step, tokens, {name: float(value) for name, value in results.items()})
@@ -325,7 +343,7 @@ class Trainer:
         self._append(row)
 
     def _append(self, row: Mapping[str, float]) -> None:
-        """Add a row to the metrics."""
+        """Append a row to the metrics."""
         if self._log is not None:
             self._log.write(row)
 
@@ -334,9 +352,8 @@ class Trainer:
         wrong = [name for name in self._watch if not math.isfinite(values.get(name, 0.0))]
         if wrong:
             others = [f"so is its {name}: {values[name]}" for name in wrong[1:]]
-            raise self._failure(
-                step, f"the {wrong[0]} of step {step} is {values[wrong[0]]}", others
-            )
+            problem = f"the {wrong[0]} of step {step} is {values[wrong[0]]}"
+            raise self._failure(step, problem, others)
         if self._divergence is None or not self._watch:
             return
         name = self._watch[0]
@@ -347,10 +364,10 @@ class Trainer:
             raise self._failure(step, problem, [limit])
 
     def _failure(self, step: int, problem: str, details: Sequence[str]) -> NamedMeshError:
-        """The error for a step whose results are wrong, once a checkpoint of them is deleted."""
+        """Delete the checkpoint that led to a step's wrong results, and make the error for them."""
         good = None
         if self.checkpoints is not None:
-            self.checkpoints.delete(step - 1)  # its weights are what led to this
+            self.checkpoints.delete(step - 1)
             self.checkpoints.wait()
             good = self.checkpoints.latest
         kept = f"the last good checkpoint, of step {good}, is kept"
@@ -358,7 +375,7 @@ class Trainer:
         return NamedMeshError(problem, *details, left, fix=self._advice)
 
     def _save(self) -> None:
-        """Save a checkpoint, once everything up to it is known to be finite."""
+        """Save a checkpoint, once all results up to it are known to be finite."""
         start = time.monotonic()
         self._write_row()
         if self.checkpoints is not None:
@@ -383,5 +400,117 @@ class Trainer:
         self._paused += time.monotonic() - start
 
 
-def _say_nothing(_text: str) -> None:
-    """What a process prints that is not the first."""
+def _check_options(**options: object) -> None:
+    """Check the types of a Trainer's options, and that its checkpoints can be saved."""
+    expected: dict[str, tuple[type, str]] = {
+        "intervals": (Intervals, "Intervals(steps)"),
+        "checkpoints": (Checkpoints, "Checkpoints(folder, keep=3)"),
+        "initial": (State, "step.init(seed) or step.place({name: array})"),
+        "profile": (TraceWindow, "TraceWindow(folder)"),
+    }
+    problems, fixes = [], []
+    for name, value in options.items():
+        kind, example = expected[name]
+        optional = value is None and name != "intervals"
+        if not optional and not isinstance(value, kind):
+            problems.append(f"{name} is a {type(value).__name__}")
+            fixes.append(f"{name}={example}")
+    if problems:
+        raise NamedMeshError(
+            f"a Trainer cannot work with these options: {join_names(problems)}",
+            fix=f"give {join_names(fixes)}",
+        )
+    if isinstance(options["checkpoints"], Checkpoints):
+        options["checkpoints"].check_writable()
+
+
+def _check_stream(stream: Stream) -> Stream:
+    """Return a stream, or raise if it is something else, e.g. a list or a function."""
+    if callable(getattr(stream, "read_from", None)):
+        return stream
+    fix = "give an object with read_from(position) and digest, e.g. NumberedBatches(make_batch)"
+    if isinstance(stream, Sequence):
+        fix = "wrap it: NumberedBatches(lambda number: batches[number % len(batches)])"
+    elif callable(stream):
+        fix = "wrap it: NumberedBatches(function), where function makes the batch of a number"
+    raise NamedMeshError(f"the stream is a {type(stream).__name__}, not a Stream", fix=fix)
+
+
+def _check_item(item: object) -> tuple[Any, Any]:
+    """Return a batch and the position after it, or raise if a stream made something else."""
+    if isinstance(item, tuple) and len(item) == 2:
+        return item
+    raise NamedMeshError(
+        f"the stream made a {type(item).__name__}, expected a pair of a batch and a position",
+        fix="yield (batch, position) in read_from, the position being that after the batch",
+    )
+
+
+def _feed_batch(executable: Executable, batch: object) -> Mapping[str, Any]:
+    """Return the inputs of a step from a batch of a stream."""
+    if not isinstance(batch, Mapping):
+        raise NamedMeshError(
+            f"a batch is a {type(batch).__name__}, expected the inputs of the step by name",
+            fix="make batches such as {'x': array}, or make inputs of a batch with feed=",
+        )
+    whole = {name: spec.sizes for name, spec in executable.inputs.items()}
+    if {name: getattr(one, "shape", None) for name, one in batch.items()} == whole:
+        return batch
+    return executable.feed(batch)
+
+
+def _check_scalar_results(executable: Executable) -> list[str]:
+    """Return the names of the results of a step, or raise if they are not a dict of scalars."""
+    artifact, structure = executable.artifact, executable.artifact.structure
+    fix = "return a dict of scalars, e.g. {'loss': loss}"
+    if not isinstance(structure, dict):
+        returned = ", ".join(spec.text for spec in artifact.outputs) or "nothing"
+        raise NamedMeshError(
+            f"the step {artifact.name} does not return a dict", f"it returns {returned}", fix=fix
+        )
+    problems = []
+    for name, leaf in structure.items():
+        if not isinstance(leaf, int):
+            problems.append(f"{name}: a {type(leaf).__name__}")
+        elif artifact.outputs[leaf].sizes != ():
+            problems.append(f"{name}: {artifact.outputs[leaf].text}")
+    if problems:
+        raise NamedMeshError(
+            f"the step {artifact.name} has results that are not scalars", *problems, fix=fix
+        )
+    return list(structure)
+
+
+def _choose_watched(
+    watch: Sequence[str] | None, results: Sequence[str], say: Callable[[str], None]
+) -> tuple[str, ...]:
+    """Choose the results that must be finite, and report if there are none by default."""
+    if watch is None:
+        watched = tuple(name for name in WATCHED if name in results)
+        if not watched:
+            say(f"no result is named {' or '.join(WATCHED)}: none is checked to be finite")
+        return watched
+    if isinstance(watch, str):
+        raise NamedMeshError(f"watch={watch!r} is a string", fix=f"give a list: [{watch!r}]")
+    unknown = [name for name in watch if name not in results]
+    if unknown:
+        raise NamedMeshError(
+            f"watch= names {join_names([repr(name) for name in unknown])}, "
+            "which the step does not return",
+            f"it returns: {', '.join(results)}",
+            fix=suggest_names(unknown, results),
+        )
+    return tuple(watch)
+
+
+def _find_peak_flops(
+    executable: Executable, flops: float | None, say: Callable[[str], None]
+) -> float | None:
+    """Look up the peak of the devices of a step, and report if it is not known."""
+    if not flops:
+        return None
+    try:
+        return device_peak_flops(executable.mesh.devices.flat[0])
+    except NamedMeshError as error:
+        say(f"{error.problem}: no utilization (mfu) is logged (a Trainer may be given peak_flops=)")
+        return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, overload
 
 import jax
@@ -15,12 +15,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.records.paths import sync_file
+from namedmesh.records.paths import check_path, sync_file
 from namedmesh.runtime import Executable, State
-from namedmesh.training.arguments import check_file_path, check_saveable
-from namedmesh.training.saved_variables import SavedVariable, check_missing, match_variables
-from namedmesh.training.weight_names import Names, map_names
+from namedmesh.training.arguments import COMPILE, check_saveable
+from namedmesh.training.saved_variables import SavedVariable, match_variables
 
+Names = Mapping[str, str | None] | Callable[[str], str | None]
 # The dtypes of safetensors that a variable can have.
 DTYPES = {
     "BOOL": "bool", "U8": "uint8", "I8": "int8", "U16": "uint16", "I16": "int16",
@@ -37,23 +37,21 @@ def save_weights(
     everything: bool = False,
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Save the weights of a state to a safetensors file, without padding.
+    """Save the weights of a state to a safetensors file, whole or not at all, without padding.
 
-    The file is complete or not written at all. With several processes, all of them must call this,
-    and the first one writes.
+    All processes must call this; process 0 writes.
 
     Args:
         path: The file, e.g. "model.safetensors".
         state: The state; by default its trainable variables (`nm.param`) are saved.
-        names: The name in the file for each variable: a function from the variable's name, or a
-            dict, in which variables that keep their names need not be. None leaves a variable out.
-        everything: Save the other variables (`nm.state`) too, e.g. the slots of an optimizer.
+        names: The name in the file for each variable: a function of the variable's name, or a
+            dict of the names that change. None leaves a variable out.
+        everything: Save the other variables (`nm.state`) too, e.g. an optimizer's slots.
         metadata: Strings to store in the header of the file.
 
     Raises:
-        NamedMeshError: If an argument is not what it should be, the state was used up, two
-            variables get the same name, a name in the dict is not a variable, or the file cannot
-            be written.
+        NamedMeshError: If two variables get the same name, a name in the dict is not a variable,
+            or the file cannot be written.
 
     Example:
         >>> import os, tempfile
@@ -71,20 +69,25 @@ def save_weights(
         >>> load_weights(path, step, names={"out/w": "out.w"})["out/w"].tolist()
         [3.0, 3.0]
     """
-    check_file_path(path, "the file of the weights")
+    check_path(path, "the file of the weights")
     check_saveable(state)
-    header = _check_metadata(metadata)
-    if not isinstance(everything, bool):
+    header = dict(metadata or {})
+    wrong = [f"{name!r}: {value!r}" for name, value in header.items() if type(value) is not str]
+    if wrong:
         raise NamedMeshError(
-            f"everything is a {type(everything).__name__}", fix="give True or False"
+            "metadata= has entries that are not strings",
+            *wrong,
+            fix="give strings only, e.g. str(value), or json.dumps(value)",
         )
     chosen = {
         name: spec
         for name, spec in state.specs.items()
         if name in state.arrays and (everything or getattr(spec, "trainable", True))
     }
-    labels = map_names(names, chosen)
-    arrays = {label: _fetch_array(state, name) for name, label in labels.items()}
+    arrays = {}
+    for name, label in map_names(names, chosen).items():
+        array = state.fetch(name)
+        arrays[label] = np.ascontiguousarray(array).reshape(array.shape)
     if jax.process_index() != 0:
         return
     target = pathlib.Path(path)
@@ -135,17 +138,16 @@ def load_weights(
     cast: bool = False,
     seed: int = 0,
 ) -> State | dict[str, np.ndarray]:
-    """Load the variables of a program from a safetensors file; what else the file has is not read.
+    """Load the variables of a program from a safetensors file, each device its own shard.
 
     Args:
         path: The file.
-        target: An Executable, to get a State in which each device has read its own shard; or specs
-            by name (anything with `sizes` and `dtype`), to get whole numpy arrays.
-        names: The name in the file for each variable, in the same direction as for `save_weights`:
-            a function from the variable's name, or a dict, in which variables that keep their names
-            need not be. None means that the variable is not in the file: it is initialized.
-        missing: "error", or "init" to initialize variables that the file does not have, e.g. the
-            slots of an optimizer. With specs such variables are left out of the result.
+        target: An Executable, to get a State; or specs by name (anything with `sizes` and `dtype`),
+            to get whole numpy arrays.
+        names: The name in the file for each variable, as for `save_weights`. None means that the
+            variable is not in the file: it is initialized.
+        missing: "error", or "init" to initialize variables that the file does not have, e.g. an
+            optimizer's slots. With specs such variables are left out.
         cast: Convert other floating-point dtypes to those of the program.
         seed: The seed of the initialization.
 
@@ -153,9 +155,8 @@ def load_weights(
         A State, or a dict of arrays if target is a mapping of specs.
 
     Raises:
-        NamedMeshError: If an argument is not what it should be, the file cannot be read or is
-            damaged, or if variables are missing or have another size or dtype; the error lists
-            all of them.
+        NamedMeshError: If the file cannot be read or is damaged, or if variables are missing or
+            have another size or dtype; the error lists all of them.
 
     Example:
         >>> import os, tempfile
@@ -169,9 +170,8 @@ def load_weights(
         >>> nm.load_weights(path, specs, names={"out/w": "out.w"})
         {'out/w': array([3., 3.], dtype=float32)}
     """
-    check_missing(missing)
-    check_file_path(path, "the file of the weights")
-    specs = _find_specs(target)
+    check_path(path, "the file of the weights")
+    specs = _get_specs(target)
     labels = map_names(names, specs)
     try:
         with safe_open(path, framework="numpy") as file:
@@ -186,10 +186,10 @@ def load_weights(
                 where, saved, specs, names=labels, missing=missing, cast=cast, fix=fix
             )
             if isinstance(target, Mapping):
-                whole = lambda name: np.asarray(file.get_tensor(labels[name]))
+                whole = {name: np.asarray(file.get_tensor(labels[name])) for name in present}
                 return {
-                    name: whole(name).astype(jnp.dtype(specs[name].dtype), copy=False)
-                    for name in present
+                    name: array.astype(jnp.dtype(specs[name].dtype), copy=False)
+                    for name, array in whole.items()
                 }
             arrays = {
                 name: _read_shards(file.get_slice(labels[name]), target, name) for name in present
@@ -212,66 +212,54 @@ def load_weights(
     return State({name: arrays[name] for name in specs}, target.variables)
 
 
-def _find_specs(target: Executable | Mapping[str, Any]) -> Mapping[str, Any]:
-    """The variables to load, each with sizes and a dtype, or an error that says what was given."""
+def _get_specs(target: Executable | Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the variables to load, each with sizes and a dtype, or raise."""
     if isinstance(target, Executable):
         return target.variables
+    if isinstance(target, Mapping):
+        return target
+    kind = type(target).__name__
     fix = (
         "give a compiled step for a State; for whole arrays give step.variables, or "
         "{name: SavedVariable(sizes, dtype)}"
     )
-    if not isinstance(target, Mapping):
-        if type(target).__name__ == "Program":
-            fix = "compile it first: nm.compile(program, mesh=mesh, layout=layout)"
-        raise NamedMeshError(
-            f"the target of the weights is a {type(target).__name__}, "
-            "expected an Executable or specs by name",
-            fix=fix,
-        )
-    wrong = [
-        f"{name}: {type(value).__name__}"
-        for name, value in target.items()
-        if not (hasattr(value, "sizes") and hasattr(value, "dtype"))
+    raise NamedMeshError(
+        f"the target of the weights is a {kind}, expected an Executable or specs by name",
+        fix=COMPILE if kind == "Program" else fix,
+    )
+
+
+def map_names(names: Names | None, variables: Mapping[str, Any]) -> dict[str, str]:
+    """Return the name in the file of each variable that is saved or loaded."""
+    if isinstance(names, Mapping):
+        unknown = [name for name in names if name not in variables]
+        if unknown:
+            raise NamedMeshError(
+                f"names= has {len(unknown)} that are not variables of the program",
+                *unknown,
+                fix="give the names of variables as keys and the names in the file as values",
+            )
+        labels = {name: names.get(name, name) for name in variables}
+    else:
+        labels = {name: name if names is None else names(name) for name in variables}
+    present = {name: label for name, label in labels.items() if label is not None}
+    variables_by_label: dict[str, list[str]] = {}
+    for name, label in present.items():
+        variables_by_label.setdefault(label, []).append(name)
+    clashes = [
+        f"{label}: {', '.join(same)}" for label, same in variables_by_label.items() if len(same) > 1
     ]
-    if wrong:
+    if clashes:
         raise NamedMeshError(
-            "the target of the weights has entries that are not specs (with sizes and dtype)",
-            *wrong,
-            fix=fix,
+            "names= gives several variables the same name in the file",
+            *clashes,
+            fix="give each variable a name of its own",
         )
-    return target
-
-
-def _check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
-    """The metadata of a file as a dict, whose names and values must be strings."""
-    if metadata is not None and not isinstance(metadata, Mapping):
-        raise NamedMeshError(
-            f"metadata= is a {type(metadata).__name__}, expected a dict of strings",
-            fix="give a dict, e.g. {'step': '1000'}",
-        )
-    entries = dict(metadata or {})
-    wrong = [
-        f"{name!r}: {value!r}"
-        for name, value in entries.items()
-        if not (isinstance(name, str) and isinstance(value, str))
-    ]
-    if wrong:
-        raise NamedMeshError(
-            "metadata= has entries that are not strings",
-            *wrong,
-            fix="give strings only, e.g. str(value), or json.dumps(value)",
-        )
-    return entries
-
-
-def _fetch_array(state: State, name: str) -> np.ndarray:
-    """A variable whole on this host, without padding."""
-    array = state.fetch(name)
-    return np.ascontiguousarray(array).reshape(array.shape)
+    return present
 
 
 def _read_shards(entry: Any, executable: Executable, name: str) -> jax.Array:
-    """Read a variable, each device its own shard, padded with zeros where the layout needs it."""
+    """Read a variable, each device its own shard, padded with zeros where the layout pads."""
     spec = executable.variables[name]
     shape, dtype = spec.padded(executable.artifact.mesh), jnp.dtype(spec.dtype)
 

@@ -11,7 +11,7 @@ from namedmesh.runtime import Artifact, Executable, State
 
 def evaluate(step: nm.Step, other: nm.runtime.Executable, state: State, plan: nm.Plan): ...
 
-print(json.dumps([name for name in ("tensorflow", "jax", "orbax") if name in sys.modules]))
+print(json.dumps([name for name in ("tensorflow", "jax", "tensorstore") if name in sys.modules]))
 """
 
 

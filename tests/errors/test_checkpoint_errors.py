@@ -50,15 +50,6 @@ def mode_of_another_name():
     Checkpoints("checkpoints", mode="least")
 
 
-@wrong("""
-metric=3
-  at LINE: Checkpoints("checkpoints", metric=3)
-  fix: give the name of a metric
-""")
-def metric_that_is_a_number():
-    Checkpoints("checkpoints", metric=3)
-
-
 @wrong(
     """
 the folder of the checkpoints is a NoneType, expected a path

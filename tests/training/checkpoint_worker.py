@@ -17,9 +17,9 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import load, start_processes
-from namedmesh.training import Checkpoints, background_save
+from namedmesh.training import Checkpoints, saving
 
-WRITE = background_save.ChunkWriter.write
+WRITE = saving.ChunkWriter.write
 
 
 def expected_values(step, seed: int) -> dict[str, np.ndarray]:
@@ -63,10 +63,10 @@ def do(action: str, argument: str, folder: pathlib.Path, step, processes) -> obj
             raise OSError(errno.ENOSPC, "No space left on device")
 
         if processes.index == int(argument):
-            background_save.ChunkWriter.write = refuse
+            saving.ChunkWriter.write = refuse
         return "ready"
     if action == "fix":
-        background_save.ChunkWriter.write = WRITE
+        saving.ChunkWriter.write = WRITE
         return "ready"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

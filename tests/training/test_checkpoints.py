@@ -273,7 +273,6 @@ def test_variables_and_extra_are_read_without_the_values(tmp_path):
         ({"keep": "a"}, "keep='a'"),
         ({"keep": 1.5}, "keep=1.5"),
         ({"keep": 1, "mode": "least"}, "mode='least' is not a choice"),
-        ({"metric": 3}, "metric=3"),
     ],
 )
 def test_options_are_checked(tmp_path, options, problem):

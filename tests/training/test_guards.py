@@ -9,12 +9,11 @@ import pytest
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
 from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
-from namedmesh.training.divergence import Divergence
-from namedmesh.training.repeated_step import repeat_step
+from namedmesh.training.guards import Divergence, repeat_step
 from tests.training.programs import batch, compiled, same
 
 
-@pytest.mark.parametrize("factor", [1.0, 0.0, -2.0, float("nan"), "3", True])
+@pytest.mark.parametrize("factor", [1.0, 0.0, -2.0, float("nan")])
 def test_a_factor_of_divergence_is_above_one(factor):
     with pytest.raises(NamedMeshError, match="divergence"):
         Divergence(factor)

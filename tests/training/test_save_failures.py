@@ -20,7 +20,7 @@ import pytest
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime import State
-from namedmesh.training import Checkpoints, background_save
+from namedmesh.training import Checkpoints, saving
 from tests.training.programs import batch, compiled, same, values
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
@@ -66,8 +66,8 @@ def test_a_full_disk_is_an_error_of_the_next_call(tmp_path, monkeypatch, place):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     owner, name = {
-        "write": (background_save.ChunkWriter, "write"),
-        "commit": (background_save.CheckpointFolder, "commit"),
+        "write": (saving.ChunkWriter, "write"),
+        "commit": (saving.CheckpointFolder, "commit"),
     }[place]
     state = compiled("train", "two").place(values())
     checkpoints = Checkpoints(tmp_path, keep=3)
@@ -87,7 +87,7 @@ def test_a_full_disk_is_an_error_of_the_next_call(tmp_path, monkeypatch, place):
 
 
 def test_the_error_of_the_with_statement_comes_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(background_save.ChunkWriter, "write", lambda *_: 1 / 0)
+    monkeypatch.setattr(saving.ChunkWriter, "write", lambda *_: 1 / 0)
     with pytest.warns(UserWarning, match="step 1 could not be saved"):
         with pytest.raises(KeyError, match="mine"), Checkpoints(tmp_path, keep=3) as checkpoints:
             checkpoints.save(1, large_state(1))
@@ -108,13 +108,13 @@ def test_a_folder_that_vanishes_is_an_error_that_says_so(tmp_path):
 
 
 def test_a_folder_that_vanishes_while_it_is_written_is_no_checkpoint(tmp_path, monkeypatch):
-    write = background_save.ChunkWriter.write
+    write = saving.ChunkWriter.write
 
     def write_after_removal(writer, shards):
         shutil.rmtree(tmp_path / "1.part", ignore_errors=True)
         return write(writer, shards)
 
-    monkeypatch.setattr(background_save.ChunkWriter, "write", write_after_removal)
+    monkeypatch.setattr(saving.ChunkWriter, "write", write_after_removal)
     checkpoints = Checkpoints(tmp_path, keep=3)
     checkpoints.save(1, large_state(1))
     with pytest.raises(NamedMeshError, match="vanished while it was written"):

@@ -10,9 +10,8 @@ import pytest
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import Processes
-from namedmesh.training import shared_stop
-from namedmesh.training.shared_stop import SharedStop
-from namedmesh.training.signals import StopRequest
+from namedmesh.training import stopping
+from namedmesh.training.stopping import SharedStop, StopRequest
 
 
 @pytest.fixture
@@ -27,10 +26,10 @@ def store(monkeypatch) -> dict[str, str]:
             if name.startswith(f"{folder}/")
         }
 
-    monkeypatch.setattr(shared_stop, "store_text", texts.__setitem__)
-    monkeypatch.setattr(shared_stop, "read_texts", read)
-    monkeypatch.setattr(shared_stop, "_runs", iter([7] * 100))
-    monkeypatch.setattr(shared_stop, "_PAUSE", 0.01)
+    monkeypatch.setattr(stopping, "store_text", texts.__setitem__)
+    monkeypatch.setattr(stopping, "read_texts", read)
+    monkeypatch.setattr(stopping, "_runs", iter([7] * 100))
+    monkeypatch.setattr(stopping, "_PAUSE", 0.01)
     return texts
 
 
@@ -108,7 +107,7 @@ def test_a_time_limit_is_no_signal(store):
 
 
 def test_a_process_that_does_not_answer_is_an_error(store, monkeypatch):
-    monkeypatch.setattr(shared_stop, "_PATIENCE", 0.05)
+    monkeypatch.setattr(stopping, "_PATIENCE", 0.05)
     request = StopRequest()
     stop = SharedStop(request, Processes(2, 0, "here:1"))
     request.note(15)

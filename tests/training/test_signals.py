@@ -12,7 +12,7 @@ from namedmesh.training import StopRequest, graceful_stop
 
 PROGRAM = """
 import time
-from namedmesh.training.signals import graceful_stop
+from namedmesh.training.stopping import graceful_stop
 with graceful_stop() as stop:
     print("ready", flush=True)
     steps = 0

@@ -29,12 +29,6 @@ def test_utilization_is_work_over_what_the_devices_could_do():
     assert StepTimes((24.0, 26.0)).utilization(flops, 32, 989.4e12) == pytest.approx(0.21225, 1e-3)
 
 
-@pytest.mark.parametrize("options", [(1, 0, 1, 1), (1, 1, 0, 1), (1, 1, 1, 0)])
-def test_utilization_needs_positive_numbers(options):
-    with pytest.raises(NamedMeshError, match="=0"):
-        model_flops_utilization(*options)
-
-
 @pytest.mark.parametrize(
     "kind, peak",
     [

@@ -11,8 +11,8 @@ import pytest
 
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints
-from namedmesh.training.checkpoint_folder import CheckpointFolder
-from namedmesh.training.writer_lock import WRITER, WriterLock
+from namedmesh.training.catalog import WRITER, WriterLock
+from namedmesh.training.checkpoint_files import CheckpointFolder
 from tests.processes.workers import ROOT, START, run_processes
 
 HOLD = """
@@ -105,7 +105,7 @@ OPEN = (
     START
     + """
 from namedmesh import NamedMeshError
-from namedmesh.training import Checkpoints, checkpoint_catalog
+from namedmesh.training import Checkpoints, catalog
 said = []
 def attempt(folder):
     try:
@@ -125,7 +125,7 @@ with Checkpoints(f"{sys.argv[1]}/held", keep=1):
         said.append("")
     processes.exchange("all have tried", "yes")
 if processes.index == 1:  # a folder of the same name on a disk of its own
-    checkpoint_catalog.read_writer = lambda folder: "another"
+    catalog.read_writer = lambda folder: "another"
 attempt(f"{sys.argv[1]}/same")
 print(json.dumps(said))
 """

@@ -1,30 +1,106 @@
-"""A stop after the same step in all processes, whichever of them was asked to stop."""
+"""Graceful stops: signals take effect between two steps, the same two in all processes."""
 
 from __future__ import annotations
 
 import itertools
+import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.processes.coordination import read_texts, store_text
 from namedmesh.processes.processes import Processes, current_processes
-from namedmesh.training.signals import StopRequest
 
-_PAUSE = 0.25  # seconds between two looks at what the others say
+_PAUSE = 0.25  # seconds between two reads of what the others have stored
 _PATIENCE = 60.0  # seconds for all processes to say how far they are
 _runs = itertools.count()
 
 
-class SharedStop:
-    """Decides after which step all processes stop.
+class StopRequest:
+    """A request to stop this process; true once a signal has arrived.
 
-    A process that was asked to stop tells the others through the coordinator. Each says which step
-    it has begun, and all end after the highest of these. That happens in a thread, so that a
-    process that waits for the others in a collective answers too.
+    >>> from namedmesh.training import StopRequest
+    >>> request = StopRequest()
+    >>> bool(request), request.name
+    (False, '')
+    >>> request.note(15)
+    >>> bool(request), request.name, request.exit_status
+    (True, 'SIGTERM', 143)
     """
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def note(self, number: int) -> None:
+        """Note a signal; the first one counts.
+
+        Args:
+            number: The number of the signal.
+        """
+        self.number = self.number or number
+
+    def __bool__(self) -> bool:
+        return self.number != 0
+
+    @property
+    def name(self) -> str:
+        """The name of the signal, e.g. SIGTERM; empty if there was none."""
+        return signal.Signals(self.number).name if self else ""
+
+    @property
+    def exit_status(self) -> int:
+        """The exit status that shells expect of a process stopped by the signal."""
+        return 128 + self.number if self else 0
+
+
+@contextmanager
+def graceful_stop(
+    signals: Sequence[int] = (signal.SIGTERM, signal.SIGINT),
+) -> Iterator[StopRequest]:
+    """Note signals instead of being stopped by them; nothing is noted outside the main thread.
+
+    Args:
+        signals: The signals to note.
+
+    Yields:
+        A StopRequest, to check between two steps.
+
+    Example:
+        >>> import os, signal
+        >>> from namedmesh.training import graceful_stop
+        >>> with graceful_stop() as stop:
+        ...     for step in range(1000):
+        ...         if stop:
+        ...             break
+        ...         if step == 3:
+        ...             os.kill(os.getpid(), signal.SIGTERM)
+        >>> step, stop.name
+        (4, 'SIGTERM')
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    handlers = {
+        one: signal.signal(one, lambda number, _frame: request.note(number)) for one in signals
+    }
+    try:
+        yield request
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+
+
+class SharedStop:
+    """The decision after which step all processes stop."""
+
+    # A process that was asked to stop tells the others through the coordinator. Each answers with
+    # the step it has begun, and all end after the highest of these. A thread answers, because the
+    # main thread may be waiting for the others in a collective.
 
     def __init__(self, request: StopRequest, processes: Processes | None = None):
         self._request = request
@@ -46,7 +122,7 @@ class SharedStop:
         self._asked = True
 
     def allows(self, step: int) -> bool:
-        """Whether a step may begin; every process gets the same answer for the same step."""
+        """Return whether a step may begin; the answer is the same in all processes."""
         if self._thread is None:
             return not (self._request or self._asked)
         with self._lock:  # held by the thread from this process's answer to the decision
@@ -60,15 +136,13 @@ class SharedStop:
 
     @property
     def interrupted(self) -> bool:
-        """Whether a signal ended the steps; the same in all processes once they have ended.
-
-        Of several processes, a signal that came too late to keep a step from beginning does not
-        count: the others may not have heard of it.
-        """
+        """True if a signal ended the steps; the same in all processes once they have ended."""
+        # A signal that came too late to keep a step from beginning does not count: the other
+        # processes may not have heard of it.
         return self._interrupted if self._processes.count > 1 else bool(self._request)
 
     def close(self) -> None:
-        """End the thread; processes that are asked to stop later do not wait for this one."""
+        """End the thread, with an answer for processes that are asked to stop later."""
         if self._thread is not None:
             self._closed.set()
             self._thread.join()
@@ -95,7 +169,7 @@ class SharedStop:
             )
 
     def _answer(self) -> None:
-        """Say, once, which step this process has begun and which signal it got."""
+        """Store which step this process has begun and which signal it got."""
         text = f"{self._begun} {self._request.number}"
         store_text(f"{self._key}/{self._processes.index}", text)
 
@@ -110,7 +184,7 @@ class SharedStop:
                 self._request.note(self._signal)
 
     def _await_answers(self) -> list[str]:
-        """What all processes say."""
+        """Wait for the answers of all processes."""
         deadline = time.monotonic() + _PATIENCE
         while True:
             texts = read_texts(self._key)

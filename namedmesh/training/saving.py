@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pathlib
 import queue
@@ -17,20 +18,18 @@ import numpy as np
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.processes.processes import Processes
-from namedmesh.training.checkpoint_folder import CheckpointFolder
-from namedmesh.training.checkpoint_record import Record
-from namedmesh.training.chunk_store import Bounds, ChunkWriter, shards_to_write
-from namedmesh.training.first_process import run_on_first, shorten_error
+from namedmesh.training.checkpoint_files import CheckpointFolder, Record, shorten_error
+from namedmesh.training.chunks import Bounds, ChunkWriter, shards_to_write
 
 BATCH_BYTES = 64 * 2**20  # written and synchronized together
-PEER_SECONDS = 600.0  # how long a process that has written its part waits for the others
+PEER_SECONDS = 600.0  # for a process that has written its part to wait for the others
 _NO_SPACE = ("no space left", "quota", "file too large", "resource_exhausted")
 
 HostShard = tuple[str, Bounds, np.ndarray]
 
 
 class BackgroundSave:
-    """Saves one checkpoint, by a thread in each process."""
+    """One checkpoint, saved by a thread in each process."""
 
     def __init__(
         self,
@@ -45,23 +44,19 @@ class BackgroundSave:
         self._budget = Budget(host_memory)
         self._queue: queue.SimpleQueue[HostShard | None] = queue.SimpleQueue()
         self._interrupted = ""
-        # Alone, a process finishes its checkpoint before it exits. With others it must not: it
-        # would wait for those that are gone.
+        # Alone, a process finishes its checkpoint before it exits. One of several must not: it
+        # would wait for others that are gone.
         self._thread = threading.Thread(
             target=self._run, name=f"checkpoint {self.step}", daemon=processes.count > 1
         )
 
     def start(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Copy this process's shards, and start to write them.
-
-        Returns when everything is copied. With a bound on memory that may be when most of it is
-        written.
-        """
+        """Copy this process's shards while the thread writes them, as memory allows."""
         self._thread.start()
         try:
-            for shard in shards_to_write(arrays):
-                self._budget.take(shard.bytes)
-                self._queue.put((shard.name, shard.bounds, copy_to_host(shard.data)))
+            for name, bounds, data in shards_to_write(arrays):
+                self._budget.take(data.nbytes)
+                self._queue.put((name, bounds, copy_to_host(data)))
         except BaseException as error:
             self._interrupted = f"the state could not be copied: {shorten_error(error)}"
             raise
@@ -69,9 +64,9 @@ class BackgroundSave:
             self._queue.put(None)
 
     def wait(self) -> None:
-        """Wait until the checkpoint is there, on every process."""
+        """Wait until the checkpoint is complete, on every process."""
         self._thread.join()
-        if self.error is not None:  # made in the thread, which has no line of the user's
+        if self.error is not None:  # raised again: the thread has no line of the user's
             raise NamedMeshError(self.error.problem, *self.error.details, fix=self.error.fix)
 
     def _run(self) -> None:
@@ -88,11 +83,11 @@ class BackgroundSave:
             )
         except NamedMeshError as error:
             self.error = error
-        except BaseException as error:  # nobody but `wait` would ever hear of it
+        except BaseException as error:  # reported by `wait`
             self.error = self._failure(shorten_error(error))
 
     def _commit(self) -> None:
-        """Make the checkpoint appear, or remove its parts; on process 0."""
+        """Complete the checkpoint, or remove its files; on process 0."""
         try:
             self._folder.commit(self.record, self._processes.count)
         except (OSError, ValueError) as error:
@@ -125,7 +120,7 @@ class BackgroundSave:
         shutil.rmtree(self._folder.part_path(self.step), ignore_errors=True)
 
     def _write_all(self) -> str:
-        """Write every shard that is copied; returns what went wrong, or nothing."""
+        """Write every shard that is copied; return what went wrong, or an empty string."""
         own = self._folder.process_path(self.step, self._processes.index)
         problems: list[str] = []
         under_way: deque[tuple[Any, int]] = deque()
@@ -140,8 +135,8 @@ class BackgroundSave:
                     with _collect(problems):
                         written = writer.write(batch)
                 under_way.append((written, size))
-                # One batch is written while the next is made ready, unless there is none yet: what
-                # is under way may be all that memory allows.
+                # One batch is written while the next is collected, unless there is none yet: the
+                # one being written may be all that memory allows.
                 while len(under_way) > 1 or (under_way and self._queue.empty()):
                     written, size = under_way.popleft()
                     with _collect(problems):
@@ -154,7 +149,7 @@ class BackgroundSave:
         return self._interrupted or "".join(problems[:1])
 
     def _batches(self) -> Iterator[list[HostShard]]:
-        """The copied shards, as many together as are there; at least one batch, if empty."""
+        """Yield the copied shards in batches; at least one, which may be empty."""
         batch: list[HostShard] = []
         ended = False
         while not ended:
@@ -171,7 +166,7 @@ class BackgroundSave:
             batch = []
 
     def _failure(self, problem: str, *details: str) -> NamedMeshError:
-        """The error of a save that failed."""
+        """Make the error of a save that failed."""
         return NamedMeshError(
             f"step {self.step} could not be saved in {self._folder.path}: {problem}",
             *details,
@@ -179,7 +174,7 @@ class BackgroundSave:
         )
 
     def _advice(self, problem: str) -> str:
-        """What to do about a problem."""
+        """Return what to do about a problem."""
         if any(words in problem.lower() for words in _NO_SPACE):
             return "free space on that disk or raise the quota, and save again"
         if "does not see" in problem:
@@ -188,12 +183,7 @@ class BackgroundSave:
 
 
 class Budget:
-    """Bytes that may be held at once; something larger than all of it is held alone.
-
-    >>> budget = Budget(10)
-    >>> budget.take(25)  # larger than all of it, and nothing else is held
-    >>> budget.give(25)
-    """
+    """Bytes that may be held at once; something larger than all of it is held alone."""
 
     def __init__(self, limit: int | None):
         self._limit, self._held, self._changed = limit, 0, threading.Condition()
@@ -218,20 +208,20 @@ def copy_to_host(data: jax.Array) -> np.ndarray:
     (device,) = data.devices()
     if device.platform == "cpu":
         return np.array(data)
-    # An array keeps the host's copy of its values for as long as it lives: read a view instead.
+    # jax keeps the host's copy with the array for as long as it lives: read a view instead.
     view = jax.make_array_from_single_device_arrays(data.shape, data.sharding, [data])
     return np.asarray(view)
 
 
 def lower_priority() -> None:
-    """Let a thread, and those that it starts, run when the step leaves time (Linux only)."""
+    """Let this thread, and those that it starts, yield to the step (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 5)
 
 
 @contextlib.contextmanager
 def _collect(problems: list[str]) -> Iterator[None]:
-    """Note what goes wrong, and go on: all that is copied must be taken from the queue."""
+    """Note what goes wrong and continue: everything copied must be taken from the queue."""
     try:
         yield
     except Exception as error:
@@ -240,10 +230,8 @@ def _collect(problems: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
-    """Keep a folder open; what it yields says whether that folder is still at its path.
-
-    One that was removed and made again is another folder, and has lost what was in it.
-    """
+    """Keep a folder open, and yield a check that it is still the one at its path."""
+    # A folder that was removed and made again is another one, and has lost its files.
     descriptor = os.open(folder, os.O_RDONLY)
 
     def is_there() -> bool:
@@ -256,3 +244,26 @@ def _hold(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
         yield is_there
     finally:
         os.close(descriptor)
+
+
+def run_on_first(
+    processes: Processes, what: str, action: Callable[[], Any], *, fix: str, timeout: float
+) -> Any:
+    """Run a function on process 0 and return its result on all processes, which must all call it.
+
+    >>> run_on_first(Processes(), "a sum", lambda: 1 + 2, fix="", timeout=1)
+    3
+    """
+    answer: dict[str, Any] = {}
+    if processes.first:
+        try:
+            answer["result"] = action()
+        except NamedMeshError as error:
+            answer |= {"problem": error.problem, "details": error.details, "fix": error.fix}
+        except (OSError, ValueError) as error:
+            answer |= {"problem": shorten_error(error), "details": [], "fix": fix}
+    texts = processes.exchange(what, json.dumps(answer), timeout=timeout)
+    answer = json.loads(texts[0])
+    if "problem" in answer:
+        raise NamedMeshError(answer["problem"], *answer["details"], fix=answer["fix"])
+    return answer["result"]

@@ -1,7 +1,9 @@
-"""A step taken twice from the same state: other bits mean that a device computes wrongly."""
+"""Guards of a run: losses that diverge, and steps repeated to find devices that compute wrongly."""
 
 from __future__ import annotations
 
+import statistics
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +15,34 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
 from namedmesh.runtime import Executable, State
 
+WINDOW = 100  # the steps whose median counts
+LEAST = 20  # steps before there is a median
 _SAME = "the same bits"
+
+
+class Divergence:
+    """A limit on a loss: a multiple of its median over the last steps."""
+
+    def __init__(self, factor: float):
+        if not factor > 1.0:
+            raise NamedMeshError(
+                f"divergence={factor!r}",
+                fix="give how many times its median a loss may be, e.g. 3.0; None for no limit",
+            )
+        self.factor = factor
+        self._recent: deque[float] = deque(maxlen=WINDOW)
+
+    def note(self, value: float) -> float | None:
+        """Note the loss of a step; return the median if the loss is too far above it."""
+        median = statistics.median(self._recent) if len(self._recent) >= LEAST else 0.0
+        self._recent.append(value)
+        return median if 0.0 < median * self.factor < value else None
 
 
 def repeat_step(
     executable: Executable, state: State, inputs: Mapping[str, Any], step: int
 ) -> tuple[State, Any]:
-    """Take a step twice and compare the bits of its state and its results.
-
-    It needs memory for a second state. All processes must call it.
-    """
+    """Take a step twice and compare the bits, in all processes; it needs memory for two states."""
     copy = State({name: _copy_array(one) for name, one in state.arrays.items()}, state.specs)
     first, results = executable(state, **inputs)
     second, again = executable(copy, **inputs)
@@ -44,13 +64,13 @@ def repeat_step(
 
 
 def _copy_array(array: jax.Array) -> jax.Array:
-    """A copy of an array, made by each device of its own shard."""
+    """Copy an array, each device its own shard."""
     shards = [jnp.copy(shard.data) for shard in array.addressable_shards]
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, shards)
 
 
 def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
-    """The arrays whose bits differ, each with the devices of this process that have them."""
+    """List the arrays whose bits differ, each with the devices of this process that have them."""
     lines = []
     for name in one:
         pairs = zip(one[name].addressable_shards, other[name].addressable_shards, strict=True)
@@ -61,6 +81,6 @@ def _find_differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[
 
 
 def _have_same_bits(one: jax.Array, other: jax.Array) -> bool:
-    """Whether two shards are the same bit for bit."""
+    """Compare two shards bit for bit."""
     left, right = (np.ascontiguousarray(each).reshape(-1).view(np.uint8) for each in (one, other))
     return np.array_equal(left, right)

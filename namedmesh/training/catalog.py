@@ -1,0 +1,255 @@
+"""The checkpoints in a folder as all processes know them, and the lock that makes it one run's."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import math
+import os
+import pathlib
+import platform
+import secrets
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from namedmesh.errors.errors import NamedMeshError, join_names
+from namedmesh.processes.processes import Processes
+from namedmesh.training.checkpoint_files import CheckpointFolder, Record
+from namedmesh.training.saving import run_on_first
+
+WRITER = ".writer"  # names the process that saves in the folder, and is locked while it runs
+_LOCKED = (errno.EACCES, errno.EAGAIN)
+_TRIES = 10  # to lock a file that its owner may be removing, or to see what process 0 has written
+_SECONDS = 300.0  # for processes to wait for each other
+
+
+class CheckpointCatalog:
+    """The complete checkpoints in a folder; process 0 reads and changes it for all processes."""
+
+    def __init__(
+        self,
+        files: CheckpointFolder,
+        processes: Processes,
+        keep: int | None,
+        metric: str,
+        rank: Callable[..., Any],
+    ):
+        self._files, self._processes = files, processes
+        self._keep, self._metric, self._rank = keep, metric, rank
+        self._lock: WriterLock | None = None
+        processes.agree("the folder of the checkpoints", str(files.path))
+        try:
+            writer, rows = self._on_first("opening", self._open)
+            self._metrics: dict[int, float | None] = {step: value for step, value in rows}
+            if processes.count > 1:
+                self._check_shared(writer)
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> tuple[str, list[tuple[int, float | None]]]:
+        """Lock and clean the folder; return its writer, and each step with its metric."""
+        if self._keep is not None:
+            self._files.path.mkdir(parents=True, exist_ok=True)
+            self._lock = WriterLock(self._files.path)
+            self._files.remove_leftovers()
+        rows = [(step, self._read_metric(step)) for step in self._files.list_steps()]
+        return self._lock.text if self._lock is not None else "", rows
+
+    def close(self) -> None:
+        """Release the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+    def _read_metric(self, step: int) -> float | None:
+        """Return the metric of a checkpoint; None if it has none, or is damaged."""
+        try:
+            value = self._files.read_record(step).metrics.get(self._metric)
+        except NamedMeshError:
+            return None
+        return value if isinstance(value, int | float) and math.isfinite(value) else None
+
+    def _check_shared(self, writer: str) -> None:
+        """Raise on every process if one does not see the folder that process 0 sees."""
+        text = "all"
+        for _ in range(_TRIES):
+            seen = self._files.list_steps()
+            absent = [str(step) for step in self._metrics if step not in seen]
+            text = f"no step {join_names(absent)}" if absent else "all"
+            if not absent and writer and read_writer(self._files.path) != writer:
+                text = "another folder than process 0"
+            if text == "all":
+                break
+            time.sleep(0.5)  # a network file system may be late
+        texts = self._processes.exchange(f"what is in {self._files.path}", text)
+        others = [f"process {one} sees {text}" for one, text in enumerate(texts) if text != "all"]
+        if others:
+            raise NamedMeshError(
+                f"{self._files.path} is not the same folder for all processes",
+                *others[:8],
+                fix="name a folder on a file system that all processes share",
+            )
+
+    def _on_first(self, what: str, action: Callable[[], Any]) -> Any:
+        """Run a function on process 0 and return its result on all."""
+        fix = "check that the folder is there and that you may write to it"
+        what = f"{what} {self._files.path}"
+        return run_on_first(self._processes, what, action, fix=fix, timeout=_SECONDS)
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps in order."""
+        return sorted(self._metrics)
+
+    @property
+    def best(self) -> int | None:
+        """The step with the best metric; the newest if none was measured."""
+        best = best_step(self._metrics, self._rank)
+        return max(self._metrics, default=None) if best is None else best
+
+    def prune(self, record: Record) -> None:
+        """Delete what is not kept beside a new checkpoint; on process 0, from any thread."""
+        for step in self._find_old(record):
+            with contextlib.suppress(OSError):  # open in a reader; the next start removes it
+                self._files.delete(step)
+
+    def add(self, record: Record) -> None:
+        """Add a new checkpoint, and remove those that are not kept beside it."""
+        old = self._find_old(record)
+        self._metrics[record.step] = record.metrics.get(self._metric)
+        for step in old:
+            del self._metrics[step]
+
+    def _find_old(self, record: Record) -> list[int]:
+        """Return the steps that are not kept beside a new checkpoint."""
+        metrics = self._metrics | {record.step: record.metrics.get(self._metric)}
+        newest = sorted(metrics)[-(self._keep or len(metrics)) :]
+        best = best_step(metrics, self._rank)
+        return [step for step in sorted(metrics) if step not in newest and step != best]
+
+    def delete(self, step: int) -> None:
+        """Delete a checkpoint, unless it is the only one."""
+        if step in self._metrics and len(self._metrics) > 1:
+            self._on_first("deleting from", lambda: self._files.delete(step))
+            del self._metrics[step]
+
+    def set_aside(self, step: int) -> str:
+        """Rename a damaged checkpoint, so that its step can be saved again."""
+        name = self._on_first("setting aside in", lambda: self._files.set_aside(step).name)
+        del self._metrics[step]
+        return name
+
+
+def best_step(metrics: dict[int, float | None], rank: Callable[..., Any]) -> int | None:
+    """Return the step with the best metric, the newest of equals.
+
+    >>> best_step({1: 2.0, 2: 1.0, 3: 1.0, 4: None}, min)
+    3
+    """
+    measured = {step: value for step, value in metrics.items() if value is not None}
+    if not measured:
+        return None
+    best = rank(measured.values())
+    return max(step for step, value in measured.items() if value == best)
+
+
+@dataclass
+class _Lock:
+    """A locked file: path, descriptor, contents, users in this process, and its owner's pid."""
+
+    path: pathlib.Path
+    number: int
+    text: str = ""
+    users: int = 1
+    process: int = 0
+
+    @property
+    def is_there(self) -> bool:
+        """Check that it is still the file of that name, and that this process is its owner."""
+        with contextlib.suppress(OSError):
+            same = os.path.samestat(os.fstat(self.number), os.stat(self.path))
+            return same and self.process == os.getpid()
+        return False
+
+    def release(self) -> None:
+        """Remove the file once the last user is done."""
+        self.users -= 1
+        if self.users or self.process != os.getpid():
+            return
+        if self.is_there:
+            with contextlib.suppress(OSError):
+                self.path.unlink()
+        with contextlib.suppress(OSError):
+            os.close(self.number)
+        if _locks.get(self.path) is self:
+            del _locks[self.path]
+
+
+_locks: dict[pathlib.Path, _Lock] = {}  # those of this process
+
+
+class WriterLock:
+    """The right to save checkpoints in a folder, for all users in one process."""
+
+    # The operating system releases the lock when the process ends, however it ends. On a file
+    # system without locks, other processes are not kept away.
+
+    def __init__(self, folder: pathlib.Path):
+        path = folder.resolve() / WRITER
+        lock = _locks.get(path)
+        if lock is not None and lock.is_there:
+            lock.users += 1
+        else:
+            lock = _take(path)
+        self.text = lock.text if lock is not None else ""
+        self.release = weakref.finalize(self, lock.release) if lock is not None else lambda: None
+
+
+def _take(path: pathlib.Path) -> _Lock | None:
+    """Lock the file and write the owner to it; return None where that is not possible."""
+    lock = None
+    with contextlib.suppress(OSError):  # a full disk shows when something is saved
+        for _ in range(_TRIES):
+            number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            lock = _Lock(path, number, process=os.getpid())
+            try:
+                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if error.errno in _LOCKED:
+                    os.close(number)
+                    raise _refuse(path) from None
+            if lock.is_there:
+                break
+            os.close(number)  # its owner has just removed it
+            lock = None
+    if lock is None:
+        return None
+    _locks[path] = lock
+    text = f"process {os.getpid()} on {platform.node()} {secrets.token_hex(8)}"
+    with contextlib.suppress(OSError):
+        os.ftruncate(lock.number, 0)
+        os.pwrite(lock.number, text.encode(), 0)
+        os.fsync(lock.number)
+        lock.text = text
+    return lock
+
+
+def _refuse(path: pathlib.Path) -> NamedMeshError:
+    """Make the error for a folder in which another process saves."""
+    other = read_writer(path.parent).rpartition(" ")[0] or "another process"
+    return NamedMeshError(
+        f"{path.parent} is in use: {other} saves checkpoints there",
+        fix=f"wait until it has ended, stop it, or use another folder; if its machine is gone, "
+        f"remove {WRITER} there",
+    )
+
+
+def read_writer(folder: pathlib.Path) -> str:
+    """Return who saves in a folder, as its file says; empty if there is none."""
+    with contextlib.suppress(OSError):
+        return (folder / WRITER).read_text(errors="replace")[:300]
+    return ""
