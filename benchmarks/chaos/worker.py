@@ -17,8 +17,8 @@ from namedmesh.training import (
     Intervals,
     NumberedBatches,
     Trainer,
-    checkpoint_folder,
-    chunk_store,
+    checkpoint_files,
+    chunks,
     save_weights,
 )
 
@@ -35,10 +35,10 @@ def slow_down_disk(seconds: float) -> None:
 
         return call
 
-    chunk_store.ChunkWriter.write = after_a_while(chunk_store.ChunkWriter.write)
-    checkpoint_folder.join_databases = after_a_while(checkpoint_folder.join_databases)
-    checkpoint_folder.write_file = after_a_while(checkpoint_folder.write_file)
-    checkpoint_folder.sync_folder = after_a_while(checkpoint_folder.sync_folder)
+    chunks.ChunkWriter.write = after_a_while(chunks.ChunkWriter.write)
+    checkpoint_files.join_databases = after_a_while(checkpoint_files.join_databases)
+    checkpoint_files.write_file = after_a_while(checkpoint_files.write_file)
+    checkpoint_files.sync_folder = after_a_while(checkpoint_files.sync_folder)
 
 
 def run(arguments: argparse.Namespace) -> int:
