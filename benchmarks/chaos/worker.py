@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.chaos.training import SAVE_EVERY, make_batch
-from namedmesh.runtime import load, start_processes, starting
+from namedmesh.processes import starting
+from namedmesh.runtime import load, start_processes
 from namedmesh.training import (
     Checkpoints,
     Intervals,
