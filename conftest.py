@@ -12,10 +12,17 @@ os.environ["XLA_FLAGS"] = (
 
 import pytest
 
+import namedmesh as nm
 from namedmesh.runtime import use_cpu_devices
 from tests.slow_tests import SLOW, THINNED
 
 use_cpu_devices(8)
+
+
+@pytest.fixture(autouse=True)
+def _names_of_examples(doctest_namespace: dict[str, object]) -> None:
+    """Examples in docstrings need not import namedmesh, as numpy's need not import numpy."""
+    doctest_namespace["nm"] = nm
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -34,7 +34,7 @@ def _register(module: str) -> None:
     """Import what registers itself with the module of a public name."""
     if module.startswith("namedmesh.ir."):
         # Tensor looks up the functions behind its operators and methods.
-        for part in ("arithmetic", "bitwise", "logic", "mathematics", "indexing", "replace"):
+        for part in ("logic", "mathematics", "indexing"):
             importlib.import_module(f"namedmesh.ops.{part}")
         importlib.import_module("namedmesh.ops.methods")
     if module.startswith(("namedmesh.planning.", "namedmesh.lowering.")):

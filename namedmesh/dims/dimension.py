@@ -19,11 +19,7 @@ class Dimension:
         name: An identifier.
         size: A positive whole number.
 
-    Raises:
-        NamedMeshError: The name is not an identifier, or the size is not a positive whole number.
-
     Example:
-        >>> import namedmesh as nm
         >>> B = nm.Dimension("batch", 8)
         >>> print(B, B.resized(4))
         batch=8 batch=4
@@ -44,9 +40,6 @@ class Dimension:
 
         Returns:
             The new dimension.
-
-        Raises:
-            NamedMeshError: The size is not a positive whole number.
         """
         return Dimension(self.name, size)
 
@@ -63,11 +56,7 @@ class Shape(Sequence[Dimension]):
     Args:
         dims: The dimensions.
 
-    Raises:
-        NamedMeshError: An item is not a Dimension, or a name occurs twice.
-
     Example:
-        >>> import namedmesh as nm
         >>> shape = nm.Shape(nm.dims("batch=8 model=16"))
         >>> shape.names, shape.sizes, shape.elements
         (('batch', 'model'), (8, 16), 128)
@@ -139,9 +128,6 @@ class Shape(Sequence[Dimension]):
 
         Returns:
             The size.
-
-        Raises:
-            ValueError: No dimension has that name.
         """
         return self.dims[self.position(name)].size
 
@@ -153,9 +139,6 @@ class Shape(Sequence[Dimension]):
 
         Returns:
             The position, counted from 0.
-
-        Raises:
-            ValueError: No dimension has that name.
         """
         return self.names.index(name)
 
@@ -179,10 +162,6 @@ class Shape(Sequence[Dimension]):
 
         Returns:
             The new shape.
-
-        Raises:
-            ValueError: No dimension has that name.
-            NamedMeshError: A name would occur twice.
         """
         at = self.position(name)
         return Shape(self.dims[:at] + dims + self.dims[at + 1 :])
@@ -195,10 +174,6 @@ class Shape(Sequence[Dimension]):
 
         Returns:
             A shape of these dimensions, in the order of the names.
-
-        Raises:
-            ValueError: No dimension has one of the names.
-            NamedMeshError: A name is given twice.
         """
         return Shape(self.dims[self.position(name)] for name in names)
 
@@ -238,11 +213,7 @@ def dims(text: str) -> list[Dimension]:
     Returns:
         The dimensions.
 
-    Raises:
-        NamedMeshError: A part does not read as name=size, or a name is given twice.
-
     Example:
-        >>> import namedmesh as nm
         >>> G, S = nm.dims("group=64 seq=128")
         >>> G
         Dimension(name='group', size=64)

@@ -37,11 +37,7 @@ class Layout:
         rules: The axes of each dimension, by name.
         exempt: The patterns of names that the layout does not concern.
 
-    Raises:
-        NamedMeshError: The rules cannot be read, or map a dimension twice.
-
     Example:
-        >>> import namedmesh as nm
         >>> nm.Layout("group:data+expert, expert:expert")
         Layout('group:data+expert, expert:expert')
         >>> nm.Layout({"hidden": "model"}).axes("hidden")
@@ -106,11 +102,7 @@ class Layout:
         Returns:
             The layout.
 
-        Raises:
-            NamedMeshError: The file cannot be read, or is not such a mapping.
-
         Example:
-            >>> import namedmesh as nm
             >>> nm.Layout.from_yaml("group: [data, expert]")
             Layout('group:data+expert')
         """
@@ -177,7 +169,6 @@ class Layout:
             The restricted layout.
 
         Example:
-            >>> import namedmesh as nm
             >>> nm.Layout("batch:data, hidden:model").only(["batch"])
             Layout('batch:data')
         """
@@ -212,9 +203,6 @@ class Layout:
             label: What an error calls the layout.
             owner: What an error says the dimensions belong to.
             known: The expression that the fix names for those dimensions.
-
-        Raises:
-            NamedMeshError: The layout names an axis or a dimension that is not there.
         """
         without_axis = {
             name: [axis for axis in axes if axis not in mesh.axes]

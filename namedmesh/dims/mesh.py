@@ -33,13 +33,7 @@ class Mesh:
         hosts: How many hosts there are.
         slices: How many slices there are.
 
-    Raises:
-        NamedMeshError: There is no axis, a size is not a positive whole number, devices do not
-            divide among hosts and slices in whole blocks of the grid, or the assignment does not
-            place every device once, those of a host together.
-
     Example:
-        >>> import namedmesh as nm
         >>> mesh = nm.Mesh(data=2, expert=4)
         >>> mesh.devices
         8
@@ -142,11 +136,7 @@ class Mesh:
         Returns:
             The mesh.
 
-        Raises:
-            NamedMeshError: A part does not read as axis=size, or an axis is given twice.
-
         Example:
-            >>> import namedmesh as nm
             >>> nm.Mesh.parse("data=2 expert=4")
             Mesh(data=2, expert=4)
             >>> nm.Mesh.parse("data=2 expert=4 hosts=2").hosts
@@ -196,9 +186,6 @@ class Mesh:
         Args:
             axis: The name of an axis.
             what: What asks for it, for the error.
-
-        Raises:
-            NamedMeshError: The mesh has no axis of that name.
         """
         if not isinstance(axis, str) or axis not in self.axes:
             raise NamedMeshError(

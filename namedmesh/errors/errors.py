@@ -18,7 +18,6 @@ class NamedMeshError(ValueError):
         source: The user's line; by default the one that is running.
 
     Example:
-        >>> import namedmesh as nm
         >>> try:
         ...     nm.Dimension("batch", 0)
         ... except nm.NamedMeshError as error:

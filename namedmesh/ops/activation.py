@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
+from namedmesh.dims.dimension import Dimension
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
+from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.arithmetic import minimum
-from namedmesh.ops.elementwise import elementwise
+from namedmesh.ops.broadcast import sum
+from namedmesh.ops.elementwise import elementwise, stop_gradient
 from namedmesh.ops.logic import where
-from namedmesh.ops.mathematics import erf, exp
+from namedmesh.ops.mathematics import erf, exp, is_finite, log, minimum
+from namedmesh.ops.reduce import check_float_over, find_peak
 
 
 @elementwise(lambda tf: tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
@@ -22,11 +27,7 @@ def tanh(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.tanh(x), x=([M], [-20.0, 0.0, 20.0]))
         array([-1.,  0.,  1.], dtype=float32)
@@ -44,11 +45,7 @@ def sigmoid(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.sigmoid(x), x=([M], [-200.0, 0.0, 200.0]))
         array([0. , 0.5, 1. ], dtype=float32)
@@ -68,11 +65,7 @@ def softplus(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.softplus(x), x=([M], [-1000.0, 1000.0]))
         array([   0., 1000.], dtype=float32)
@@ -92,11 +85,7 @@ def relu(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is bool.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.relu(x), x=([M], [-1.0, 0.0, 2.0]))
         array([0., 0., 2.], dtype=float32)
@@ -113,11 +102,7 @@ def gelu(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.gelu(x), x=([M], [0.0, 20.0]))
         array([ 0., 20.], dtype=float32)
@@ -135,11 +120,7 @@ def swish(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.swish(x), x=([M], [0.0, 200.0]))
         array([  0., 200.], dtype=float32)
@@ -158,11 +139,7 @@ def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.leaky_relu(x, slope=0.5), x=([M], [-1.0, 2.0]))
         array([-0.5,  2. ], dtype=float32)
@@ -180,14 +157,91 @@ def elu(x: Operand) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.elu(x), x=([M], [-200.0, 0.0, 2.0]))
         array([-1.,  0.,  2.], dtype=float32)
     """
     x = as_tensor("elu", x)
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
+
+
+def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
+    """Take the logarithm of the sum of exponentials over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several; all of them by default.
+
+    Returns:
+        A tensor without those dimensions, of the same dtype.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.logsumexp(x), x=([M], [1000.0, 0.0]))
+        array(1000., dtype=float32)
+    """
+    dims = check_float_over("logsumexp", x, over)
+    highest = stop_gradient(find_peak(x, dims))
+    # An infinite peak would make inf - inf of what equals it, which is nan.
+    peak = where(is_finite(highest), highest, 0.0)
+    return log(sum(exp(x - peak), dims)) + peak
+
+
+def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
+    """Take exponentials, normalised to sum to one over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.softmax(x, over=M), x=([M], [7.0, 7.0]))
+        array([0.5, 0.5], dtype=float32)
+    """
+    dims = _check_named("softmax", x, over)
+    exponentials = exp(x - stop_gradient(find_peak(x, dims)))
+    return exponentials / sum(exponentials, dims)
+
+
+def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
+    """Take the logarithm of the softmax over some dimensions, without overflow.
+
+    Over a split dimension this is two AllReduces, of the maximum and of the sum.
+
+    Args:
+        x: A floating point tensor.
+        over: One dimension or several.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.log_softmax(x, over=M), x=([M], [1000.0, 0.0]))
+        array([    0., -1000.], dtype=float32)
+    """
+    dims = _check_named("log_softmax", x, over)
+    shifted = x - stop_gradient(find_peak(x, dims))
+    return shifted - log(sum(exp(shifted), dims))
+
+
+def _check_named(
+    what: str, x: Tensor, over: Dimension | Sequence[Dimension]
+) -> tuple[Dimension, ...]:
+    """Return the dimensions of a normalisation, which must be named, or raises."""
+    if over is None:
+        raise NamedMeshError(
+            f"{what}: over=None names no dimension",
+            str(check_tensor(what, x)),
+            fix="name one, e.g. over=S",
+        )
+    return check_float_over(what, x, over)

@@ -13,8 +13,8 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.join import concat
 from namedmesh.ops.shape import transpose
-from namedmesh.ops.windows import Pad, slice
-from namedmesh.ops.windows import reverse as reverse_dim
+from namedmesh.ops.slices import Pad, slice
+from namedmesh.ops.slices import reverse as reverse_dim
 from namedmesh.signature.nest import flatten, unflatten
 
 

@@ -101,11 +101,7 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
     Returns:
         The tensor.
 
-    Raises:
-        NamedMeshError: The dtype is not known, or the value does not fit it.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: x + nm.full([M], 7.0), x=([M], [1.0, 2.0]))
         array([8., 9.], dtype=float32)
@@ -128,12 +124,7 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
     Returns:
         The tensor.
 
-    Raises:
-        NamedMeshError: The array does not have the sizes of the dimensions, its numbers are of no
-            known dtype, or it is larger than 16 MiB: give that to the step as an input.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: x * nm.constant([1, 10, 100], [M]), x=([M], [1, 2, 3]))
         array([  1,  20, 300], dtype=int32)
@@ -201,11 +192,7 @@ def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     Returns:
         The tensor.
 
-    Raises:
-        NamedMeshError: The dtype is not known.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda: nm.zeros([M]))
         array([0., 0.], dtype=float32)
@@ -223,11 +210,7 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
     Returns:
         The tensor.
 
-    Raises:
-        NamedMeshError: The dtype is not known.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda: nm.ones([M]))
         array([1., 1.], dtype=float32)
@@ -248,12 +231,7 @@ def range(dim: Dimension, dtype: str = "int32") -> Tensor:
     Returns:
         A tensor with this dimension alone.
 
-    Raises:
-        NamedMeshError: `dim` is not a Dimension, the dtype is not known or is bool, or it is an
-            integer dtype that does not count so far.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda: nm.range(M))
         array([0, 1, 2], dtype=int32)

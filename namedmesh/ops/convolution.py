@@ -12,9 +12,9 @@ from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.neighbours import read_rows
+from namedmesh.ops.halo import read_rows
+from namedmesh.ops.slices import reverse
 from namedmesh.ops.sliding import Slide, Sliding, find_sliding_exchanges
-from namedmesh.ops.windows import reverse
 
 
 class Sliders(Op):

@@ -13,7 +13,7 @@ from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.associative import associative_scan
 from namedmesh.ops.constants import full
-from namedmesh.ops.windows import shift
+from namedmesh.ops.slices import shift
 
 
 class Cumulative(Op):
@@ -160,11 +160,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or is bool.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.cumsum(x, S), x=([S], [1, 2, 3]))
         array([1, 3, 6], dtype=int32)
@@ -187,11 +183,7 @@ def cumprod(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = 
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or is bool.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.cumprod(x, S), x=([S], [1, 2, 3]))
         array([1, 2, 6], dtype=int32)

@@ -120,12 +120,7 @@ def einsum(
     Returns:
         A tensor with exactly these dimensions, of the operands' or the preferred dtype.
 
-    Raises:
-        NamedMeshError: A dimension of the result is in none of the operands, one name has two
-            sizes, or the dtypes differ or are bool.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, M, H = nm.dims("batch=2 model=2 hidden=2")
         >>> def layer(x, w):
         ...     return nm.einsum([x, w], [B, H])

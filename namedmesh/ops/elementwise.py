@@ -233,11 +233,7 @@ def cast(x: Operand, dtype: str) -> Tensor:
     Returns:
         A tensor of the same shape; `x` itself where it has the dtype already.
 
-    Raises:
-        NamedMeshError: The dtype is not known.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.cast(x, "int32"), x=([M], [1.75, -1.75]))
         array([ 1, -1], dtype=int32)
@@ -258,7 +254,6 @@ def stop_gradient(x: Operand) -> Tensor:
         A tensor of the shape and dtype of `x`.
 
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def slope(x):
         ...     return nm.grad(nm.sum(x * nm.stop_gradient(x)), [x])[0]
@@ -282,7 +277,6 @@ def compute_once(x: Operand) -> Tensor:
         A tensor of the shape and dtype of `x`.
 
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def unit(x):
         ...     return x / nm.compute_once(nm.sqrt(nm.sum(x * x)))

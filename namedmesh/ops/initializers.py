@@ -43,7 +43,6 @@ def constant_init(value: float) -> Initializer:
         An initializer: a function of a random key, a shape and a dtype.
 
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda: nm.param("gain", [M], init=nm.constant_init(1.0)))
         array([1., 1.], dtype=float32)
@@ -61,7 +60,6 @@ def normal_init(stddev: float) -> Initializer:
         An initializer: a function of a random key, a shape and a dtype.
 
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.normal_init(0.5)))
         >>> bool(0.4 < w.std() < 0.6)
@@ -80,7 +78,6 @@ def uniform_init(limit: float) -> Initializer:
         An initializer: a function of a random key, a shape and a dtype.
 
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.uniform_init(0.5)))
         >>> bool(-0.5 <= w.min() < -0.49 and 0.49 < w.max() < 0.5)
@@ -104,7 +101,6 @@ def truncated_normal_init(stddev: float) -> Initializer:
         An initializer: a function of a random key, a shape and a dtype.
 
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> w = nm.evaluate(lambda: nm.param("w", [N], init=nm.truncated_normal_init(1.0)))
         >>> bool(0.9 < w.std() < 1.1 and abs(w).max() < 2.28)
@@ -132,11 +128,7 @@ def glorot_init(
     Returns:
         An initializer: a function of a random key, a shape and a dtype.
 
-    Raises:
-        NamedMeshError: An argument is not a Dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> M, H = nm.dims("model=100 hidden=60")
         >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.glorot_init(M, H)))
         >>> bool(0.105 < w.std() < 0.118)
@@ -155,11 +147,7 @@ def he_init(*fan_in: Dimension) -> Initializer:
     Returns:
         An initializer: a function of a random key, a shape and a dtype.
 
-    Raises:
-        NamedMeshError: An argument is not a Dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> M, H = nm.dims("model=100 hidden=50")
         >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.he_init(M)))
         >>> bool(0.13 < w.std() < 0.15)
@@ -187,12 +175,8 @@ def orthogonal_init(
     Returns:
         An initializer: a function of a random key, a shape and a dtype.
 
-    Raises:
-        NamedMeshError: An argument is not a Dimension, or the variable lacks it.
-
     Example:
         >>> import numpy as np
-        >>> import namedmesh as nm
         >>> M, H = nm.dims("model=8 hidden=4")
         >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.orthogonal_init(M, H)))
         >>> bool(np.allclose(w.T @ w, np.eye(4), atol=1e-5))
@@ -238,11 +222,7 @@ def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
     Returns:
         An initializer: a function of a random key, a shape and a dtype.
 
-    Raises:
-        NamedMeshError: An argument is not a Dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> M, H = nm.dims("model=100 hidden=50")
         >>> w = nm.evaluate(lambda: nm.param("w", [M, H], init=nm.fan_in_init(M)))
         >>> bool(0.09 < w.std() < 0.11)

@@ -16,9 +16,9 @@ from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.broadcast import sum as sum_over
-from namedmesh.ops.neighbours import Stretch, find_exchanges, read_rows
+from namedmesh.ops.halo import Stretch, find_exchanges, read_rows
 from namedmesh.ops.shape import name_apart, reshape, transpose
-from namedmesh.ops.windows import slice
+from namedmesh.ops.slices import slice
 
 
 class Concat(Op):
@@ -88,12 +88,7 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
         A tensor in which the sizes along the dimension add up, its dimensions in the order of the
         first.
 
-    Raises:
-        NamedMeshError: A tensor lacks the dimension, or differs from the first in another one or in
-            dtype.
-
     Example:
-        >>> import namedmesh as nm
         >>> A, B = nm.dims("seq=2")[0], nm.dims("seq=1")[0]
         >>> nm.evaluate(lambda a, b: nm.concat([a, b], "seq"), a=([A], [1, 2]), b=([B], [3]))
         array([1, 2, 3], dtype=int32)
@@ -137,11 +132,7 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
     Returns:
         A tensor with the new dimension first.
 
-    Raises:
-        NamedMeshError: The size is another, or the tensors differ in dimensions or dtype.
-
     Example:
-        >>> import namedmesh as nm
         >>> M, C = nm.dims("model=2 copy=2")
         >>> nm.evaluate(lambda x: nm.stack([x, -x], C), x=([M], [1, 2]))
         array([[ 1,  2],
@@ -168,11 +159,7 @@ def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
     Returns:
         One tensor without the dimension for each of its elements, in order.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> M, C = nm.dims("model=2 copy=2")
         >>> nm.evaluate(lambda x: nm.unstack(x, C)[1], x=([C, M], [[1, 2], [3, 4]]))
         array([3, 4], dtype=int32)
@@ -192,11 +179,7 @@ def repeat(x: Tensor, dim: Dimension, times: int) -> Tensor:
     Returns:
         A tensor in which the dimension is so many times as large.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or `times` is less than 1.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 2)
         >>> nm.evaluate(lambda x: nm.repeat(x, S, 2), x=([S], [1, 2]))
         array([1, 1, 2, 2], dtype=int32)
@@ -215,11 +198,7 @@ def tile(x: Tensor, dim: Dimension, times: int) -> Tensor:
     Returns:
         A tensor in which the dimension is so many times as large.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or `times` is less than 1.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 2)
         >>> nm.evaluate(lambda x: nm.tile(x, S, 2), x=([S], [1, 2]))
         array([1, 2, 1, 2], dtype=int32)
@@ -254,11 +233,7 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
     Returns:
         The shards in order, each with the dimension at its own size.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or the parts do not add up to its size.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 4)
         >>> nm.evaluate(lambda x: nm.chunk(x, S, [1, 3])[1], x=([S], [1, 2, 3, 4]))
         array([2, 3, 4], dtype=int32)

@@ -19,11 +19,7 @@ def equal(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.equal(x, 2), x=([M], [1, 2]))
         array([False,  True])
@@ -44,11 +40,7 @@ def not_equal(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.not_equal(x, 2), x=([M], [1, 2]))
         array([ True, False])
@@ -67,11 +59,7 @@ def less(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.less(x, 2), x=([M], [1, 2, 3]))
         array([ True, False, False])
@@ -90,11 +78,7 @@ def less_equal(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.less_equal(x, 2), x=([M], [1, 2, 3]))
         array([ True,  True, False])
@@ -113,11 +97,7 @@ def greater(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.greater(x, 2), x=([M], [1, 2, 3]))
         array([False, False,  True])
@@ -136,11 +116,7 @@ def greater_equal(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both. It carries no gradient.
 
-    Raises:
-        NamedMeshError: The dtypes differ or are bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.greater_equal(x, 2), x=([M], [1, 2, 3]))
         array([False,  True,  True])
@@ -159,11 +135,7 @@ def logical_and(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both.
 
-    Raises:
-        NamedMeshError: An operand is not bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.logical_and(x > 1, x < 3), x=([M], [1, 2, 3]))
         array([False,  True, False])
@@ -182,11 +154,7 @@ def logical_or(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both.
 
-    Raises:
-        NamedMeshError: An operand is not bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.logical_or(x < 2, x > 2), x=([M], [1, 2, 3]))
         array([ True, False,  True])
@@ -205,11 +173,7 @@ def logical_xor(x: Operand, y: Operand) -> Tensor:
     Returns:
         A bool tensor with the dimensions of both.
 
-    Raises:
-        NamedMeshError: An operand is not bool, or one dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.logical_xor(x > 1, x > 2), x=([M], [1, 2, 3]))
         array([False,  True, False])
@@ -227,11 +191,7 @@ def logical_not(x: Operand) -> Tensor:
     Returns:
         A bool tensor of the shape of `x`.
 
-    Raises:
-        NamedMeshError: `x` is not bool.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.logical_not(x > 1), x=([M], [1, 2]))
         array([ True, False])
@@ -260,14 +220,122 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     Returns:
         A tensor with the dimensions of all three and the dtype of `x` and `y`.
 
-    Raises:
-        NamedMeshError: The condition is not bool, the dtypes of `x` and `y` differ, or one
-            dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 3)
         >>> nm.evaluate(lambda x: nm.where(x > 1, x, -1), x=([M], [1, 2, 3]))
         array([-1,  2,  3], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.bitwise_and, takes="integer")
+def bitwise_and(x: Operand, y: Operand) -> Tensor:
+    """Keep the bits that both numbers have.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+        y: A tensor of the same dtype, or a number; the two broadcast by name.
+
+    Returns:
+        A tensor with the dimensions of both. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.bitwise_and(x, 10), x=([M], [6, 12]))
+        array([2, 8], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.bitwise_or, takes="integer")
+def bitwise_or(x: Operand, y: Operand) -> Tensor:
+    """Join the bits of two numbers.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+        y: A tensor of the same dtype, or a number; the two broadcast by name.
+
+    Returns:
+        A tensor with the dimensions of both. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.bitwise_or(x, 3), x=([M], [6, 12]))
+        array([ 7, 15], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.bitwise_xor, takes="integer")
+def bitwise_xor(x: Operand, y: Operand) -> Tensor:
+    """Keep the bits that one of two numbers has and the other has not.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+        y: A tensor of the same dtype, or a number; the two broadcast by name.
+
+    Returns:
+        A tensor with the dimensions of both. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.bitwise_xor(x, 10), x=([M], [6, 12]))
+        array([12,  6], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.left_shift, takes="integer")
+def shift_left(x: Operand, y: Operand) -> Tensor:
+    """Move bits to higher places, zeros behind them.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+        y: A tensor of the same dtype, or a number; the two broadcast by name.
+
+    Returns:
+        A tensor with the dimensions of both. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.shift_left(x, 1), x=([M], [6, 12]))
+        array([12, 24], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.right_shift, takes="integer")
+def shift_right(x: Operand, y: Operand) -> Tensor:
+    """Move bits to lower places; those of negative numbers keep their sign.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+        y: A tensor of the same dtype, or a number; the two broadcast by name.
+
+    Returns:
+        A tensor with the dimensions of both. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.shift_right(x, 1), x=([M], [6, 12]))
+        array([3, 6], dtype=int32)
+    """
+    ...
+
+
+@elementwise(lambda tf: tf.bitwise.invert, takes="integer")
+def bitwise_not(x: Operand) -> Tensor:
+    """Iterations every bit over.
+
+    Args:
+        x: A tensor of whole numbers, or a number.
+
+    Returns:
+        A tensor of the shape and dtype of `x`. It carries no gradient.
+
+    Example:
+        >>> M = nm.Dimension("model", 2)
+        >>> nm.evaluate(lambda x: nm.bitwise_not(x), x=([M], [0, -7]))
+        array([-1,  6], dtype=int32)
     """
     ...

@@ -1,12 +1,10 @@
 """The functions that are methods of tensors too."""
 
 from namedmesh.ir.tensor import OPERATORS
-from namedmesh.ops.arg_reduce import argmax, argmin
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.cumulative import cumsum
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.moments import std, var
-from namedmesh.ops.reduce import all, any, max, mean, min, prod
+from namedmesh.ops.reduce import all, any, argmax, argmin, max, mean, min, prod, std, var
 from namedmesh.ops.shape import rename, reshape, transpose
 
 METHODS = (

@@ -13,16 +13,14 @@ from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.literal import Fill
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arg_reduce import ArgReduce
 from namedmesh.ops.control import Cond, While
 from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.elementwise import Elementwise
 from namedmesh.ops.join import Concat
-from namedmesh.ops.order import TopK
-from namedmesh.ops.reduce import Extremum, OrderKeys, Reduce
+from namedmesh.ops.reduce import ArgReduce, Extremum, OrderKeys, Reduce
 from namedmesh.ops.scan import Scan
-from namedmesh.ops.sorting import Sort
+from namedmesh.ops.sorting import Sort, TopK
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
 FULL: Part = frozenset()

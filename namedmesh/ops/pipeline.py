@@ -16,8 +16,8 @@ from namedmesh.ops.indexing import take
 from namedmesh.ops.logic import equal, where
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import rename, transpose
+from namedmesh.ops.slices import pad, shift, slice
 from namedmesh.ops.vmap import vmap
-from namedmesh.ops.windows import pad, shift, slice
 from namedmesh.signature.nest import flatten, unflatten
 
 

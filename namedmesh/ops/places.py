@@ -13,7 +13,7 @@ from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.neighbours import read_rows
+from namedmesh.ops.halo import read_rows
 from namedmesh.ops.shape import transpose
 from namedmesh.ops.sliding import Slide, find_sliding_exchanges
 

@@ -10,12 +10,11 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.arithmetic import maximum, minimum
 from namedmesh.ops.constants import range as number
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.mathematics import floor, maximum, minimum
 from namedmesh.ops.places import Windows, WindowSum
 from namedmesh.ops.reduce import max as largest
-from namedmesh.ops.rounding import floor
 from namedmesh.ops.slide_options import Number, Padding, SlideOptions
 from namedmesh.ops.sliding import Slide, Sliding
 

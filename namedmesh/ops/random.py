@@ -1,32 +1,80 @@
-"""Random numbers by counter: every layout draws the same numbers, without communication."""
+"""Keys of random numbers: what is drawn with one is a function of it alone."""
 
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from namedmesh.dims.dimension import Dimension
-from namedmesh.errors.errors import NamedMeshError
+from namedmesh.dims.dimension import Dimension, Shape
+from namedmesh.errors.errors import NamedMeshError, check_text
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import check_number, numpy_dtype
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
+from namedmesh.ir.literal import as_tensor, check_number, fill, numpy_dtype
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
-from namedmesh.ops.arg_reduce import argmax
-from namedmesh.ops.arithmetic import maximum, minimum
+from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
-from namedmesh.ops.mathematics import erfinv, log
-from namedmesh.ops.random_bits import draw_bits
-from namedmesh.ops.random_keys import bits as bits
-from namedmesh.ops.random_keys import fold_in as fold_in
-from namedmesh.ops.random_keys import fold_in_name as fold_in_name
-from namedmesh.ops.random_keys import key as key
-from namedmesh.ops.random_keys import key_from_seed as key_from_seed
+from namedmesh.ops.mathematics import erfinv, log, maximum, minimum
+from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
+from namedmesh.ops.reduce import argmax
 from namedmesh.ops.sorting import argsort
+
+
+def key(seed: int) -> Tensor:
+    """Make a random key from a seed known while tracing.
+
+    The seed is part of the program, so that every step draws the same numbers; take the seed as an
+    input and use `nm.random.key_from_seed` to draw anew each step.
+    """
+    return key_from_seed(fill(Shape(), check_number("random.key", seed, "int32"), "int32"))
+
+
+def key_from_seed(seed: Tensor) -> Tensor:
+    """Make a random key from a seed that is given when the step runs."""
+    if len(check_tensor("random.key_from_seed", seed).shape) or seed.dtype != "int32":
+        raise NamedMeshError(
+            "random.key: the seed is not an int32 scalar",
+            str(seed),
+            fix="declare it as nm.spec([], 'int32')",
+        )
+    return FoldIn((zeros([KEY], "uint32"), seed)).output
+
+
+def fold_in(key: Tensor, number: Operand) -> Tensor:
+    """Make a new key from a key and a whole number: that of a step, a layer, a head.
+
+    Keys folded with different numbers draw independent numbers.
+    """
+    check_key("random.fold_in", key)
+    number = as_tensor("random.fold_in", number)
+    if len(number.shape) or number.dtype not in ("int32", "uint32"):
+        raise NamedMeshError(
+            "random.fold_in: the number is not an int32 scalar",
+            str(number),
+            fix="use nm.cast(number, 'int32')",
+        )
+    return FoldIn((key, number)).output
+
+
+def fold_in_name(key: Tensor, name: str) -> Tensor:
+    """Make a new key from a key and a name."""
+    text = check_text(name, "random.fold_in_name: a name", "dropout")
+    return fold_in(key, zlib.crc32(text.encode()) & 0x7FFFFFFF)
+
+
+def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
+    """Draw 32 random bits for each element.
+
+    Every element is drawn from the key and its own index along the named dimensions, so that every
+    layout draws the same bits, without communication.
+    """
+    return draw_bits("random.bits", key, dims)
+
 
 _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
@@ -90,12 +138,7 @@ def uniform(
     Returns:
         A tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, the dtype is not floating point, or `low` is not
-            below `high`.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.uniform(nm.random.key(0), [N], low=2.0, high=3.0))
         >>> bool(2.0 <= x.min() < 2.1 and 2.9 < x.max() < 3.0)
@@ -134,11 +177,7 @@ def normal(
     Returns:
         A tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.normal(nm.random.key(0), [N], mean=5.0))
         >>> bool(4.9 < x.mean() < 5.1 and 0.9 < x.std() < 1.1)
@@ -180,12 +219,7 @@ def truncated_normal(
     Returns:
         A tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, the dtype is not floating point, or `low` is not
-            below `high`.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.truncated_normal(nm.random.key(0), [N]))
         >>> bool(-2.0 <= x.min() < -1.8 and 1.8 < x.max() <= 2.0)
@@ -226,12 +260,7 @@ def randint(
     Returns:
         A tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, `low` is not below `high`, or the dtype does not
-            hold both.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.randint(nm.random.key(0), [N], 1, 7))
         >>> int(x.min()), int(x.max())
@@ -275,11 +304,7 @@ def permutation(key: Tensor, dim: Dimension) -> Tensor:
     Returns:
         An int32 tensor of this dimension alone: every index once.
 
-    Raises:
-        NamedMeshError: `key` is not a random key.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 5)
         >>> sorted(nm.evaluate(lambda: nm.random.permutation(nm.random.key(0), N)).tolist())
         [0, 1, 2, 3, 4]
@@ -300,11 +325,7 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
     Returns:
         A bool tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, or the probability is a number outside 0 to 1.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.bernoulli(nm.random.key(0), [N], 0.25))
         >>> bool(200 < x.sum() < 300)
@@ -334,11 +355,7 @@ def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Te
     Returns:
         A tensor with these dimensions.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, or the dtype is not floating point.
-
     Example:
-        >>> import namedmesh as nm
         >>> N = nm.Dimension("sample", 1000)
         >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), [N]))
         >>> bool(0.45 < x.mean() < 0.7)
@@ -367,12 +384,7 @@ def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
     Returns:
         An int32 tensor without the dimension.
 
-    Raises:
-        NamedMeshError: `key` is not a random key, or the logits are not floating point or lack the
-            dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> V = nm.Dimension("vocab", 3)
         >>> def sample(logits):
         ...     return nm.random.categorical(nm.random.key(0), logits, over=V)

@@ -13,8 +13,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.along import SplitWindow
-from namedmesh.ops.neighbours import Stretch
+from namedmesh.ops.halo import SplitWindow, Stretch
 
 METHODS = ("linear", "nearest")
 LARGEST = 2**31
@@ -178,12 +177,7 @@ def resize(
     Returns:
         A tensor with the dimensions of `x`, some at a new size.
 
-    Raises:
-        NamedMeshError: `x` lacks a dimension, a size is not a positive number, or the method is
-            unknown.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 2)
         >>> nm.evaluate(lambda x: nm.resize(x, {S: 4}), x=([S], [1.0, 3.0]))
         array([1. , 1.5, 2.5, 3. ], dtype=float32)

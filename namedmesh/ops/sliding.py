@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from namedmesh.ir.context import Context
 from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.neighbours import Stretch, find_exchanges
+from namedmesh.ops.halo import Stretch, find_exchanges
 
 
 @dataclass(frozen=True)

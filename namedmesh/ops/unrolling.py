@@ -12,7 +12,7 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
-from namedmesh.ops.windows import pad
+from namedmesh.ops.slices import pad
 
 
 class Row(Op):

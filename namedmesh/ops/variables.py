@@ -44,12 +44,7 @@ def param(
     Returns:
         The parameter's value in this step.
 
-    Raises:
-        NamedMeshError: The name is taken by a variable of another shape, dtype or role, the dtype
-            is not floating point, or `init` is not a function.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
         >>> def layer(x):
         ...     return nm.einsum([x, nm.param("w", [M, H])], [B, H])
@@ -97,12 +92,7 @@ def state(
     Returns:
         The value in this step.
 
-    Raises:
-        NamedMeshError: The name is taken by a variable of another shape, dtype or role, `init` does
-            not fit the dtype, or `of` is not a variable.
-
     Example:
-        >>> import namedmesh as nm
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
@@ -241,11 +231,7 @@ def parameters() -> dict[str, Tensor]:
     Returns:
         The parameters by name, scopes included.
 
-    Raises:
-        NamedMeshError: No function is being traced.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def norm():
         ...     nm.param("w", [M], init=nm.constant_init(3.0))
@@ -270,12 +256,7 @@ def assign(variable: Tensor, value: Operand) -> None:
         variable: What `nm.param` or `nm.state` returned.
         value: A tensor with the variable's dimensions, in any order, and its dtype, or a number.
 
-    Raises:
-        NamedMeshError: The tensor is not a variable, the value does not fit it, or it was assigned
-            before in this step.
-
     Example:
-        >>> import namedmesh as nm
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
@@ -319,11 +300,7 @@ def scope(name: str) -> contextlib.AbstractContextManager[None]:
     Returns:
         A context manager.
 
-    Raises:
-        NamedMeshError: The name is not an identifier.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def network():
         ...     with nm.scope("layer_0"):

@@ -16,21 +16,21 @@ from namedmesh.ir.operands import check_callable, check_dimension
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
-from namedmesh.ops.arithmetic import clip
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.constants import range
 from namedmesh.ops.convolution import Conv, ConvWindow
 from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.dynamic import DynamicSlice, DynamicUpdate
 from namedmesh.ops.einsum import Einsum
 from namedmesh.ops.elementwise import Elementwise
-from namedmesh.ops.index import Gather, gather
+from namedmesh.ops.gather import Gather, gather
 from namedmesh.ops.jax_code import JaxCall
 from namedmesh.ops.kernel import Kernel
 from namedmesh.ops.logic import where
+from namedmesh.ops.mathematics import clip
 from namedmesh.ops.recompute import Recompute
 from namedmesh.ops.scan import Scan
 from namedmesh.ops.shape import transpose
+from namedmesh.ops.slices import DynamicSlice, DynamicUpdate
 from namedmesh.signature.nest import flatten, unflatten
 
 # What broadcasts its operands by name: one that lacks the dimension stays without it.

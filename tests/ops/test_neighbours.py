@@ -5,7 +5,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.dims.hop import Hop
-from namedmesh.ops.neighbours import Stretch, find_slabs
+from namedmesh.ops.halo import Stretch, find_slabs
 from tests.checks import assert_same, uniform
 
 B = nm.Dimension("batch", 4)

@@ -7,12 +7,15 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.literal import check_number
-from namedmesh.ir.operands import check_has_dims, check_int
+from namedmesh.ir.exchange import Exchange, Shards
+from namedmesh.ir.literal import as_tensor, check_number
+from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
+from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.along import SplitWindow
-from namedmesh.ops.neighbours import Stretch
-from namedmesh.ops.traced_roll import TracedRoll, roll_stretches
+from namedmesh.ops.constants import zeros
+from namedmesh.ops.halo import SplitWindow, Stretch, Window, find_exchanges, read_rows
+from namedmesh.ops.mathematics import negative
+from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class Slice(SplitWindow):
@@ -184,11 +187,7 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
     Returns:
         A tensor in which the dimension has the new size.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or the elements do not lie in it.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 4)
         >>> nm.evaluate(lambda x: nm.slice(x, S, start=1, size=2), x=([S], [1, 2, 3, 4]))
         array([2, 3], dtype=int32)
@@ -221,12 +220,7 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
     Returns:
         A tensor in which the dimension has the new size.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, a number of elements is negative, or the
-            value does not fit the dtype.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.pad(x, S, low=1, value=9), x=([S], [1, 2, 3]))
         array([9, 1, 2, 3], dtype=int32)
@@ -255,11 +249,7 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.reverse(x, S), x=([S], [1, 2, 3]))
         array([3, 2, 1], dtype=int32)
@@ -282,12 +272,7 @@ def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or `by` is neither a whole number nor
-            an int32 scalar.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.roll(x, S, 1), x=([S], [1, 2, 3]))
         array([3, 1, 2], dtype=int32)
@@ -320,12 +305,7 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
     Returns:
         A tensor of the shape and dtype of `x`.
 
-    Raises:
-        NamedMeshError: `x` does not have the dimension, it is no larger than `by`, or the value
-            does not fit the dtype.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 3)
         >>> nm.evaluate(lambda x: nm.shift(x, S, 1), x=([S], [1, 2, 3]))
         array([0, 1, 2], dtype=int32)
@@ -337,3 +317,249 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
             f"shift: {dim} cannot move by {by}", str(x), fix="move by less than the size"
         )
     return Shift((x,), dim, by, value).output if by else x
+
+
+class TracedRoll(Window):
+    """The elements moved on by as many places as a tensor says; at the end they enter at the start.
+
+    Where the dimension is split, it is rolled by 1, 2, 4 ... places, each taken or left by a binary
+    digit of the number: rows that are known while planning are exchanged.
+    """
+
+    @property
+    def kind(self) -> str:
+        return "roll"
+
+    @property
+    def distances(self) -> list[int]:
+        """Powers of two below the size."""
+        return [1 << digit for digit in range((self.dim.size - 1).bit_length())]
+
+    def lower(self, context: Context, x: Any, by: Any) -> Any:
+        tf = context.tf
+        by = tf.math.floormod(by, self.dim.size)
+        if context.ways(self.dim) == 1:
+            return tf.roll(x, by, self.at)
+        ways, shard = context.ways(self.dim), context.size(self.dim)
+        for distance in self.distances:
+            sources = [(x, one) for one in roll_stretches(self.dim, ways, shard, distance)]
+            moved = read_rows(context, sources, self.at, self.dim, 0)
+            x = tf.where(tf.bitwise.bitwise_and(by, distance) > 0, moved, x)
+        return x
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [TracedRoll((dy, negative(self.inputs[1])), self.dim).output, None]
+
+    def placement(self) -> Placement:
+        return Placement(exchanged=[self.dim.name])
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        ways, shard = shards.ways(self.dim), shards.size(self.dim)
+        found: list[Exchange] = []
+        for distance in self.distances:
+            stretches = roll_stretches(self.dim, ways, shard, distance)
+            more = find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])
+            if more is None:
+                return None
+            found += more
+        others = shards.count_rest(self.inputs[0].shape, self.dim)
+        gathered = self.dim.size * others * (ways - 1) / ways
+        return found if sum(one.elements for one in found) < gathered else None
+
+
+def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stretch]:
+    """Return the rows that each device reads when a dimension rolls."""
+    if dim.size == ways * shard:
+        return [Stretch(shard, -by, shard, dim.size, cyclic=True)]
+    return [
+        Stretch(shard, -by, shard, dim.size),
+        Stretch(shard, dim.size - by, shard, dim.size),
+    ]
+
+
+class DynamicSlice(Window):
+    """A window whose start is known only when the step runs, moved inside the dimension.
+
+    Where the dimension is split, every device gives what it has of the window, and all is added up.
+    """
+
+    window: Dimension
+
+    def result_dim(self) -> Dimension:
+        return self.window
+
+    def lower(self, context: Context, x: Any, start: Any) -> Any:
+        tf = context.tf
+        size = self.window.size
+        start = tf.clip_by_value(start, 0, self.dim.size - size)
+        if context.ways(self.dim) > 1:
+            rows = start + tf.range(size) - context.offset(self.dim)
+            return context.sum(read_existing(context, x, rows, self.at), self.dim)
+        begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
+        sizes = context.sizes(self.inputs[0].shape)
+        sizes[self.at] = size
+        return tf.slice(x, tf.stack(begin), sizes)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        x, start = self.inputs
+        return [
+            DynamicUpdate((zeros(x.shape, x.dtype), dy, start), self.dim, self.window).output,
+            None,
+        ]
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        if 2 * self.window.size >= self.dim.size:
+            return None  # adding up sends everything twice
+        count = self.window.size * shards.count_rest(self.inputs[0].shape, self.dim)
+        return [Exchange("AllReduce", self.dim.name, count, self.inputs[0].dtype)]
+
+
+class DynamicUpdate(Window):
+    """A tensor with a window replaced whose start is known only when the step runs.
+
+    Where the dimension is split, every device replaces what it has of the window.
+    """
+
+    window: Dimension
+
+    def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
+        tf = context.tf
+        shape, patch = self.inputs[0].shape, self.inputs[1].shape
+        size = self.window.size
+        start = tf.clip_by_value(start, 0, self.dim.size - size)
+        order = [self.window.name if name == self.dim.name else name for name in shape.names]
+        update = context.arrange(update, patch, order)
+        if context.ways(self.dim) > 1:
+            rows = context.offset(self.dim) + tf.range(context.size(self.dim)) - start
+            inside = tf.reshape(
+                (rows >= 0) & (rows < size), [-1, *[1] * (len(shape) - self.at - 1)]
+            )
+            return tf.where(inside, read_existing(context, update, rows, self.at), x)
+        if context.compiled:
+            begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
+            return context.xla.dynamic_update_slice(x, update, tf.stack(begin))
+        before, after = x[self.index(0, start)], x[self.index(start + size, None)]
+        return tf.concat([before, update, after], self.at)
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        _x, update, start = self.inputs
+        blank = zeros(update.shape, update.dtype)
+        window = DynamicSlice((dy, start), self.dim, self.window).output
+        return [
+            DynamicUpdate((dy, blank, start), self.dim, self.window).output,
+            transpose(window, update.shape.dims),
+            None,
+        ]
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.window.name], exchanged=[self.dim.name])
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        return []
+
+
+def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
+    """Read rows of a value, and zeros where it has none."""
+    tf, count = context.tf, x.shape[at]
+    inside = (rows >= 0) & (rows < count)
+    found = tf.gather(x, tf.clip_by_value(rows, 0, count - 1), axis=at)
+    inside = tf.reshape(inside, [-1, *[1] * (len(x.shape) - at - 1)])
+    return tf.where(inside, found, tf.zeros([], x.dtype))
+
+
+def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
+    """Take elements in a row along a dimension, from a start that is known when the step runs.
+
+    Where the dimension is split, every device gives what it has of the elements: an AllReduce of
+    those alone. A start outside is moved inside, so that all elements lie in the dimension.
+
+    Args:
+        x: The tensor.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension.
+        size: How many elements to take.
+
+    Returns:
+        A tensor in which the dimension has the new size.
+
+    Example:
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, start = ([S], [1, 2, 3, 4]), ([], 1)
+        >>> nm.evaluate(lambda x, start: nm.dynamic_slice(x, start, S, 2), x=x, start=start)
+        array([2, 3], dtype=int32)
+    """
+    check_has_dims("dynamic_slice", x, dim)
+    size = check_int("dynamic_slice", "size", size, x)
+    if not 1 <= size <= dim.size:
+        raise NamedMeshError(
+            f"dynamic_slice: {size} elements do not lie in {dim}",
+            str(x),
+            fix="ask for at most its size",
+        )
+    start = _check_start("dynamic_slice", start)
+    if size == dim.size:
+        return x
+    window = name_apart(dim.resized(size), "window", x)
+    return rename(DynamicSlice((x, start), dim, window).output, window, dim.resized(size))
+
+
+def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
+    """Replace elements in a row along a dimension, from a start that is known when the step runs.
+
+    Where the dimension is split, every device replaces what it has of the elements, for which the
+    update is made whole. A start outside is moved inside, so that the whole update lies in the
+    dimension.
+
+    Args:
+        x: The tensor.
+        update: What to put there: the dimensions and dtype of `x`, with `dim` at the size to
+            replace.
+        start: An int32 scalar, or a whole number.
+        dim: The dimension, as `x` has it.
+
+    Returns:
+        A tensor of the shape and dtype of `x`.
+
+    Example:
+        >>> S = nm.Dimension("seq", 4)
+        >>> x, update = ([S], [1, 2, 3, 4]), ([S.resized(2)], [8, 9])
+        >>> nm.evaluate(lambda x, update: nm.dynamic_update(x, update, 1, S), x=x, update=update)
+        array([1, 8, 9, 4], dtype=int32)
+    """
+    check_has_dims("dynamic_update", x, dim)
+    patch = check_tensor("dynamic_update", update).shape.named(dim.name)
+    if (
+        patch is None
+        or patch.size > dim.size
+        or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}
+    ):
+        raise NamedMeshError(
+            f"dynamic_update: the update does not fit along {dim}",
+            str(x),
+            str(update),
+            fix=f"give it the dimensions of {x.label}, with {dim.name} at most {dim.size}",
+        )
+    if update.dtype != x.dtype:
+        raise NamedMeshError(
+            "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
+        )
+    start = _check_start("dynamic_update", start)
+    if patch.size == dim.size:
+        return transpose(update, x.shape)
+    window = name_apart(patch, "window", x, update)
+    return DynamicUpdate((x, rename(update, patch, window), start), dim, window).output
+
+
+def _check_start(what: str, start: Tensor | int) -> Tensor:
+    """Return the start as a tensor when it is an int32 scalar, or raises."""
+    index = as_tensor(what, start)
+    if len(index.shape) or index.dtype != "int32":
+        raise NamedMeshError(
+            f"{what}: the start is not an int32 scalar",
+            str(index),
+            fix="use nm.cast(start, 'int32')",
+        )
+    return index

@@ -211,11 +211,7 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
     Returns:
         A tensor with the dimensions of the indices and then `dim`.
 
-    Raises:
-        NamedMeshError: The indices are not integers, or have the dimension already.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, V = nm.dims("batch=3 vocab=2")
         >>> nm.evaluate(lambda i: nm.one_hot(i, V), i=([B], [1, 0, 7]))
         array([[0., 1.],
@@ -249,12 +245,7 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
         A tensor with the dimensions of the indices and then the table's others, of the table's
         dtype.
 
-    Raises:
-        NamedMeshError: The table does not have the dimension, the indices are not integers, or a
-            shared dimension has two sizes.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, V = nm.dims("batch=4 vocab=3")
         >>> table, indices = ([V], [10, 20, 30]), ([B], [2, 0, 0, 7])
         >>> nm.evaluate(lambda table, i: nm.gather(table, i, V), table=table, i=indices)
@@ -289,11 +280,7 @@ def scatter_add(
     Returns:
         A tensor with the batch dimensions, `dim`, and the other dimensions of the updates.
 
-    Raises:
-        NamedMeshError: The indices are not integers, or the updates lack one of their dimensions.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, V = nm.dims("batch=4 vocab=3")
         >>> updates, indices = ([B], [1, 2, 3, 4]), ([B], [2, 0, 0, 7])
         >>> nm.evaluate(lambda u, i: nm.scatter_add(u, i, V), u=updates, i=indices)

@@ -17,8 +17,7 @@ from namedmesh.ir.operands import (
 )
 from namedmesh.ir.recipe import find_recipe
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.attention_blocks import AttentionBlocks, choose_block
-from namedmesh.ops.attention_passes import AttentionPasses
+from namedmesh.ops.attention_blocks import AttentionBlocks, AttentionPasses, choose_block
 from namedmesh.ops.custom import custom_vjp
 from namedmesh.ops.kernel import offer_kernel
 from namedmesh.ops.random_bits import draw_bits
@@ -63,13 +62,7 @@ def attention(
     Returns:
         A tensor of the dimensions and dtype of the queries.
 
-    Raises:
-        NamedMeshError: The tensors lack `over` or `key`, keys have dimensions that queries do not
-            have or values differ from keys, dtypes differ or are not floating point, the rate is
-            not from 0 to below 1, or the block does not divide the keys.
-
     Example:
-        >>> import namedmesh as nm
         >>> S, T, K = nm.dims("seq=1 memory=2 key=1")
         >>> average = lambda q, k, v: nm.attention(q, k, v, T, K)
         >>> nm.evaluate(average, q=([S, K], [[0.0]]), k=([T, K], [[1.0], [2.0]]),
