@@ -8,12 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from namedmesh.dims.mesh import Mesh
-from namedmesh.errors.errors import (
-    NamedMeshError,
-    check_identifier,
-    name_all,
-    suggest_names,
-)
+from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
 
 LayoutLike: TypeAlias = (
     "Layout | str | Mapping[str, str | Iterable[str]]"  # what a layout is made of

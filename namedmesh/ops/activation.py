@@ -1,4 +1,4 @@
-"""Activation functions."""
+"""Activation functions, softmax among them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.operands import check_tensor
-from namedmesh.ir.tensor import Operand, Tensor
+from namedmesh.ir.tensor import Operand, Over, Tensor
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import elementwise, stop_gradient
 from namedmesh.ops.logic import where
@@ -19,17 +19,14 @@ from namedmesh.ops.reduce import check_float_over, find_peak
 
 @elementwise(lambda tf: tf.tanh, lambda dy, y, x: [dy * (1.0 - y * y)], takes="float")
 def tanh(x: Operand) -> Tensor:
-    """Take the hyperbolic tangent of every element.
+    """Return the hyperbolic tangent of every element.
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.tanh(x), x=([M], [-20.0, 0.0, 20.0]))
+        >>> nm.evaluate(nm.tanh, x=([M], [-20.0, 0.0, 20.0]))
         array([-1.,  0.,  1.], dtype=float32)
     """
     ...
@@ -37,17 +34,14 @@ def tanh(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.sigmoid, lambda dy, y, x: [dy * y * (1.0 - y)], takes="float")
 def sigmoid(x: Operand) -> Tensor:
-    """Take the logistic function of every element, 1 / (1 + exp(-x)).
+    """Return the logistic function of every element, 1 / (1 + exp(-x)).
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.sigmoid(x), x=([M], [-200.0, 0.0, 200.0]))
+        >>> nm.evaluate(nm.sigmoid, x=([M], [-200.0, 0.0, 200.0]))
         array([0. , 0.5, 1. ], dtype=float32)
     """
     ...
@@ -57,17 +51,14 @@ def sigmoid(x: Operand) -> Tensor:
     lambda tf: tf.math.softplus, lambda dy, y, x: [dy * sigmoid(x)], takes="float", long=True
 )
 def softplus(x: Operand) -> Tensor:
-    """Take log(1 + exp(x)) of every element, without overflow.
+    """Return log(1 + exp(x)) of every element, without overflow.
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.softplus(x), x=([M], [-1000.0, 1000.0]))
+        >>> nm.evaluate(nm.softplus, x=([M], [-1000.0, 1000.0]))
         array([   0., 1000.], dtype=float32)
     """
     ...
@@ -75,36 +66,28 @@ def softplus(x: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.nn.relu, lambda dy, y, x: [where(y > 0, dy, 0.0)])
 def relu(x: Operand) -> Tensor:
-    """Keep positive elements and replaces all others by zero.
-
-    The gradient at zero is zero.
+    """Return positive elements as they are, zero for all others; the gradient at zero is zero.
 
     Args:
         x: A tensor of numbers, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.relu(x), x=([M], [-1.0, 0.0, 2.0]))
+        >>> nm.evaluate(nm.relu, x=([M], [-1.0, 0.0, 2.0]))
         array([0., 0., 2.], dtype=float32)
     """
     ...
 
 
 def gelu(x: Operand) -> Tensor:
-    """Take the exact Gaussian error linear unit: x times the normal distribution function of x.
+    """Return the exact Gaussian error linear unit: x times the normal distribution of x.
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.gelu(x), x=([M], [0.0, 20.0]))
+        >>> nm.evaluate(nm.gelu, x=([M], [0.0, 20.0]))
         array([ 0., 20.], dtype=float32)
     """
     x = as_tensor("gelu", x)
@@ -112,17 +95,14 @@ def gelu(x: Operand) -> Tensor:
 
 
 def swish(x: Operand) -> Tensor:
-    """Multiply every element by its sigmoid (also called SiLU).
+    """Return every element times its sigmoid (also called SiLU).
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.swish(x), x=([M], [0.0, 200.0]))
+        >>> nm.evaluate(nm.swish, x=([M], [0.0, 200.0]))
         array([  0., 200.], dtype=float32)
     """
     x = as_tensor("swish", x)
@@ -130,14 +110,11 @@ def swish(x: Operand) -> Tensor:
 
 
 def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
-    """Keep positive elements and multiplies all others by a small slope.
+    """Return positive elements as they are, all others times a small slope.
 
     Args:
         x: A floating point tensor, or a number.
         slope: The factor of elements that are not positive.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -149,25 +126,22 @@ def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
 
 
 def elu(x: Operand) -> Tensor:
-    """Keep positive elements and takes exp(x) - 1 of all others.
+    """Return positive elements as they are, exp(x) - 1 of all others.
 
     Args:
         x: A floating point tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.elu(x), x=([M], [-200.0, 0.0, 2.0]))
+        >>> nm.evaluate(nm.elu, x=([M], [-200.0, 0.0, 2.0]))
         array([-1.,  0.,  2.], dtype=float32)
     """
     x = as_tensor("elu", x)
     return where(x > 0, x, exp(minimum(x, 0.0)) - 1.0)
 
 
-def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) -> Tensor:
-    """Take the logarithm of the sum of exponentials over some dimensions, without overflow.
+def logsumexp(x: Tensor, over: Over = None) -> Tensor:
+    """Return the logarithm of the sum of exponentials over dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
@@ -175,12 +149,9 @@ def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) ->
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
 
-    Returns:
-        A tensor without those dimensions, of the same dtype.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.logsumexp(x), x=([M], [1000.0, 0.0]))
+        >>> nm.evaluate(nm.logsumexp, x=([M], [1000.0, 0.0]))
         array(1000., dtype=float32)
     """
     dims = check_float_over("logsumexp", x, over)
@@ -191,16 +162,13 @@ def logsumexp(x: Tensor, over: Dimension | Sequence[Dimension] | None = None) ->
 
 
 def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Take exponentials, normalised to sum to one over some dimensions, without overflow.
+    """Return exponentials normalised to sum to one over dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -213,16 +181,13 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
 
 
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
-    """Take the logarithm of the softmax over some dimensions, without overflow.
+    """Return the logarithm of the softmax over dimensions, without overflow.
 
     Over a split dimension this is two AllReduces, of the maximum and of the sum.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -237,7 +202,7 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
 def _check_named(
     what: str, x: Tensor, over: Dimension | Sequence[Dimension]
 ) -> tuple[Dimension, ...]:
-    """Return the dimensions of a normalisation, which must be named, or raises."""
+    """Return the dimensions of a normalisation, which must be named, or raise."""
     if over is None:
         raise NamedMeshError(
             f"{what}: over=None names no dimension",

@@ -37,36 +37,31 @@ def attention(
     dropout_key: Tensor | None = None,
     block: int | None = None,
 ) -> Tensor:
-    """Average values by how well keys match queries: softmax of their products, in float32.
+    """Return values averaged by how well keys match queries: softmax of their products.
 
-    The backward pass computes the products again, so that nothing of the size of queries times keys
-    is kept for it. By blocks of keys, nothing of that size is ever stored in either pass, and of
-    the mask neither where it is made of smaller tensors, as positions and segments are. On NVIDIA
-    GPUs, bfloat16 and float16 go through a kernel, unless the layout splits `over` or `key`.
+    Products are computed in float32, and again in the backward pass, so that nothing of the size of
+    queries times keys is stored for it; by blocks of keys, never. On NVIDIA GPUs, bfloat16 and
+    float16 use a kernel, unless the layout splits `over` or `key`.
 
     Args:
-        q: Queries. Dimensions that the keys do not have are positions that attend.
+        q: Queries. Dimensions that the keys lack are positions that attend.
         k: Keys, with `over`, `key` and dimensions of the queries, such as heads.
         v: Values, of the dimensions and dtype of the keys.
         over: The dimension of the keys' positions.
         key: The dimension of a query, a key and a value.
-        mask: What a query may attend to, bool; a query that may attend to nothing gets zeros.
-        scale: What the products are multiplied by; one over the root of the size of `key` by
-            default.
-        rate: The share of the weights that is dropped, where there is a `dropout_key`.
+        mask: A bool tensor: what a query may attend to; one that may attend to nothing gets zeros.
+        scale: The factor of the products; one over the root of the size of `key` by default.
+        rate: The share of the weights to drop, with a `dropout_key`.
         dropout_key: A random key; every layout drops the same weights, and every size of blocks.
-        block: How many keys are taken at a time, which divides the size of `over`; that size is all
-            at once. By default all up to 2,048, and at most 1,024 at a time of more. A layout that
-            splits `over` has the keys gathered for blocks; taken all at once they stay split.
-
-    Returns:
-        A tensor of the dimensions and dtype of the queries.
+        block: The number of keys at a time, a divisor of the size of `over`; by default all up to
+            2,048, at most 1,024 of more. Blocks gather keys that are split; all at once they stay
+            split.
 
     Example:
         >>> S, T, K = nm.dims("seq=1 memory=2 key=1")
         >>> average = lambda q, k, v: nm.attention(q, k, v, T, K)
-        >>> nm.evaluate(average, q=([S, K], [[0.0]]), k=([T, K], [[1.0], [2.0]]),
-        ...     v=([T, K], [[10.0], [20.0]]))
+        >>> q, k, v = ([S, K], [[0.0]]), ([T, K], [[1.0], [2.0]]), ([T, K], [[10.0], [20.0]])
+        >>> nm.evaluate(average, q=q, k=k, v=v)
         array([[15.]], dtype=float32)
     """
     _check(q, k, v, over, key, mask)
@@ -195,7 +190,5 @@ def _check(
             fixes = ["give the mask the sizes of queries and keys"]
     if problems:
         raise NamedMeshError(
-            f"attention: {'; '.join(problems)}",
-            *map(str, tensors),
-            fix=", and ".join(fixes),
+            f"attention: {'; '.join(problems)}", *map(str, tensors), fix=", and ".join(fixes)
         )

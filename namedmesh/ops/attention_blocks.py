@@ -1,4 +1,4 @@
-"""Attention by blocks of keys: nothing of the size of queries times keys is stored."""
+"""The passes of attention in named ops, over all keys or a block of them at a time."""
 
 from __future__ import annotations
 
@@ -36,9 +36,6 @@ class AttentionBlocks:
     """Attention that takes in a block of keys in each iteration of a loop.
 
     Attributes:
-        whole: Attention over all keys.
-        size: The keys of a block.
-        mask: How the mask is made, so that a block of it can be made by itself; None without one.
     """
 
     whole: AttentionPasses
@@ -145,13 +142,6 @@ class AttentionPasses:
     """The dimensions and options of one attention, and its passes in named ops.
 
     Attributes:
-        batch: Dimensions of queries and keys, before the positions.
-        queries: The dimensions of queries alone: positions that attend.
-        heads: Dimensions of queries and keys, after the positions.
-        memory: The dimension of the keys' positions.
-        key: The dimension of a query, a key and a value.
-        scale: What products of queries and keys are multiplied by.
-        rate: The share of the weights that is dropped.
     """
 
     batch: tuple[Dimension, ...]
@@ -194,10 +184,7 @@ class AttentionPasses:
         return found if mask is None else where(mask, found, _LOWEST)
 
     def drop(self, x: Tensor, words: Tensor | None, first: Tensor | None = None) -> Tensor:
-        """Drop weights, or their cotangents, by a word for each row; both times the same.
-
-        first is the position of the first key, where these are not all of them.
-        """
+        """Drop weights, or their cotangents, by a word for each row; both times the same."""
         if words is None:
             return x
         kept = spread_bits(words, self.memory, first) >= int(self.rate * 2**32)

@@ -23,7 +23,7 @@ from namedmesh.ops.shape import transpose
 
 
 class Broadcast(Op):
-    """Repeats a tensor along new dimensions, and puts all in order."""
+    """A tensor repeated along new dimensions, all in order."""
 
     elementwise = True
     constant = True  # a loop may start with one: it then lies wherever the layout has it
@@ -87,18 +87,14 @@ class Sum(Op):
 
 
 def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Repeats a tensor along the dimensions it lacks.
+    """Return a tensor repeated along the dimensions it lacks, `x` itself if it lacks none.
 
     Ops broadcast their operands by name, so this is needed only where a result must have a
-    dimension. It moves no data: every device repeats its own shard. The gradient is summed over the
-    new dimensions.
+    dimension. It moves no data: every device repeats its own shard.
 
     Args:
         x: The tensor.
         dims: Every dimension of the result, in order: those of `x` and the new ones.
-
-    Returns:
-        A tensor with exactly these dimensions; `x` itself where it has them already.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -139,7 +135,7 @@ def check_over(
 
 
 def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | bool) -> Tensor:
-    """Put a number that changes nothing in place of the elements that do not count."""
+    """Replace masked elements by a number that changes nothing."""
     if where is None:
         return x
     check_dtype_kind(f"{what}: where", "bool", check_tensor(f"{what}: where", where))
@@ -147,22 +143,16 @@ def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | b
 
 
 def sum(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
+    x: Tensor, over: Dimension | Sequence[Dimension] | None = None, *, where: Tensor | None = None
 ) -> Tensor:
-    """Add up the elements over some dimensions.
+    """Return the sum over dimensions.
 
     Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -187,10 +177,7 @@ def fit(dx: Tensor, shape: Shape) -> Tensor:
 def group_by_missing(
     tensors: Sequence[Tensor], over: Sequence[Dimension]
 ) -> dict[tuple[Dimension, ...], list[int]]:
-    """Groups the positions of floating point tensors by which of some dimensions they lack.
-
-    Their cotangents are sums over those dimensions.
-    """
+    """Group floating point tensors' positions by the dimensions they lack, to sum over."""
     groups: dict[tuple[Dimension, ...], list[int]] = {}
     for i, tensor in enumerate(tensors):
         if tensor.floating:

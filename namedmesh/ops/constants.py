@@ -83,23 +83,18 @@ class ConstantArray(Op):
 def _fill_dims(
     what: str, dims: Sequence[Dimension], value: float | int | bool, dtype: str
 ) -> Tensor:
-    """Make a tensor filled with a number that is checked; what names the caller in errors."""
+    """Make a tensor filled with a checked number; what names the caller in errors."""
     number = check_number(what, value, check_dtype(dtype))
     return fill(make_shape(what, dims), number, dtype, what)
 
 
 def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "float32") -> Tensor:
-    """Make a tensor filled with one number.
-
-    It takes no memory until it is used, and lies wherever its readers do.
+    """Return a tensor filled with one number. It takes no memory until it is used.
 
     Args:
         dims: The dimensions, in order.
         value: The number, known while tracing.
         dtype: The dtype of the tensor.
-
-    Returns:
-        The tensor.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -110,19 +105,14 @@ def full(dims: Sequence[Dimension], value: float | int | bool, dtype: str = "flo
 
 
 def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = None) -> Tensor:
-    """Make a tensor of an array that is known while tracing.
+    """Return a tensor of an array that is known while tracing, as a part of the program.
 
-    The numbers become a part of the program. Like a number, the tensor lies wherever its readers
-    do: a split dimension takes no communication.
+    It is placed wherever its readers are: a split dimension takes no communication.
 
     Args:
         value: A NumPy array, a number, or a list of numbers.
-        dims: The dimensions, in the order of the array's.
-        dtype: The dtype of the tensor; by default that of the array, float32 for Python's numbers
-            with a point and int32 for whole ones.
-
-    Returns:
-        The tensor.
+        dims: The dimensions, in the order of the array's axes.
+        dtype: The array's own by default; of Python's numbers float32 or int32.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -146,7 +136,7 @@ def constant(value: Any, dims: Sequence[Dimension] = (), dtype: str | None = Non
 
 
 def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
-    """Return numbers as an array of a dtype that programs know."""
+    """Return numbers as an array of a dtype that programs know, or raise."""
     if isinstance(value, Tensor):
         raise NamedMeshError(
             f"constant: {value.label} is a tensor already", str(value), fix="use it as it is"
@@ -183,14 +173,11 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
 
 
 def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Make a tensor of zeros.
+    """Return a tensor of zeros.
 
     Args:
         dims: The dimensions, in order.
         dtype: The dtype of the tensor; False for bool.
-
-    Returns:
-        The tensor.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -201,14 +188,11 @@ def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 
 
 def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Make a tensor of ones.
+    """Return a tensor of ones.
 
     Args:
         dims: The dimensions, in order.
         dtype: The dtype of the tensor; True for bool.
-
-    Returns:
-        The tensor.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -219,17 +203,13 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
 
 
 def range(dim: Dimension, dtype: str = "int32") -> Tensor:
-    """Count 0, 1, 2 ... along a dimension.
+    """Return 0, 1, 2 ... along a dimension, a tensor with this dimension alone.
 
-    Where the dimension is split, every device counts its own shard, without communication. Numbers
-    that a floating point dtype does not hold are rounded to those it does.
+    Over a split dimension every device counts its own shard, without communication.
 
     Args:
         dim: The dimension.
         dtype: The dtype of the numbers.
-
-    Returns:
-        A tensor with this dimension alone.
 
     Example:
         >>> M = nm.Dimension("model", 3)

@@ -1,4 +1,4 @@
-"""Attention over sequences that no device holds whole: keys and values go round a ring."""
+"""Attention over positions that are split: ring attention and Ulysses."""
 
 from __future__ import annotations
 
@@ -48,15 +48,11 @@ def ring_attention(
     segments: tuple[Tensor, Tensor] | None = None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attend as `nm.attention` does, with keys and values that stay split.
+    """Return what `nm.attention` does, with keys and values that stay split.
 
-    The positions of queries and of keys are cut into blocks along `ring`. Every device has one
-    block of each, or a few; in each iteration it attends to the keys it has, and sends them on to
-    its neighbour. So a device holds one block of keys and of values besides its own queries,
-    however long the sequence is, and each pass takes a CollectivePermute of either for all
-    iterations but one. The backward pass goes round once more, with the gradients of keys and
-    values. Map `ring`, `query` and `over` to one mesh axis: `seq:context, memory:context,
-    block:context`.
+    Positions are cut into blocks along `ring`. In each iteration a device attends to the block of
+    keys it has, and sends it on to its neighbour by a CollectivePermute; the backward pass goes
+    round once more. Map `ring`, `query` and `over` to one mesh axis.
 
     Args:
         q: Queries, with `query`, `key` and any others, such as batch and heads.
@@ -66,15 +62,9 @@ def ring_attention(
         key: The dimension of a query, a key and a value.
         query: The dimension of the queries' positions.
         ring: The dimension of blocks, whose size divides those of `query` and `over`.
-        causal: Whether a query attends to no key of a later position.
-        segments: Whole numbers for queries and for keys, in rows of packed examples: a query
-            attends to keys of its own number alone.
-        scale: What the products are multiplied by; one over the root of the size of `key` by
-            default.
-
-    Returns:
-        A tensor of the dimensions and dtype of the queries. A query that may attend to nothing gets
-        zeros.
+        causal: Let a query attend to no key of a later position.
+        segments: Whole numbers for queries and keys of packed examples: only equal ones attend.
+        scale: The factor of the products; one over the root of the size of `key` by default.
 
     Example:
         >>> S, T, K, R = nm.dims("seq=8 memory=8 key=4 block=4")
@@ -117,11 +107,7 @@ class _Ring:
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *segments: Tensor) -> tuple[Tensor, Any]:
         """Go round once; the running maximum keeps every exponential from overflowing."""
         rows = [dim for dim in q.shape if dim != self.key]
-        state = (
-            full(rows, -math.inf),
-            zeros(rows),
-            zeros(q.shape),
-        )
+        state = (full(rows, -math.inf), zeros(rows), zeros(q.shape))
 
         def attend(state: Any, moving: Any, iteration: Operand) -> Any:
             peak, total, mean = state
@@ -176,10 +162,7 @@ class _Ring:
         moving: Any,
         travelling: tuple[int, ...],
     ) -> Any:
-        """Attend to a device's own block, and in each further iteration to its neighbour's.
-
-        Entries of the state that are `travelling` move on with the keys.
-        """
+        """Attend to a device's own block, and in each further iteration to its neighbour's."""
         state = attend(state, moving, 0)
         if self.ring.size == 1:
             return state, moving
@@ -278,13 +261,11 @@ def ulysses_attention(
     dropout_key: Tensor | None = None,
     block: int | None = None,
 ) -> Tensor:
-    """Attend as `nm.attention` does, where positions and heads share a mesh axis.
+    """Return what `nm.attention` does, where positions and heads share a mesh axis.
 
-    Queries, keys and values come with positions split; an AllToAll of each gives the axis to the
-    heads, every device attends with its own heads to all positions, and an AllToAll of the result
-    gives the axis back: 4/n of what gathering keys and values on n devices would take, for as many
-    heads as devices or more. Map `query`, `over` and `heads` to one axis:
-    `seq:context, memory:context, heads:context`.
+    An AllToAll each of queries, keys and values moves the axis from positions to heads, and one of
+    the result moves it back: 4/n of what gathering keys and values on n devices would take. Map
+    `query`, `over` and `heads` to one axis.
 
     Args:
         q: Queries, with `query`, `heads`, `key` and any others.
@@ -299,9 +280,6 @@ def ulysses_attention(
         rate: As for `nm.attention`.
         dropout_key: As for `nm.attention`.
         block: As for `nm.attention`.
-
-    Returns:
-        A tensor of the dimensions and dtype of the queries.
 
     Example:
         >>> S, T, H, K = nm.dims("seq=8 memory=8 heads=4 key=4")
@@ -325,10 +303,7 @@ def ulysses_attention(
 
 
 def _make_whole(mask: Tensor, query: Dimension, over: Dimension) -> Tensor:
-    """Make a mask of all positions, as queries and keys are then.
-
-    What it is made of is moved, so that attention by blocks can still make a block by itself.
-    """
+    """Make a mask of all positions, as queries and keys are then."""
     recipe, leaves = find_recipe(mask, over), []
     for leaf in recipe.leaves:
         positions = [dim for dim in leaf.shape if dim in (query, over)]

@@ -48,10 +48,7 @@ class Cumulative(Op):
         return tf.cast(total, x.dtype)
 
     def _double(self, tf: Any, x: Any, at: int, size: int) -> Any:
-        """Take running sums or products in log2(size) shifted additions or multiplications.
-
-        XLA's own cumulative sum takes size additions per element on some backends.
-        """
+        """Compute running sums or products in log2(size) shifted additions or products."""
 
         def shift(value: Any, by: int) -> Any:
             staying = slice(by, None) if self.reverse else slice(0, size - by)
@@ -115,12 +112,7 @@ class Cumulative(Op):
 
 
 def _cumprod_vjp(op: Cumulative, dy: Tensor) -> Tensor:
-    """Find the derivative without a division, which zeros would not allow.
-
-    Each product is the one before times an element, y[i] = y[i - 1] x[i]. So what a change of y[i]
-    does in all is its own part and, through y[i + 1], x[i + 1] times as much of what that does:
-    a running sum whose every step is multiplied, found backwards.
-    """
+    """Differentiate running products without a division, which zeros would not allow."""
     (x,), dim = op.inputs, op.dim
     back = -1 if not op.reverse else 1  # the neighbour that an element flows on to
 
@@ -146,19 +138,16 @@ def _accumulate(function: str, x: Tensor, dim: Dimension, exclusive: bool, rever
 
 
 def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Take running sums along a dimension.
+    """Return running sums along a dimension.
 
-    Where the dimension is split, every device adds the sums of the shards before its own, which are
+    Over a split dimension every device adds the sums of the shards before its own, which are
     gathered.
 
     Args:
         x: A tensor of numbers.
         dim: The dimension.
-        exclusive: Whether to leave the element itself out of its sum.
-        reverse: Whether to sum from the end.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
+        exclusive: Leave the element itself out of its sum.
+        reverse: Sum from the end.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -169,19 +158,15 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
 
 
 def cumprod(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Take running products along a dimension.
+    """Return running products along a dimension. The gradient is right also at zeros.
 
-    Where the dimension is split, every device multiplies with the products of the shards before
-    its own, which are gathered. The gradient is right also where elements are zero.
+    Over a split dimension every device multiplies by the products of the shards before its own.
 
     Args:
         x: A tensor of numbers.
         dim: The dimension.
-        exclusive: Whether to leave the element itself out of its product.
-        reverse: Whether to multiply from the end.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
+        exclusive: Leave the element itself out of its product.
+        reverse: Multiply from the end.
 
     Example:
         >>> S = nm.Dimension("seq", 3)

@@ -101,24 +101,16 @@ def einsum(
     over: Dimension | Sequence[Dimension] | None = None,
     preferred: str | None = None,
 ) -> Tensor:
-    """Multiply tensors by name and sums over every dimension that is not in the result.
+    """Return the product of tensors by name, summed over every dimension not in the result.
 
-    The result is given by its own dimensions, or by those to sum `over`.
-
-    Three and more operands are contracted in pairs, in the cheapest order. Where a dimension that
-    is summed over is split, every device sums its own shard, and an AllReduce adds the partial
-    sums.
+    Three and more operands are contracted in pairs, in the cheapest order. Over a split dimension
+    every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         operands: The tensors, all of one dtype of numbers.
         dims: The dimensions of the result, in order.
-        over: In place of `dims`: the dimensions to sum over, one or several. The result has the
-            others, in the order in which the operands bring them.
-        preferred: The dtype in which products are added up and returned, at least as wide as the
-            operands': float32 of bfloat16, int32 of int8. The operands' own by default.
-
-    Returns:
-        A tensor with exactly these dimensions, of the operands' or the preferred dtype.
+        over: In place of `dims`: one dimension or several to sum over.
+        preferred: A wider dtype in which products are added up and returned: float32 of bfloat16.
 
     Example:
         >>> B, M, H = nm.dims("batch=2 model=2 hidden=2")
@@ -186,7 +178,7 @@ def _result_dims(
 
 
 def _check_preferred(x: Tensor, preferred: str | None) -> str:
-    """Return the dtype in which products are added up, which must hold the operands' own."""
+    """Return the dtype in which products are added up, at least as wide as the operands'."""
     if preferred is None:
         return x.dtype
     floating = check_dtype(preferred) in FLOATS
@@ -200,7 +192,7 @@ def _check_preferred(x: Tensor, preferred: str | None) -> str:
 
 
 def _product_shape(a: Tensor, b: Tensor, rest: list[Tensor], shape: Shape) -> Shape:
-    """Return what the product of two operands keeps: what the result or another operand has."""
+    """Return the dimensions of a product that the result or another operand has."""
     needed = {*shape.names, *(name for tensor in rest for name in tensor.shape.names)}
     order = [dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names}]
     dims = (*a.shape, *b.shape)
@@ -244,11 +236,7 @@ def _reorder(x: Tensor, shape: Shape) -> Tensor:
 
 
 def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None) -> Tensor:
-    """Contracts two operands to a shape, in the dtype of one of them by default.
-
-    Dimensions that only one operand has are summed before, those that neither has are broadcast
-    after.
-    """
+    """Contract two operands to a shape, in the dtype of the first by default."""
     dtype = dtype or a.dtype
     shared = {*a.shape.names} & {*b.shape.names}
     summed = {*a.shape.names} ^ {*b.shape.names}

@@ -26,11 +26,7 @@ Rule = Callable[..., list[Tensor | None]]
 
 @dataclass(frozen=True)
 class Function:
-    """An elementwise function: what computes it, its derivative, and the dtypes it takes and gives.
-
-    compute maps the TensorFlow module to the function of aligned values; vjp maps the cotangent,
-    the result and the operands to the operands' cotangents. long functions become many XLA ops.
-    """
+    """An elementwise function: what computes it, its derivative, its dtypes."""
 
     compute: Callable[[Any], Callable[..., Any]]
     vjp: Rule | None = None
@@ -221,17 +217,13 @@ def elementwise(
 
 
 def cast(x: Operand, dtype: str) -> Tensor:
-    """Convert a tensor to another dtype.
+    """Return a tensor in another dtype, `x` itself where it has it already.
 
-    The gradient is converted back. Conversion to an integer dtype drops the fraction, and no
-    gradient flows through it.
+    Conversion to an integer dtype drops the fraction, and no gradient flows through it.
 
     Args:
         x: A tensor, or a number.
         dtype: The name of the new dtype.
-
-    Returns:
-        A tensor of the same shape; `x` itself where it has the dtype already.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -250,9 +242,6 @@ def stop_gradient(x: Operand) -> Tensor:
     Args:
         x: A tensor, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`.
-
     Example:
         >>> M = nm.Dimension("model", 2)
         >>> def slope(x):
@@ -264,17 +253,13 @@ def stop_gradient(x: Operand) -> Tensor:
 
 
 def compute_once(x: Operand) -> Tensor:
-    """Has a tensor computed once and stored, rather than again in every kernel that reads it.
+    """Return the same value, computed once and stored instead of in every kernel that reads it.
 
     XLA fuses ops with what reads them, and computes cheap ones again in each tile of a large
-    result. That is nearly always right; where a profile shows that it is not, this keeps them
-    apart. The value is the same, and the gradient passes.
+    result. That is nearly always right; use this where a profile shows that it is not.
 
     Args:
         x: A tensor, or a number.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> M = nm.Dimension("model", 2)

@@ -198,18 +198,15 @@ def check_indices(what: str, indices: Tensor) -> Tensor:
 
 
 def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
-    """Make ones at some indices along a new last dimension, and zeros elsewhere.
+    """Return ones at indices along a new last dimension, and zeros elsewhere.
 
     An index outside the dimension gives zeros alone. The dimension may be split without
-    communication. The result carries no gradient.
+    communication.
 
     Args:
         indices: A tensor of integers.
         dim: The new dimension.
         dtype: The dtype of the result.
-
-    Returns:
-        A tensor with the dimensions of the indices and then `dim`.
 
     Example:
         >>> B, V = nm.dims("batch=3 vocab=2")
@@ -229,21 +226,19 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
-    """Read slices of a table at some indices along a dimension.
+    """Return slices of a table at indices along a dimension.
 
-    Dimensions that table and indices share by name are batch dimensions: each index reads in its
-    own slice of the table. An index outside the dimension reads zeros. Where the dimension is
-    split, every device reads what it has, and an AllReduce joins the results. The gradient is added
-    up where an index occurs several times.
+    Dimensions that table and indices share by name are batch dimensions. An index outside the
+    dimension reads zeros. Over a split dimension every device reads what it has, and an AllReduce
+    joins the results.
 
     Args:
-        table: The tensor that is read.
+        table: The tensor to read.
         indices: A tensor of integers.
-        dim: The dimension of the table that the indices count along.
+        dim: The dimension of the table to index.
 
     Returns:
-        A tensor with the dimensions of the indices and then the table's others, of the table's
-        dtype.
+        A tensor with the dimensions of the indices, then the table's others.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=3")
@@ -266,16 +261,16 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
 def scatter_add(
     updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
 ) -> Tensor:
-    """Add updates, at some indices along a new dimension, to zeros.
+    """Return zeros with updates added at indices along a new dimension.
 
-    The dimensions of the indices are summed over, except those in `batch`; where one of them is
-    split, an AllReduce adds the partial sums. An index outside the dimension adds nothing.
+    Dimensions of the indices are summed over, except those in `batch`; where one of them is split,
+    an AllReduce adds the partial sums. An index outside the dimension adds nothing.
 
     Args:
-        updates: A tensor of numbers that has all dimensions of the indices, and perhaps others.
+        updates: A tensor of numbers with all dimensions of the indices, and perhaps others.
         indices: A tensor of integers.
-        dim: The new dimension that the indices count along.
-        batch: Dimensions of the indices that the result keeps.
+        dim: The new dimension.
+        batch: Dimensions of the indices to keep in the result.
 
     Returns:
         A tensor with the batch dimensions, `dim`, and the other dimensions of the updates.

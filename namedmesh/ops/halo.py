@@ -1,8 +1,4 @@
-"""Reading a stretch of a split dimension: each device gets from others the rows that it lacks.
-
-GShard's halo exchange, with halos that may differ from device to device: what a device reads is
-known while planning, so one rule says what is sent, in the plan and in the lowering.
-"""
+"""Halo exchange: ops along one dimension whose devices read rows of neighbouring shards."""
 
 from __future__ import annotations
 
@@ -25,12 +21,6 @@ class Stretch:
     """The rows that each device reads: from floor((step * position + start) / divisor) on.
 
     Attributes:
-        step: How much later the rows of the next device begin.
-        start: Where the first device's begin.
-        length: How many rows each device reads; those that do not exist hold a fill value.
-        stop: The rows from this one on are not read.
-        divisor: What the positions are divided by.
-        cyclic: Whether the first row comes after the last; shards must be of equal size.
     """
 
     step: int
@@ -218,10 +208,7 @@ class Window(Op):
 
 
 class SplitWindow(Window):
-    """A window that may stay split: each device reads what it lacks of its neighbours' shards.
-
-    Where that is no less than all of them, the dimension is gathered before.
-    """
+    """A window that may stay split: each device reads what it lacks of its neighbours' shards."""
 
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         """Return the rows that each device reads for its shard of the result."""

@@ -1,4 +1,4 @@
-"""What `x[H, 3]` and `x[{H: i, W: j}]` read: one index, some in a row, or those of a tensor."""
+"""Reading and changing by index: x[H, 3], x.at[H, 3].set(y), elements that a mask selects."""
 
 from __future__ import annotations
 
@@ -83,19 +83,14 @@ def read_index(x: Tensor, index: Any) -> Tensor:
 
 
 def take(x: Tensor, dim: Dimension, index: int | Tensor) -> Tensor:
-    """Take what lies at an index along a dimension: `x[dim, index]` as a function.
+    """Return what is at an index along a dimension: `x[dim, index]` as a function.
 
-    Where the dimension is split, every device reads what it has, and an AllReduce joins the
-    results.
+    Over a split dimension every device reads what it has, and an AllReduce joins the results.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        index: A whole number, from the end where it is negative; or a tensor of whole numbers,
-            whose dimensions take the place of `dim`, and zeros are read for those outside.
-
-    Returns:
-        A tensor of the dtype of `x`.
+        index: A whole number, or a tensor of them, whose dimensions take the place of `dim`.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -180,10 +175,7 @@ def _parse_series(x: Tensor, dim: Dimension, selector: builtins.slice) -> Series
 def merge_indices(
     x: Tensor, chosen: Mapping[Dimension, Tensor]
 ) -> tuple[Dimension, Tensor, Tensor]:
-    """Merge the dimensions that tensors index into one; returns it, its index, and x with it.
-
-    The index is outside where one of them is.
-    """
+    """Merge the dimensions that tensors index; return the merged one, its index, and x."""
     dims = list(chosen)
     if len(dims) == 1:
         return dims[0], chosen[dims[0]], x
@@ -385,21 +377,15 @@ OPERATORS["at"] = At
 
 
 def compress(x: Tensor, mask: Tensor, dim: Dimension, into: Dimension) -> Tensor:
-    """Take the elements along a dimension that a mask selects, in order.
+    """Return the elements along a dimension that a mask selects, in order.
 
-    How many there are is known only when the step runs, so the result has a size of its own:
-    zeros follow those that there are, and those for which there is no room are left out. Count
-    them with `nm.sum(nm.cast(mask, "int32"), over=dim)`.
+    Zeros follow where there are fewer than `into` has room for; what does not fit is left out.
 
     Args:
         x: The tensor.
-        mask: A bool tensor that has the dimension, and perhaps others of `x`, for each of which it
-            selects by itself.
+        mask: A bool tensor with the dimension, and perhaps others of `x`.
         dim: The dimension.
         into: The dimension that takes its place, of any size.
-
-    Returns:
-        A tensor of the dtype of `x`, with `into` in the place of `dim`.
 
     Example:
         >>> S, K = nm.dims("seq=5 kept=3")

@@ -34,13 +34,10 @@ Example:
 
 
 def constant_init(value: float) -> Initializer:
-    """Make an initializer that fills a variable with one number.
+    """Return an initializer that fills a variable with one number.
 
     Args:
         value: The number.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -51,13 +48,10 @@ def constant_init(value: float) -> Initializer:
 
 
 def normal_init(stddev: float) -> Initializer:
-    """Make an initializer that draws normally distributed numbers around zero.
+    """Return an initializer of normally distributed numbers around zero.
 
     Args:
         stddev: Their standard deviation.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -69,13 +63,10 @@ def normal_init(stddev: float) -> Initializer:
 
 
 def uniform_init(limit: float) -> Initializer:
-    """Make an initializer that draws numbers evenly spread from -`limit` to `limit`.
+    """Return an initializer of numbers evenly spread from -`limit` to `limit`.
 
     Args:
         limit: The bound, greater than 0.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -90,15 +81,10 @@ def uniform_init(limit: float) -> Initializer:
 
 
 def truncated_normal_init(stddev: float) -> Initializer:
-    """Make an initializer that draws normally distributed numbers, none far from zero.
-
-    Numbers beyond 2.27 standard deviations do not come; those that do have this one.
+    """Return an initializer of normal numbers, cut off at 2.27 standard deviations.
 
     Args:
         stddev: Their standard deviation.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -116,17 +102,12 @@ def glorot_init(
     fan_out: Dimension | Sequence[Dimension],
     uniform: bool = True,
 ) -> Initializer:
-    """Make Glorot's initializer, which keeps variances forward and backward nearly alike.
-
-    The variance is 2 / (fan_in + fan_out), each the product of its dimensions' sizes.
+    """Return Glorot's initializer, of variance 2 / (fan_in + fan_out).
 
     Args:
-        fan_in: The dimensions that the product with the weight sums over, one or several.
-        fan_out: The dimensions that it makes.
-        uniform: Whether numbers are evenly spread, or normally distributed.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
+        fan_in: One dimension or several that the product with the weight sums over.
+        fan_out: The dimensions that the product makes.
+        uniform: Draw evenly spread numbers in place of normally distributed ones.
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=60")
@@ -139,13 +120,10 @@ def glorot_init(
 
 
 def he_init(*fan_in: Dimension) -> Initializer:
-    """Make He's initializer, for weights before a ReLU: `nm.fan_in_init` with a scale of 2.
+    """Return He's initializer for weights before a ReLU: `nm.fan_in_init` with a scale of 2.
 
     Args:
         *fan_in: The dimensions that the product with the weight sums over.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=50")
@@ -161,19 +139,15 @@ def orthogonal_init(
     columns: Dimension | Sequence[Dimension],
     scale: float = 1.0,
 ) -> Initializer:
-    """Make an initializer of matrices whose rows or columns are orthogonal, all as likely.
+    """Return an initializer of matrices whose rows or columns are orthogonal.
 
-    The shorter side's vectors are orthogonal and of length `scale`. They are found by Newton and
-    Schulz's iteration from normally distributed numbers, in float32. For every element of further
-    dimensions, as of layers that are stacked, there is a matrix of its own.
+    Found by Newton and Schulz's iteration from normal numbers; further dimensions, as of stacked
+    layers, have a matrix for each element.
 
     Args:
-        rows: The dimensions that are one side of the matrix, one or several.
+        rows: One dimension or several: one side of the matrix.
         columns: Those of the other side.
         scale: The length of the vectors.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> import numpy as np
@@ -211,16 +185,11 @@ def _count(what: str, dims: Dimension | Sequence[Dimension]) -> int:
 
 
 def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
-    """Make an initializer that keeps the variance of what a weight is multiplied with.
-
-    It draws normally distributed numbers of variance `scale` / (product of the sizes of `fan_in`).
+    """Return an initializer of normal numbers of variance `scale` / (size of `fan_in`).
 
     Args:
         *fan_in: The dimensions that the product with the weight sums over.
         scale: A factor of the variance.
-
-    Returns:
-        An initializer: a function of a random key, a shape and a dtype.
 
     Example:
         >>> M, H = nm.dims("model=100 hidden=50")

@@ -75,18 +75,14 @@ class Concat(Op):
 
 
 def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
-    """Put tensors one after the other along a dimension.
+    """Return tensors one after the other along a dimension.
 
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours,
-    or all of them if that takes no more. The other dimensions may come in any order.
+    Over a split dimension each device gets the elements that it lacks from its neighbours. The
+    other dimensions may come in any order.
 
     Args:
         tensors: The tensors, equal in dtype and in all dimensions but one.
         dim: That dimension, at any size, or its name.
-
-    Returns:
-        A tensor in which the sizes along the dimension add up, its dimensions in the order of the
-        first.
 
     Example:
         >>> A, B = nm.dims("seq=2")[0], nm.dims("seq=1")[0]
@@ -123,14 +119,11 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
 
 
 def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
-    """Put tensors of one shape side by side along a new first dimension.
+    """Return tensors of one shape side by side along a new first dimension.
 
     Args:
         tensors: The tensors, equal in dtype and dimensions.
-        dim: The new dimension, whose size is the number of tensors.
-
-    Returns:
-        A tensor with the new dimension first.
+        dim: The new dimension, of the size of the list.
 
     Example:
         >>> M, C = nm.dims("model=2 copy=2")
@@ -150,14 +143,11 @@ def stack(tensors: Sequence[Tensor], dim: Dimension) -> Tensor:
 
 
 def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
-    """Take a tensor apart along a dimension: what `nm.stack` put together.
+    """Return a list of the slices of a tensor along a dimension: the inverse of `nm.stack`.
 
     Args:
         x: The tensor.
         dim: The dimension.
-
-    Returns:
-        One tensor without the dimension for each of its elements, in order.
 
     Example:
         >>> M, C = nm.dims("model=2 copy=2")
@@ -169,15 +159,12 @@ def unstack(x: Tensor, dim: Dimension) -> list[Tensor]:
 
 
 def repeat(x: Tensor, dim: Dimension, times: int) -> Tensor:
-    """Repeats each element along a dimension, one after the other, as `numpy.repeat` does.
+    """Return each element repeated along a dimension, as `numpy.repeat` does.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        times: How often each element comes.
-
-    Returns:
-        A tensor in which the dimension is so many times as large.
+        times: The number of copies of each element.
 
     Example:
         >>> S = nm.Dimension("seq", 2)
@@ -188,15 +175,12 @@ def repeat(x: Tensor, dim: Dimension, times: int) -> Tensor:
 
 
 def tile(x: Tensor, dim: Dimension, times: int) -> Tensor:
-    """Repeats all elements along a dimension, one round after the other, as `numpy.tile` does.
+    """Return all elements repeated along a dimension, as `numpy.tile` does.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        times: How many rounds there are.
-
-    Returns:
-        A tensor in which the dimension is so many times as large.
+        times: The number of copies.
 
     Example:
         >>> S = nm.Dimension("seq", 2)
@@ -220,18 +204,15 @@ def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> 
 
 
 def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]:
-    """Cut a tensor into shards along a dimension.
+    """Return a list of parts of a tensor, cut along a dimension.
 
-    Where the dimension is split, shards are sent to where they are wanted. (`nm.split` is about
-    placement: it splits a dimension over devices.)
+    Over a split dimension parts are sent to where they are needed. (`nm.split` is about placement:
+    it shards a dimension over devices.)
 
     Args:
         x: The tensor.
-        dim: The dimension that is cut.
-        parts: The number of equal shards, or a list of their sizes.
-
-    Returns:
-        The shards in order, each with the dimension at its own size.
+        dim: The dimension to cut.
+        parts: The number of equal parts, or a list of their sizes.
 
     Example:
         >>> S = nm.Dimension("seq", 4)

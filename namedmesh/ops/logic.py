@@ -1,4 +1,4 @@
-"""Comparison, logic and choice, element by element."""
+"""Comparison, choice, logic and bits, element by element."""
 
 from __future__ import annotations
 
@@ -8,16 +8,11 @@ from namedmesh.ops.elementwise import elementwise
 
 @elementwise(lambda tf: tf.equal, takes="any", gives="bool")
 def equal(x: Operand, y: Operand) -> Tensor:
-    """Return where two tensors are equal.
-
-    The operator `x == y` would compare Python objects, and is an error.
+    """Return a bool tensor: where two tensors are equal (`x == y` is an error).
 
     Args:
         x: A tensor of any dtype, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -29,16 +24,11 @@ def equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.not_equal, takes="any", gives="bool")
 def not_equal(x: Operand, y: Operand) -> Tensor:
-    """Return where two tensors differ.
-
-    The operator `x != y` would compare Python objects, and is an error.
+    """Return a bool tensor: where two tensors differ (`x != y` is an error).
 
     Args:
         x: A tensor of any dtype, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -50,14 +40,11 @@ def not_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.less, gives="bool")
 def less(x: Operand, y: Operand) -> Tensor:
-    """Return where the first tensor is less than the second: `x < y`.
+    """Return a bool tensor: where the first is less than the second, `x < y`.
 
     Args:
         x: A tensor of numbers, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -69,14 +56,11 @@ def less(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.less_equal, gives="bool")
 def less_equal(x: Operand, y: Operand) -> Tensor:
-    """Return where the first tensor is at most the second: `x <= y`.
+    """Return a bool tensor: where the first is at most the second, `x <= y`.
 
     Args:
         x: A tensor of numbers, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -88,14 +72,11 @@ def less_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.greater, gives="bool")
 def greater(x: Operand, y: Operand) -> Tensor:
-    """Return where the first tensor is greater than the second: `x > y`.
+    """Return a bool tensor: where the first is greater than the second, `x > y`.
 
     Args:
         x: A tensor of numbers, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -107,14 +88,11 @@ def greater(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.greater_equal, gives="bool")
 def greater_equal(x: Operand, y: Operand) -> Tensor:
-    """Return where the first tensor is at least the second: `x >= y`.
+    """Return a bool tensor: where the first is at least the second, `x >= y`.
 
     Args:
         x: A tensor of numbers, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A bool tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -126,14 +104,11 @@ def greater_equal(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_and, takes="bool")
 def logical_and(x: Operand, y: Operand) -> Tensor:
-    """Return where both tensors are true: `x & y`.
+    """Return a bool tensor: where both are true, `x & y`.
 
     Args:
         x: A bool tensor, True or False.
-        y: The same; the two broadcast by name.
-
-    Returns:
-        A bool tensor with the dimensions of both.
+        y: Another, broadcast by name.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -145,14 +120,11 @@ def logical_and(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_or, takes="bool")
 def logical_or(x: Operand, y: Operand) -> Tensor:
-    """Return where at least one tensor is true: `x | y`.
+    """Return a bool tensor: where at least one is true, `x | y`.
 
     Args:
         x: A bool tensor, True or False.
-        y: The same; the two broadcast by name.
-
-    Returns:
-        A bool tensor with the dimensions of both.
+        y: Another, broadcast by name.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -164,14 +136,11 @@ def logical_or(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.math.logical_xor, takes="bool")
 def logical_xor(x: Operand, y: Operand) -> Tensor:
-    """Return where exactly one tensor is true: `x ^ y`.
+    """Return a bool tensor: where exactly one is true, `x ^ y`.
 
     Args:
         x: A bool tensor, True or False.
-        y: The same; the two broadcast by name.
-
-    Returns:
-        A bool tensor with the dimensions of both.
+        y: Another, broadcast by name.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -183,13 +152,10 @@ def logical_xor(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.logical_not, takes="bool")
 def logical_not(x: Operand) -> Tensor:
-    """Return where a tensor is false: `~x`.
+    """Return a bool tensor: where a tensor is false, `~x`.
 
     Args:
         x: A bool tensor, True or False.
-
-    Returns:
-        A bool tensor of the shape of `x`.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -208,17 +174,14 @@ def _where_vjp(
 
 @elementwise(lambda tf: tf.where, _where_vjp, takes="any")
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
-    """Take `x` where a condition is true and `y` elsewhere, broadcasting by name.
+    """Return `x` where a condition is true and `y` elsewhere, broadcast by name.
 
-    Both `x` and `y` are computed everywhere; the gradient goes to the one that was taken.
+    Both are computed everywhere; the gradient goes to the one that was chosen.
 
     Args:
         condition: A bool tensor.
         x: A tensor of any dtype, or a number.
-        y: A tensor of the same dtype, or a number, which takes the dtype of the tensor beside it.
-
-    Returns:
-        A tensor with the dimensions of all three and the dtype of `x` and `y`.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 3)
@@ -230,14 +193,11 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.bitwise_and, takes="integer")
 def bitwise_and(x: Operand, y: Operand) -> Tensor:
-    """Keep the bits that both numbers have.
+    """Return the bits that both numbers have. It has no gradient.
 
     Args:
         x: A tensor of whole numbers, or a number.
-        y: A tensor of the same dtype, or a number; the two broadcast by name.
-
-    Returns:
-        A tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -249,14 +209,11 @@ def bitwise_and(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.bitwise_or, takes="integer")
 def bitwise_or(x: Operand, y: Operand) -> Tensor:
-    """Join the bits of two numbers.
+    """Return the bits that either number has. It has no gradient.
 
     Args:
         x: A tensor of whole numbers, or a number.
-        y: A tensor of the same dtype, or a number; the two broadcast by name.
-
-    Returns:
-        A tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -268,14 +225,11 @@ def bitwise_or(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.bitwise_xor, takes="integer")
 def bitwise_xor(x: Operand, y: Operand) -> Tensor:
-    """Keep the bits that one of two numbers has and the other has not.
+    """Return the bits that exactly one of two numbers has. It has no gradient.
 
     Args:
         x: A tensor of whole numbers, or a number.
-        y: A tensor of the same dtype, or a number; the two broadcast by name.
-
-    Returns:
-        A tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -287,14 +241,11 @@ def bitwise_xor(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.left_shift, takes="integer")
 def shift_left(x: Operand, y: Operand) -> Tensor:
-    """Move bits to higher places, zeros behind them.
+    """Return the bits moved to higher places, zeros behind them. It has no gradient.
 
     Args:
         x: A tensor of whole numbers, or a number.
-        y: A tensor of the same dtype, or a number; the two broadcast by name.
-
-    Returns:
-        A tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -306,14 +257,11 @@ def shift_left(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.right_shift, takes="integer")
 def shift_right(x: Operand, y: Operand) -> Tensor:
-    """Move bits to lower places; those of negative numbers keep their sign.
+    """Return the bits moved to lower places; negative numbers keep their sign.
 
     Args:
         x: A tensor of whole numbers, or a number.
-        y: A tensor of the same dtype, or a number; the two broadcast by name.
-
-    Returns:
-        A tensor with the dimensions of both. It carries no gradient.
+        y: A tensor of the same dtype, or a number.
 
     Example:
         >>> M = nm.Dimension("model", 2)
@@ -325,17 +273,14 @@ def shift_right(x: Operand, y: Operand) -> Tensor:
 
 @elementwise(lambda tf: tf.bitwise.invert, takes="integer")
 def bitwise_not(x: Operand) -> Tensor:
-    """Iterations every bit over.
+    """Return every bit flipped. It has no gradient.
 
     Args:
         x: A tensor of whole numbers, or a number.
 
-    Returns:
-        A tensor of the shape and dtype of `x`. It carries no gradient.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.bitwise_not(x), x=([M], [0, -7]))
+        >>> nm.evaluate(nm.bitwise_not, x=([M], [0, -7]))
         array([-1,  6], dtype=int32)
     """
     ...

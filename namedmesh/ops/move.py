@@ -16,12 +16,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 class Move(Op):
-    """The same value elsewhere: an op that states where its result lies.
-
-    take: Dimensions that take the axes the layout gives them.
-    give: Dimensions that become whole.
-    exact: The axes of each dimension, where these and no others are held.
-    """
+    """The same value elsewhere: an op that states the sharding of its result."""
 
     elementwise = True
     states_place = True
@@ -57,18 +52,15 @@ class Move(Op):
 
 
 def reshard(x: Tensor, *dims: Dimension) -> Tensor:
-    """Move the mesh axes of some dimensions to them.
+    """Return a tensor with the mesh axes that the layout gives some dimensions moved to them.
 
-    If another dimension held the axes, this is an AllToAll; if none did, every device cuts out its
-    shard, without communication; if the layout does not map the dimensions, nothing happens. So the
-    same model is right under every layout. The gradient is moved back.
+    If another dimension is sharded over the axes, this is an AllToAll; if none is, every device
+    cuts out its shard; if the layout does not map the dimensions, nothing happens. So one model is
+    right under every layout.
 
     Args:
         x: The tensor.
         *dims: The dimensions that take the axes the layout gives them.
-
-    Returns:
-        The same values, placed elsewhere.
 
     Example:
         >>> G, E, M = nm.dims("group=8 expert=8 model=4")
@@ -88,16 +80,11 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def replicate(x: Tensor, *dims: Dimension) -> Tensor:
-    """Make dimensions whole on every device.
-
-    What was split is gathered: an AllGather. The gradient is moved back.
+    """Return a tensor with dimensions whole on every device: an AllGather if they were split.
 
     Args:
         x: The tensor.
         *dims: The dimensions; all of them where none is named.
-
-    Returns:
-        The same values, whole along these dimensions.
 
     Example:
         >>> B, M = nm.dims("batch=8 model=4")
@@ -112,16 +99,13 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
-    """Split one dimension alone, over the mesh axes that the layout gives it (GShard's `split`).
+    """Return a tensor with one dimension alone sharded, over its mesh axes in the layout.
 
-    All other dimensions become whole. To cut a tensor into shards use `nm.chunk`.
+    This is GShard's `split`. To cut a tensor into parts use `nm.chunk`.
 
     Args:
         x: The tensor.
         dim: The dimension.
-
-    Returns:
-        The same values, split along this dimension alone.
 
     Example:
         >>> B, M = nm.dims("batch=8 model=4")
@@ -143,17 +127,14 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
 
 
 def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
-    """Places dimensions on exactly these mesh axes, whatever the layout says (GShard's `shard`).
+    """Return a tensor with dimensions on exactly these mesh axes, and all others whole.
 
-    Dimensions that are not named become whole. The model then fits meshes with these axes only;
-    prefer `nm.reshard`, which leaves the axes to the layout.
+    This is GShard's `shard`. The model then fits meshes with these axes only: prefer `nm.reshard`,
+    which leaves the axes to the layout.
 
     Args:
         x: The tensor.
         axes: A mesh axis, or a list of them, for each dimension that is split.
-
-    Returns:
-        The same values, placed so.
 
     Example:
         >>> B, M = nm.dims("batch=8 model=4")

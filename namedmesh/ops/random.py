@@ -1,4 +1,4 @@
-"""Keys of random numbers: what is drawn with one is a function of it alone."""
+"""Random numbers: a function of a key and an element's index, equal under every layout."""
 
 from __future__ import annotations
 
@@ -26,16 +26,31 @@ from namedmesh.ops.sorting import argsort
 
 
 def key(seed: int) -> Tensor:
-    """Make a random key from a seed known while tracing.
+    """Return a random key for a seed known while tracing: every step draws the same numbers.
 
-    The seed is part of the program, so that every step draws the same numbers; take the seed as an
-    input and use `nm.random.key_from_seed` to draw anew each step.
+    Args:
+        seed: A whole number.
+
+    Example:
+        >>> nm.trace(lambda: nm.random.key(0)).outputs[0].shape
+        [key_word=2]
     """
     return key_from_seed(fill(Shape(), check_number("random.key", seed, "int32"), "int32"))
 
 
 def key_from_seed(seed: Tensor) -> Tensor:
-    """Make a random key from a seed that is given when the step runs."""
+    """Return a random key for a seed that is given when the step runs.
+
+    Args:
+        seed: An int32 scalar, such as an input that counts the steps.
+
+    Example:
+        >>> B = nm.Dimension("batch", 2)
+        >>> def draw(seed):
+        ...     return nm.random.uniform(nm.random.key_from_seed(seed), [B])
+        >>> bool((nm.evaluate(draw, seed=([], 1)) == nm.evaluate(draw, seed=([], 2))).any())
+        False
+    """
     if len(check_tensor("random.key_from_seed", seed).shape) or seed.dtype != "int32":
         raise NamedMeshError(
             "random.key: the seed is not an int32 scalar",
@@ -46,9 +61,15 @@ def key_from_seed(seed: Tensor) -> Tensor:
 
 
 def fold_in(key: Tensor, number: Operand) -> Tensor:
-    """Make a new key from a key and a whole number: that of a step, a layer, a head.
+    """Return a new key, independent of others: from a key and the number of a step or layer.
 
-    Keys folded with different numbers draw independent numbers.
+    Args:
+        key: A random key.
+        number: A whole number, or an int32 scalar.
+
+    Example:
+        >>> nm.trace(lambda: nm.random.fold_in(nm.random.key(0), 1)).outputs[0].shape
+        [key_word=2]
     """
     check_key("random.fold_in", key)
     number = as_tensor("random.fold_in", number)
@@ -62,16 +83,31 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
 
 
 def fold_in_name(key: Tensor, name: str) -> Tensor:
-    """Make a new key from a key and a name."""
+    """Return a new key for a key and a name.
+
+    Args:
+        key: A random key.
+        name: Any string.
+
+    Example:
+        >>> nm.trace(lambda: nm.random.fold_in_name(nm.random.key(0), "dropout")).outputs[0].shape
+        [key_word=2]
+    """
     text = check_text(name, "random.fold_in_name: a name", "dropout")
     return fold_in(key, zlib.crc32(text.encode()) & 0x7FFFFFFF)
 
 
 def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Draw 32 random bits for each element.
+    """Return 32 random bits for each element, as uint32.
 
-    Every element is drawn from the key and its own index along the named dimensions, so that every
-    layout draws the same bits, without communication.
+    Args:
+        key: A random key.
+        dims: The dimensions of the result, in order.
+
+    Example:
+        >>> N = nm.Dimension("sample", 1000)
+        >>> int(nm.evaluate(lambda: nm.random.bits(nm.random.key(0), [N])).max()) > 2**31
+        True
     """
     return draw_bits("random.bits", key, dims)
 
@@ -80,7 +116,7 @@ _MANTISSA = {"bfloat16": 8, "float16": 11}  # binary digits; 24 for wider dtypes
 
 
 def _check_float_dtype(what: str, dtype: str) -> str:
-    """Return the dtype when it is floating point, or raises."""
+    """Return the dtype when it is floating point, or raise."""
     if check_dtype(dtype) not in FLOATS:
         raise NamedMeshError(
             f"{what} makes floating point numbers, not {dtype}",
@@ -96,7 +132,7 @@ def _draw_unit(what: str, key: Tensor, dims: Sequence[Dimension], digits: int = 
 
 
 def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, float]:
-    """Return the bounds as the dtype holds them when the first is the smaller, or raises."""
+    """Return the bounds as the dtype rounds them when the first is the smaller, or raise."""
     bounds = []
     for name, bound in (("low", low), ("high", high)):
         number = float(check_number(f"{what}: {name}", bound, dtype))
@@ -112,6 +148,13 @@ def _check_bounds(what: str, low: Any, high: Any, dtype: str) -> tuple[float, fl
     return least, bound
 
 
+def _check_moments(what: str, mean: Operand, stddev: Operand) -> None:
+    """Raise unless a mean and a standard deviation are tensors or numbers of float32."""
+    for name, number in (("mean", mean), ("stddev", stddev)):
+        if not isinstance(number, Tensor):
+            check_number(f"{what}: {name}", number, "float32")
+
+
 def _widest(dtype: str) -> str:
     """Return the dtype in which numbers of a dtype are drawn."""
     return "float64" if dtype == "float64" else "float32"
@@ -124,19 +167,14 @@ def uniform(
     high: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draw numbers evenly spread from `low` (included) to `high` (not included).
-
-    Every layout draws the same numbers, without communication.
+    """Return numbers drawn evenly from `low` (included) to `high` (not included).
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
         low: The smallest number.
         high: The bound above.
         dtype: The floating point dtype of the result.
-
-    Returns:
-        A tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -163,19 +201,14 @@ def normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draw normally distributed numbers.
-
-    Every layout draws the same numbers, without communication.
+    """Return normally distributed numbers.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
         mean: Their mean.
         stddev: Their standard deviation.
         dtype: The floating point dtype of the result.
-
-    Returns:
-        A tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -185,9 +218,7 @@ def normal(
     """
     what = "random.normal"
     _check_float_dtype(what, dtype)
-    for name, number in (("mean", mean), ("stddev", stddev)):
-        if not isinstance(number, Tensor):
-            check_number(f"{what}: {name}", number, "float32")
+    _check_moments(what, mean, stddev)
     least = -1.0 + 2.0**-24  # erfinv is infinite at -1
     centred = _draw_unit(what, key, dims) * (1.0 - least) + least
     return cast(erfinv(centred) * (math.sqrt(2.0) * stddev) + mean, dtype)
@@ -202,22 +233,16 @@ def truncated_normal(
     stddev: float = 1.0,
     dtype: str = "float32",
 ) -> Tensor:
-    """Draw normally distributed numbers of which none lies outside two bounds.
-
-    Every layout draws the same numbers, without communication.
+    """Return normally distributed numbers between two bounds.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
-        low: The bound below, in standard deviations from the mean; at most 3.
-        high: The bound above, likewise; at least -3. Numbers of float32 do not tell what lies
-            farther out.
+        low: The lower bound, in standard deviations from the mean; at most 3.
+        high: The upper bound, likewise; at least -3.
         mean: The mean of the distribution before it is cut.
         stddev: Its standard deviation; with the default bounds that of the result is 0.88 of it.
         dtype: The floating point dtype of the result.
-
-    Returns:
-        A tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -233,9 +258,7 @@ def truncated_normal(
             f"{what}: low={least} and high={bound} leave only the end of a tail",
             fix="give bounds of which one is nearer than 3 standard deviations to the mean",
         )
-    for name, number in (("mean", mean), ("stddev", stddev)):
-        if not isinstance(number, Tensor):
-            check_number(f"{what}: {name}", number, "float32")
+    _check_moments(what, mean, stddev)
     below, above = (math.erf(end / math.sqrt(2.0)) for end in (least, bound))
     share = _open_unit(draw_bits(what, key, dims)) * (above - below) + below
     inside = minimum(maximum(erfinv(share) * math.sqrt(2.0), least), bound)
@@ -245,20 +268,16 @@ def truncated_normal(
 def randint(
     key: Tensor, dims: Sequence[Dimension], low: int, high: int, dtype: str = "int32"
 ) -> Tensor:
-    """Draw whole numbers from `low` (included) to `high` (not included), all as likely.
+    """Return whole numbers from `low` (included) to `high` (not included), equally likely.
 
-    Every layout draws the same numbers, without communication. Probabilities differ by at most one
-    part in 2**32 / (high - low).
+    Probabilities differ by at most one part in 2**32 / (high - low).
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
         low: The smallest number.
-        high: The bound above, at most 2**31 above `low`.
+        high: The upper bound, at most 2**31 above `low`.
         dtype: The integer dtype of the result.
-
-    Returns:
-        A tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -283,7 +302,7 @@ def randint(
 
 
 def _multiply_high(words: Tensor, number: int) -> Tensor:
-    """Multiply words of 32 bits with a number and returns the higher 32 bits of the products."""
+    """Return the higher 32 bits of the products of 32-bit words and a number."""
     high, low = words // 2**16, words % 2**16
     upper, lower = divmod(number, 2**16)
     outer, inner = high * lower, low * upper
@@ -292,17 +311,13 @@ def _multiply_high(words: Tensor, number: int) -> Tensor:
 
 
 def permutation(key: Tensor, dim: Dimension) -> Tensor:
-    """Draw an order of a dimension's elements: `x[dim, order]` shuffles `x`.
+    """Return a random order of a dimension's elements, as int32: `x[dim, order]` shuffles `x`.
 
-    Every layout draws the same order. The dimension must be whole: where it is split, random bits
-    are gathered.
+    The dimension must be whole: where it is split, random bits are gathered.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dim: The dimension.
-
-    Returns:
-        An int32 tensor of this dimension alone: every index once.
 
     Example:
         >>> N = nm.Dimension("sample", 5)
@@ -313,17 +328,12 @@ def permutation(key: Tensor, dim: Dimension) -> Tensor:
 
 
 def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
-    """Draw True with some probability, False otherwise.
-
-    Every layout draws the same values, without communication.
+    """Return True with some probability, False otherwise.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
         probability: That of True: a number, or a float32 tensor that broadcasts by name.
-
-    Returns:
-        A bool tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -343,17 +353,12 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
 
 
 def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
-    """Draw Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
-
-    Every layout draws the same numbers, without communication.
+    """Return Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         dims: The dimensions of the result, in order.
         dtype: The floating point dtype of the result.
-
-    Returns:
-        A tensor with these dimensions.
 
     Example:
         >>> N = nm.Dimension("sample", 1000)
@@ -371,18 +376,14 @@ def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Te
 
 
 def categorical(key: Tensor, logits: Tensor, over: Dimension) -> Tensor:
-    """Draw an index along a dimension with probability softmax(logits).
+    """Return int32 indices along a dimension, drawn with probability softmax(logits).
 
-    The dimension must be whole: where it is split, it is gathered first. The result carries no
-    gradient.
+    The dimension must be whole: where it is split, it is gathered first.
 
     Args:
-        key: A random key, from `nm.random.key` or `nm.random.fold_in`.
+        key: A random key.
         logits: A floating point tensor.
-        over: The dimension that is drawn from.
-
-    Returns:
-        An int32 tensor without the dimension.
+        over: The dimension to draw from.
 
     Example:
         >>> V = nm.Dimension("vocab", 3)

@@ -1,8 +1,4 @@
-"""The hash behind random numbers: from a key and a counter to 32 bits, in TensorFlow.
-
-Two rounds of a cheap mixer, with a word of the key in each: a sixth of the operations of Threefry,
-in the program as on the device.
-"""
+"""The hash behind random numbers: from a key and a counter to 32 bits, in TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,6 +16,8 @@ from namedmesh.ir.operands import make_shape
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 
+# Two rounds of a cheap mixer, with a word of the key in each: a sixth of the operations of
+# Threefry, in the program as on the device.
 GOLDEN = 0x9E3779B9
 FOLDED = 0x85EBCA6B  # sets the keys made by folding apart from the bits drawn
 
@@ -40,7 +38,7 @@ def _mixer(tf: Any) -> Any:
 
 
 def _mix(tf: Any, x: Any) -> Any:
-    """Permutes 32-bit words; every input bit changes every output bit (lowbias32)."""
+    """Permute 32-bit words so that every input bit changes every output bit (lowbias32)."""
     mixed = _mixer(tf)(x)
     mixed.set_shape(x.shape)
     return mixed
@@ -55,10 +53,7 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
 
 
 def spread_word(tf: Any, word: Any, index: Any) -> Any:
-    """Make a word for each index from a random one; one round will do where the words are random.
-
-    `namedmesh.artifacts.kernels` computes the same.
-    """
+    """Return a word for each index from a random word; artifacts/kernels computes the same."""
     return _mix(tf, word + index * tf.constant(GOLDEN, tf.uint32))
 
 
@@ -77,18 +72,13 @@ def _folder(tf: Any) -> Any:
     return fold
 
 
-def fold_number(tf: Any, key: Any, number: Any) -> Any:
-    """Make a key of two words from another and a number."""
-    return _folder(tf)(key, number)
-
-
 KEY = Dimension("key_word", 2)
 
 
 class Bits(Op):
     """32 random bits for each element."""
 
-    # Otherwise XLA shares the counters of draws that lie in different places, and moves them.
+    # Otherwise XLA shares the counters of draws that are sharded differently, and moves them.
     manual = True
     shape: Shape
 
@@ -133,11 +123,9 @@ class Bits(Op):
 
 
 class SpreadBits(Op):
-    """A word of its own for each index along a dimension, from one word for all of them.
+    """A word of its own for each index along a dimension, from one word for all of them."""
 
-    A second operand is the index of the first, where the dimension is a shard of a longer one.
-    """
-
+    # A second operand is the index of the first element, for a shard of a longer dimension.
     manual = True  # as for Bits
     dim: Dimension
 
@@ -171,7 +159,7 @@ class FoldIn(Op):
 
     def lower(self, context: Context, key: Any, number: Any) -> Any:
         tf = context.tf
-        return fold_number(tf, key, tf.cast(number, tf.uint32))
+        return _folder(tf)(key, tf.cast(number, tf.uint32))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None, None]

@@ -1,4 +1,4 @@
-"""Reductions over named dimensions."""
+"""Reductions over named dimensions: extrema, their indices, products, means, variances."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import Tensor
+from namedmesh.ir.tensor import Over, Tensor
 from namedmesh.ops.broadcast import check_over, leave_out, sum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.logic import equal
@@ -36,12 +36,8 @@ class Reduce(Op):
 
     def results(self) -> list[tuple[Shape, str]]:
         (x,) = self.inputs
-        check_dtype_kind(
-            self.function,
-            "bool" if self.function in ("any", "all") else "number",
-            x,
-            source=self.source,
-        )
+        takes = "bool" if self.function in ("any", "all") else "number"
+        check_dtype_kind(self.function, takes, x, source=self.source)
         return [(x.shape.without(*(dim.name for dim in self.over)), x.dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -115,13 +111,13 @@ class Extremum(Op):
 
 
 def _share_winners(x: Tensor, extremum: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """Shares a cotangent equally between the elements that are the maximum or minimum."""
+    """Share a cotangent equally between the elements that are the maximum or minimum."""
     winners = cast(equal(x, extremum), x.dtype)
     return winners * (dy / sum(winners, over=over))
 
 
 def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """Multiply by the product of all other elements, which is right also where some are zero."""
+    """Multiply by the product of all other elements, right also where some are zero."""
     zero = equal(x, 0.0)
     zeros = sum(cast(zero, x.dtype), over=over)
     others = prod(choose(zero, 1.0, x), over=over)
@@ -130,85 +126,70 @@ def _prod_vjp(x: Tensor, dy: Tensor, over: Sequence[Dimension]) -> Tensor:
     return dy * share
 
 
-def check_float_over(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
-) -> tuple[Dimension, ...]:
-    """Return the dimensions to reduce a floating point tensor over, or raises."""
+def check_float_over(what: str, x: Tensor, over: Over) -> tuple[Dimension, ...]:
+    """Return the dimensions to reduce a floating point tensor over, or raise."""
     dims = check_over(what, x, over)
     check_dtype_kind(what, "float", x)
     return dims
 
 
-def _reduce(function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None) -> Tensor:
+def _reduce(function: str, x: Tensor, over: Over) -> Tensor:
     """Record a reduction; there is none over no dimensions."""
     dims = check_over(function, x, over)
     return Reduce((x,), function, dims).output if dims else x
 
 
-def _find_extremum(
-    function: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
-) -> Tensor:
-    """Record a maximum or minimum that is nan where an element is, under every layout.
-
-    Backends drop nan when they reduce floating point numbers across devices.
-    """
+def _find_extremum(function: str, x: Tensor, over: Over) -> Tensor:
+    """Record a maximum or minimum that is nan where an element is, under every layout."""
     dims = check_over(function, x, over)
     if not dims or not x.floating:
         return _reduce(function, x, dims)
+    # Backends drop nan when they reduce floating point numbers across devices; keys keep it.
     nan_first = function == "min"
     extremum = Reduce((order_by_keys(x, nan_first),), function, dims).output
     return Extremum((OrderKeys((extremum,), x.dtype, nan_first).output, x), function, dims).output
 
 
 def leave_out_extreme(function: str, x: Tensor, where: Tensor | None) -> Tensor:
-    """Put the number that never wins in place of the elements that do not count."""
+    """Replace masked elements by the number that never wins."""
     if where is None:
         return x
-    largest = function == "max"
     if check_tensor(function, x).floating:
-        return leave_out(function, x, where, -math.inf if largest else math.inf)
-    check_dtype_kind(function, "number", x)
-    return leave_out(
-        function, x, where, int(getattr(np.iinfo(x.dtype), "min" if largest else "max"))
-    )
+        least, most = -math.inf, math.inf
+    else:
+        check_dtype_kind(function, "number", x)
+        least, most = int(np.iinfo(x.dtype).min), int(np.iinfo(x.dtype).max)
+    return leave_out(function, x, where, least if function == "max" else most)
 
 
 def count_where(x: Tensor, over: Sequence[Dimension], where: Tensor) -> Tensor:
-    """Count the elements of some dimensions that count, in the dtype of a tensor."""
+    """Count the elements of some dimensions that a mask selects, in the dtype of a tensor."""
     times = math.prod(dim.size for dim in over if dim not in where.shape)
     own = [dim for dim in over if dim in where.shape]
     return cast(sum(cast(where, "float32"), own) * float(times), x.dtype)
 
 
 def order_by_keys(x: Tensor, nan_first: bool) -> Tensor:
-    """Convert floating point numbers to whole ones of the same order; returns others as is."""
+    """Return floating point numbers as whole ones of the same order, others as they are."""
     if not x.floating:
         return x
     return OrderKeys((x,), "int64" if x.dtype == "float64" else "int32", nan_first).output
 
 
 def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
-    """Take a maximum for an exponential: nan may be lost, which the exponential brings back."""
+    """Return a maximum for an exponential: nan may be lost, which the exponential restores."""
     return Reduce((x,), "max", tuple(over)).output if over else x
 
 
-def mean(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Take the mean over some dimensions.
+def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return the mean over dimensions.
 
     Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -222,25 +203,16 @@ def mean(
     return total / count_where(x, dims, where)
 
 
-def max(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Take the maximum over some dimensions.
+def max(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return the maximum over dimensions: nan where an element is.
 
     Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
-    int64). It is nan where an element is. Elements that tie share the gradient equally. Use
-    `nm.maximum` for the larger of two tensors.
+    int64). Elements that tie share the gradient equally.
 
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -250,25 +222,13 @@ def max(
     return _find_extremum("max", leave_out_extreme("max", x, where), over)
 
 
-def min(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Take the minimum over some dimensions.
-
-    Over a split dimension this is an AllReduce, of floating point numbers as int32 (float64 as
-    int64). It is nan where an element is. Elements that tie share the gradient equally. Use
-    `nm.minimum` for the smaller of two tensors.
+def min(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return the minimum over dimensions, in the way of `nm.max`.
 
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -278,23 +238,13 @@ def min(
     return _find_extremum("min", leave_out_extreme("min", x, where), over)
 
 
-def prod(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Take the product over some dimensions.
-
-    Over a split dimension this is an AllReduce. The gradient is right also where elements are zero.
+def prod(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return the product over dimensions. Its gradient is right also where elements are zero.
 
     Args:
         x: A tensor of numbers.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -304,23 +254,13 @@ def prod(
     return _reduce("prod", leave_out("prod", x, where, 1), over)
 
 
-def any(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Return whether any element is true, over some dimensions.
-
-    Over a split dimension this is an AllReduce.
+def any(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return a bool tensor: whether any element is true, over dimensions.
 
     Args:
         x: A bool tensor.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A bool tensor without those dimensions.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -330,23 +270,13 @@ def any(
     return _reduce("any", leave_out("any", x, where, False), over)
 
 
-def all(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    where: Tensor | None = None,
-) -> Tensor:
-    """Return whether all elements are true, over some dimensions.
-
-    Over a split dimension this is an AllReduce.
+def all(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
+    """Return a bool tensor: whether all elements are true, over dimensions.
 
     Args:
         x: A bool tensor.
         over: One dimension or several; all of them by default.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A bool tensor without those dimensions.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
@@ -385,7 +315,7 @@ class ArgReduce(Op):
         return compute(x, at, output_type=tf.int32)
 
     def _find_over_shards(self, context: Context, x: Any, at: int) -> Any:
-        """Find that of every shard, and gathers those, each with its index."""
+        """Gather the extreme of every shard with its index, and choose among those."""
         tf, size = context.tf, context.size(self.over)
         wide = tf.as_dtype(_wide(self.inputs[0].dtype))
         keys, start = tf.cast(x, wide), context.position(self.over) * size
@@ -419,106 +349,79 @@ def _wide(dtype: str) -> str:
     return "int64" if dtype in ("int64", "uint32") else "int32"
 
 
-def _find_where(function: str, keys: Tensor, over: Dimension, where: Tensor) -> Tensor:
-    """Find the first of the elements that count and are extreme, also if none is finite."""
+def _find_index(function: str, x: Tensor, over: Dimension, where: Tensor | None) -> Tensor:
+    """Record the search for the first extreme element, of those that a mask selects."""
+    check_has_dims(function, x, over)
+    check_dtype_kind(function, "number", x)
+    keys = order_by_keys(x, nan_first=function == "argmin")
+    if where is None:
+        return ArgReduce((keys,), function, over).output
+    # Compared with the extreme, also masked elements may win: none of the others may be finite.
     extreme = max if function == "argmax" else min
-    found = equal(keys, extreme(keys, over, where=where)) & where
-    return ArgReduce((cast(found, "int32"),), "argmax", over).output
+    winners = equal(keys, extreme(keys, over, where=where)) & where
+    return ArgReduce((cast(winners, "int32"),), "argmax", over).output
 
 
 def argmax(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
-    """Find the index of the largest element along a dimension, the first of those that tie.
+    """Return the int32 index of the largest element along a dimension, the first at ties.
 
-    Where there is a nan, the first one is found. Where the dimension is split, every device looks
-    through its shard, and what they find is gathered. The result carries no gradient.
+    The first nan wins. Over a split dimension every device searches its shard, and the winners are
+    gathered.
 
     Args:
         x: A tensor of numbers.
         over: The dimension.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        An int32 tensor without the dimension.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
         >>> nm.evaluate(lambda x: nm.argmax(x, over=M), x=([B, M], [[1, 3, 2], [4, 4, 0]]))
         array([1, 0], dtype=int32)
     """
-    check_has_dims("argmax", x, over)
-    check_dtype_kind("argmax", "number", x)
-    keys = order_by_keys(x, nan_first=False)
-    if where is not None:
-        return _find_where("argmax", keys, over, where)
-    return ArgReduce((keys,), "argmax", over).output
+    return _find_index("argmax", x, over, where)
 
 
 def argmin(x: Tensor, over: Dimension, *, where: Tensor | None = None) -> Tensor:
-    """Find the index of the smallest element along a dimension, the first of those that tie.
-
-    Where there is a nan, the first one is found. Where the dimension is split, every device looks
-    through its shard, and what they find is gathered. The result carries no gradient.
+    """Return the int32 index of the smallest element, in the way of `nm.argmax`.
 
     Args:
         x: A tensor of numbers.
         over: The dimension.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        An int32 tensor without the dimension.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=3")
         >>> nm.evaluate(lambda x: nm.argmin(x, over=M), x=([B, M], [[1, 3, 2], [4, 0, 0]]))
         array([0, 1], dtype=int32)
     """
-    check_has_dims("argmin", x, over)
-    check_dtype_kind("argmin", "number", x)
-    keys = order_by_keys(x, nan_first=True)
-    if where is not None:
-        return _find_where("argmin", keys, over, where)
-    return ArgReduce((keys,), "argmin", over).output
+    return _find_index("argmin", x, over, where)
 
 
 def var(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    correction: int = 0,
-    where: Tensor | None = None,
+    x: Tensor, over: Over = None, *, correction: int = 0, where: Tensor | None = None
 ) -> Tensor:
-    """Take the variance over some dimensions: the mean of squared distances from the mean.
+    """Return the variance over dimensions: the mean of squared distances from the mean.
 
     Over a split dimension this takes two AllReduces: of the sum, then of the squares.
 
     Args:
         x: A floating point tensor.
         over: One dimension or several; all of them by default.
-        correction: What is taken off the number of elements before dividing by it: 1 for the
-            unbiased variance of a sample.
-        where: A bool tensor, by name: where it is False, an element does not count.
-
-    Returns:
-        A tensor without those dimensions, of the same dtype.
+        correction: Subtracted from the number of elements: 1 for the unbiased variance of a sample.
+        where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
         >>> M = nm.Dimension("model", 4)
-        >>> nm.evaluate(lambda x: nm.var(x), x=([M], [1.0, 2.0, 3.0, 4.0]))
+        >>> nm.evaluate(nm.var, x=([M], [1.0, 2.0, 3.0, 4.0]))
         array(1.25, dtype=float32)
     """
     return _spread("var", x, over, correction, where)
 
 
 def std(
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None = None,
-    *,
-    correction: int = 0,
-    where: Tensor | None = None,
+    x: Tensor, over: Over = None, *, correction: int = 0, where: Tensor | None = None
 ) -> Tensor:
-    """Take the standard deviation over some dimensions: the square root of `nm.var`.
-
-    Its gradient is infinite where all elements are equal.
+    """Return the square root of `nm.var`. Its gradient is infinite where all elements are equal.
 
     Args:
         x: A floating point tensor.
@@ -526,25 +429,16 @@ def std(
         correction: As for `nm.var`.
         where: As for `nm.var`.
 
-    Returns:
-        A tensor without those dimensions, of the same dtype.
-
     Example:
         >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.std(x), x=([M], [1.0, 5.0]))
+        >>> nm.evaluate(nm.std, x=([M], [1.0, 5.0]))
         array(2., dtype=float32)
     """
     return sqrt(_spread("std", x, over, correction, where))
 
 
-def _spread(
-    what: str,
-    x: Tensor,
-    over: Dimension | Sequence[Dimension] | None,
-    correction: int,
-    where: Tensor | None,
-) -> Tensor:
-    """Take the variance, in the name of a function."""
+def _spread(what: str, x: Tensor, over: Over, correction: int, where: Tensor | None) -> Tensor:
+    """Compute the variance, in the name of a function."""
     dims = check_float_over(what, x, over)
     count = Shape(dims).elements - check_int(what, "correction", correction, x)
     if count < 1:

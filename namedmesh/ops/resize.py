@@ -21,16 +21,9 @@ LARGEST = 2**31
 
 @dataclass(frozen=True)
 class Grid:
-    """Where the points of a resized dimension lie among its rows.
-
-    Row i has its middle at (2i + 1) * points, point o at (2o + 1) * rows, both numbers divided by
-    their greatest common divisor. Distances are whole, so nothing is rounded.
+    """The points of a resized dimension among its rows, at whole distances: nothing is rounded.
 
     Attributes:
-        rows: The rows of the operand.
-        points: Those of the result.
-        method: `"linear"` or `"nearest"`.
-        antialias: Whether a point that stands for several rows is a mean of all of them.
     """
 
     rows: int
@@ -98,10 +91,7 @@ class Grid:
 
 
 class Resize(SplitWindow):
-    """Points made of the rows around them, or back: what rows get of the points they count in.
-
-    A product with a banded matrix, whose bands are made where they are needed.
-    """
+    """Points made of the rows around them: a product with a banded matrix; or its transpose."""
 
     on_shards = True
     rearranges = False
@@ -154,28 +144,17 @@ class Resize(SplitWindow):
 
 
 def resize(
-    x: Tensor,
-    to: Mapping[Dimension, int],
-    method: str = "linear",
-    *,
-    antialias: bool = True,
+    x: Tensor, to: Mapping[Dimension, int], method: str = "linear", *, antialias: bool = True
 ) -> Tensor:
-    """Give dimensions more or fewer elements, as `jax.image.resize` does.
+    """Return a tensor with more or fewer elements along dimensions, as `jax.image.resize` does.
 
-    An element of the result lies in the middle of its share of the dimension. A dimension that is
-    split stays so: each device gets from its neighbours the elements that its own reach over the
-    edge.
+    A split dimension stays so: each device gets from its neighbours the elements that it lacks.
 
     Args:
         x: The tensor; floating, unless the method is `"nearest"`.
         to: The new size of each dimension that gets one.
-        method: `"linear"`, a mean of the elements around weighted by how near they are (bilinear
-            along two dimensions), or `"nearest"`.
-        antialias: Whether a linear mean reaches further where a dimension shrinks, so that every
-            element counts.
-
-    Returns:
-        A tensor with the dimensions of `x`, some at a new size.
+        method: `"linear"`, or `"nearest"`.
+        antialias: Let a linear mean reach further where a dimension shrinks: every element counts.
 
     Example:
         >>> S = nm.Dimension("seq", 2)

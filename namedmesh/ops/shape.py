@@ -103,16 +103,13 @@ class Reshape(Op):
 
 
 def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
-    """Put the dimensions of a tensor in another order.
+    """Return a tensor with its dimensions in another order, `x` itself where it has it.
 
     Ops match dimensions by name, so the order matters only for arrays that are given or returned.
 
     Args:
         x: The tensor.
         dims: Its dimensions in the new order.
-
-    Returns:
-        The tensor; `x` itself where it has the order already.
 
     Example:
         >>> B, M = nm.dims("batch=2 model=2")
@@ -134,18 +131,15 @@ def transpose(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
 def rename(
     x: Tensor, old: Dimension | Mapping[Dimension, Dimension], new: Dimension | None = None
 ) -> Tensor:
-    """Give a dimension another name, or several theirs at once: `nm.rename(x, {S: T, T: S})`.
+    """Return a tensor with a dimension renamed, or several: `nm.rename(x, {S: T, T: S})`.
 
-    The new dimension takes the mesh axes that the old one held, where the layout maps it to them;
-    where it does not, the old dimension is gathered first.
+    The new dimension takes the mesh axes of the old one if the layout maps it to them; otherwise
+    the old dimension is gathered first.
 
     Args:
         x: The tensor.
-        old: The dimension, or every dimension to rename with the one that takes its place.
-        new: The dimension of the same size that takes its place, where `old` is one.
-
-    Returns:
-        The tensor with the new dimension in the place of the old one.
+        old: The dimension, or a dict from old dimensions to new ones.
+        new: The dimension of the same size that takes its place.
 
     Example:
         >>> S, K = nm.dims("seq=4 key=4")
@@ -195,19 +189,15 @@ def _rename_all(x: Tensor, names: Mapping[Dimension, Dimension]) -> Tensor:
 def reshape(
     x: Tensor, old: Dimension | Sequence[Dimension], new: Dimension | Sequence[Dimension]
 ) -> Tensor:
-    """Merge dimensions into one, splits one into several, or both, in row-major order.
+    """Return a tensor with dimensions merged into one, split into several, or both.
 
-    The first new dimension takes the mesh axes that the first old one held, where the layout maps
-    it to them and the devices divide both sizes. All others must be whole and are gathered where
-    they are split.
+    The order is row-major. The first new dimension takes the mesh axes of the first old one if the
+    layout maps it to them and the devices divide both sizes. All others are gathered if split.
 
     Args:
         x: The tensor.
-        old: One dimension or several, in the order they are merged.
-        new: What takes their place: one or several of the same number of elements.
-
-    Returns:
-        The tensor, with the new dimensions where the first of the old ones was.
+        old: One dimension or several, in the order to merge them.
+        new: One or several of the same number of elements, to take their place.
 
     Example:
         >>> B, H, W, P = nm.dims("batch=2 height=3 width=4 pixel=12")

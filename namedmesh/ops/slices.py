@@ -1,4 +1,4 @@
-"""Ops along the order of one dimension: slices, pads, shifts, rolls, reversals."""
+"""Parts of a dimension: slices, padding, shifts and rolls, known early or when the step runs."""
 
 from __future__ import annotations
 
@@ -172,20 +172,16 @@ def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
-    """Take elements in a row along a dimension, or every so many.
+    """Return elements in a row along a dimension, or every so many.
 
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
+    Over a split dimension each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        start: The index of the first element, known while tracing. `nm.dynamic_slice` takes a
-            tensor.
-        size: How many elements to take.
+        start: The index of the first, known while tracing (`nm.dynamic_slice` takes a tensor).
+        size: The number of elements.
         stride: The distance from one to the next.
-
-    Returns:
-        A tensor in which the dimension has the new size.
 
     Example:
         >>> S = nm.Dimension("seq", 4)
@@ -206,19 +202,16 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 
 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
-    """Make a tensor longer along a dimension, filled with a value.
+    """Return a tensor that is longer along a dimension, filled with a value.
 
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
+    Over a split dimension each device gets the elements that it lacks from its neighbours.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        low: How many elements to put before.
-        high: How many elements to put after.
-        value: What they hold, a number known while tracing.
-
-    Returns:
-        A tensor in which the dimension has the new size.
+        low: The number of elements to put before.
+        high: The number of elements to put after.
+        value: Their value, a number known while tracing.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -238,16 +231,11 @@ def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0
 
 
 def reverse(x: Tensor, dim: Dimension) -> Tensor:
-    """Reverse the order of the elements along a dimension.
-
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
+    """Return the elements along a dimension in reverse order.
 
     Args:
         x: The tensor.
         dim: The dimension.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -259,18 +247,12 @@ def reverse(x: Tensor, dim: Dimension) -> Tensor:
 
 
 def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
-    """Move the elements along a dimension; those that leave at one end enter at the other.
-
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
+    """Return the elements moved along a dimension; those that leave enter at the other end.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        by: How far to move, towards higher indices; back where negative. A number known while
-            tracing, or an int32 scalar.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
+        by: Places towards higher indices, known while tracing, or an int32 scalar.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -292,18 +274,13 @@ def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
 
 
 def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
-    """Move the elements along a dimension; a value fills the places they leave.
-
-    Where the dimension is split, each device gets the elements that it lacks from its neighbours.
+    """Return the elements moved along a dimension; a value fills the places they leave.
 
     Args:
         x: The tensor.
         dim: The dimension.
-        by: How far to move, towards higher indices; back where negative.
-        value: What enters, a number known while tracing.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
+        by: Places towards higher indices; back where negative.
+        value: The value that enters, a number known while tracing.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -320,11 +297,7 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 
 
 class TracedRoll(Window):
-    """The elements moved on by as many places as a tensor says; at the end they enter at the start.
-
-    Where the dimension is split, it is rolled by 1, 2, 4 ... places, each taken or left by a binary
-    digit of the number: rows that are known while planning are exchanged.
-    """
+    """A roll by a number that is known only when the step runs."""
 
     @property
     def kind(self) -> str:
@@ -371,17 +344,11 @@ def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stret
     """Return the rows that each device reads when a dimension rolls."""
     if dim.size == ways * shard:
         return [Stretch(shard, -by, shard, dim.size, cyclic=True)]
-    return [
-        Stretch(shard, -by, shard, dim.size),
-        Stretch(shard, dim.size - by, shard, dim.size),
-    ]
+    return [Stretch(shard, -by, shard, dim.size), Stretch(shard, dim.size - by, shard, dim.size)]
 
 
 class DynamicSlice(Window):
-    """A window whose start is known only when the step runs, moved inside the dimension.
-
-    Where the dimension is split, every device gives what it has of the window, and all is added up.
-    """
+    """A window whose start is known only when the step runs, moved inside the dimension."""
 
     window: Dimension
 
@@ -418,10 +385,7 @@ class DynamicSlice(Window):
 
 
 class DynamicUpdate(Window):
-    """A tensor with a window replaced whose start is known only when the step runs.
-
-    Where the dimension is split, every device replaces what it has of the window.
-    """
+    """A tensor with a window replaced whose start is known only when the step runs."""
 
     window: Dimension
 
@@ -471,19 +435,16 @@ def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
-    """Take elements in a row along a dimension, from a start that is known when the step runs.
+    """Return elements in a row along a dimension, from a start known when the step runs.
 
-    Where the dimension is split, every device gives what it has of the elements: an AllReduce of
-    those alone. A start outside is moved inside, so that all elements lie in the dimension.
+    Over a split dimension an AllReduce joins what each device has. A start is moved inside, so that
+    no element is outside the dimension.
 
     Args:
         x: The tensor.
         start: An int32 scalar, or a whole number.
         dim: The dimension.
-        size: How many elements to take.
-
-    Returns:
-        A tensor in which the dimension has the new size.
+        size: The number of elements.
 
     Example:
         >>> S = nm.Dimension("seq", 4)
@@ -507,21 +468,16 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
 
 
 def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimension) -> Tensor:
-    """Replace elements in a row along a dimension, from a start that is known when the step runs.
+    """Return a tensor with elements in a row replaced, from a start known at run time.
 
-    Where the dimension is split, every device replaces what it has of the elements, for which the
-    update is made whole. A start outside is moved inside, so that the whole update lies in the
-    dimension.
+    Over a split dimension every device replaces what it has. A start is moved inside, so that the
+    whole update fits.
 
     Args:
         x: The tensor.
-        update: What to put there: the dimensions and dtype of `x`, with `dim` at the size to
-            replace.
+        update: The dimensions and dtype of `x`, with `dim` at the size to replace.
         start: An int32 scalar, or a whole number.
         dim: The dimension, as `x` has it.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
 
     Example:
         >>> S = nm.Dimension("seq", 4)

@@ -1,8 +1,4 @@
-"""Whole numbers that are ordered as floating point numbers are: nan the largest, zeros equal.
-
-Backends disagree on how nan and -0.0 compare, in sorting and in reductions across devices; on whole
-numbers all agree. So what orders floating point numbers does it by these keys.
-"""
+"""Sorting along a dimension, and the largest elements of it."""
 
 from __future__ import annotations
 
@@ -138,20 +134,16 @@ def _scatter_back(
 
 
 def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
-    """Find the largest elements along a dimension, and their indices.
+    """Return the largest elements along a dimension, and their int32 indices.
 
-    Where the dimension is split, every device chooses of its shard, and what they choose is
-    gathered.
-    Of elements that tie, the first comes first; nan counts as the largest number. The gradient of
-    the values goes to the elements that were chosen; the indices carry none.
+    At ties the first element comes first; nan counts as the largest number. Over a split dimension
+    every device chooses from its shard, and the choices are gathered. The gradient of the values
+    goes to the chosen elements.
 
     Args:
         x: A tensor of numbers.
         dim: The dimension.
-        k: The dimension that takes its place, as large as the number of elements to find.
-
-    Returns:
-        The values, the largest first, and their int32 indices along `dim`.
+        k: The dimension that takes its place, of the number of elements to find.
 
     Example:
         >>> S, K = nm.dims("seq=4 best=2")
@@ -174,12 +166,7 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 
 
 class Sort(Op):
-    """What is made of the order of a tensor's elements along a dimension.
-
-    That is the elements in that order, their indices (`indexed`), or the elements of a second
-    tensor. Where the dimension is split, every device sorts its shard, and pairs of devices merge
-    theirs as a sorting network says: one keeps the smaller half, the other one the larger.
-    """
+    """Elements in order along a dimension, their indices, or another tensor's elements in it."""
 
     manual = True
     dim: Dimension
@@ -303,19 +290,15 @@ def _take(tf: Any, rows: Any, order: Any) -> Any:
 
 
 def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Find the indices that sort a dimension; elements that tie keep their order.
+    """Return the int32 indices that sort a dimension; elements that tie keep their order.
 
-    nan counts as the largest number, and -0.0 equals 0.0. Where the dimension is split over many
-    devices, each sorts its shard, and pairs of them merge theirs; over few it is gathered first,
-    which sends less. The result carries no gradient.
+    nan counts as the largest number. Over a dimension split over many devices, each sorts its
+    shard, and pairs of them merge theirs; over few it is gathered first, which sends less.
 
     Args:
         x: A tensor of numbers.
         dim: The dimension.
-        descending: Whether the largest comes first.
-
-    Returns:
-        An int32 tensor of the shape of `x`.
+        descending: Put the largest first.
 
     Example:
         >>> S = nm.Dimension("seq", 3)
@@ -329,19 +312,14 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Sort the elements along a dimension.
+    """Return the elements sorted along a dimension; the gradient goes back to where each was.
 
-    Where the dimension is split, every device sorts its shard, and pairs of them merge theirs; it
-    is gathered first where shards differ in size or that sends less. The gradient goes back to
-    where each element came from.
+    Over a split dimension it communicates as `nm.argsort` does.
 
     Args:
         x: A tensor of numbers.
         dim: The dimension.
-        descending: Whether the largest comes first.
-
-    Returns:
-        A tensor of the shape and dtype of `x`.
+        descending: Put the largest first.
 
     Example:
         >>> S = nm.Dimension("seq", 3)

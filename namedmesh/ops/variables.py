@@ -26,23 +26,18 @@ def param(
     dtype: str = "float32",
     whole: Sequence[Dimension] = (),
 ) -> Tensor:
-    """Make a parameter: a floating point tensor that is trained and lives from step to step.
+    """Return a parameter: a floating point tensor that is trained and lives from step to step.
 
-    The same name again returns the same tensor. Inside `nm.scope` names carry a prefix, and inside
+    The same name again returns the same tensor. Names get the prefix of `nm.scope`, and inside
     `nm.scan(..., stack=True)` a parameter has a slice for each iteration.
 
     Args:
         name: An identifier, or several joined with slashes.
         dims: The dimensions, in order.
-        init: Makes the first value from a key, a shape and a dtype. By default normally
-            distributed, of variance one over the size of the first dimension; zeros where there are
-            fewer than two dimensions.
+        init: An initializer; by default normal with variance 1 / (size of the first of several
+            dimensions), or zeros.
         dtype: A floating point dtype.
-        whole: Dimensions that stay unsplit under every layout: a small weight that every device
-            keeps.
-
-    Returns:
-        The parameter's value in this step.
+        whole: Dimensions that stay unsplit under every layout.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -76,29 +71,23 @@ def state(
     whole: Sequence[Dimension] = (),
     of: Tensor | None = None,
 ) -> Tensor:
-    """Make a tensor that lives from step to step and is not trained: a counter, a cache, a slot.
+    """Return a tensor that lives from step to step and is not trained: a counter, a cache.
 
-    `nm.assign` gives it its next value. The same name again returns the same tensor.
+    `nm.assign` sets its next value. The same name again returns the same tensor.
 
     Args:
         name: An identifier, or several joined with slashes.
         dims: The dimensions, in order.
-        init: The first value: a number, or a function that makes it from a key, a shape and a
-            dtype.
+        init: The first value: a number, or an initializer.
         dtype: The dtype.
         whole: Dimensions that stay unsplit under every layout.
         of: The parameter that an optimizer's slot belongs to: the slot is placed like it.
-
-    Returns:
-        The value in this step.
 
     Example:
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
-        ...     return steps
-        >>> program = nm.trace(count)
-        >>> state, _ = program.evaluate({"steps": 41})
+        >>> state, _ = nm.trace(count).evaluate({"steps": 41})
         >>> int(state["steps"])
         42
     """
@@ -226,18 +215,14 @@ def _find_variable(what: str, tensor: Tensor) -> Variable:
 
 
 def parameters() -> dict[str, Tensor]:
-    """Return every parameter made so far.
-
-    Returns:
-        The parameters by name, scopes included.
+    """Return every parameter made so far, by name, scopes included.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> def norm():
-        ...     nm.param("w", [M], init=nm.constant_init(3.0))
-        ...     return {name: nm.sum(w * w) for name, w in nm.parameters().items()}
-        >>> nm.evaluate(norm)
-        {'w': array(18., dtype=float32)}
+        >>> def network():
+        ...     nm.param("w", [], init=nm.constant_init(3.0))
+        ...     return nm.parameters()
+        >>> nm.evaluate(network)
+        {'w': array(3., dtype=float32)}
     """
     return {
         name: variable.tensor
@@ -247,10 +232,9 @@ def parameters() -> dict[str, Tensor]:
 
 
 def assign(variable: Tensor, value: Operand) -> None:
-    """Give a variable its value for the next step.
+    """Set a variable's value for the next step; its value in this step does not change.
 
-    Its value in this step does not change. Only the outermost function may assign: return the value
-    from a loop body or branch.
+    Only the outermost function may assign: return the value from a loop body or branch.
 
     Args:
         variable: What `nm.param` or `nm.state` returned.
@@ -260,7 +244,6 @@ def assign(variable: Tensor, value: Operand) -> None:
         >>> def count():
         ...     steps = nm.state("steps", [], dtype="int32")
         ...     nm.assign(steps, steps + 1)
-        ...     return steps
         >>> list(nm.trace(count).updates)
         ['steps']
     """
@@ -292,13 +275,10 @@ def assign(variable: Tensor, value: Operand) -> None:
 
 
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
-    """Give the variables and ops made within it a common prefix.
+    """Return a context manager that prefixes the names of variables and ops made within it.
 
     Args:
         name: The prefix, an identifier. Scopes nest.
-
-    Returns:
-        A context manager.
 
     Example:
         >>> M = nm.Dimension("model", 2)
