@@ -54,7 +54,11 @@ class MetricsLog:
         self._writer = None if summaries is None else _open_summaries(summaries, step)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row of JSON values, among them "step"; its numbers become summaries too."""
+        """Append a row; its numbers become summaries too.
+
+        Args:
+            row: JSON values by name, among them "step".
+        """
         self._file.write(json.dumps(dict(row)) + "\n")
         self._file.flush()  # so that a run that is killed keeps it
         for name, value in row.items():

@@ -65,7 +65,14 @@ class NumberedBatches:
         self.make_batch, self.digest = make_batch, digest
 
     def read_from(self, position: int | None) -> Iterator[tuple[Any, int]]:
-        """Yield pairs of a batch and the number of the next one, from some number on."""
+        """Iterate over pairs of a batch and the number of the next one.
+
+        Args:
+            position: The number of the first batch; None for 0.
+
+        Yields:
+            The pairs.
+        """
         number = position or 0
         while True:
             yield self.make_batch(number), number + 1

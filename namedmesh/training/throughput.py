@@ -91,15 +91,38 @@ class StepTimes:
         return self.percentile(50)
 
     def percentile(self, percent: float) -> float:
-        """Return the duration that some percent of the steps do not exceed, interpolated."""
+        """Return the duration that some percent of the steps do not exceed.
+
+        Args:
+            percent: From 0 to 100.
+
+        Returns:
+            The duration, interpolated linearly.
+        """
         return float(np.percentile(self.seconds, percent))
 
     def tokens_per_second(self, tokens: float) -> float:
-        """Return the tokens per second of the median step, which has so many tokens."""
+        """Return the tokens per second of the median step.
+
+        Args:
+            tokens: The number of tokens in a step.
+
+        Returns:
+            The tokens per second.
+        """
         return tokens / self.median
 
     def utilization(self, flops: float, devices: int, peak: float) -> float:
-        """Return the model FLOPs utilization of the median step (`model_flops_utilization`)."""
+        """Return the model FLOPs utilization of the median step.
+
+        Args:
+            flops: The FLOPs of one step of the whole program.
+            devices: The number of devices.
+            peak: The peak of one device in FLOPs per second.
+
+        Returns:
+            A share: 0.5 is half of the peak.
+        """
         return model_flops_utilization(flops, self.median, devices, peak)
 
     def __str__(self) -> str:
@@ -214,7 +237,11 @@ class StepProfiler:
             self._stop()
 
     def before(self, step: int) -> None:
-        """Start the trace if the step about to be taken is the first of the window."""
+        """Start the trace if a step is the first of the window.
+
+        Args:
+            step: The number of the step to be taken.
+        """
         window = self._window
         if step == window.first:
             jax.profiler.start_trace(os.fspath(window.folder))
@@ -224,7 +251,12 @@ class StepProfiler:
             self._annotation.__enter__()
 
     def after(self, step: int, results: Any) -> None:
-        """Stop the trace if the step taken was the last of the window, once it has results."""
+        """Stop the trace if a step is the last of the window.
+
+        Args:
+            step: The number of the step taken.
+            results: Its results, to wait for.
+        """
         if not self.tracing:
             return
         last = step >= self._window.first + self._window.count - 1

@@ -243,7 +243,7 @@ class Trainer:
                     shared.ask()
                 if self.steps_taken >= intervals.steps or not shared.allows(self.steps_taken + 1):
                     break
-                self.take_step(*_check_item(item))
+                self._take_step(*_check_item(item))
                 self._after_step(progress)
             batches.close()
             self._show_row(progress)
@@ -272,8 +272,8 @@ class Trainer:
         stack.callback(bar.close)
         return bar
 
-    def take_step(self, batch: Any, position: Any) -> None:
-        """Take one step, on a batch of the stream that comes with the position after it."""
+    def _take_step(self, batch: Any, position: Any) -> None:
+        """Take one step on a batch, and note the position after it."""
         number = self.steps_taken + 1
         inputs = self._feed(batch, self.steps_taken)
         if self._profiler is not None:
