@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Sequence
 from typing import Any
 
@@ -61,10 +62,10 @@ MODEL_HELP = {
     "dtype": "dtype of activations; weights are float32",
 }
 KINDS = {
-    "int": flags.DEFINE_integer,
-    "float": flags.DEFINE_float,
-    "bool": flags.DEFINE_boolean,
-    "str": flags.DEFINE_string,
+    int: flags.DEFINE_integer,
+    float: flags.DEFINE_float,
+    bool: flags.DEFINE_boolean,
+    str: flags.DEFINE_string,
 }
 
 
@@ -120,6 +121,7 @@ def read_changes(names: Sequence[str]) -> dict[str, Any]:
 def _define_hyperparameters(owner: type) -> list[str]:
     """Define a flag for every field; the preset gives its default."""
     choices: dict[str, Any] = CHOICES if owner is Config else m4_settings.CHOICES
+    hints = typing.get_type_hints(owner)
     names = []
     for field in dataclasses.fields(owner):
         if owner is Settings and field.name in ("preset", "model"):
@@ -129,7 +131,9 @@ def _define_hyperparameters(owner: type) -> list[str]:
         if field.name in choices:
             flags.DEFINE_enum(field.name, None, choices[field.name], text)
         else:
-            KINDS[str(field.type).split(" ")[0]](field.name, None, text)
+            hint = hints[field.name]
+            kind = next(iter(typing.get_args(hint)), hint)  # of an optional number, the number
+            KINDS[kind](field.name, None, text)
         names.append(field.name)
     return names
 

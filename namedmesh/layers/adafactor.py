@@ -12,15 +12,13 @@ from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, inverse_square_root
-from namedmesh.layers.mistakes import Mistake, raise_mistakes
+from namedmesh.layers.mistakes import Count, Mistake, Positive, Share, raise_mistakes
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 PAPER_RATE = inverse_square_root(1.0, after=10_000)
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Adafactor(Optimizer):
     """Adafactor as the paper uses it: no first moment, and clipped updates relative to parameters.
@@ -45,9 +43,6 @@ class Adafactor(Optimizer):
         epsilon: Added to the squared gradient.
         epsilon_scale: The smallest root mean square of a parameter.
 
-    Raises:
-        NamedMeshError: If any option has a wrong value; all are listed.
-
     Example:
         >>> M, H = nm.dims("model=128 hidden=256")
         >>> def step(x):
@@ -56,20 +51,20 @@ class Adafactor(Optimizer):
         >>> program = nm.trace(step, nm.spec([M]))
         >>> {name: str(variable.shape) for name, variable in program.variables.items()}
         {'w': '[model=128, hidden=256]', 'adafactor/step': '[]', \
-'adafactor/w/row': '[model=128]', 'adafactor/w/column': '[hidden=256]'}
+    'adafactor/w/row': '[model=128]', 'adafactor/w/column': '[hidden=256]'}
     """
 
     learning_rate: float | RateSchedule = PAPER_RATE
     _: KW_ONLY
-    beta1: float = 0.0
-    beta2: float = 0.99
-    beta2_exponent: float = 0.8
-    clipping_threshold: float | None = 1.0
+    beta1: Share = 0.0
+    beta2: Share = 0.99
+    beta2_exponent: Positive = 0.8
+    clipping_threshold: Positive | None = 1.0
     multiply_by_parameter_scale: bool = True
-    min_dim_size_to_factor: int = 128
+    min_dim_size_to_factor: Count = 128
     unfactored: Sequence[nm.Dimension] = ()
-    epsilon: float = 1e-30
-    epsilon_scale: float = 1e-3
+    epsilon: Positive = 1e-30
+    epsilon_scale: Positive = 1e-3
     name: str = "adafactor"
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
@@ -80,10 +75,6 @@ class Adafactor(Optimizer):
 
         Returns:
             Scalars to watch, as `Optimizer.apply` does.
-
-        Raises:
-            NamedMeshError: If no parameter has some dimension of `unfactored`, and as
-                `Optimizer.apply` does.
 
         Example:
             >>> M, E = nm.dims("model=8 expert=4")
@@ -110,9 +101,6 @@ class Adafactor(Optimizer):
         Args:
             step: The number of steps taken so far.
             rate: The learning rate of this step.
-
-        Returns:
-            A function from a ParameterUpdate to the new value.
 
         Example:
             >>> def step(x):

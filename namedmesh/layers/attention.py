@@ -7,13 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import dense
-from namedmesh.layers.naming import claim_name
+from namedmesh.layers.mistakes import claim_name
 from namedmesh.layers.regularization import dropout
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Heads:
     """The dimensions of multi-head attention.
@@ -46,9 +44,6 @@ class Heads:
         Args:
             seq: The dimension of the queries' positions.
 
-        Returns:
-            A dimension of the same size, called `<name>_memory`.
-
         Example:
             >>> Heads(*nm.dims("model=8 heads=2 key=4")).memory(nm.Dimension("seq", 6))
             Dimension(name='seq_memory', size=6)
@@ -56,7 +51,6 @@ class Heads:
         return nm.Dimension(f"{seq.name}_memory", seq.size)
 
 
-@explain_mistakes
 def self_attention(
     x: nm.Tensor,
     seq: nm.Dimension,
@@ -96,7 +90,6 @@ def self_attention(
     )
 
 
-@explain_mistakes
 def cross_attention(
     x: nm.Tensor,
     memory: nm.Tensor,
@@ -135,7 +128,6 @@ def cross_attention(
     return attend(q, k, v, seq, memory_seq, heads, mask=mask, rate=rate, dropout_key=dropout_key)
 
 
-@explain_mistakes
 def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
     """Compute the queries of every position and head.
 
@@ -155,7 +147,6 @@ def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
     return dense(x, [heads.model], heads.queries, name="wq")
 
 
-@explain_mistakes
 def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.Tensor]:
     """Compute the keys and the values of every position and head.
 
@@ -176,7 +167,6 @@ def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.T
     return dense(x, over, to, name="wk"), dense(x, over, to, name="wv")
 
 
-@explain_mistakes
 def attend(
     q: nm.Tensor,
     k: nm.Tensor,
@@ -265,7 +255,6 @@ def _attend_to_all(
     return nm.einsum([weights, v], [*batch, seq, *heads.queries])
 
 
-@explain_mistakes
 def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
     """Allow attention within a packed example only.
 
@@ -285,7 +274,6 @@ def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
     return nm.equal(segments, memory_segments) & nm.not_equal(memory_segments, 0)
 
 
-@explain_mistakes
 def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
     """Allow attention to a position itself and to earlier ones.
 
@@ -305,7 +293,6 @@ def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
     return nm.range(memory) <= nm.range(seq)
 
 
-@explain_mistakes
 def window_mask(seq: nm.Dimension, memory: nm.Dimension, window: int) -> nm.Tensor:
     """Allow attention to a position itself and to a few before it.
 
@@ -316,9 +303,6 @@ def window_mask(seq: nm.Dimension, memory: nm.Dimension, window: int) -> nm.Tens
 
     Returns:
         A bool tensor over both.
-
-    Raises:
-        NamedMeshError: If the window is smaller than 1.
 
     Example:
         >>> S, T = nm.dims("seq=3 memory=3")

@@ -4,25 +4,127 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 import namedmesh as nm
 from namedmesh.layers.attention import Heads
 from namedmesh.layers.configuration import Config
 from namedmesh.layers.dropless import dropless_moe
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.gating import expert_choice_gating, top_k_gating
-from namedmesh.layers.layer_stack import LayerContext, LayerStack, Side
-from namedmesh.layers.linear import feed_forward
+from namedmesh.layers.linear import embedding, feed_forward
 from namedmesh.layers.mixture import moe
 from namedmesh.layers.norm import layer_norm, rms_norm
 from namedmesh.layers.positions import learned_positions, relative_bias, sinusoids
 from namedmesh.layers.regularization import derive_key, dropout, jitter
 from namedmesh.layers.routing import ExpertRouting, Routing, expert_capacity
-from namedmesh.layers.vocabulary import embedding
 
 
-@explain_mistakes
+@dataclass(frozen=True)
+class LayerContext:
+    """What the attention of one layer works with.
+
+    Attributes:
+        name: The layer's scope: `"dense"` or `"experts"`.
+        layer: The iteration of the loop over layers, int32.
+        per_layer: The layer's slices of `LayerStack.per_layer`.
+        cache: The layer's cache while decoding, or None.
+        key: A random key, or None for evaluation.
+
+    Example:
+        >>> number = lambda layer: LayerContext("dense", layer, None, None, None).layer
+        >>> nm.trace(number, nm.spec([], "int32")).outputs[0].shape
+        []
+    """
+
+    name: str
+    layer: nm.Tensor
+    per_layer: Any
+    cache: dict[str, nm.Tensor] | None
+    key: nm.Tensor | None
+
+
+@dataclass(frozen=True)
+class Side:
+    """The shape of the layers of the encoder or of the decoder.
+
+    Attributes:
+        L: The dimension layer: the iterations of the loop over layers.
+        H: The dimension hidden of dense layers.
+        experts: Whether an iteration has a second layer, with experts.
+        unroll: How many iterations are written out one after the other.
+
+    Example:
+        >>> Side.make(config("tiny"), "decoder").scopes
+        ('dense', 'experts')
+    """
+
+    L: nm.Dimension
+    H: nm.Dimension
+    experts: bool
+    unroll: int
+
+    @classmethod
+    def make(cls, config: Config, side: str) -> Side:
+        """Make the shape that a configuration gives a side.
+
+        Args:
+            config: The configuration.
+            side: `"encoder"` or `"decoder"`.
+
+        Returns:
+            The shape.
+
+        Example:
+            >>> Side.make(config("tiny").but(expert_sides="encoder"), "decoder").H
+            Dimension(name='hidden', size=96)
+        """
+        experts = bool(config.experts) and config.expert_sides in ("both", side)
+        hidden = config.dense_hidden if config.experts and not experts else config.hidden
+        layers = config.layers // (4 if experts else 2)
+        unroll = max(n for n in range(1, min(config.unroll, layers) + 1) if layers % n == 0)
+        return cls(nm.Dimension("layer", layers), nm.Dimension("hidden", hidden), experts, unroll)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The names of the layers of one iteration."""
+        return ("dense", "experts") if self.experts else ("dense",)
+
+
+@dataclass(frozen=True)
+class LayerStack:
+    """The layers of the encoder or of the decoder.
+
+    Attributes:
+        side: `"encoder"` or `"decoder"`.
+        seq: The dimension along which tokens lie.
+        attention: Applies a layer's attention; returns its output and the layer's new cache.
+        padding: Which tokens are padding, bool, or None.
+        router: How experts are chosen: `"top_k"` or `"expert_choice"`.
+        capacity: The dimension of the experts' buffers, or None for the configuration's.
+        choices: Whether the statistics tell the experts of every token, and their weights; with
+            the router `"top_k"`.
+        per_layer: Tensors with the layer dimension, of which each iteration sees a slice.
+        cache: The layers' caches by scope while decoding.
+
+    Example:
+        >>> seq = nm.Dimension("seq", 8)
+        >>> no_attention = LayerStack("encoder", seq, lambda h, context: (h, None))
+        >>> no_attention.router
+        'top_k'
+    """
+
+    side: str
+    seq: nm.Dimension
+    attention: Callable[[nm.Tensor, LayerContext], tuple[nm.Tensor, Any]]
+    padding: nm.Tensor | None = None
+    router: str = "top_k"
+    capacity: nm.Dimension | None = None
+    choices: bool = False
+    per_layer: Any = None
+    cache: dict[str, Any] = field(default_factory=dict)
+
+
 class Backbone:
     """A model's dimensions for one batch shape, and the parts of its layers.
 
@@ -41,11 +143,7 @@ class Backbone:
         heads: The dimensions of attention.
         sides: The shapes of the layers of encoder and decoder, by name.
 
-    Raises:
-        NamedMeshError: If config is not a Config.
-
     Example:
-        >>> from namedmesh.layers import config
         >>> Backbone(config("tiny"), group=2, source=8, target=8).E
         Dimension(name='expert', size=8)
     """
@@ -85,7 +183,6 @@ class Backbone:
             A tensor with the dimensions of tokens, then M.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
             >>> tokens = nm.spec([model.G, model.S], "int32")
             >>> embed = lambda tokens, positions: model.embed(tokens, positions, model.V)
@@ -114,11 +211,7 @@ class Backbone:
             distance: The memory position minus the query's position, int32.
             both_ways: Whether later positions are told apart.
 
-        Returns:
-            The bias, or None unless the configuration has relative positions.
-
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
             >>> nm.trace(lambda: model.position_bias(nm.range(model.S), True)).outputs
             ()
@@ -138,7 +231,6 @@ class Backbone:
             A tensor of the shape and dtype of h.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny").but(normalizer="rms"), group=2, source=8, target=8)
             >>> list(nm.trace(model.normalize, nm.spec([model.G, model.M])).parameters)
             ['norm_scale']
@@ -165,7 +257,6 @@ class Backbone:
             A tensor of the shape of h, and whatever else the sublayer computed.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
             >>> layer = lambda h: model.residual(h, "double", lambda x: (x * 2.0, None))[0]
             >>> list(nm.trace(layer, nm.spec([model.G, model.M])).parameters)
@@ -193,7 +284,6 @@ class Backbone:
             The last layer's output, the experts' losses and statistics, and the new cache.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
             >>> no_attention = LayerStack("encoder", model.S, lambda h, context: (h, None))
             >>> layers = lambda x: model.run_layers(x, no_attention)[0]
@@ -270,7 +360,6 @@ class Backbone:
             The output, GSM, and the routing.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
             >>> stack = LayerStack("encoder", model.S, lambda h, context: (h, None))
             >>> layer = lambda x: model.mix_experts(x, stack, None)[1].load
@@ -344,14 +433,7 @@ class Backbone:
         Args:
             stack: The layers that the mixture is part of.
 
-        Returns:
-            Dimensions of the names of rows and positions; while decoding, those themselves.
-
-        Raises:
-            NamedMeshError: If the batch's tokens do not make whole groups.
-
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Backbone(config("tiny").but(group_tokens=32), group=8, source=8, target=8)
             >>> model.routing_group(LayerStack("encoder", model.S, lambda h, context: (h, None)))
             (Dimension(name='group', size=2), Dimension(name='source', size=32))

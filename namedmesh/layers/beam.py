@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.hypotheses import IMPOSSIBLE, DecodingTask, reorder
-from namedmesh.layers.mistakes import is_number
+from namedmesh.layers.decoding import IMPOSSIBLE, DecodingTask, reorder
+from namedmesh.layers.mistakes import Within, check_options, raise_mistakes
+
+Exponent = Annotated[
+    float, Within(lambda value: 0 <= value <= 10, "a number from 0 (no length normalization) to 10")
+]
 
 
-@explain_mistakes
 def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
     """Return what GNMT divides log probabilities by: ((5 + length) / 6) ** alpha.
 
     Args:
         length: The length of a sequence, a number or a float tensor.
         alpha: The exponent; 0 means no penalty.
-
-    Returns:
-        A number or a tensor, like length.
 
     Example:
         >>> length_penalty(7.0, 1.0)
@@ -29,7 +28,6 @@ def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
     return ((length + 5.0) / 6.0) ** alpha
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Beam:
     """Search for the best sequences of each group of hypotheses; a method of `decode`.
@@ -46,11 +44,7 @@ class Beam:
         hypotheses: The dimension of the hypotheses of a group; its size is the beam's width.
         alpha: The exponent of GNMT's length penalty, from 0 (none) to 10.
 
-    Raises:
-        NamedMeshError: If alpha is out of range.
-
     Example:
-        >>> from namedmesh.layers import decode
         >>> B, N, T, V = nm.dims("batch=1 hypothesis=2 step=2 vocab=4")
         >>> step = lambda tokens, cache: (nm.one_hot(tokens + 1, V), cache)
         >>> count = lambda first: decode(step, (), first, T, Beam(N, alpha=0.0))["sequences"]
@@ -59,14 +53,10 @@ class Beam:
     """
 
     hypotheses: nm.Dimension
-    alpha: float = 0.6
+    alpha: Exponent = 0.6
 
     def __post_init__(self) -> None:
-        if not is_number(self.alpha) or not 0 <= self.alpha <= 10:
-            raise nm.NamedMeshError(
-                f"Beam: alpha={self.alpha!r}",
-                fix="pass a number from 0 (no length normalisation) to 10",
-            )
+        raise_mistakes("Beam", check_options("Beam: ", self))
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
         """Decode."""

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.attention import Heads, attend
-from namedmesh.layers.explain import explain_mistakes
 
 
-@explain_mistakes
 class Cache:
     """What attention remembers while decoding: keys and values of all layers in two tensors.
 
@@ -28,9 +26,6 @@ class Cache:
         dims: The dimensions of a step's tokens.
         dtype: The dtype of keys and values.
         flat: The dimension of hypotheses that share a flat cache, or None.
-
-    Raises:
-        NamedMeshError: If flat is not one of the dimensions.
 
     Example:
         >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
@@ -59,9 +54,6 @@ class Cache:
 
     def start(self) -> dict[str, nm.Tensor]:
         """Return the time before the first step.
-
-        Returns:
-            The number of the last `step`, and the `mask` of what attention sees so far, nothing.
 
         Example:
             >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
@@ -96,9 +88,6 @@ class Cache:
 
     def empty(self) -> dict[str, nm.Tensor]:
         """Return keys and values of zeros, with room for every layer and step.
-
-        Returns:
-            The tensors `keys` and `values`.
 
         Example:
             >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
@@ -194,7 +183,6 @@ class Cache:
             The output, with the model dimension, and the cache with this step's keys and values.
 
         Example:
-            >>> from namedmesh.layers import project_keys_and_values, project_queries
             >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
             >>> heads = Heads(M, N, K)
             >>> cache = Cache(L, T, heads, [B])

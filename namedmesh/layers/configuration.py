@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from numbers import Integral, Real
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import ACTIVATIONS
-from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
+from namedmesh.layers.mistakes import (
+    Count,
+    CountOrZero,
+    Mistake,
+    NonNegative,
+    Positive,
+    Share,
+    check_choice,
+    check_options,
+    raise_mistakes,
+)
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "norm": ("pre", "post"),
@@ -31,56 +37,6 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-@dataclass(frozen=True)
-class ValueRange:
-    """The values a number may have: its type, a condition, and both in words."""
-
-    kind: type
-    allows: Callable[[Any], bool]
-    text: str
-
-
-COUNT = ValueRange(Integral, lambda value: value >= 1, "a positive integer")
-SHARE = ValueRange(Real, lambda value: 0 <= value < 1, "a number in [0, 1)")
-FACTOR = ValueRange(Real, lambda value: 0 < value < math.inf, "a positive number")
-WEIGHT = ValueRange(Real, lambda value: 0 <= value < math.inf, "a non-negative number")
-RANGES: dict[str, ValueRange] = {
-    "layers": COUNT,
-    "experts": ValueRange(Integral, lambda value: value >= 0, "a non-negative integer"),
-    "shared": ValueRange(Integral, lambda value: value >= 0, "a non-negative integer"),
-    "model": COUNT,
-    "hidden": COUNT,
-    "heads": COUNT,
-    "key": COUNT,
-    "source_vocab": COUNT,
-    "target_vocab": COUNT,
-    "longest": COUNT,
-    "k": COUNT,
-    "jitter": SHARE,
-    "group_tokens": COUNT,
-    "unroll": COUNT,
-    "capacity_factor": FACTOR,
-    "evaluation_capacity_factor": FACTOR,
-    "decoding_capacity_factor": FACTOR,
-    "dropout": SHARE,
-    "expert_dropout": SHARE,
-    "expert_masking": SHARE,
-    "word_dropout": SHARE,
-    "target_word_dropout": SHARE,
-    "smoothing": SHARE,
-    "r_drop": WEIGHT,
-    "aux_weight": WEIGHT,
-    "z_weight": WEIGHT,
-}
-OPTIONAL = (
-    "group_tokens",
-    "evaluation_capacity_factor",
-    "decoding_capacity_factor",
-    "target_word_dropout",
-)
-
-
-@explain_mistakes
 @dataclass(frozen=True)
 class Config:
     """An encoder-decoder Transformer with a mixture of experts in every other layer.
@@ -141,54 +97,51 @@ class Config:
         z_weight: The weight of the router's z-loss.
         dtype: The dtype of activations.
 
-    Raises:
-        NamedMeshError: If any value is wrong; every wrong value is listed.
-
     Example:
         >>> Config(layers=8, experts=16, model=512).capacity_factor
         2.0
     """
 
-    layers: int
-    experts: int = 0
+    layers: Count
+    experts: CountOrZero = 0
     expert_sides: str = "both"
-    model: int = 1024
-    hidden: int = 8192
-    heads: int = 16
-    key: int = 128
-    source_vocab: int = 64_000
-    target_vocab: int = 32_000
+    model: Count = 1024
+    hidden: Count = 8192
+    heads: Count = 16
+    key: Count = 128
+    source_vocab: Count = 64_000
+    target_vocab: Count = 32_000
     tied: bool = True
     positions: str = "sinusoids"
-    longest: int = 1024
+    longest: Count = 1024
     norm: str = "pre"
     normalizer: str = "layer"
     activation: str = "relu"
     gated: bool = False
     router: str = "top_k"
-    k: int = 2
+    k: Count = 2
     second: str = "random"
     evaluation_second: str = "all"
     balance: str = "loss"
     normalize: str = "before_capacity"
-    jitter: float = 0.0
-    group_tokens: int | None = None
-    capacity_factor: float = 2.0
-    evaluation_capacity_factor: float | None = None
-    decoding_capacity_factor: float | None = None
+    jitter: Share = 0.0
+    group_tokens: Count | None = None
+    capacity_factor: Positive = 2.0
+    evaluation_capacity_factor: Positive | None = None
+    decoding_capacity_factor: Positive | None = None
     dispatch: str = "gather"
-    shared: int = 0
+    shared: CountOrZero = 0
     remat: str = "full"
-    unroll: int = 1
-    dropout: float = 0.1
-    expert_dropout: float = 0.0
-    expert_masking: float = 0.0
-    word_dropout: float = 0.0
-    target_word_dropout: float | None = None
-    smoothing: float = 0.1
-    r_drop: float = 0.0
-    aux_weight: float = 0.01
-    z_weight: float = 0.0
+    unroll: Count = 1
+    dropout: Share = 0.1
+    expert_dropout: Share = 0.0
+    expert_masking: Share = 0.0
+    word_dropout: Share = 0.0
+    target_word_dropout: Share | None = None
+    smoothing: Share = 0.1
+    r_drop: NonNegative = 0.0
+    aux_weight: NonNegative = 0.01
+    z_weight: NonNegative = 0.0
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
@@ -213,12 +166,6 @@ class Config:
         Args:
             changes: The new values by name.
 
-        Returns:
-            Another configuration.
-
-        Raises:
-            NamedMeshError: If a name is unknown or a value is wrong; all are listed.
-
         Example:
             >>> config("tiny").but(experts=4, dtype="bfloat16").experts
             4
@@ -234,15 +181,9 @@ class Config:
 
 def _find_mistakes(config: Config) -> list[Mistake]:
     """Return what is wrong with each value, or else with several values together."""
-    mistakes: list[Mistake] = []
-    for field in dataclasses.fields(config):
-        name, value = field.name, getattr(config, field.name)
-        if name in CHOICES:
-            mistakes += check_choice("", name, value, CHOICES[name])
-        elif name in RANGES:
-            mistakes += _check_range(name, value, RANGES[name])
-        elif not isinstance(value, bool):
-            mistakes.append((f"{name}={value!r} is not a bool", "pass True or False"))
+    mistakes = check_options("", config)
+    for name, choices in CHOICES.items():
+        mistakes += check_choice("", name, getattr(config, name), choices)
     if mistakes:
         return mistakes
     if config.expert_sides != "both" and config.hidden * (1 + config.k) % 2:
@@ -257,15 +198,6 @@ def _find_mistakes(config: Config) -> list[Mistake]:
         problem = f"k={config.k} of {config.experts} experts"
         mistakes.append((problem, "choose at least one and at most all experts"))
     return mistakes
-
-
-def _check_range(name: str, value: Any, allowed: ValueRange) -> list[Mistake]:
-    """Return the mistake in a list when a number is out of range."""
-    if name in OPTIONAL and value is None:
-        return []
-    if not isinstance(value, bool) and isinstance(value, allowed.kind) and allowed.allows(value):
-        return []
-    return [(f"{name}={value!r} is not {allowed.text}", f"pass {allowed.text}")]
 
 
 _BASE = Config(
@@ -302,19 +234,12 @@ CONFIGS: dict[str, Config] = {
 }
 
 
-@explain_mistakes
 def config(name: str) -> Config:
     """Return a configuration by name.
 
     Args:
         name: A model of the paper's table, such as `"moe_2048e_36l"` or `"t_96l"`, or one of the
             small `"base"` and `"tiny"`.
-
-    Returns:
-        The configuration.
-
-    Raises:
-        NamedMeshError: If there is no configuration of that name.
 
     Example:
         >>> config("moe_2048e_36l").experts

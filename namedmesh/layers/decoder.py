@@ -6,19 +6,15 @@ from typing import Any
 
 import namedmesh as nm
 from namedmesh.layers.attention import attend, project_keys_and_values, project_queries
+from namedmesh.layers.backbone import LayerContext, LayerStack
 from namedmesh.layers.beam import Beam
 from namedmesh.layers.cache import Cache
-from namedmesh.layers.decoding import decode
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.hypotheses import check_tokens
-from namedmesh.layers.layer_stack import LayerContext, LayerStack
+from namedmesh.layers.decoding import Greedy, Sample, check_tokens, decode
 from namedmesh.layers.mistakes import Mistake, raise_mistakes
 from namedmesh.layers.routing import expert_capacity
-from namedmesh.layers.sampling import Greedy, Sample
 from namedmesh.layers.transformer import Transformer
 
 
-@explain_mistakes
 class Decoder:
     """Scores the next token of several hypotheses (N) of each source sentence (G), step by step.
 
@@ -34,13 +30,7 @@ class Decoder:
     Attributes:
         G, N, T, W: The dimensions group, hypothesis, step and target_vocab.
 
-    Raises:
-        NamedMeshError: If source or segments have another shape or dtype, start or end is not in
-            the vocabulary, or sequences are longer than the learned positions; all mistakes are
-            listed.
-
     Example:
-        >>> from namedmesh.layers import config
         >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
         >>> translate = lambda source, segments: Decoder(model, source, segments).decode()
         >>> tokens = nm.spec([model.G, model.S], "int32")
@@ -92,7 +82,6 @@ class Decoder:
             The `sequences` (GNT), their `scores` (GN) and the number of `steps`; see `decode`.
 
         Example:
-            >>> from namedmesh.layers import Beam, config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> def translate(source, segments):
             ...     decoder = Decoder(model, source, segments, hypotheses=4, flat=True)
@@ -107,12 +96,7 @@ class Decoder:
     def start(self) -> dict[str, Any]:
         """Return the cache before the first step.
 
-        Returns:
-            The time, which hypotheses have `ended` (GN bool), and empty keys and values for each
-            of the layers of one iteration.
-
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> start = lambda source, segments: Decoder(model, source, segments).start()["layers"]
             >>> tokens = nm.spec([model.G, model.S], "int32")
@@ -136,7 +120,6 @@ class Decoder:
             Scores, GNW float32, and the new cache.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> def first_scores(source, segments):
             ...     decoder = Decoder(model, source, segments)

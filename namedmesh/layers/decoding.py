@@ -2,23 +2,174 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
 
 import namedmesh as nm
-from namedmesh.layers.beam import Beam
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.hypotheses import DecodingTask, StepFunction
-from namedmesh.layers.mistakes import Mistake, raise_mistakes
-from namedmesh.layers.sampling import Greedy, Sample
+from namedmesh.layers.mistakes import Count, Mistake, Within, check_options, raise_mistakes
+from namedmesh.signature.nest import flatten, unflatten
+
+IMPOSSIBLE = -1e9  # the score of what cannot be chosen
+Temperature = Annotated[
+    float, Within(lambda value: 1e-4 <= value <= 1e4, "a temperature from 0.0001 to 10,000")
+]
+Probability = Annotated[float, Within(lambda value: 0 < value <= 1, "a probability above 0")]
+StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
 
-@explain_mistakes
+@dataclass(frozen=True)
+class DecodingTask:
+    """What `decode` hands to its method.
+
+    Attributes:
+        step: Maps the last token of each sequence and the cache to logits and the next cache.
+        cache: The cache before the first step.
+        first: The tokens that the sequences follow, int32.
+        T: The dimension of steps.
+        end: The token that ends a sequence, or None.
+    """
+
+    step: StepFunction
+    cache: Any
+    first: nm.Tensor
+    T: nm.Dimension
+    end: int | None
+
+    def score(self, tokens: nm.Tensor, cache: Any) -> tuple[nm.Tensor, nm.Dimension, Any]:
+        """Score what follows the tokens of one step."""
+        results = self.step(tokens, cache)
+        if not isinstance(results, tuple) or len(results) != 2:
+            raise nm.NamedMeshError(
+                f"decode: the step returned a {type(results).__name__}, not logits and a cache",
+                fix="return (logits, cache)",
+            )
+        logits, cache = results
+        rows, shape = {*tokens.shape}, {*getattr(logits, "shape", ())}
+        if not rows <= shape or len(shape - rows) != 1:
+            raise nm.NamedMeshError(
+                "decode: the step's logits do not have the tokens' dimensions and a vocabulary",
+                f"tokens: {tokens.shape}",
+                f"logits: {getattr(logits, 'shape', logits)}",
+                fix="return logits with one dimension more than the tokens",
+            )
+        (W,) = shape - rows
+        if self.end is not None:
+            check_tokens("decode", W, end=self.end)
+        return nm.cast(nm.transpose(logits, [*tokens.shape, W]), "float32"), W, cache
+
+
+def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
+    """Give each hypothesis what another one had."""
+    new = nm.Dimension(f"new_{N.name}", N.size)
+    index = nm.rename(parent, N, new)
+
+    def reorder_one(tensor: nm.Tensor) -> nm.Tensor:
+        if not isinstance(tensor, nm.Tensor) or N not in tensor.shape:
+            return tensor
+        missing = [dim for dim in parent.shape if dim not in tensor.shape]
+        if missing:
+            raise nm.NamedMeshError(
+                f"decode: a cache has {N}, but not {', '.join(map(str, missing))}",
+                str(tensor),
+                fix="give what differs between hypotheses every dimension of the tokens",
+            )
+        return nm.transpose(nm.rename(nm.gather(tensor, index, N), new, N), tensor.shape)
+
+    return unflatten(structure, iter([reorder_one(leaf) for leaf in flatten(structure)]))
+
+
+def check_tokens(owner: str, vocab: nm.Dimension, **tokens: int) -> None:
+    """Check that tokens belong to a vocabulary of at least two."""
+    mistakes: list[Mistake] = []
+    for name, token in tokens.items():
+        if not isinstance(token, int) or not 0 <= token < vocab.size or vocab.size < 2:
+            problem = f"{owner}: {name}={token!r} is not a token of {vocab}"
+            mistakes.append((problem, f"pass 0 to {vocab.size - 1}"))
+    raise_mistakes(owner, mistakes)
+
+
+DecodingMethod = Callable[[DecodingTask], dict[str, nm.Tensor]]
+ChooseTokens = Callable[[nm.Tensor, nm.Dimension, nm.Tensor], nm.Tensor]
+
+
+@dataclass(frozen=True)
+class Greedy:
+    """Take the likeliest token at every step; a method of `decode`.
+
+    The `scores` are the log probabilities of the sequences.
+
+    Example:
+        >>> B, T, V = nm.dims("batch=1 step=3 vocab=4")
+        >>> step = lambda tokens, cache: (nm.one_hot(tokens + 1, V), cache)
+        >>> count = lambda first: decode(step, (), first, T, Greedy())["sequences"]
+        >>> nm.evaluate(count, first=([B], [0])).tolist()
+        [[1, 2, 3]]
+    """
+
+    def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
+        """Decode."""
+        return _run_loop(task, lambda logits, W, step: nm.argmax(logits, W))
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw the tokens of each sequence at random; a method of `decode`.
+
+    The `scores` are the log probabilities of the sequences under the model itself.
+
+    Attributes:
+        key: A random key.
+        temperature: What logits are divided by.
+        top_k: Draw from that many of the likeliest tokens only.
+        top_p: Draw from the likeliest tokens of that total probability only.
+
+    Example:
+        >>> B, T, V = nm.dims("batch=2 step=3 vocab=4")
+        >>> step = lambda tokens, cache: (nm.one_hot(tokens, V), cache)
+        >>> def draw(first):
+        ...     method = Sample(nm.random.key(0), temperature=0.7, top_k=2)
+        ...     return decode(step, (), first, T, method)["sequences"]
+        >>> nm.trace(draw, nm.spec([B], "int32")).outputs[0].shape
+        [batch=2, step=3]
+    """
+
+    key: nm.Tensor
+    temperature: Temperature = 1.0
+    top_k: Count | None = None
+    top_p: Probability | None = None
+
+    def __post_init__(self) -> None:
+        raise_mistakes("Sample", check_options("Sample: ", self))
+
+    def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
+        """Decode."""
+        return _run_loop(task, self._draw)
+
+    def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
+        """Draw a token for each sequence."""
+        logits = logits * (1.0 / self.temperature)
+        if self.top_k is not None:
+            if self.top_k > W.size:
+                problem = f"Sample: top_k={self.top_k} of {W}"
+                raise nm.NamedMeshError(problem, fix=f"pass 1 to {W.size}")
+            likeliest = nm.Dimension("likeliest", self.top_k)
+            best, _ = nm.top_k(logits, W, likeliest)
+            logits = nm.where(logits < nm.min(best, over=likeliest), IMPOSSIBLE, logits)
+        if self.top_p is not None:
+            ordered = nm.sort(nm.softmax(logits, over=W), W, descending=True)
+            inside = nm.cumsum(ordered, W, exclusive=True) < self.top_p
+            least = nm.min(nm.where(inside, ordered, 1.0), over=W)
+            logits = nm.where(nm.softmax(logits, over=W) < least, IMPOSSIBLE, logits)
+        return nm.random.categorical(nm.random.fold_in(self.key, step), logits, W)
+
+
 def decode(
     step: StepFunction,
     cache: Any,
     first: nm.Tensor,
     steps: nm.Dimension,
-    method: Greedy | Sample | Beam | None = None,
+    method: DecodingMethod | None = None,
     *,
     end: int | None = None,
 ) -> dict[str, nm.Tensor]:
@@ -42,14 +193,9 @@ def decode(
         `sequences` (the dimensions of first, then steps; the end token included, zeros after it),
         their log probabilities `scores` (see the method), and `steps`, how many were run.
 
-    Raises:
-        NamedMeshError: If an argument is not what the others need, or the step does not return
-            logits and a cache like the one it got.
-
     Example:
         A model whose state counts, and which prefers the token that is the count:
 
-        >>> from namedmesh.layers import decode
         >>> B, T, V = nm.dims("batch=2 step=3 vocab=8")
         >>> def step(tokens, count):
         ...     logits = nm.cast(nm.equal(nm.range(V), count), "float32")
@@ -58,15 +204,47 @@ def decode(
         >>> program.evaluate({}, first=[0, 0])[1]["sequences"].numpy().tolist()
         [[5, 6, 7], [5, 6, 7]]
     """
+    method = Greedy() if method is None else method
     mistakes: list[Mistake] = []
     if first.dtype != "int32" or steps.name in first.shape.names:
         problem = f"decode: first is {first.dtype}{first.shape}"
         mistakes.append((problem, f"pass int32 tokens without the dimension {steps.name}"))
-    method = Greedy() if method is None else method
-    if not isinstance(method, (Greedy, Sample, Beam)):
+    if not callable(method) or isinstance(method, type):
         fix = "pass Greedy(), Sample(key) or Beam(hypotheses)"
         mistakes.append((f"decode: method={method!r}", fix))
-    if not callable(step):
-        mistakes.append((f"decode: step={step!r} is not a function", "pass step(tokens, cache)"))
     raise_mistakes("decode", mistakes)
     return method(DecodingTask(step, cache, first, steps, end))
+
+
+def _run_loop(task: DecodingTask, choose: ChooseTokens) -> dict[str, nm.Tensor]:
+    """Run the steps in one loop; choose maps logits, their vocabulary and the step to tokens."""
+    rows, T, end = task.first.shape, task.T, task.end
+    first = {
+        "step": nm.zeros([], "int32"),
+        "tokens": task.first,
+        "ended": nm.full(rows, False, "bool"),
+        "scores": nm.zeros(rows),
+        "sequences": nm.zeros([*rows, T], "int32"),
+        "cache": task.cache,
+    }
+
+    def unfinished(carry: dict[str, Any]) -> nm.Tensor:
+        before_last = carry["step"] < T.size
+        return before_last if end is None else before_last & ~nm.all(carry["ended"])
+
+    def decode_step(carry: dict[str, Any]) -> dict[str, Any]:
+        step, ended = carry["step"], carry["ended"]
+        logits, W, cache = task.score(carry["tokens"], carry["cache"])
+        tokens = nm.where(ended, 0, choose(logits, W, step))
+        score = nm.sum(nm.log_softmax(logits, over=W) * nm.one_hot(tokens, W), over=W)
+        return {
+            "step": step + 1,
+            "tokens": tokens,
+            "ended": ended if end is None else ended | nm.equal(tokens, end),
+            "scores": carry["scores"] + nm.where(ended, 0.0, score),
+            "sequences": nm.where(nm.equal(nm.range(T), step), tokens, carry["sequences"]),
+            "cache": cache,
+        }
+
+    last = nm.while_loop(unfinished, decode_step, first)
+    return {"sequences": last["sequences"], "scores": last["scores"], "steps": last["step"]}

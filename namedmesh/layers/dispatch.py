@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
-@explain_mistakes
 class EinsumDispatch:
     """The paper's form: products with one-hot masks of shape GSEC.
 
@@ -24,7 +22,6 @@ class EinsumDispatch:
         dispatch_mask: One where that weight is not zero, GSEC.
 
     Example:
-        >>> from namedmesh.layers import top_k_gating
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
         >>> def combine_weights(logits):
         ...     return EinsumDispatch(top_k_gating(logits, S, E, C, second="all")).combine_weights
@@ -56,7 +53,6 @@ class EinsumDispatch:
             The experts' inputs, zero at empty places.
 
         Example:
-            >>> from namedmesh.layers import top_k_gating
             >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
             >>> def expert_inputs(logits, x):
             ...     routing = top_k_gating(logits, S, E, C, second="all")
@@ -77,7 +73,6 @@ class EinsumDispatch:
             A tensor of those dimensions; zero for tokens that no expert serves.
 
         Example:
-            >>> from namedmesh.layers import top_k_gating
             >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
             >>> def outputs(logits, y):
             ...     routing = top_k_gating(logits, S, E, C, second="all")
@@ -88,7 +83,6 @@ class EinsumDispatch:
         return nm.einsum([nm.cast(self.combine_weights, y.dtype), y], dims)
 
 
-@explain_mistakes
 class GatherDispatch:
     """The same by index: no tensor of size SEC is made.
 
@@ -98,7 +92,6 @@ class GatherDispatch:
         routing: What a gating function decided.
 
     Example:
-        >>> from namedmesh.layers import top_k_gating
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
         >>> def slots(logits):
         ...     return GatherDispatch(top_k_gating(logits, S, E, C, second="all")).slot
@@ -139,7 +132,6 @@ class GatherDispatch:
             The experts' inputs, zero at empty places.
 
         Example:
-            >>> from namedmesh.layers import top_k_gating
             >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
             >>> def expert_inputs(logits, x):
             ...     routing = top_k_gating(logits, S, E, C, second="all")
@@ -173,7 +165,6 @@ class GatherDispatch:
             A tensor of those dimensions; zero for tokens that no expert serves.
 
         Example:
-            >>> from namedmesh.layers import top_k_gating
             >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
             >>> def outputs(logits, y):
             ...     routing = top_k_gating(logits, S, E, C, second="all")
@@ -204,7 +195,6 @@ class GatherDispatch:
 DISPATCHES = {"einsum": EinsumDispatch, "gather": GatherDispatch}
 
 
-@explain_mistakes
 def make_dispatch(
     routing: Routing | ExpertRouting, form: str = "gather"
 ) -> EinsumDispatch | GatherDispatch:
@@ -213,12 +203,6 @@ def make_dispatch(
     Args:
         routing: What a gating function decided.
         form: `"gather"` or `"einsum"`.
-
-    Returns:
-        The dispatch.
-
-    Raises:
-        NamedMeshError: If the form is unknown.
 
     Example:
         >>> make_dispatch(None, "gathr")

@@ -7,12 +7,10 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.layers.configuration import CHOICES
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.mistakes import Mistake, check_choice, raise_mistakes
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
-@explain_mistakes
 def top_k_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,
@@ -48,9 +46,6 @@ def top_k_gating(
 
     Returns:
         The routing, with losses and statistics.
-
-    Raises:
-        NamedMeshError: If an option has a wrong value, or the number of draws is not k - 1.
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
@@ -96,7 +91,6 @@ def top_k_gating(
     return routing if bias is None else _balance_by_bias(routing, bias)
 
 
-@explain_mistakes
 def expert_choice_gating(
     logits: nm.Tensor,
     seq: nm.Dimension,

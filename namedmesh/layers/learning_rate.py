@@ -10,20 +10,15 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
 
 RateSchedule: TypeAlias = Callable[[nm.Tensor], nm.Tensor]
 
 
-@explain_mistakes
 def constant_rate(value: float) -> RateSchedule:
     """Return a schedule with the same rate at every step.
 
     Args:
         value: The rate.
-
-    Returns:
-        The schedule.
 
     Example:
         >>> rate = constant_rate(0.1)
@@ -33,7 +28,6 @@ def constant_rate(value: float) -> RateSchedule:
     return lambda step: nm.full([], float(value))
 
 
-@explain_mistakes
 def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSchedule:
     """Return the paper's schedule: scale / sqrt(max(step, after)).
 
@@ -41,12 +35,6 @@ def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSched
         scale: The factor.
         after: The number of steps during which the rate stays at its first value, which is 0.01
             by default.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        NamedMeshError: If `after` is below one.
 
     Example:
         >>> rate = nm.trace(inverse_square_root(2.0, after=4), step=nm.spec([], "int32"))
@@ -57,7 +45,6 @@ def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSched
     return lambda step: nm.rsqrt(nm.maximum(nm.cast(step, "float32"), float(after))) * scale
 
 
-@explain_mistakes
 def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
     """Return a schedule that falls from start to end along half a cosine.
 
@@ -65,12 +52,6 @@ def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
         start: The first rate.
         steps: The number of steps after which the rate stays at `end`.
         end: The last rate.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        NamedMeshError: If `steps` is below one.
 
     Example:
         >>> rate = nm.trace(cosine_decay(1.0, steps=10), step=nm.spec([], "int32"))
@@ -86,7 +67,6 @@ def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
     return rate
 
 
-@explain_mistakes
 def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     """Return a schedule multiplied by min((step + 1) / steps, 1).
 
@@ -95,12 +75,6 @@ def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     Args:
         then: The schedule, or a number for a constant rate.
         steps: The number of steps until the full rate.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        NamedMeshError: If `steps` is below one, or `then` is neither a number nor a function.
 
     Example:
         >>> rate = nm.trace(linear_warmup(1.0, steps=4), step=nm.spec([], "int32"))
@@ -114,7 +88,6 @@ def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     )
 
 
-@explain_mistakes
 def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> RateSchedule:
     """Return a schedule multiplied by min((total - step) / steps, 1): down to nothing at the end.
 
@@ -122,13 +95,6 @@ def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> Ra
         then: The schedule, or a number for a constant rate.
         total: The steps of the whole training; from then on the rate is zero.
         steps: How many of them, the last ones, the rate falls in.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        NamedMeshError: If a number of steps is below one, or `then` is neither a number nor a
-            function.
 
     Example:
         >>> rate = nm.trace(linear_cooldown(1.0, total=8, steps=4), step=nm.spec([], "int32"))
@@ -146,18 +112,11 @@ def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> Ra
     return rate
 
 
-@explain_mistakes
 def as_schedule(rate: float | RateSchedule) -> RateSchedule:
     """Return a schedule as it is, or a constant one for a number.
 
     Args:
         rate: A number or a schedule.
-
-    Returns:
-        The schedule.
-
-    Raises:
-        NamedMeshError: If rate is neither.
 
     Example:
         >>> schedule = cosine_decay(1.0, steps=10)

@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.mistakes import Mistake, raise_mistakes
-from namedmesh.layers.naming import claim_name
+from namedmesh.layers.mistakes import Mistake, claim_name, raise_mistakes
 
 ACTIVATIONS = ("relu", "gelu", "swish")
 
 
-@explain_mistakes
 def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     """Return an activation function by name.
 
     Args:
         name: `"relu"`, `"gelu"` or `"swish"`.
-
-    Returns:
-        The function from a tensor to a tensor of the same shape.
-
-    Raises:
-        NamedMeshError: If there is no activation of that name.
 
     Example:
         >>> get_activation("relu") is nm.relu
@@ -37,7 +29,6 @@ def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
     return getattr(nm, name)
 
 
-@explain_mistakes
 def dense(
     x: nm.Tensor,
     over: Sequence[nm.Dimension],
@@ -61,10 +52,6 @@ def dense(
     Returns:
         A tensor with the other dimensions of x, then `to`.
 
-    Raises:
-        NamedMeshError: If `over` or `to` is not a list, x lacks a dimension of `over`, or another
-            layer has the default name.
-
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
         >>> nm.trace(lambda x: dense(x, [M], [H]), x=nm.spec([B, M])).outputs[0].shape
@@ -80,7 +67,6 @@ def dense(
     return y
 
 
-@explain_mistakes
 def feed_forward(
     x: nm.Tensor,
     model: nm.Dimension,
@@ -100,10 +86,6 @@ def feed_forward(
 
     Returns:
         A tensor with the dimensions of x, the model dimension last.
-
-    Raises:
-        NamedMeshError: If x lacks the model dimension, the activation is unknown, or the scope has
-            a feed-forward network already.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -145,3 +127,118 @@ def _describe_missing(x: nm.Tensor, dim: nm.Dimension) -> Mistake:
         problem = f"dense: {x.label} has no dimension {dim.name}"
         return problem, did_you_mean(dim.name, x.shape.names)
     return f"dense: {x.label} has {same_name}, not {dim}", "pass the dimension at that size"
+
+
+def embedding(
+    tokens: nm.Tensor,
+    vocab: nm.Dimension,
+    model: nm.Dimension,
+    *,
+    name: str = "embedding",
+    dtype: str = "float32",
+) -> nm.Tensor:
+    """Look up the rows of a learned table, multiplied by the square root of the model dimension.
+
+    Args:
+        tokens: Integers that index the vocabulary.
+        vocab: The vocabulary's dimension.
+        model: The dimension of a row.
+        name: The name of the table; `vocabulary_logits` of the same name shares it.
+        dtype: The dtype of the result.
+
+    Returns:
+        A tensor with the dimensions of tokens, then the model dimension.
+
+    Example:
+        >>> B, V, M = nm.dims("batch=4 vocab=100 model=8")
+        >>> nm.trace(lambda t: embedding(t, V, M), t=nm.spec([B], "int32")).outputs[0].shape
+        [batch=4, model=8]
+    """
+    table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
+    return nm.gather(nm.cast(table, dtype), tokens, vocab) * math.sqrt(model.size)
+
+
+def vocabulary_logits(
+    x: nm.Tensor, vocab: nm.Dimension, model: nm.Dimension, *, name: str = "embedding"
+) -> nm.Tensor:
+    """Score every token of a vocabulary.
+
+    Args:
+        x: Representations, with the model dimension.
+        vocab: The vocabulary's dimension.
+        model: The dimension to contract.
+        name: The name of the table; the name of an embedding ties the two.
+
+    Returns:
+        A tensor with the other dimensions of x, then the vocabulary, in the dtype of x.
+
+    Example:
+        >>> B, V, M = nm.dims("batch=4 vocab=100 model=8")
+        >>> nm.trace(lambda x: vocabulary_logits(x, V, M), x=nm.spec([B, M])).outputs[0].shape
+        [batch=4, vocab=100]
+    """
+    table = nm.param(name, [vocab, model], nm.normal_init(1.0 / math.sqrt(model.size)))
+    others = [dim for dim in x.shape if dim != model]
+    return nm.einsum([x, nm.cast(table, x.dtype)], [*others, vocab])
+
+
+def convolution(
+    x: nm.Tensor,
+    windows: Mapping[nm.Dimension, int],
+    over: Sequence[nm.Dimension],
+    to: Sequence[nm.Dimension],
+    *,
+    name: str | None = None,
+    stride: int | Mapping[nm.Dimension, int] = 1,
+    dilation: int | Mapping[nm.Dimension, int] = 1,
+    padding: str = "same",
+    keep: Sequence[nm.Dimension] = (),
+    transposed: bool = False,
+    bias: bool = False,
+    init: nm.Initializer | None = None,
+) -> nm.Tensor:
+    """Slide a learned window along some dimensions, from some channels to others.
+
+    Args:
+        x: The input. The result has its dtype; the weight is float32 and is cast.
+        windows: The size of the window along each dimension that it slides along.
+        over: The channels of x to sum over.
+        to: The channels that the weight adds.
+        name: The name of the weight; the bias is called `<name>_bias`. By default `w`, which one
+            layer of a scope may have.
+        stride: The distance between two positions, for all dimensions or by dimension.
+        dilation: The distance between two elements of the window, likewise.
+        padding: `"same"` or `"valid"`.
+        keep: Channels of x of which each has a window of its own: groups, or all of them for a
+            depthwise convolution, with `over=[]`.
+        transposed: Whether to slide back (`nm.conv_transpose`), as decoders do.
+        bias: Whether to add a bias along `keep` and `to`.
+        init: The weight's initializer; by default normal with variance one over the fan-in.
+
+    Returns:
+        A tensor with the other dimensions of x, then `to`.
+
+    Example:
+        >>> B, R, C, P, F = nm.dims("batch=2 rows=8 columns=8 colours=3 filter=16")
+        >>> layer = lambda x: convolution(x, {R: 3, C: 3}, [P], [F], stride=2)
+        >>> nm.trace(layer, nm.spec([B, R, C, P])).outputs[0].shape
+        [batch=2, rows=4, columns=4, filter=16]
+    """
+    name = claim_name("convolution", "w", named=True) if name is None else name
+    pairs = {dim: nm.Dimension(f"{dim.name}_window", size) for dim, size in windows.items()}
+    fan_in = [*pairs.values(), *over]
+    weight = nm.param(name, [*pairs.values(), *keep, *over, *to], init or nm.fan_in_init(*fan_in))
+    slide = nm.conv_transpose if transposed else nm.conv
+    y = slide(
+        x,
+        nm.cast(weight, x.dtype),
+        pairs,
+        stride=stride,
+        dilation=dilation,
+        padding=padding,
+        keep=list(keep),
+    )
+    if bias:
+        dims = [*keep, *to]
+        y = y + nm.cast(nm.param(f"{name}_bias", dims, nm.constant_init(0.0)), x.dtype)
+    return y

@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
 
 
-@explain_mistakes
 def cross_entropy(
     logits: nm.Tensor,
     targets: nm.Tensor,
@@ -29,9 +27,6 @@ def cross_entropy(
 
     Returns:
         The loss and the z-loss of each target.
-
-    Raises:
-        NamedMeshError: If smoothing is outside [0, 1), or there is no other token.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=10")
@@ -58,7 +53,6 @@ def cross_entropy(
     return loss, nm.square(normaliser) * z_loss
 
 
-@explain_mistakes
 def soft_cross_entropy(
     logits: nm.Tensor, probabilities: nm.Tensor, vocab: nm.Dimension
 ) -> nm.Tensor:
@@ -83,7 +77,6 @@ def soft_cross_entropy(
     return -nm.sum(nm.cast(probabilities, "float32") * scores, over=vocab)
 
 
-@explain_mistakes
 def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
     """Compute the cross-entropy of yes or no, for each element by itself, in float32.
 
@@ -104,7 +97,6 @@ def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
     return nm.softplus(x) * (1.0 - y) + nm.softplus(-x) * y
 
 
-@explain_mistakes
 def symmetric_divergence(logits: nm.Tensor, others: nm.Tensor, vocab: nm.Dimension) -> nm.Tensor:
     """Compute how far apart two predictions are: the mean of their two KL divergences, in float32.
 
@@ -128,7 +120,6 @@ def symmetric_divergence(logits: nm.Tensor, others: nm.Tensor, vocab: nm.Dimensi
     return nm.sum((nm.exp(one) - nm.exp(other)) * (one - other), over=vocab) * 0.5
 
 
-@explain_mistakes
 def weighted_mean(values: nm.Tensor, weights: nm.Tensor) -> nm.Tensor:
     """Average values by weight.
 

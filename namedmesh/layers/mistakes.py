@@ -1,13 +1,34 @@
-"""Reporting every mistake in a layer's arguments at once."""
+"""Errors for everyday mistakes in the arguments of layers: every mistake of a call at once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+import dataclasses
+import math
+import typing
+from collections.abc import Callable, Iterable
+from numbers import Integral, Real
+from typing import Annotated, Any
 
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.source import caller
+from namedmesh.ir.trace import current
 
 Mistake = tuple[str, str]  # what is wrong, and how to fix it
+
+
+@dataclasses.dataclass(frozen=True)
+class Within:
+    """The values that a numeric option may have, as a condition and in words."""
+
+    allows: Callable[[Any], bool]
+    text: str
+
+
+Count = Annotated[int, Within(lambda value: value >= 1, "a positive integer")]
+CountOrZero = Annotated[int, Within(lambda value: value >= 0, "a non-negative integer")]
+Share = Annotated[float, Within(lambda value: 0 <= value < 1, "a number in [0, 1)")]
+Positive = Annotated[float, Within(lambda value: 0 < value < math.inf, "a positive number")]
+NonNegative = Annotated[float, Within(lambda value: 0 <= value < math.inf, "a non-negative number")]
 
 
 def raise_mistakes(owner: str, mistakes: Iterable[Mistake], *details: str) -> None:
@@ -25,6 +46,30 @@ def raise_mistakes(owner: str, mistakes: Iterable[Mistake], *details: str) -> No
         )
 
 
+def check_options(owner: str, options: Any) -> list[Mistake]:
+    """Check the numbers and flags of a dataclass against its annotations."""
+    hints = typing.get_type_hints(type(options), include_extras=True)
+    mistakes: list[Mistake] = []
+    for field in dataclasses.fields(options):
+        value, hint = getattr(options, field.name), hints[field.name]
+        kinds = (
+            (hint,) if typing.get_origin(hint) is Annotated else typing.get_args(hint) or (hint,)
+        )
+        text = ""
+        if kinds[0] is bool and not isinstance(value, bool):
+            text = "True or False"
+        elif typing.get_origin(kinds[0]) is Annotated:
+            number, within = typing.get_args(kinds[0])
+            known = isinstance(value, Integral if number is int else Real)
+            allowed = known and not isinstance(value, bool) and within.allows(value)
+            optional = type(None) in kinds
+            if not allowed and not (optional and value is None):
+                text = within.text + " or None" * optional
+        if text:
+            mistakes.append((f"{owner}{field.name}={value!r} is not {text}", f"pass {text}"))
+    return mistakes
+
+
 def check_choice(owner: str, name: str, value: Any, choices: Iterable[str]) -> list[Mistake]:
     """Check that an option is one of its choices."""
     choices = list(choices)
@@ -33,6 +78,21 @@ def check_choice(owner: str, name: str, value: Any, choices: Iterable[str]) -> l
     return [(f"{owner}{name}={value!r} is not a choice", did_you_mean(str(value), choices))]
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value is a Python number (a bool is not)."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def claim_name(layer: str, name: str, *, named: bool = False) -> str:
+    """Return the default name of a layer's weight; raise if another layer of the scope has it."""
+    # Otherwise two layers would share a weight silently. Weights are shared on purpose by a name
+    # that is passed to both layers, or by a scope that is entered again for each.
+    trace = current(layer)
+    if name in trace.claimed:
+        first = trace.claimed[name]
+        fix = "put each in its own nm.scope, or, to share the weights, enter one scope for each"
+        if named:
+            fix = "pass each its own name=, or, to share the weight, the same name= to both"
+        raise NamedMeshError(
+            f"{layer}: an earlier layer has the weight {trace.scope}{name}, "
+            "which this one would share by default",
+            f"first at {first}: {first.code}",
+            fix=fix,
+        )
+    trace.claimed[name] = caller()
+    return name

@@ -6,14 +6,12 @@ from collections.abc import Callable, Sequence
 
 import namedmesh as nm
 from namedmesh.layers.dispatch import make_dispatch
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.linear import feed_forward, get_activation
-from namedmesh.layers.naming import claim_name
+from namedmesh.layers.mistakes import claim_name
 from namedmesh.layers.regularization import dropout
 from namedmesh.layers.routing import ExpertRouting, Routing
 
 
-@explain_mistakes
 def moe(
     x: nm.Tensor,
     gate: Callable[[nm.Tensor], Routing | ExpertRouting],
@@ -47,11 +45,7 @@ def moe(
     Returns:
         The combined outputs, GSM, and the routing.
 
-    Raises:
-        NamedMeshError: If there are not six dimensions, or the form or activation is unknown.
-
     Example:
-        >>> from namedmesh.layers import top_k_gating
         >>> G, S, E, C, M, H = nm.dims("group=4 seq=8 expert=4 capacity=4 model=6 hidden=12")
         >>> def layer(x):
         ...     gate = lambda logits: top_k_gating(logits, S, E, C, second="all")

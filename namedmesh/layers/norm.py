@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 import namedmesh as nm
 from namedmesh.ir.operands import as_tuple
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.naming import claim_name
+from namedmesh.layers.mistakes import claim_name
 
 
-@explain_mistakes
 def layer_norm(
     x: nm.Tensor,
     over: nm.Dimension | Sequence[nm.Dimension],
@@ -41,7 +39,6 @@ def layer_norm(
     return _scale_and_shift(unit, as_tuple(over), name, x.dtype)
 
 
-@explain_mistakes
 def rms_norm(
     x: nm.Tensor,
     over: nm.Dimension | Sequence[nm.Dimension],
@@ -72,7 +69,6 @@ def rms_norm(
     return nm.cast(unit * nm.param(f"{name}_scale", as_tuple(over), nm.constant_init(1.0)), x.dtype)
 
 
-@explain_mistakes
 def group_norm(
     x: nm.Tensor,
     channels: nm.Dimension,
@@ -97,9 +93,6 @@ def group_norm(
     Returns:
         A tensor of the shape and dtype of x.
 
-    Raises:
-        NamedMeshError: If the groups do not divide the channels.
-
     Example:
         >>> B, R, C = nm.dims("batch=2 rows=4 channels=8")
         >>> layer = lambda x: group_norm(x, C, 2, over=[R])
@@ -121,7 +114,6 @@ def group_norm(
     return _scale_and_shift(unit, [channels], name, x.dtype)
 
 
-@explain_mistakes
 def batch_norm(
     x: nm.Tensor,
     over: Sequence[nm.Dimension],

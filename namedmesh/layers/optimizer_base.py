@@ -7,32 +7,78 @@ parameter.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, fields, replace
-from typing import Any, TypeAlias
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import TypeAlias
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
 from namedmesh.ir.trace import Trace, current
-from namedmesh.layers.clipping import clip_by_global_norm
-from namedmesh.layers.explain import explain_mistakes
 from namedmesh.layers.learning_rate import RateSchedule, as_schedule
-from namedmesh.layers.mistakes import Mistake, is_number, raise_mistakes
+from namedmesh.layers.mistakes import Mistake, Positive, Share, check_options, raise_mistakes
 
-SHARES = ("average", "momentum", "beta1", "beta2")  # options in [0, 1)
-POSITIVE = (
-    "clip_norm",
-    "epsilon",
-    "clipping_threshold",
-    "beta2_exponent",
-    "epsilon_scale",
-    "min_dim_size_to_factor",
-)
-OPTIONAL = ("average", "clip_norm", "clipping_threshold")  # options that may be None
+
+def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
+    """Compute the norm of all gradients together, in float32.
+
+    Each gradient that is split over devices adds one number to what is summed between them.
+
+    Args:
+        grads: Gradients by name.
+
+    Returns:
+        A scalar: the square root of the sum of the squares of every element.
+
+    Example:
+        >>> (M,) = nm.dims("model=2")
+        >>> program = nm.trace(lambda g: global_norm({"w": g}), g=nm.spec([M]))
+        >>> float(program.evaluate({}, g=[3.0, 4.0])[1])
+        5.0
+    """
+    total = nm.full([], 0.0)
+    for name, grad in grads.items():
+        squares = nm.square(nm.cast(grad, "float32"))
+        if len(grad.shape):
+            squares = nm.sum(squares)
+            squares.describe(name=f"grad_norm/{name}")
+        total = total + squares
+    return nm.sqrt(total)
+
+
+def clip_by_global_norm(
+    grads: Mapping[str, nm.Tensor], limit: float
+) -> tuple[dict[str, nm.Tensor], nm.Tensor]:
+    """Scale all gradients down together so that their norm is at most a limit.
+
+    Args:
+        grads: Gradients by name.
+        limit: The largest norm, a positive number.
+
+    Returns:
+        The gradients by name, each in its own dtype, and the norm before clipping.
+
+    Example:
+        >>> (M,) = nm.dims("model=2")
+        >>> clip = lambda g: clip_by_global_norm({"w": g}, 2.5)[0]["w"]
+        >>> nm.trace(clip, g=nm.spec([M])).evaluate({}, g=[3.0, 4.0])[1].numpy().tolist()
+        [1.5, 2.0]
+    """
+    if not limit > 0:
+        raise nm.NamedMeshError(
+            f"clip_by_global_norm: limit={limit} is not positive", fix="pass a positive number"
+        )
+    norm = global_norm(grads)
+    scale = limit / nm.maximum(norm, float(limit))
+    clipped = {
+        name: nm.cast(nm.cast(grad, "float32") * scale, grad.dtype) for name, grad in grads.items()
+    }
+    return clipped, norm
+
+
 AVERAGE = "average"  # the scope of averaged parameters
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class ParameterUpdate:
     """One parameter in an update.
@@ -62,9 +108,6 @@ class ParameterUpdate:
         Args:
             name: The slot's name.
             dims: The slot's dimensions; by default those of the parameter.
-
-        Returns:
-            The slot's value before the update.
 
         Example:
             >>> def step(x):
@@ -127,7 +170,6 @@ class ParameterUpdate:
 UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Optimizer:
     """The base of optimizers; a subclass defines `rule`.
@@ -145,9 +187,6 @@ class Optimizer:
         name: The prefix of the optimizer's state. Two optimizers in one step, for different
             parameters, need different names.
 
-    Raises:
-        NamedMeshError: If any option has a wrong value; all are listed.
-
     Example:
         >>> class SignDescent(Optimizer):
         ...     def rule(self, step, rate):
@@ -162,19 +201,21 @@ class Optimizer:
 
     learning_rate: float | RateSchedule
     _: KW_ONLY
-    clip_norm: float | None = None
+    clip_norm: Positive | None = None
     layer_by_layer: bool = False
-    average: float | None = None
+    average: Share | None = None
     name: str = "optimizer"
 
     def __post_init__(self) -> None:
-        owner = type(self).__name__
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        mistakes = [_check_option(owner, name, value) for name, value in values.items()]
-        if self.layer_by_layer is True and self.clip_norm is not None:
+        owner, rate = type(self).__name__, self.learning_rate
+        mistakes = check_options(f"{owner}: ", self)
+        if not callable(rate) and not (isinstance(rate, (int, float)) and 0 < rate < math.inf):
+            text = "a positive number or a schedule"
+            mistakes.append((f"{owner}: learning_rate={rate!r} is not {text}", f"pass {text}"))
+        if self.layer_by_layer and self.clip_norm is not None:
             problem = "layer_by_layer=True with clip_norm: no norm is known before all gradients"
             mistakes.append((f"{owner}: {problem}", "leave out one of them"))
-        raise_mistakes(owner, [mistake for mistake in mistakes if mistake])
+        raise_mistakes(owner, mistakes)
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
         """Assign every parameter that has a gradient, its slots, and the step counter.
@@ -185,12 +226,7 @@ class Optimizer:
         Returns:
             Scalars to watch: `learning_rate`, and with `clip_norm` the `grad_norm` before clipping.
 
-        Raises:
-            NamedMeshError: If a gradient does not fit a float32 parameter (every one is listed),
-                the schedule does not return a scalar, or the optimizer was applied before.
-
         Example:
-            >>> from namedmesh.layers import Sgd
             >>> (M,) = nm.dims("model=8")
             >>> def step(x):
             ...     loss = nm.sum(nm.param("w", [M]) * x)
@@ -232,14 +268,7 @@ class Optimizer:
             step: The number of steps taken so far, int32.
             rate: The learning rate of this step, float32.
 
-        Returns:
-            A function from a ParameterUpdate to the new value.
-
-        Raises:
-            NotImplementedError: Unless a subclass defines it.
-
         Example:
-            >>> from namedmesh.layers import Sgd
             >>> def step(x):
             ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
             ...     rule = Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
@@ -300,26 +329,3 @@ def _average_share(share: float, step: nm.Tensor) -> nm.Tensor:
     """The share of the averages that stays: in the first steps they follow the parameters."""
     taken = nm.cast(step, "float32")
     return nm.minimum((taken + 1.0) / (taken + 10.0), share)
-
-
-def _check_option(owner: str, name: str, value: Any) -> Mistake | None:
-    """Return what is wrong with an option, if anything is."""
-    allowed, text = True, ""
-    if name == "layer_by_layer":
-        allowed, text = isinstance(value, bool), "True or False"
-    elif name in SHARES:
-        allowed = name in OPTIONAL if value is None else is_number(value) and 0 <= value < 1
-        text = "a number in [0, 1)" + " or None" * (name in OPTIONAL)
-    elif name == "weight_decay":
-        allowed, text = is_number(value) and 0 <= value < float("inf"), "a non-negative number"
-    elif name == "undecayed":
-        several = isinstance(value, (list, tuple)) and all(isinstance(one, str) for one in value)
-        allowed, text = several, 'a list of patterns, such as ["*scale", "*bias"]'
-    elif name == "learning_rate":
-        positive = is_number(value) and 0 < value < float("inf")
-        allowed, text = callable(value) or positive, "a positive number or a schedule"
-    elif name in POSITIVE:
-        positive = is_number(value) and 0 < value < float("inf")
-        absent = value is None and name in OPTIONAL
-        allowed, text = absent or positive, "a positive number" + " or None" * (name in OPTIONAL)
-    return None if allowed else (f"{owner}: {name}={value!r} is not {text}", f"pass {text}")

@@ -11,12 +11,10 @@ from dataclasses import KW_ONLY, dataclass
 
 import namedmesh as nm
 from namedmesh.errors.errors import did_you_mean
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.mistakes import Mistake
+from namedmesh.layers.mistakes import Mistake, NonNegative, Positive, Share
 from namedmesh.layers.optimizer_base import Optimizer, ParameterUpdate, UpdateRule
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Sgd(Optimizer):
     """Gradient descent, optionally with momentum.
@@ -24,9 +22,6 @@ class Sgd(Optimizer):
     Attributes:
         momentum: The factor by which the sum of past gradients decays (slot momentum).
         nesterov: Whether to look one step ahead.
-
-    Raises:
-        NamedMeshError: If any option has a wrong value; all are listed.
 
     Example:
         >>> (M,) = nm.dims("model=8")
@@ -38,7 +33,7 @@ class Sgd(Optimizer):
     """
 
     _: KW_ONLY
-    momentum: float = 0.0
+    momentum: Share = 0.0
     nesterov: bool = False
     name: str = "sgd"
 
@@ -48,9 +43,6 @@ class Sgd(Optimizer):
         Args:
             step: The number of steps taken so far.
             rate: The learning rate of this step.
-
-        Returns:
-            A function from a ParameterUpdate to the new value.
 
         Example:
             >>> def step(x):
@@ -73,7 +65,6 @@ class Sgd(Optimizer):
         return update_parameter
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Adam(Optimizer):
     """Adam with bias correction, and AdamW with weight decay.
@@ -85,9 +76,6 @@ class Adam(Optimizer):
         weight_decay: Decoupled weight decay, multiplied by the learning rate.
         undecayed: Patterns of the names of parameters that do not decay: `["*scale", "*bias"]`.
 
-    Raises:
-        NamedMeshError: If any option has a wrong value; all are listed.
-
     Example:
         >>> (M,) = nm.dims("model=8")
         >>> def step(x):
@@ -98,10 +86,10 @@ class Adam(Optimizer):
     """
 
     _: KW_ONLY
-    beta1: float = 0.9
-    beta2: float = 0.999
-    epsilon: float = 1e-8
-    weight_decay: float = 0.0
+    beta1: Share = 0.9
+    beta2: Share = 0.999
+    epsilon: Positive = 1e-8
+    weight_decay: NonNegative = 0.0
     undecayed: Sequence[str] = ()
     name: str = "adam"
 
@@ -113,9 +101,6 @@ class Adam(Optimizer):
         Args:
             step: The number of steps taken so far.
             rate: The learning rate of this step.
-
-        Returns:
-            A function from a ParameterUpdate to the new value.
 
         Example:
             >>> def step(x):

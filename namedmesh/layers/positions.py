@@ -5,10 +5,8 @@ from __future__ import annotations
 import math
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
 
 
-@explain_mistakes
 def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32") -> nm.Tensor:
     """Encode positions as sines and cosines of geometrically spaced wavelengths.
 
@@ -39,7 +37,6 @@ def _count_halves(dim: nm.Dimension) -> tuple[nm.Tensor, nm.Tensor]:
     return first, nm.where(first, channel, channel - half)
 
 
-@explain_mistakes
 def learned_positions(
     positions: nm.Tensor, length: nm.Dimension, model: nm.Dimension, *, name: str = "positions"
 ) -> nm.Tensor:
@@ -63,7 +60,6 @@ def learned_positions(
     return nm.gather(table, positions, length)
 
 
-@explain_mistakes
 def rotary(
     x: nm.Tensor, positions: nm.Tensor, key: nm.Dimension, *, base: float = 10_000.0
 ) -> nm.Tensor:
@@ -81,9 +77,6 @@ def rotary(
     Returns:
         A tensor of the shape and dtype of x; angles are computed in float32.
 
-    Raises:
-        NamedMeshError: If the key dimension is odd.
-
     Example:
         >>> S, N, K = nm.dims("seq=4 heads=2 key=8")
         >>> iteration = lambda q: rotary(q, nm.range(S), K)
@@ -100,7 +93,6 @@ def rotary(
     return nm.cast(nm.transpose(wide * nm.cos(angle) + other * nm.sin(angle), x.shape), x.dtype)
 
 
-@explain_mistakes
 def alibi(distance: nm.Tensor, heads: nm.Dimension) -> nm.Tensor:
     """Make a bias on attention scores that falls with the distance, faster for some heads.
 
@@ -122,7 +114,6 @@ def alibi(distance: nm.Tensor, heads: nm.Dimension) -> nm.Tensor:
     return nm.cast(nm.absolute(distance), "float32") * -slope
 
 
-@explain_mistakes
 def relative_bias(
     distance: nm.Tensor,
     heads: nm.Dimension,
@@ -143,9 +134,6 @@ def relative_bias(
     Returns:
         A float32 tensor with the dimensions of distance, then heads.
 
-    Raises:
-        NamedMeshError: If there are too few buckets for the distances.
-
     Example:
         >>> S, T, N = nm.dims("seq=4 memory=4 heads=2")
         >>> bias = lambda: relative_bias(nm.range(T) - nm.range(S), N)
@@ -163,7 +151,6 @@ def relative_bias(
     return nm.gather(table, distance_bucket(distance, buckets, farthest, both_ways), B)
 
 
-@explain_mistakes
 def distance_bucket(distance: nm.Tensor, buckets: int, farthest: int, both_ways: bool) -> nm.Tensor:
     """Assign distances to buckets: one for each near distance, logarithmic ranges for far ones.
 

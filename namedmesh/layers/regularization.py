@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
 
 
-@explain_mistakes
 def dropout(x: nm.Tensor, rate: float, key: nm.Tensor | None) -> nm.Tensor:
     """Set a random share of the elements to zero and scale up the others.
 
@@ -20,9 +18,6 @@ def dropout(x: nm.Tensor, rate: float, key: nm.Tensor | None) -> nm.Tensor:
 
     Returns:
         A tensor of the shape and dtype of x with the same expected value.
-
-    Raises:
-        NamedMeshError: If the rate is outside [0, 1).
 
     Example:
         >>> (B,) = nm.dims("batch=4")
@@ -40,7 +35,6 @@ def dropout(x: nm.Tensor, rate: float, key: nm.Tensor | None) -> nm.Tensor:
     return nm.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
 
 
-@explain_mistakes
 def jitter(x: nm.Tensor, key: nm.Tensor, epsilon: float = 1e-2) -> nm.Tensor:
     """Multiply by uniform noise in [1 - epsilon, 1 + epsilon), for the router's input.
 
@@ -60,7 +54,6 @@ def jitter(x: nm.Tensor, key: nm.Tensor, epsilon: float = 1e-2) -> nm.Tensor:
     return x * nm.random.uniform(key, x.shape, 1.0 - epsilon, 1.0 + epsilon, x.dtype)
 
 
-@explain_mistakes
 def derive_key(key: nm.Tensor | None, number: int) -> nm.Tensor | None:
     """Derive a random key for one purpose.
 

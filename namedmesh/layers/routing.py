@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import namedmesh as nm
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.mistakes import is_number
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class Routing:
     """Where each choice (K) of each token (GS) goes when tokens choose experts.
@@ -28,7 +26,6 @@ class Routing:
         load: The share of a group's tokens that each expert serves, GE.
 
     Example:
-        >>> from namedmesh.layers import top_k_gating
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
         >>> def route(logits):
         ...     routing = top_k_gating(logits, S, E, C, k=1)
@@ -55,7 +52,6 @@ class Routing:
         return self.left_out + self.no_room
 
 
-@explain_mistakes
 @dataclass(frozen=True)
 class ExpertRouting:
     """Which token each place (C) of each expert (E) takes when experts choose tokens.
@@ -71,7 +67,6 @@ class ExpertRouting:
         load: The share of a group's tokens that each expert serves, GE.
 
     Example:
-        >>> from namedmesh.layers import expert_choice_gating
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=3")
         >>> route = lambda logits: expert_choice_gating(logits, S, E, C).weight
         >>> nm.trace(route, nm.spec([G, S, E])).outputs[0].shape
@@ -93,7 +88,6 @@ class ExpertRouting:
         return self.left_out + self.no_room
 
 
-@explain_mistakes
 def expert_capacity(
     seq: nm.Dimension, experts: nm.Dimension, factor: float = 2.0, name: str = "capacity"
 ) -> nm.Dimension:
@@ -105,20 +99,14 @@ def expert_capacity(
         factor: The size as a multiple of the even share; two is the paper's.
         name: The dimension's name.
 
-    Returns:
-        A dimension of at least one place, and of no more than a group has tokens.
-
-    Raises:
-        NamedMeshError: If the factor is not a positive number.
-
     Example:
         >>> S, E = nm.dims("seq=2048 expert=128")
         >>> expert_capacity(S, E)
         Dimension(name='capacity', size=32)
     """
-    if not is_number(factor) or not 0 < factor < float("inf"):
+    if not 0 < factor < math.inf:
         raise nm.NamedMeshError(
-            f"expert_capacity: factor={factor!r} is not a positive number",
+            f"expert_capacity: factor={factor} is not a positive number",
             f"{seq} tokens over {experts}",
             fix="pass a positive number; two is the paper's",
         )

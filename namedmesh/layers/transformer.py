@@ -2,20 +2,73 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import namedmesh as nm
 from namedmesh.layers.attention import causal_mask, cross_attention, segment_mask, self_attention
-from namedmesh.layers.backbone import Backbone
-from namedmesh.layers.batch import Batch
-from namedmesh.layers.explain import explain_mistakes
-from namedmesh.layers.layer_stack import LayerContext, LayerStack
+from namedmesh.layers.backbone import Backbone, LayerContext, LayerStack
+from namedmesh.layers.linear import vocabulary_logits
 from namedmesh.layers.loss import cross_entropy, symmetric_divergence, weighted_mean
 from namedmesh.layers.regularization import derive_key
-from namedmesh.layers.vocabulary import vocabulary_logits
 
 
-@explain_mistakes
+@dataclass(frozen=True)
+class Batch:
+    """Packed examples: several in a row, one after another.
+
+    Attributes:
+        source: Source tokens, GS int32.
+        source_segments: The example that each belongs to, counted from 1; 0 is padding.
+        source_positions: The position of each in its example, counted from 0.
+        target: Target tokens, GT int32.
+        target_segments: The example that each belongs to.
+        target_positions: The position of each in its example.
+
+    Example:
+        >>> G, S = nm.dims("group=2 seq=8")
+        >>> real = lambda tokens: nm.not_equal(Batch(*[tokens] * 6).source_segments, 0)
+        >>> nm.trace(real, nm.spec([G, S], "int32")).outputs[0].dtype
+        'bool'
+    """
+
+    source: nm.Tensor
+    source_segments: nm.Tensor
+    source_positions: nm.Tensor
+    target: nm.Tensor
+    target_segments: nm.Tensor
+    target_positions: nm.Tensor
+
+
+def batch_of(inputs: Mapping[str, nm.Tensor]) -> Batch:
+    """Collect the tensors of a batch from a program's inputs.
+
+    Args:
+        inputs: Tensors by name, those of `Transformer.specs` among them.
+
+    Returns:
+        The batch.
+
+    Example:
+        >>> G, S = nm.dims("group=2 seq=8")
+        >>> names = [field.name for field in dataclasses.fields(Batch)]
+        >>> specs = {name: nm.spec([G, S], "int32") for name in names}
+        >>> nm.trace(lambda batch: batch_of(batch).target, batch=specs).outputs[0].shape
+        [group=2, seq=8]
+    """
+    names = [field.name for field in dataclasses.fields(Batch)]
+    missing = [name for name in names if name not in inputs]
+    if missing:
+        raise nm.NamedMeshError(
+            f"a batch without {', '.join(missing)}",
+            f"inputs: {', '.join(inputs) or 'none'}",
+            fix="declare the inputs with model.specs()",
+        )
+    return Batch(**{name: inputs[name] for name in names})
+
+
 class Transformer(Backbone):
     """The model for one batch shape; its methods are called while tracing.
 
@@ -25,11 +78,7 @@ class Transformer(Backbone):
         source: The tokens of a row of the source.
         target: The tokens of a row of the target.
 
-    Raises:
-        NamedMeshError: If config is not a Config.
-
     Example:
-        >>> from namedmesh.layers import batch_of, config
         >>> model = Transformer(config("tiny"), group=2, source=8, target=8)
         >>> program = nm.trace(lambda batch: model.loss(batch_of(batch))[0], batch=model.specs())
         >>> program.outputs[0].shape
@@ -41,11 +90,7 @@ class Transformer(Backbone):
     def specs(self) -> dict[str, Any]:
         """Return the specs of a batch, for `nm.trace`.
 
-        Returns:
-            A spec by name for each tensor of a Batch.
-
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> list(model.specs())[:3]
             ['source', 'source_segments', 'source_positions']
@@ -78,7 +123,6 @@ class Transformer(Backbone):
             Representations, GSM, and the experts' losses and statistics.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> encode = lambda tokens, segments, positions: model.encode(
             ...     tokens, segments, positions
@@ -130,7 +174,6 @@ class Transformer(Backbone):
             Representations, GTM, and the experts' losses and statistics.
 
         Example:
-            >>> from namedmesh.layers import batch_of, config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> def decode(inputs, encoded):
             ...     batch = batch_of(inputs)
@@ -174,7 +217,6 @@ class Transformer(Backbone):
             Logits with the other dimensions of decoded, then W.
 
         Example:
-            >>> from namedmesh.layers import config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> decoded = nm.spec([model.G, model.T, model.M])
             >>> nm.trace(model.scores, decoded).outputs[0].shape
@@ -198,11 +240,7 @@ class Transformer(Backbone):
             `left_out`, `no_room` and `load` of each side that has any, and with R-drop the
             `divergence` of the two passes; the others are then those of the first one.
 
-        Raises:
-            NamedMeshError: If batch is not a Batch.
-
         Example:
-            >>> from namedmesh.layers import batch_of, config
             >>> model = Transformer(config("tiny").but(experts=0), group=2, source=8, target=6)
             >>> metrics = []
             >>> def loss(batch):
@@ -244,7 +282,6 @@ class Transformer(Backbone):
             experts, or whose experts choose tokens, have none.
 
         Example:
-            >>> from namedmesh.layers import batch_of, config
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
             >>> choices = lambda batch: model.choices(batch_of(batch))["decoder_expert"]
             >>> nm.trace(choices, batch=model.specs()).outputs[0].shape
