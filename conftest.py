@@ -1,5 +1,6 @@
 """Every test runs on eight virtual CPU devices, and an unplanned collective is an error."""
 
+import inspect
 import os
 from collections import Counter
 
@@ -13,6 +14,7 @@ os.environ["XLA_FLAGS"] = (
 import pytest
 
 import namedmesh as nm
+from namedmesh import layers
 from namedmesh.runtime import use_cpu_devices
 from tests.slow_tests import SLOW, THINNED
 
@@ -35,3 +37,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(starts) or seen[name] % every:
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
+
+
+@pytest.fixture(autouse=True)
+def layers_in_examples(doctest_namespace: dict[str, object]) -> None:
+    """Let the examples of a layer use the other layers without importing them."""
+    for name, value in vars(layers).items():
+        if not name.startswith("_") and not inspect.ismodule(value):
+            doctest_namespace.setdefault(name, value)

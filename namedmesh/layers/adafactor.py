@@ -1,9 +1,4 @@
-"""Adafactor, the paper's optimizer: a factored second moment.
-
-Devices add up only its means over dimensions that a parameter is split along: the row and column
-means of the squared gradient, the mean of the row means, and the mean squares of the update and of
-the parameter.
-"""
+"""Adafactor, the paper's optimizer: a factored second moment."""
 
 from __future__ import annotations
 
@@ -23,35 +18,28 @@ PAPER_RATE = inverse_square_root(1.0, after=10_000)
 class Adafactor(Optimizer):
     """Adafactor as the paper uses it: no first moment, and clipped updates relative to parameters.
 
-    Where the two largest dimensions of a parameter both have `min_dim_size_to_factor`, its second
-    moment is kept as means over the largest (slot row) and over the other (slot column), elsewhere
-    in full (slot second).
+    The second moment of a parameter whose two largest dimensions both have
+    `min_dim_size_to_factor` is stored as means over the largest (slot row) and over the other (slot
+    column); otherwise it is stored in full (slot second).
 
     Attributes:
         learning_rate: A number or a schedule; the paper's by default.
-        beta1: The decay of an average of the updates (slot first); 0 keeps none.
-        beta2: The largest decay of the second moment, which is min(1 - t ** -beta2_exponent, beta2)
-            for t = 1, 2, ...
-        beta2_exponent: See beta2.
+        beta1: The decay of an average of the updates (slot first); 0 for none.
+        beta2: The largest decay of the second moment: min(1 - t ** -beta2_exponent, beta2).
+        beta2_exponent: See beta2; t counts steps from 1.
         clipping_threshold: The largest root mean square of an update, or None.
-        multiply_by_parameter_scale: Whether updates are multiplied by the root mean square of the
-            parameter.
+        multiply_by_parameter_scale: Whether updates are scaled by the parameter's root mean square.
         min_dim_size_to_factor: The smallest dimension that is factored.
-        unfactored: Dimensions along which every slice is a tensor of its own, never averaged,
-            clipped or scaled with another: name the experts' here. Those that
-            `nm.scan(stack=True)` stacked a parameter along always are.
+        unfactored: Dimensions whose slices are separate tensors, never averaged, clipped or scaled
+            together, e.g. that of experts. Dimensions that `nm.scan(stack=True)` adds always are.
         epsilon: Added to the squared gradient.
         epsilon_scale: The smallest root mean square of a parameter.
 
     Example:
-        >>> M, H = nm.dims("model=128 hidden=256")
-        >>> def step(x):
-        ...     loss = nm.sum(nm.param("w", [M, H]) * x)
-        ...     return Adafactor().apply(nm.grad(loss))
-        >>> program = nm.trace(step, nm.spec([M]))
-        >>> {name: str(variable.shape) for name, variable in program.variables.items()}
-        {'w': '[model=128, hidden=256]', 'adafactor/step': '[]', \
-    'adafactor/w/row': '[model=128]', 'adafactor/w/column': '[hidden=256]'}
+        >>> M, H, x = *nm.dims("model=128 hidden=256"), nm.spec([])
+        >>> step = lambda x: Adafactor().apply(nm.grad(nm.sum(nm.param("w", [M, H]) * x)))
+        >>> list(nm.trace(step, x).variables)
+        ['w', 'adafactor/step', 'adafactor/w/row', 'adafactor/w/column']
     """
 
     learning_rate: float | RateSchedule = PAPER_RATE
@@ -68,22 +56,7 @@ class Adafactor(Optimizer):
     name: str = "adafactor"
 
     def apply(self, grads: Mapping[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-        """Assign every parameter that has a gradient, its slots, and the step counter.
-
-        Args:
-            grads: Gradients by parameter name, as `nm.grad` returns them.
-
-        Returns:
-            Scalars to watch, as `Optimizer.apply` does.
-
-        Example:
-            >>> M, E = nm.dims("model=8 expert=4")
-            >>> def step(x):
-            ...     loss = nm.sum(nm.param("w", [E, M]) * x)
-            ...     return Adafactor(unfactored=[E]).apply(nm.grad(loss))
-            >>> list(nm.trace(step, nm.spec([M])).updates)
-            ['w', 'adafactor/step', 'adafactor/w/second']
-        """
+        """Check `unfactored` against the parameters, then do as `Optimizer.apply`."""
         known = {name for grad in grads.values() for name in grad.shape.names}
         mistakes: list[Mistake] = []
         for dim in self.unfactored:
@@ -96,20 +69,7 @@ class Adafactor(Optimizer):
         return super().apply(grads)
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
-        """Return the update: value - rate * parameter scale * clip(gradient / sqrt(second)).
-
-        Args:
-            step: The number of steps taken so far.
-            rate: The learning rate of this step.
-
-        Example:
-            >>> def step(x):
-            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "adafactor/w")
-            ...     rule = Adafactor(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
-            ...     return rule(update)
-            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
-            [model=8]
-        """
+        """Return the update: value - rate * parameter scale * clip(gradient / sqrt(second))."""
         count = nm.cast(step, "float32") + 1.0
         beta2 = nm.minimum(1.0 - count**-self.beta2_exponent, self.beta2)
 

@@ -18,10 +18,10 @@ class Heads:
 
     Attributes:
         model: The dimension of the layer's input and output.
-        heads: One element for each head.
+        heads: The dimension of heads.
         key: The dimension of a head's queries, keys and values.
-        group: Queries that share a head's keys and values, where there are several
-            (grouped-query attention; with one head, multi-query attention).
+        group: The dimension of queries that share a head's keys and values (grouped-query
+            attention; with one head, multi-query attention), or None.
 
     Example:
         >>> Heads(*nm.dims("model=8 heads=2 key=4")).heads
@@ -39,15 +39,7 @@ class Heads:
         return [self.heads, *([self.group] if self.group else []), self.key]
 
     def memory(self, seq: nm.Dimension) -> nm.Dimension:
-        """Return the dimension of keys and values, since a tensor has each name only once.
-
-        Args:
-            seq: The dimension of the queries' positions.
-
-        Example:
-            >>> Heads(*nm.dims("model=8 heads=2 key=4")).memory(nm.Dimension("seq", 6))
-            Dimension(name='seq_memory', size=6)
-        """
+        """Return the dimension of keys and values: `<name>_memory`, of the same size."""
         return nm.Dimension(f"{seq.name}_memory", seq.size)
 
 
@@ -61,19 +53,16 @@ def self_attention(
     rate: float = 0.0,
     dropout_key: nm.Tensor | None = None,
 ) -> nm.Tensor:
-    """Let every position attend to the positions of its own sequence.
+    """Let every position attend to its own sequence; the model dimension comes last.
 
     Args:
         x: The input, with the sequence and model dimensions.
         seq: The sequence's dimension.
         heads: The dimensions of attention.
-        mask: Which memory positions (`heads.memory(seq)`) a position may attend to, bool.
+        mask: The memory positions (`heads.memory(seq)`) that a position may attend to, bool.
         bias: A tensor to add to the scores, e.g. `relative_bias`.
         rate: The dropout rate of the attention weights.
         dropout_key: A random key for dropout, or None for evaluation.
-
-    Returns:
-        A tensor with the dimensions of x, the model dimension last.
 
     Example:
         >>> B, S, M, N, K = nm.dims("batch=2 seq=6 model=8 heads=2 key=4")
@@ -101,20 +90,14 @@ def cross_attention(
     rate: float = 0.0,
     dropout_key: nm.Tensor | None = None,
 ) -> nm.Tensor:
-    """Let every position attend to the positions of another sequence.
+    """Let every position attend to another sequence; the model dimension comes last.
 
     Args:
         x: The input, with the sequence and model dimensions.
         memory: The other sequence, with the memory and model dimensions.
         memory_seq: The other sequence's dimension.
-        seq: The dimension of x along which its positions lie.
-        heads: The dimensions of attention.
-        mask: Which memory positions a position may attend to, bool.
-        rate: The dropout rate of the attention weights.
-        dropout_key: A random key for dropout, or None for evaluation.
-
-    Returns:
-        A tensor with the dimensions of x, the model dimension last.
+        seq: The sequence dimension of x.
+        heads, mask, rate, dropout_key: As in `self_attention`.
 
     Example:
         >>> B, S, T, M, N, K = nm.dims("batch=2 source=6 target=5 model=8 heads=2 key=4")
@@ -129,14 +112,7 @@ def cross_attention(
 
 
 def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
-    """Compute the queries of every position and head.
-
-    Args:
-        x: The input, with the model dimension.
-        heads: The dimensions of attention.
-
-    Returns:
-        A tensor with the other dimensions of x, then heads, the group if there is one, and key.
+    """Project x to queries: heads, the group if there is one, and key replace the model dimension.
 
     Example:
         >>> S, M, N, K = nm.dims("seq=6 model=8 heads=2 key=4")
@@ -148,14 +124,7 @@ def project_queries(x: nm.Tensor, heads: Heads) -> nm.Tensor:
 
 
 def project_keys_and_values(x: nm.Tensor, heads: Heads) -> tuple[nm.Tensor, nm.Tensor]:
-    """Compute the keys and the values of every position and head.
-
-    Args:
-        x: The input, with the model dimension.
-        heads: The dimensions of attention.
-
-    Returns:
-        Two tensors with the other dimensions of x, then heads and key.
+    """Project x to keys and to values: heads and key replace the model dimension.
 
     Example:
         >>> S, M, N, K = nm.dims("seq=6 model=8 heads=2 key=4")
@@ -190,20 +159,12 @@ def attend(
         v: Values, of the shape of the keys.
         seq: The dimension of the queries' positions.
         memory: The dimension of the keys' positions, or several that are attended to as one.
-        heads: The dimensions of attention.
-        mask: Which memory positions a query may attend to, bool.
-        bias: A tensor to add to the scores.
-        rate: The dropout rate of the attention weights.
-        dropout_key: A random key for dropout, or None for evaluation.
-
-    Returns:
-        A tensor with the batch dimensions of the queries, then seq and the model dimension.
+        heads, mask, bias, rate, dropout_key: As in `self_attention`.
 
     Example:
         >>> S, T, M, N, K = nm.dims("seq=6 memory=5 model=8 heads=2 key=4")
-        >>> attention = lambda q, k, v: attend(q, k, v, S, T, Heads(M, N, K))
-        >>> keys = nm.spec([T, N, K])
-        >>> nm.trace(attention, q=nm.spec([S, N, K]), k=keys, v=keys).outputs[0].shape
+        >>> q, k = nm.spec([S, N, K]), nm.spec([T, N, K])
+        >>> nm.trace(lambda q, k: attend(q, k, k, S, T, Heads(M, N, K)), q, k).outputs[0].shape
         [seq=6, model=8]
     """
     if isinstance(memory, nm.Dimension) and bias is None:
@@ -224,7 +185,7 @@ def attend(
 
 
 def _batch(q: nm.Tensor, seq: nm.Dimension, heads: Heads) -> list[nm.Dimension]:
-    """Find the dimensions of queries that are neither positions nor heads."""
+    """Return the dimensions of queries that are neither positions nor heads."""
     return [dim for dim in q.shape if dim not in (seq, *heads.queries)]
 
 
@@ -240,7 +201,7 @@ def _attend_to_all(
     rate: float,
     dropout_key: nm.Tensor | None,
 ) -> nm.Tensor:
-    """Attention with a bias, or over several dimensions: every weight is computed and kept."""
+    """Attend with a bias, or over several dimensions: every weight is stored for the gradient."""
     batch = _batch(q, seq, heads)
     memory = [memory] if isinstance(memory, nm.Dimension) else [*memory]
     scores = nm.einsum(
@@ -256,58 +217,46 @@ def _attend_to_all(
 
 
 def segment_mask(segments: nm.Tensor, memory_segments: nm.Tensor) -> nm.Tensor:
-    """Allow attention within a packed example only.
+    """Return a mask that allows attention within a packed example only, and not to padding.
 
     Args:
         segments: The example that each position belongs to, int32.
         memory_segments: The same for each memory position; 0 is padding.
 
-    Returns:
-        A bool tensor: both positions belong to one example, and the second is not padding.
-
     Example:
         >>> S, T = nm.dims("seq=2 memory=3")
-        >>> mask = nm.trace(segment_mask, nm.spec([S], "int32"), nm.spec([T], "int32"))
-        >>> mask.evaluate({}, segments=[1, 2], memory_segments=[1, 2, 0])[1].numpy().tolist()
+        >>> mask = lambda a, b: segment_mask(a, b)
+        >>> nm.evaluate(mask, a=([S], [1, 2]), b=([T], [1, 2, 0])).tolist()
         [[True, False, False], [False, True, False]]
     """
     return nm.equal(segments, memory_segments) & nm.not_equal(memory_segments, 0)
 
 
 def causal_mask(seq: nm.Dimension, memory: nm.Dimension) -> nm.Tensor:
-    """Allow attention to a position itself and to earlier ones.
+    """Return a mask that allows attention to a position itself and to earlier ones.
 
     Args:
         seq: The dimension of the queries' positions.
         memory: The dimension of the keys' positions.
 
-    Returns:
-        A bool tensor over both: the memory position is not later.
-
     Example:
         >>> S, T = nm.dims("seq=2 memory=2")
-        >>> mask = nm.trace(lambda: nm.transpose(causal_mask(S, T), [S, T]))
-        >>> mask.evaluate({})[1].numpy().tolist()
+        >>> nm.evaluate(lambda: nm.transpose(causal_mask(S, T), [S, T])).tolist()
         [[True, False], [True, True]]
     """
     return nm.range(memory) <= nm.range(seq)
 
 
 def window_mask(seq: nm.Dimension, memory: nm.Dimension, window: int) -> nm.Tensor:
-    """Allow attention to a position itself and to a few before it.
+    """Return a mask that allows attention to a position itself and to a few before it.
 
     Args:
-        seq: The dimension of the queries' positions.
-        memory: The dimension of the keys' positions.
-        window: How many positions a query attends to, itself included.
-
-    Returns:
-        A bool tensor over both.
+        seq, memory: As in `causal_mask`.
+        window: The number of positions a query attends to, itself included.
 
     Example:
         >>> S, T = nm.dims("seq=3 memory=3")
-        >>> mask = nm.trace(lambda: nm.transpose(window_mask(S, T, 2), [S, T]))
-        >>> mask.evaluate({})[1].numpy().tolist()
+        >>> nm.evaluate(lambda: nm.transpose(window_mask(S, T, 2), [S, T])).tolist()
         [[True, False, False], [True, True, False], [False, True, True]]
     """
     if isinstance(window, bool) or not isinstance(window, int) or window < 1:

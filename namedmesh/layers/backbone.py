@@ -1,4 +1,4 @@
-"""What the encoder and the decoder share: dimensions, embeddings, and the loop over layers."""
+"""The parts that encoder and decoder share: dimensions, embeddings, and the loop over layers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from namedmesh.layers.routing import ExpertRouting, Routing, expert_capacity
 
 @dataclass(frozen=True)
 class LayerContext:
-    """What the attention of one layer works with.
+    """The inputs of one layer's attention besides its tokens.
 
     Attributes:
         name: The layer's scope: `"dense"` or `"experts"`.
@@ -52,11 +52,11 @@ class Side:
         L: The dimension layer: the iterations of the loop over layers.
         H: The dimension hidden of dense layers.
         experts: Whether an iteration has a second layer, with experts.
-        unroll: How many iterations are written out one after the other.
+        unroll: The number of iterations that are written out one after the other.
 
     Example:
-        >>> Side.make(config("tiny"), "decoder").scopes
-        ('dense', 'experts')
+        >>> Side.make(config("tiny").but(expert_sides="encoder"), "decoder").H
+        Dimension(name='hidden', size=96)
     """
 
     L: nm.Dimension
@@ -66,19 +66,7 @@ class Side:
 
     @classmethod
     def make(cls, config: Config, side: str) -> Side:
-        """Make the shape that a configuration gives a side.
-
-        Args:
-            config: The configuration.
-            side: `"encoder"` or `"decoder"`.
-
-        Returns:
-            The shape.
-
-        Example:
-            >>> Side.make(config("tiny").but(expert_sides="encoder"), "decoder").H
-            Dimension(name='hidden', size=96)
-        """
+        """Make the shape that a configuration gives a side: `"encoder"` or `"decoder"`."""
         experts = bool(config.experts) and config.expert_sides in ("both", side)
         hidden = config.dense_hidden if config.experts and not experts else config.hidden
         layers = config.layers // (4 if experts else 2)
@@ -97,20 +85,17 @@ class LayerStack:
 
     Attributes:
         side: `"encoder"` or `"decoder"`.
-        seq: The dimension along which tokens lie.
+        seq: The dimension of tokens.
         attention: Applies a layer's attention; returns its output and the layer's new cache.
-        padding: Which tokens are padding, bool, or None.
-        router: How experts are chosen: `"top_k"` or `"expert_choice"`.
+        padding: Marks tokens that are padding, bool, or None.
+        router: `"top_k"` or `"expert_choice"`.
         capacity: The dimension of the experts' buffers, or None for the configuration's.
-        choices: Whether the statistics tell the experts of every token, and their weights; with
-            the router `"top_k"`.
+        choices: Whether the statistics include the `expert` and `weight` of every choice (top_k).
         per_layer: Tensors with the layer dimension, of which each iteration sees a slice.
         cache: The layers' caches by scope while decoding.
 
     Example:
-        >>> seq = nm.Dimension("seq", 8)
-        >>> no_attention = LayerStack("encoder", seq, lambda h, context: (h, None))
-        >>> no_attention.router
+        >>> LayerStack("encoder", nm.Dimension("seq", 8), lambda h, context: (h, None)).router
         'top_k'
     """
 
@@ -144,8 +129,11 @@ class Backbone:
         sides: The shapes of the layers of encoder and decoder, by name.
 
     Example:
-        >>> Backbone(config("tiny"), group=2, source=8, target=8).E
-        Dimension(name='expert', size=8)
+        >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
+        >>> no_attention = LayerStack("encoder", model.S, lambda h, context: (h, None))
+        >>> layers = lambda x: model.run_layers(x, no_attention)[0]
+        >>> nm.trace(layers, nm.spec([model.G, model.S, model.M])).outputs[0].shape
+        [group=2, source=8, model=32]
     """
 
     def __init__(self, config: Config, group: int, source: int, target: int):
@@ -170,24 +158,13 @@ class Backbone:
         vocab: nm.Dimension,
         key: nm.Tensor | None = None,
     ) -> nm.Tensor:
-        """Embed tokens and their positions in the model dimension.
+        """Embed tokens and their positions in the model dimension, which comes last.
 
         Args:
             tokens: Tokens, int32.
             positions: Their positions, int32.
             vocab: The vocabulary's dimension.
-            key: A random key for dropout, or None for evaluation. Of a token that word dropout
-                leaves out, only the position remains.
-
-        Returns:
-            A tensor with the dimensions of tokens, then M.
-
-        Example:
-            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> tokens = nm.spec([model.G, model.S], "int32")
-            >>> embed = lambda tokens, positions: model.embed(tokens, positions, model.V)
-            >>> nm.trace(embed, tokens, tokens).outputs[0].shape
-            [group=2, source=8, model=32]
+            key: A random key for dropout, or None for evaluation.
         """
         config = self.config
         x = embedding(tokens, vocab, self.M, dtype=config.dtype)
@@ -205,36 +182,18 @@ class Backbone:
         return dropout(x, config.dropout, key)
 
     def position_bias(self, distance: nm.Tensor, both_ways: bool) -> nm.Tensor | None:
-        """Return what attention adds to its scores for a distance.
+        """Return a bias on attention scores, or None without relative positions.
 
         Args:
             distance: The memory position minus the query's position, int32.
             both_ways: Whether later positions are told apart.
-
-        Example:
-            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> nm.trace(lambda: model.position_bias(nm.range(model.S), True)).outputs
-            ()
         """
         if self.config.positions != "relative":
             return None
         return relative_bias(distance, self.heads.heads, both_ways=both_ways)
 
     def normalize(self, h: nm.Tensor, name: str = "norm") -> nm.Tensor:
-        """Apply the configuration's norm over the model dimension.
-
-        Args:
-            h: The input.
-            name: The prefix of the norm's parameters.
-
-        Returns:
-            A tensor of the shape and dtype of h.
-
-        Example:
-            >>> model = Backbone(config("tiny").but(normalizer="rms"), group=2, source=8, target=8)
-            >>> list(nm.trace(model.normalize, nm.spec([model.G, model.M])).parameters)
-            ['norm_scale']
-        """
+        """Apply the configuration's norm over the model dimension."""
         norm = layer_norm if self.config.normalizer == "layer" else rms_norm
         return norm(h, self.M, name=name)
 
@@ -245,22 +204,13 @@ class Backbone:
         sublayer: Callable[[nm.Tensor], tuple[nm.Tensor, Any]],
         key: nm.Tensor | None = None,
     ) -> tuple[nm.Tensor, Any]:
-        """Apply a sublayer inside its residual connection, with the norm before or after.
+        """Apply a sublayer inside its residual connection; return its other result too.
 
         Args:
             h: The input.
             name: The scope of the sublayer's parameters.
-            sublayer: Returns its output and whatever else it computes.
+            sublayer: Returns its output and any other result.
             key: A random key for dropout, or None for evaluation.
-
-        Returns:
-            A tensor of the shape of h, and whatever else the sublayer computed.
-
-        Example:
-            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> layer = lambda h: model.residual(h, "double", lambda x: (x * 2.0, None))[0]
-            >>> list(nm.trace(layer, nm.spec([model.G, model.M])).parameters)
-            ['double/norm_scale', 'double/norm_bias']
         """
         rate = self.config.dropout
         with nm.scope(name):
@@ -282,13 +232,6 @@ class Backbone:
 
         Returns:
             The last layer's output, the experts' losses and statistics, and the new cache.
-
-        Example:
-            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> no_attention = LayerStack("encoder", model.S, lambda h, context: (h, None))
-            >>> layers = lambda x: model.run_layers(x, no_attention)[0]
-            >>> nm.trace(layers, nm.spec([model.G, model.S, model.M])).outputs[0].shape
-            [group=2, source=8, model=32]
         """
         config, side = self.config, self.sides[stack.side]
 
@@ -349,22 +292,12 @@ class Backbone:
     def mix_experts(
         self, x: nm.Tensor, stack: LayerStack, key: nm.Tensor | None
     ) -> tuple[nm.Tensor, Routing | ExpertRouting]:
-        """Apply the mixture of experts.
+        """Apply the mixture of experts; return its output and the routing.
 
         Args:
             x: Tokens, GSM.
             stack: The layers it is part of.
             key: A random key; without one this is evaluation, which draws the same every time.
-
-        Returns:
-            The output, GSM, and the routing.
-
-        Example:
-            >>> model = Backbone(config("tiny"), group=2, source=8, target=8)
-            >>> stack = LayerStack("encoder", model.S, lambda h, context: (h, None))
-            >>> layer = lambda x: model.mix_experts(x, stack, None)[1].load
-            >>> nm.trace(layer, nm.spec([model.G, model.S, model.M])).outputs[0].shape
-            [group=2, expert=8]
         """
         config, E = self.config, self.E
         G, S = self.routing_group(stack)
@@ -429,9 +362,6 @@ class Backbone:
 
     def routing_group(self, stack: LayerStack) -> tuple[nm.Dimension, nm.Dimension]:
         """Return the dimensions of groups and of their tokens, as the mixture routes them.
-
-        Args:
-            stack: The layers that the mixture is part of.
 
         Example:
             >>> model = Backbone(config("tiny").but(group_tokens=32), group=8, source=8, target=8)

@@ -15,7 +15,7 @@ Exponent = Annotated[
 
 
 def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
-    """Return what GNMT divides log probabilities by: ((5 + length) / 6) ** alpha.
+    """Return GNMT's divisor of log probabilities: ((5 + length) / 6) ** alpha.
 
     Args:
         length: The length of a sequence, a number or a float tensor.
@@ -32,10 +32,9 @@ def length_penalty(length: nm.Tensor | float, alpha: float) -> Any:
 class Beam:
     """Search for the best sequences of each group of hypotheses; a method of `decode`.
 
-    Keeps the N best unfinished hypotheses of a group, and the N best finished ones. Ends when no
-    unfinished one can become better than the finished; at the last step every hypothesis ends.
-    The hypotheses of a group must start alike, in the first tokens and in the cache. After every
-    step, what the cache has for each hypothesis is reordered, to follow those that were kept.
+    Keeps the N best unfinished and the N best finished hypotheses of a group, until no unfinished
+    one can become better. The hypotheses of a group must start equal, in tokens and in the cache,
+    which is reordered after every step to follow those that were kept.
 
     The `sequences` are sorted, best first; their `scores` are log probabilities divided by the
     length penalty, -1e9 where there are fewer sequences.
@@ -59,7 +58,7 @@ class Beam:
         raise_mistakes("Beam", check_options("Beam: ", self))
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode."""
+        """Decode a task of `decode`."""
         N, T, end = self.hypotheses, task.T, task.end
         if N not in task.first.shape:
             raise nm.NamedMeshError(
@@ -126,10 +125,7 @@ class Beam:
 def _choose_candidates(
     scores: nm.Tensor, N: nm.Dimension, W: nm.Dimension, C: nm.Dimension
 ) -> tuple[nm.Tensor, nm.Tensor]:
-    """Return the C best of all hypotheses and tokens (GNW), and their numbers n * W + w.
-
-    The best of each hypothesis are chosen first, so that no tensor of size N * W is sorted.
-    """
+    """Return the C best of all hypotheses and tokens (GNW), and their numbers n * W + w."""
     own = nm.Dimension("own_candidate", min(C.size, W.size))
     best, token = nm.top_k(scores, W, own)  # GN own
     number = nm.range(N) * W.size + token

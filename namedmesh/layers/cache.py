@@ -9,15 +9,11 @@ from namedmesh.layers.attention import Heads, attend
 
 
 class Cache:
-    """What attention remembers while decoding: keys and values of all layers in two tensors.
-
-    XLA updates a tensor that a loop carries in place as long as the body reads it only after its
-    last write; `attend` therefore appends first, then reads.
+    """Keys and values of all layers while decoding, in two tensors.
 
     In the flat form (the paper's appendix A.1) the hypotheses of a beam are one interleaved
-    sequence: keys and values have a slot for each hypothesis under another name, so no search
-    ever moves them, and a mask over hypotheses and slots, which is all that is reordered, tells
-    which of them a hypothesis follows. Results are the same.
+    sequence: each has a slot of the keys and values, which a search never moves, and a mask over
+    hypotheses and slots, which alone is reordered. Results are the same.
 
     Args:
         layers: The dimension of layers.
@@ -28,9 +24,12 @@ class Cache:
         flat: The dimension of hypotheses that share a flat cache, or None.
 
     Example:
-        >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-        >>> Cache(L, T, Heads(M, N, K), [B]).rows
-        Dimension(name='cache_row', size=10)
+        >>> L, T, B, M, N, K = nm.dims("layer=2 step=3 batch=3 model=8 heads=2 key=4")
+        >>> cache = Cache(L, T, Heads(M, N, K), [B])
+        >>> nm.trace(cache.empty).outputs[0].shape
+        [cache_row=6, batch=3, heads=2, key=4]
+        >>> nm.evaluate(lambda: cache.advance(cache.advance(cache.start()))["mask"]).tolist()
+        [True, True, False]
     """
 
     def __init__(
@@ -53,33 +52,12 @@ class Cache:
         self.slot = nm.Dimension(f"{flat.name}_slot", flat.size) if flat else None
 
     def start(self) -> dict[str, nm.Tensor]:
-        """Return the time before the first step.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K), [B], flat=B)
-            >>> nm.trace(lambda: cache.start()["mask"]).outputs[0].shape
-            [batch=3, step=5, batch_slot=3]
-        """
+        """Return the time before the first step: its `step`, and the `mask` that attention sees."""
         dims = [*self.dims, self.steps, self.slot] if self.slot else [self.steps]
         return {"step": nm.constant(-1), "mask": nm.full(dims, False, "bool")}
 
     def advance(self, time: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-        """Go on to the next step, whose tokens see themselves and what they follow.
-
-        Args:
-            time: The time of the step before.
-
-        Returns:
-            The time of this step.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=3 batch=3 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K), [B])
-            >>> second = lambda: cache.advance(cache.advance(cache.start()))["mask"]
-            >>> nm.evaluate(second).tolist()
-            [True, True, False]
-        """
+        """Return the time of the next step, whose tokens see themselves and what they follow."""
         step = time["step"] + 1
         own = nm.equal(nm.range(self.steps), step)
         if self.flat and self.slot:
@@ -87,14 +65,7 @@ class Cache:
         return {"step": step, "mask": time["mask"] | own}
 
     def empty(self) -> dict[str, nm.Tensor]:
-        """Return keys and values of zeros, with room for every layer and step.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K), [B])
-            >>> nm.trace(lambda: cache.empty()["keys"]).outputs[0].shape
-            [cache_row=10, batch=3, heads=2, key=4]
-        """
+        """Return `keys` and `values` of zeros, with room for every layer and step."""
         dims = [self.slot if self.slot and dim == self.flat else dim for dim in self.dims]
         shape = [self.rows, *dims, self.heads.heads, self.heads.key]
         return {name: nm.zeros(shape, self.dtype) for name in ("keys", "values")}
@@ -106,25 +77,13 @@ class Cache:
         layer: nm.Tensor,
         step: nm.Tensor,
     ) -> dict[str, nm.Tensor]:
-        """Write the keys and values of one layer and step.
+        """Return the cache with the keys and values of one layer and step.
 
         Args:
             cache: The cache so far.
             new: The `keys` and `values` to write.
             layer: The layer's number, int32.
             step: The step's number, int32.
-
-        Returns:
-            The new cache.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K), [B])
-            >>> def write(k, layer, step):
-            ...     return cache.write(cache.empty(), {"keys": k, "values": k}, layer, step)["keys"]
-            >>> number = nm.spec([], "int32")
-            >>> nm.trace(write, nm.spec([B, N, K]), number, number).outputs[0].shape
-            [cache_row=10, batch=3, heads=2, key=4]
         """
         row, one = layer * self.steps.size + step, self.rows.resized(1)
         return {
@@ -133,22 +92,7 @@ class Cache:
         }
 
     def read(self, cache: dict[str, nm.Tensor], layer: nm.Tensor) -> dict[str, nm.Tensor]:
-        """Read the keys and values of one layer at every step.
-
-        Args:
-            cache: The cache.
-            layer: The layer's number, int32.
-
-        Returns:
-            The tensors `keys` and `values`, with the dimension of steps.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-            >>> cache = Cache(L, T, Heads(M, N, K), [B])
-            >>> read = lambda layer: cache.read(cache.empty(), layer)["keys"]
-            >>> nm.trace(read, nm.spec([], "int32")).outputs[0].shape
-            [step=5, batch=3, heads=2, key=4]
-        """
+        """Return the `keys` and `values` of one layer, with the dimension of steps."""
 
         def read_rows(tensor: nm.Tensor) -> nm.Tensor:
             first = layer * self.steps.size
@@ -181,17 +125,6 @@ class Cache:
 
         Returns:
             The output, with the model dimension, and the cache with this step's keys and values.
-
-        Example:
-            >>> L, T, B, M, N, K = nm.dims("layer=2 step=5 batch=3 model=8 heads=2 key=4")
-            >>> heads = Heads(M, N, K)
-            >>> cache = Cache(L, T, heads, [B])
-            >>> def first_step(x, layer):
-            ...     q, (k, v) = project_queries(x, heads), project_keys_and_values(x, heads)
-            ...     time = cache.advance(cache.start())
-            ...     return cache.attend(q, k, v, cache.empty(), layer, time)[0]
-            >>> nm.trace(first_step, nm.spec([B, M]), nm.spec([], "int32")).outputs[0].shape
-            [batch=3, model=8]
         """
         new, memory = {"keys": k, "values": v}, [self.steps]
         if self.flat and self.slot:

@@ -1,4 +1,4 @@
-"""Names for every configuration of the paper's table, and for small ones of the same shape."""
+"""The configurations of the paper's table by name, and small ones of the same shape."""
 
 from __future__ import annotations
 
@@ -41,57 +41,47 @@ CHOICES: dict[str, tuple[str, ...]] = {
 class Config:
     """An encoder-decoder Transformer with a mixture of experts in every other layer.
 
-    Weights are float32.
+    Weights are float32. Wrong values are all listed in one error.
 
     Attributes:
         layers: The layers of encoder and decoder together, half each, as in the paper's table.
         experts: The experts of each mixture; 0 makes a dense model.
-        expert_sides: Where mixtures are: in `"both"`, in the `"encoder"` or in the `"decoder"`. The
-            layers of the other side are dense and (1 + k) / 2 times as wide, which takes as many
-            FLOPs.
-        model: The size of the model dimension.
-        hidden: The size of the feed-forward networks' hidden dimension.
-        heads: The number of attention heads.
-        key: The size of a head's queries, keys and values.
-        source_vocab: The size of the source vocabulary.
-        target_vocab: The size of the target vocabulary.
+        expert_sides: `"both"`, `"encoder"` or `"decoder"`; the layers of the other side are dense
+            and (1 + k) / 2 times as wide, which takes as many FLOPs.
+        model, hidden: The sizes of the model dimension and of the feed-forward networks.
+        heads, key: The number of attention heads, and the size of a head's queries and keys.
+        source_vocab, target_vocab: The sizes of the vocabularies.
         tied: Whether the target embedding is also the output projection.
-        positions: `"sinusoids"`, `"learned"`, or `"relative"`: a bias on attention scores that
-            the layers of one side share.
+        positions: `"sinusoids"`, `"learned"`, or `"relative"` (a bias that a side's layers share).
         longest: The number of learned positions.
-        norm: Whether norms come before (`"pre"`) or after (`"post"`) each sublayer.
+        norm: Norms before (`"pre"`) or after (`"post"`) each sublayer.
         normalizer: `"layer"` or `"rms"`.
         activation: `"relu"`, `"gelu"` or `"swish"`.
         gated: Whether feed-forward networks are gated (GLU and variants).
-        router: `"top_k"`, or `"expert_choice"`, which looks ahead and is therefore used in the
-            encoder only.
-        k: How many experts a token chooses.
-        second: Whether later choices are served at `"random"`, `"all"` of them or `"none"`.
+        router: `"top_k"`, or `"expert_choice"`, in the encoder only, since it looks ahead.
+        k: The number of experts that a token chooses.
+        second: Serve later choices at `"random"`, `"all"` of them or `"none"`.
         evaluation_second: The same in evaluation, where `"random"` draws the same every time.
-        balance: What evens out the load of experts: the auxiliary `"loss"` of the paper, or a
-            `"bias"` of each expert on which the choices depend and the gates do not.
+        balance: Balance experts by the paper's auxiliary `"loss"`, or by a `"bias"` of each expert
+            that affects the choices but not the gates.
         normalize: When the chosen gates are scaled to sum to one; see `top_k_gating`.
         jitter: The noise on the router's input.
-        group_tokens: How many tokens are routed together, out of one row or of several; None for
-            those of one row.
+        group_tokens: The number of tokens that are routed together; None for those of one row.
         capacity_factor: The experts' buffers as a multiple of the even share.
         evaluation_capacity_factor: The same in evaluation; None for that of training.
         decoding_capacity_factor: The same while decoding; None drops no token.
-        dispatch: How tokens reach experts: by `"gather"` or `"einsum"` into buffers of a capacity,
-            or in `"blocks"`, which drop none (`dropless_moe`).
+        dispatch: `"gather"` or `"einsum"` into buffers of a capacity, or `"blocks"`, which drop no
+            token (`dropless_moe`).
         shared: The hidden size of a network beside the experts that serves every token, or 0.
         remat: What the backward pass recomputes: `"none"`, `"full"` or `"dots"`.
-        unroll: How many iterations of the loop over layers are written out one after the other, at
-            most: the largest number of them that divides the iterations; 1 is a plain loop. All of
-            them are faster on a GPU, take longer to compile, and take more memory on a CPU.
-        dropout: The dropout rate.
-        expert_dropout: The dropout rate of the experts' hidden layers.
+        unroll: The most iterations of the loop over layers to write out; 1 is a plain loop. More
+            are faster on a GPU, compile longer, and take more memory on a CPU.
+        dropout, expert_dropout: The dropout rates, in general and in the experts' hidden layers.
         expert_masking: The share of choices whose expert's output is left out in training.
         word_dropout: The share of source tokens and target inputs left out in training.
         target_word_dropout: The share of target inputs, if it is another.
         smoothing: The label smoothing.
-        r_drop: The weight of the divergence of two passes over a batch with their own dropout;
-            0 for one pass.
+        r_drop: The weight of the divergence of two passes with their own dropout; 0 for one pass.
         aux_weight: The weight of the auxiliary loss times E squared, which is one for each layer
             whose load is even; with a bias, of its gradient.
         z_weight: The weight of the router's z-loss.
@@ -149,22 +139,11 @@ class Config:
 
     @property
     def dense_hidden(self) -> int:
-        """The hidden size of dense layers that compute as much for a token as a mixture's do.
-
-        A layer with experts computes k networks of the hidden size, and one that is shared; the
-        layer beside it computes one. So two dense layers have half of all that each.
-
-        Example:
-            >>> config("tiny").hidden, config("tiny").dense_hidden
-            (64, 96)
-        """
+        """The hidden size of dense layers that compute as much for a token as a mixture's do."""
         return (self.hidden * (1 + self.k) + self.shared) // 2
 
     def but(self, **changes: Any) -> Config:
         """Return the configuration with some values changed.
-
-        Args:
-            changes: The new values by name.
 
         Example:
             >>> config("tiny").but(experts=4, dtype="bfloat16").experts
@@ -238,8 +217,7 @@ def config(name: str) -> Config:
     """Return a configuration by name.
 
     Args:
-        name: A model of the paper's table, such as `"moe_2048e_36l"` or `"t_96l"`, or one of the
-            small `"base"` and `"tiny"`.
+        name: A model of the paper's table, e.g. `"moe_2048e_36l"`, or `"base"` or `"tiny"`.
 
     Example:
         >>> config("moe_2048e_36l").experts

@@ -1,4 +1,4 @@
-"""The model one target token at a time, as a step and a cache for `decode`."""
+"""The Transformer one target token at a time, as a step and a cache for `decode`."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from namedmesh.layers.transformer import Transformer
 
 
 class Decoder:
-    """Scores the next token of several hypotheses (N) of each source sentence (G), step by step.
+    """Score the next token of several hypotheses (N) of each source sentence (G), step by step.
 
     Args:
         model: The model.
         source: Source tokens, GS int32, one sentence in each row.
         segments: 1 for the tokens of the sentence, 0 for padding, GS int32.
-        hypotheses: How many hypotheses each sentence has.
+        hypotheses: The number of hypotheses of each sentence.
         flat: Whether the hypotheses of a sentence share a flat cache, for a beam; see `Cache`.
         start: The token that every sequence follows.
         end: The token that ends a sequence.
@@ -32,13 +32,11 @@ class Decoder:
 
     Example:
         >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-        >>> translate = lambda source, segments: Decoder(model, source, segments).decode()
-        >>> tokens = nm.spec([model.G, model.S], "int32")
-        >>> for tensor in nm.trace(translate, tokens, tokens).outputs:
-        ...     print(tensor.shape)
-        [group=2, hypothesis=1, step=6]
-        [group=2, hypothesis=1]
-        []
+        >>> def translate(source, segments):
+        ...     decoder = Decoder(model, source, segments, hypotheses=4, flat=True)
+        ...     return decoder.decode(Beam(decoder.N))["sequences"]
+        >>> nm.trace(translate, *[nm.spec([model.G, model.S], "int32")] * 2).outputs[0].shape
+        [group=2, hypothesis=4, step=6]
     """
 
     def __init__(
@@ -76,33 +74,16 @@ class Decoder:
         """Decode every sentence.
 
         Args:
-            method: How tokens are chosen; greedily by default. A beam has the dimension N.
+            method: `Greedy` by default, `Sample`, or a `Beam` of the dimension N.
 
         Returns:
             The `sequences` (GNT), their `scores` (GN) and the number of `steps`; see `decode`.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> def translate(source, segments):
-            ...     decoder = Decoder(model, source, segments, hypotheses=4, flat=True)
-            ...     return decoder.decode(Beam(decoder.N))
-            >>> tokens = nm.spec([model.G, model.S], "int32")
-            >>> nm.trace(translate, tokens, tokens).outputs[0].shape
-            [group=2, hypothesis=4, step=6]
         """
         first = nm.full([self.G, self.N], self.first, "int32")
         return decode(self.step, self.start(), first, self.T, method, end=self.end)
 
     def start(self) -> dict[str, Any]:
-        """Return the cache before the first step.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> start = lambda source, segments: Decoder(model, source, segments).start()["layers"]
-            >>> tokens = nm.spec([model.G, model.S], "int32")
-            >>> nm.trace(start, tokens, tokens).outputs[0].shape
-            [cache_row=6, group=2, hypothesis=1, heads=4, key=8]
-        """
+        """Return the cache before the first step: `time`, `ended` (GN bool) and `layers`."""
         return {
             "time": self.cache.start(),
             "ended": nm.full([self.G, self.N], False, "bool"),
@@ -110,24 +91,11 @@ class Decoder:
         }
 
     def step(self, tokens: nm.Tensor, cache: dict[str, Any]) -> tuple[nm.Tensor, dict[str, Any]]:
-        """Score what follows the tokens of one step.
+        """Return scores (GNW float32) of the tokens that follow, and the new cache.
 
         Args:
             tokens: The last token of each hypothesis, GN int32.
             cache: The cache so far.
-
-        Returns:
-            Scores, GNW float32, and the new cache.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> def first_scores(source, segments):
-            ...     decoder = Decoder(model, source, segments)
-            ...     tokens = nm.zeros([decoder.G, decoder.N], "int32")
-            ...     return decoder.step(tokens, decoder.start())[0]
-            >>> tokens = nm.spec([model.G, model.S], "int32")
-            >>> nm.trace(first_scores, tokens, tokens).outputs[0].shape
-            [group=2, hypothesis=1, target_vocab=64]
         """
         model, N, heads = self.model, self.N, self.model.heads
         time = self.cache.advance(cache["time"])

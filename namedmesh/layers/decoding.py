@@ -20,15 +20,7 @@ StepFunction = Callable[[nm.Tensor, Any], tuple[nm.Tensor, Any]]
 
 @dataclass(frozen=True)
 class DecodingTask:
-    """What `decode` hands to its method.
-
-    Attributes:
-        step: Maps the last token of each sequence and the cache to logits and the next cache.
-        cache: The cache before the first step.
-        first: The tokens that the sequences follow, int32.
-        T: The dimension of steps.
-        end: The token that ends a sequence, or None.
-    """
+    """The arguments of `decode`, for its method; T is the dimension of steps."""
 
     step: StepFunction
     cache: Any
@@ -37,7 +29,7 @@ class DecodingTask:
     end: int | None
 
     def score(self, tokens: nm.Tensor, cache: Any) -> tuple[nm.Tensor, nm.Dimension, Any]:
-        """Score what follows the tokens of one step."""
+        """Return the scores of the tokens that follow, their vocabulary and the new cache."""
         results = self.step(tokens, cache)
         if not isinstance(results, tuple) or len(results) != 2:
             raise nm.NamedMeshError(
@@ -60,7 +52,7 @@ class DecodingTask:
 
 
 def reorder(structure: Any, parent: nm.Tensor, N: nm.Dimension) -> Any:
-    """Give each hypothesis what another one had."""
+    """Give each hypothesis the state of its parent."""
     new = nm.Dimension(f"new_{N.name}", N.size)
     index = nm.rename(parent, N, new)
 
@@ -108,7 +100,7 @@ class Greedy:
     """
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode."""
+        """Decode a task of `decode`."""
         return _run_loop(task, lambda logits, W, step: nm.argmax(logits, W))
 
 
@@ -120,16 +112,14 @@ class Sample:
 
     Attributes:
         key: A random key.
-        temperature: What logits are divided by.
+        temperature: The divisor of logits.
         top_k: Draw from that many of the likeliest tokens only.
         top_p: Draw from the likeliest tokens of that total probability only.
 
     Example:
         >>> B, T, V = nm.dims("batch=2 step=3 vocab=4")
         >>> step = lambda tokens, cache: (nm.one_hot(tokens, V), cache)
-        >>> def draw(first):
-        ...     method = Sample(nm.random.key(0), temperature=0.7, top_k=2)
-        ...     return decode(step, (), first, T, method)["sequences"]
+        >>> draw = lambda first: decode(step, (), first, T, Sample(nm.random.key(0), top_k=2))
         >>> nm.trace(draw, nm.spec([B], "int32")).outputs[0].shape
         [batch=2, step=3]
     """
@@ -143,7 +133,7 @@ class Sample:
         raise_mistakes("Sample", check_options("Sample: ", self))
 
     def __call__(self, task: DecodingTask) -> dict[str, nm.Tensor]:
-        """Decode."""
+        """Decode a task of `decode`."""
         return _run_loop(task, self._draw)
 
     def _draw(self, logits: nm.Tensor, W: nm.Dimension, step: nm.Tensor) -> nm.Tensor:
@@ -175,33 +165,30 @@ def decode(
 ) -> dict[str, nm.Tensor]:
     """Write sequences token by token, as one loop that ends when every sequence has.
 
-    The cache is whatever the step needs to know of the tokens before: nested tuples, lists and
-    dicts of tensors. A beam reorders those that have its dimension of hypotheses, and leaves the
-    others where they are. `Cache` keeps the keys and values of attention this way, in an ordinary
-    or a flat form; the state of a recurrent network needs nothing but that dimension.
+    The cache is what the step must know of the tokens before: nested tuples, lists and dicts of
+    tensors, such as a `Cache` of attention or a recurrent state. A beam reorders the tensors that
+    have its dimension of hypotheses.
 
     Args:
         step: Maps the last token of each sequence (the dimensions of first, int32) and the cache
             to logits (with the vocabulary's dimension besides) and the next cache.
         cache: The cache before the first step.
         first: The tokens that the sequences follow, int32.
-        steps: The dimension of the steps; its size is the longest that a sequence can get.
-        method: How tokens are chosen: `Greedy`, `Sample` or `Beam`; greedily by default.
+        steps: The dimension of steps: the longest a sequence can get.
+        method: `Greedy` by default, `Sample` or `Beam`.
         end: The token that ends a sequence, or None if all have the same length.
 
     Returns:
         `sequences` (the dimensions of first, then steps; the end token included, zeros after it),
-        their log probabilities `scores` (see the method), and `steps`, how many were run.
+        their log probabilities `scores` (see the method), and the number of `steps` that were run.
 
     Example:
-        A model whose state counts, and which prefers the token that is the count:
-
         >>> B, T, V = nm.dims("batch=2 step=3 vocab=8")
         >>> def step(tokens, count):
         ...     logits = nm.cast(nm.equal(nm.range(V), count), "float32")
         ...     return nm.broadcast(logits, [B, V]), count + 1
-        >>> program = nm.trace(lambda first: decode(step, 5, first, T), nm.spec([B], "int32"))
-        >>> program.evaluate({}, first=[0, 0])[1]["sequences"].numpy().tolist()
+        >>> count = lambda first: decode(step, 5, first, T)["sequences"]
+        >>> nm.evaluate(count, first=([B], [0, 0])).tolist()
         [[5, 6, 7], [5, 6, 7]]
     """
     method = Greedy() if method is None else method

@@ -15,18 +15,19 @@ class EinsumDispatch:
     Readable, and costs S/H of the experts' own FLOPs.
 
     Args:
-        routing: What a gating function decided.
+        routing: The routing of a gating function.
 
     Attributes:
         combine_weights: The weight of each token at each place of each expert, GSEC.
         dispatch_mask: One where that weight is not zero, GSEC.
 
     Example:
-        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
-        >>> def combine_weights(logits):
-        ...     return EinsumDispatch(top_k_gating(logits, S, E, C, second="all")).combine_weights
-        >>> nm.trace(combine_weights, nm.spec([G, S, E])).outputs[0].shape
-        [group=2, seq=8, expert=4, capacity=4]
+        >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+        >>> def expert_inputs(logits, x):
+        ...     routing = top_k_gating(logits, S, E, C, second="all")
+        ...     return EinsumDispatch(routing).to_experts(x, [E, G, C, M])
+        >>> nm.trace(expert_inputs, nm.spec([G, S, E]), nm.spec([G, S, M])).outputs[0].shape
+        [expert=4, group=2, capacity=4, model=6]
     """
 
     def __init__(self, routing: Routing | ExpertRouting):
@@ -43,42 +44,20 @@ class EinsumDispatch:
         self.dispatch_mask = nm.cast(self.combine_weights > 0, dtype)
 
     def to_experts(self, x: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
-        """Copy tokens into the experts' buffers.
+        """Copy tokens into the experts' buffers, zero at empty places.
 
         Args:
             x: Tokens, GSM.
             dims: The dimensions of the result: E, G, C, M.
-
-        Returns:
-            The experts' inputs, zero at empty places.
-
-        Example:
-            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
-            >>> def expert_inputs(logits, x):
-            ...     routing = top_k_gating(logits, S, E, C, second="all")
-            ...     return EinsumDispatch(routing).to_experts(x, [E, G, C, M])
-            >>> nm.trace(expert_inputs, nm.spec([G, S, E]), nm.spec([G, S, M])).outputs[0].shape
-            [expert=4, group=2, capacity=4, model=6]
         """
         return nm.einsum([nm.cast(self.dispatch_mask, x.dtype), x], dims)
 
     def to_tokens(self, y: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
-        """Add up the experts' outputs for each token, by weight.
+        """Add up the experts' outputs for each token, by weight; zero where no expert serves it.
 
         Args:
             y: The experts' outputs, EGCM.
             dims: The dimensions of the result: G, S, M.
-
-        Returns:
-            A tensor of those dimensions; zero for tokens that no expert serves.
-
-        Example:
-            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
-            >>> def outputs(logits, y):
-            ...     routing = top_k_gating(logits, S, E, C, second="all")
-            ...     return EinsumDispatch(routing).to_tokens(y, [G, S, M])
-            >>> nm.trace(outputs, nm.spec([G, S, E]), nm.spec([E, G, C, M])).outputs[0].shape
-            [group=2, seq=8, model=6]
         """
         return nm.einsum([nm.cast(self.combine_weights, y.dtype), y], dims)
 
@@ -89,14 +68,15 @@ class GatherDispatch:
     Both directions, and their derivatives, are gathers, which stay on the group's devices.
 
     Args:
-        routing: What a gating function decided.
+        routing: The routing of a gating function.
 
     Example:
-        >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
-        >>> def slots(logits):
-        ...     return GatherDispatch(top_k_gating(logits, S, E, C, second="all")).slot
-        >>> nm.trace(slots, nm.spec([G, S, E])).outputs[0].shape
-        [group=2, seq=8, choice=2]
+        >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
+        >>> def outputs(logits, y):
+        ...     routing = top_k_gating(logits, S, E, C, second="all")
+        ...     return GatherDispatch(routing).to_tokens(y, [G, S, M])
+        >>> nm.trace(outputs, nm.spec([G, S, E]), nm.spec([E, G, C, M])).outputs[0].shape
+        [group=2, seq=8, model=6]
     """
 
     def __init__(self, routing: Routing | ExpertRouting):
@@ -112,33 +92,14 @@ class GatherDispatch:
         self._number(nm.where(served, slot, self.slots.size))
 
     def _number(self, slot: nm.Tensor) -> None:
-        """Take the slot of every choice, GSK, and find the token of every slot.
-
-        A choice that is not served has a slot beyond the last, which gathers read as zero.
-        """
+        """Record the slot of every choice, GSK, and find the token of every slot."""
         self.slot = slot
         # Tokens are numbered from one, so that empty slots become -1, which reads as zero too.
         numbers = nm.broadcast(nm.range(self.routing.seq) + 1, slot.shape)
         self.token = nm.scatter_add(numbers, slot, self.slots, batch=self.groups) - 1  # G slot
 
     def to_experts(self, x: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
-        """Copy tokens into the experts' buffers.
-
-        Args:
-            x: Tokens, GSM.
-            dims: The dimensions of the result: E, G, C, M.
-
-        Returns:
-            The experts' inputs, zero at empty places.
-
-        Example:
-            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
-            >>> def expert_inputs(logits, x):
-            ...     routing = top_k_gating(logits, S, E, C, second="all")
-            ...     return GatherDispatch(routing).to_experts(x, [E, G, C, M])
-            >>> nm.trace(expert_inputs, nm.spec([G, S, E]), nm.spec([G, S, M])).outputs[0].shape
-            [expert=4, group=2, capacity=4, model=6]
-        """
+        """Copy tokens into the experts' buffers, as `EinsumDispatch.to_experts` does."""
         if isinstance(self.routing, ExpertRouting):
             return nm.transpose(nm.gather(x, self.routing.token, self.routing.seq), dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
@@ -155,23 +116,7 @@ class GatherDispatch:
         return nm.transpose(nm.reshape(taken, self.slots, self.places), dims)
 
     def to_tokens(self, y: nm.Tensor, dims: Sequence[nm.Dimension]) -> nm.Tensor:
-        """Add up the experts' outputs for each token, by weight.
-
-        Args:
-            y: The experts' outputs, EGCM.
-            dims: The dimensions of the result: G, S, M.
-
-        Returns:
-            A tensor of those dimensions; zero for tokens that no expert serves.
-
-        Example:
-            >>> G, S, E, C, M = nm.dims("group=2 seq=8 expert=4 capacity=4 model=6")
-            >>> def outputs(logits, y):
-            ...     routing = top_k_gating(logits, S, E, C, second="all")
-            ...     return GatherDispatch(routing).to_tokens(y, [G, S, M])
-            >>> nm.trace(outputs, nm.spec([G, S, E]), nm.spec([E, G, C, M])).outputs[0].shape
-            [group=2, seq=8, model=6]
-        """
+        """Add up the experts' outputs for each token, as `EinsumDispatch.to_tokens` does."""
         if isinstance(self.routing, ExpertRouting):
             return _scatter_to_tokens(self.routing, y, dims)
         S, K = self.routing.seq, self.routing.weight.shape.dims[-1]
@@ -201,7 +146,7 @@ def make_dispatch(
     """Return the dispatch of a routing in one of its two forms, which have equal results.
 
     Args:
-        routing: What a gating function decided.
+        routing: The routing of a gating function.
         form: `"gather"` or `"einsum"`.
 
     Example:

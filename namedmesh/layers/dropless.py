@@ -14,15 +14,7 @@ from namedmesh.layers.routing import ExpertRouting, Routing
 
 
 class _BlockDispatch(GatherDispatch):
-    """Tokens sorted by expert into blocks of rows; every block is of one expert.
-
-    An expert has as many blocks as its tokens need, so only its last one has rows to spare. Experts
-    are numbered by shard and within it.
-
-    Attributes:
-        expert: The expert of every block, within its shard: G, shard, block.
-        blocks: The dimension of a shard's blocks.
-    """
+    """Tokens sorted by expert into blocks of rows; every block is of one expert."""
 
     def __init__(
         self, routing: Routing, shards: nm.Dimension, rows: nm.Dimension, bound: float | None
@@ -83,36 +75,23 @@ def dropless_moe(
 ) -> tuple[nm.Tensor, Routing]:
     """Send every token to its experts, however many choose the same one, and combine.
 
-    A group's tokens are sorted by expert into blocks of rows, each of one expert, and a block is
-    multiplied by its expert's weights. A group computes S K + E (rows - 1) rows, where buffers of
-    a capacity compute E C of them and drop what finds no room.
-
-    Experts that a layout splits are gathered where they are used. With `shards` the rows go to them
-    instead, by an AllToAll: a shard then has room for everything that a group may send it, which is
-    as many times the even share as there are shards. `bound` makes that less, and drops what
-    exceeds it.
-
-    The parameters are those of `moe`.
+    A group's tokens are sorted by expert into blocks of rows, each of which is multiplied by its
+    expert's weights. A group computes S K + E (rows - 1) rows; buffers of a capacity compute E C.
+    Experts that a layout shards are gathered where they are used. With `shards` the rows go to them
+    instead, by an AllToAll, and a shard has room for everything that a group may send it, or for
+    `bound` times its even share. The parameters are those of `moe`.
 
     Args:
         x: Tokens, GSM.
-        gate: A function from logits (GSE) to a routing that has room for all tokens: `top_k_gating`
-            with a capacity as large as S.
+        gate: A function from logits (GSE) to a routing: `top_k_gating` with a capacity of S.
         dims: The five dimensions G, S, E, M, H.
         rows: The rows of a block; by default half of an expert's even share.
-        shards: The dimension of shards of experts, which divides E; the layout maps it to the axes
-            of E.
-        bound: How many of a group's choices a shard has room for, as a multiple of its even share.
-        shared: The hidden dimension of a network that serves every token, added to the experts'.
-        activation: The name of the activation function.
-        gated: Whether to multiply the activations by a third layer (GLU and variants).
-        routed: What the gate sees instead of x, e.g. x with jitter.
-        rate: The dropout rate of the experts' hidden layers.
-        dropout_key: A random key for that, or None for evaluation.
+        shards: A dimension that divides E, which the layout maps to the axes of E.
+        bound: The room of a shard as a multiple of its even share; what exceeds it is dropped.
+        shared, activation, gated, routed, rate, dropout_key: As in `moe`.
 
     Returns:
-        The combined outputs, GSM, and the routing, which counts what exceeds the bound as without
-        room.
+        The combined outputs, GSM, and the routing, where what exceeds the bound has no room.
 
     Example:
         >>> G, S, E, M, H = nm.dims("group=4 seq=8 expert=4 model=6 hidden=12")
@@ -120,10 +99,7 @@ def dropless_moe(
         ...     room = nm.Dimension("capacity", S.size)
         ...     gate = lambda logits: top_k_gating(logits, S, E, room, second="all")
         ...     return dropless_moe(x, gate, (G, S, E, M, H))[0]
-        >>> program = nm.trace(layer, nm.spec([G, S, M]))
-        >>> program.outputs[0].shape
-        [group=4, seq=8, model=6]
-        >>> nm.plan(program, nm.Mesh(all=4), "group:all").collectives
+        >>> nm.plan(nm.trace(layer, nm.spec([G, S, M])), nm.Mesh(all=4), "group:all").collectives
         []
     """
     G, S, E, M, H = _check_dims(x, dims, shards, rows, bound)

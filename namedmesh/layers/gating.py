@@ -1,4 +1,4 @@
-"""Gating: which experts each token goes to, at which place, and with what weight."""
+"""Gating: the experts of each token, its place in their buffers, and its weight."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def top_k_gating(
     padding: nm.Tensor | None = None,
     bias: nm.Tensor | None = None,
 ) -> Routing:
-    """Let every token choose its k best experts: Algorithm 1 of the paper, and its relatives.
+    """Route every token to its k best experts: Algorithm 1 of the paper, and its relatives.
 
     With k=1 and normalize="none" this is the routing of the Switch Transformer.
 
@@ -33,19 +33,15 @@ def top_k_gating(
         seq: The dimension S of a group's tokens.
         experts: The dimension E.
         capacity: The dimension C of an expert's buffer; see `expert_capacity`.
-        k: How many experts each token chooses.
+        k: The number of experts that each token chooses.
         second: `"random"` serves a later choice with probability 2 g / (sum of the chosen gates);
             `"all"` serves every one that has a place; `"none"` serves none.
-        normalize: Whether the chosen gates are scaled to sum to one: `"before_capacity"` or
-            `"after_capacity"` those beyond capacity are dropped, or `"none"`.
+        normalize: Scale the chosen gates to sum to one `"before_capacity"` or `"after_capacity"`
+            those beyond capacity are dropped, or `"none"`.
         draws: Uniform random numbers for second="random": a GS tensor for each later choice.
         padding: Marks tokens that go nowhere and count nowhere, GS bool.
-        bias: What to add to an expert's gates where experts are chosen, E. With it, no gradient of
-            `aux_loss` reaches the logits: its gradient is that of the bias alone, one for an expert
-            that serves more tokens than the mean, minus one for one that serves fewer.
-
-    Returns:
-        The routing, with losses and statistics.
+        bias: Added to an expert's gates where experts are chosen, E. The gradient of `aux_loss` is
+            then that of the bias alone: the sign of an expert's load minus the mean load.
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
@@ -98,20 +94,14 @@ def expert_choice_gating(
     capacity: nm.Dimension,
     padding: nm.Tensor | None = None,
 ) -> ExpertRouting:
-    """Let every expert take the tokens of a group that score it highest.
+    """Route to every expert the tokens of a group that score it highest.
 
-    The load is balanced by construction, and nothing overflows. An expert sees the whole group,
-    later tokens included, so this suits an encoder only.
+    The load is even by construction, and nothing overflows. An expert sees the whole group, later
+    tokens included, so this suits an encoder only.
 
     Args:
-        logits: The router's scores, GSE.
-        seq: The dimension S of a group's tokens.
-        experts: The dimension E.
-        capacity: The dimension C: how many tokens each expert takes.
-        padding: Marks tokens that go nowhere and count nowhere, GS bool.
-
-    Returns:
-        The routing, with losses and statistics.
+        logits, seq, experts, padding: As in `top_k_gating`.
+        capacity: The dimension C of the tokens that each expert takes.
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")

@@ -1,7 +1,4 @@
-"""Learning-rate schedules: functions from the number of steps taken so far to a scalar.
-
-The number of steps is an int32 scalar that is zero at the first step.
-"""
+"""Learning-rate schedules: functions from the steps taken, an int32 scalar, to a scalar."""
 
 from __future__ import annotations
 
@@ -17,12 +14,8 @@ RateSchedule: TypeAlias = Callable[[nm.Tensor], nm.Tensor]
 def constant_rate(value: float) -> RateSchedule:
     """Return a schedule with the same rate at every step.
 
-    Args:
-        value: The rate.
-
     Example:
-        >>> rate = constant_rate(0.1)
-        >>> nm.trace(rate, step=nm.spec([], "int32")).outputs[0].shape
+        >>> nm.trace(constant_rate(0.1), step=nm.spec([], "int32")).outputs[0].shape
         []
     """
     return lambda step: nm.full([], float(value))
@@ -33,8 +26,7 @@ def inverse_square_root(scale: float = 1.0, *, after: int = 10_000) -> RateSched
 
     Args:
         scale: The factor.
-        after: The number of steps during which the rate stays at its first value, which is 0.01
-            by default.
+        after: The number of steps during which the rate stays at its first value.
 
     Example:
         >>> rate = nm.trace(inverse_square_root(2.0, after=4), step=nm.spec([], "int32"))
@@ -70,10 +62,8 @@ def cosine_decay(start: float, *, steps: int, end: float = 0.0) -> RateSchedule:
 def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
     """Return a schedule multiplied by min((step + 1) / steps, 1).
 
-    The other schedule sees the same step, so its own clock runs during the warm-up.
-
     Args:
-        then: The schedule, or a number for a constant rate.
+        then: The schedule, whose clock runs during the warm-up too, or a number.
         steps: The number of steps until the full rate.
 
     Example:
@@ -89,12 +79,12 @@ def linear_warmup(then: float | RateSchedule, *, steps: int) -> RateSchedule:
 
 
 def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> RateSchedule:
-    """Return a schedule multiplied by min((total - step) / steps, 1): down to nothing at the end.
+    """Return a schedule multiplied by min((total - step) / steps, 1), zero at the end.
 
     Args:
         then: The schedule, or a number for a constant rate.
-        total: The steps of the whole training; from then on the rate is zero.
-        steps: How many of them, the last ones, the rate falls in.
+        total: The steps of the whole training.
+        steps: The number of steps, the last ones, in which the rate falls.
 
     Example:
         >>> rate = nm.trace(linear_cooldown(1.0, total=8, steps=4), step=nm.spec([], "int32"))
@@ -114,9 +104,6 @@ def linear_cooldown(then: float | RateSchedule, *, total: int, steps: int) -> Ra
 
 def as_schedule(rate: float | RateSchedule) -> RateSchedule:
     """Return a schedule as it is, or a constant one for a number.
-
-    Args:
-        rate: A number or a schedule.
 
     Example:
         >>> schedule = cosine_decay(1.0, steps=10)

@@ -1,4 +1,4 @@
-"""Dense layers: named contractions with a weight, and feed-forward networks of them."""
+"""Dense layers, feed-forward networks, embeddings and convolutions: contractions with a weight."""
 
 from __future__ import annotations
 
@@ -13,10 +13,7 @@ ACTIVATIONS = ("relu", "gelu", "swish")
 
 
 def get_activation(name: str) -> Callable[[nm.Tensor], nm.Tensor]:
-    """Return an activation function by name.
-
-    Args:
-        name: `"relu"`, `"gelu"` or `"swish"`.
+    """Return an activation function by name: `"relu"`, `"gelu"` or `"swish"`.
 
     Example:
         >>> get_activation("relu") is nm.relu
@@ -44,8 +41,7 @@ def dense(
         x: The input. The result has its dtype; the weight is float32 and is cast.
         over: The dimensions of x to sum over.
         to: The dimensions that the weight adds.
-        name: The name of the weight; the bias is called `<name>_bias`. By default `w`, which one
-            layer of a scope may have.
+        name: The name of the weight; the bias is `<name>_bias`; `w` for one layer of a scope.
         bias: Whether to add a bias along `to`.
         init: The weight's initializer; by default normal with variance one over the fan-in.
 
@@ -75,7 +71,7 @@ def feed_forward(
     activation: str = "relu",
     gated: bool = False,
 ) -> nm.Tensor:
-    """Apply two dense layers with an activation between them.
+    """Apply two dense layers with an activation between them; the model dimension comes last.
 
     Args:
         x: The input, with the model dimension.
@@ -83,9 +79,6 @@ def feed_forward(
         hidden: The dimension between the two layers.
         activation: The name of the activation function.
         gated: Whether to multiply the activations by a third dense layer of x (GLU and variants).
-
-    Returns:
-        A tensor with the dimensions of x, the model dimension last.
 
     Example:
         >>> B, M, H = nm.dims("batch=4 model=8 hidden=16")
@@ -121,7 +114,7 @@ def _check_dense(x: nm.Tensor, over: Sequence[nm.Dimension], to: Sequence[nm.Dim
 
 
 def _describe_missing(x: nm.Tensor, dim: nm.Dimension) -> Mistake:
-    """Say how a tensor lacks a dimension: it has none of that name, or one of another size."""
+    """Describe how a tensor lacks a dimension: it has none of that name, or one of another size."""
     same_name = x.shape.named(dim.name)
     if same_name is None:
         problem = f"dense: {x.label} has no dimension {dim.name}"
@@ -146,9 +139,6 @@ def embedding(
         name: The name of the table; `vocabulary_logits` of the same name shares it.
         dtype: The dtype of the result.
 
-    Returns:
-        A tensor with the dimensions of tokens, then the model dimension.
-
     Example:
         >>> B, V, M = nm.dims("batch=4 vocab=100 model=8")
         >>> nm.trace(lambda t: embedding(t, V, M), t=nm.spec([B], "int32")).outputs[0].shape
@@ -161,16 +151,13 @@ def embedding(
 def vocabulary_logits(
     x: nm.Tensor, vocab: nm.Dimension, model: nm.Dimension, *, name: str = "embedding"
 ) -> nm.Tensor:
-    """Score every token of a vocabulary.
+    """Score every token of a vocabulary, which replaces the model dimension.
 
     Args:
         x: Representations, with the model dimension.
         vocab: The vocabulary's dimension.
         model: The dimension to contract.
         name: The name of the table; the name of an embedding ties the two.
-
-    Returns:
-        A tensor with the other dimensions of x, then the vocabulary, in the dtype of x.
 
     Example:
         >>> B, V, M = nm.dims("batch=4 vocab=100 model=8")
@@ -197,26 +184,21 @@ def convolution(
     bias: bool = False,
     init: nm.Initializer | None = None,
 ) -> nm.Tensor:
-    """Slide a learned window along some dimensions, from some channels to others.
+    """Slide a learned window along some dimensions, from the channels `over` to the channels `to`.
 
     Args:
-        x: The input. The result has its dtype; the weight is float32 and is cast.
+        x: The input.
         windows: The size of the window along each dimension that it slides along.
         over: The channels of x to sum over.
         to: The channels that the weight adds.
-        name: The name of the weight; the bias is called `<name>_bias`. By default `w`, which one
-            layer of a scope may have.
-        stride: The distance between two positions, for all dimensions or by dimension.
-        dilation: The distance between two elements of the window, likewise.
+        name: The name of the weight, as in `dense`.
+        stride, dilation: The distances between positions and between elements of the window, for
+            all dimensions or by dimension.
         padding: `"same"` or `"valid"`.
-        keep: Channels of x of which each has a window of its own: groups, or all of them for a
-            depthwise convolution, with `over=[]`.
+        keep: Channels of x with a window each: groups, or, with `over=[]`, depthwise.
         transposed: Whether to slide back (`nm.conv_transpose`), as decoders do.
         bias: Whether to add a bias along `keep` and `to`.
-        init: The weight's initializer; by default normal with variance one over the fan-in.
-
-    Returns:
-        A tensor with the other dimensions of x, then `to`.
+        init: The weight's initializer, as in `dense`.
 
     Example:
         >>> B, R, C, P, F = nm.dims("batch=2 rows=8 columns=8 colours=3 filter=16")

@@ -1,4 +1,4 @@
-"""Losses over a vocabulary, and of yes or no."""
+"""Losses over a vocabulary, and binary ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def cross_entropy(
     smoothing: float = 0.0,
     z_loss: float = 0.0,
 ) -> tuple[nm.Tensor, nm.Tensor]:
-    """Compute the cross-entropy and the z-loss of every target, in float32.
+    """Return the cross-entropy and the z-loss of every target, in float32.
 
     Args:
         logits: Scores, with the vocabulary's dimension.
@@ -23,10 +23,7 @@ def cross_entropy(
         vocab: The vocabulary's dimension.
         smoothing: The share of the probability to spread over all other tokens. The entropy of
             the smoothed target is subtracted, so that a perfect prediction has loss zero.
-        z_loss: The weight of the squared logarithm of the softmax's normaliser.
-
-    Returns:
-        The loss and the z-loss of each target.
+        z_loss: The weight of the squared logarithm of the softmax's normalizer.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=10")
@@ -56,16 +53,11 @@ def cross_entropy(
 def soft_cross_entropy(
     logits: nm.Tensor, probabilities: nm.Tensor, vocab: nm.Dimension
 ) -> nm.Tensor:
-    """Compute the cross-entropy of targets that are distributions, in float32.
+    """Return the cross-entropy of every target that is a distribution, in float32.
 
     Args:
-        logits: Scores, with the vocabulary's dimension.
-        probabilities: What each token should have, of the dimensions of logits: a teacher's
-            predictions, or mixed labels. They are taken as they are, and carry a gradient.
-        vocab: The vocabulary's dimension.
-
-    Returns:
-        The loss of each target.
+        logits, vocab: As in `cross_entropy`.
+        probabilities: The distributions: a teacher's predictions, or mixed labels.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=10")
@@ -78,19 +70,15 @@ def soft_cross_entropy(
 
 
 def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
-    """Compute the cross-entropy of yes or no, for each element by itself, in float32.
+    """Return the binary cross-entropy of each element, in float32.
 
     Args:
-        logits: Scores: the sigmoid of one is the probability of yes.
-        targets: 1 for yes and 0 for no, or anything between; bool, or a number.
-
-    Returns:
-        The loss of each element.
+        logits: Scores, of which the sigmoid is the probability of 1.
+        targets: 1, 0, or anything between; bool, or a number.
 
     Example:
         >>> B = nm.Dimension("batch", 2)
-        >>> loss = lambda x, y: binary_cross_entropy(x, y)
-        >>> nm.evaluate(loss, x=([B], [0.0, 100.0]), y=([B], [1, 1]))
+        >>> nm.evaluate(binary_cross_entropy, logits=([B], [0.0, 100.0]), targets=([B], [1, 1]))
         array([0.6931472, 0.       ], dtype=float32)
     """
     x, y = nm.cast(logits, "float32"), nm.cast(targets, "float32")
@@ -98,22 +86,18 @@ def binary_cross_entropy(logits: nm.Tensor, targets: nm.Tensor) -> nm.Tensor:
 
 
 def symmetric_divergence(logits: nm.Tensor, others: nm.Tensor, vocab: nm.Dimension) -> nm.Tensor:
-    """Compute how far apart two predictions are: the mean of their two KL divergences, in float32.
+    """Return the mean of the two KL divergences of each two predictions, in float32.
 
     As a loss between two passes with their own dropout this is R-drop.
 
     Args:
-        logits: Scores, with the vocabulary's dimension.
-        others: Scores of the same shape.
+        logits, others: Scores of one shape.
         vocab: The vocabulary's dimension.
-
-    Returns:
-        The divergence of each prediction.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=10")
-        >>> apart = lambda x, y: symmetric_divergence(x, y, V)
-        >>> nm.trace(apart, x=nm.spec([B, V]), y=nm.spec([B, V])).outputs[0].shape
+        >>> divergence = lambda x, y: symmetric_divergence(x, y, V)
+        >>> nm.trace(divergence, x=nm.spec([B, V]), y=nm.spec([B, V])).outputs[0].shape
         [batch=4]
     """
     one, other = (nm.log_softmax(nm.cast(x, "float32"), over=vocab) for x in (logits, others))
@@ -121,19 +105,15 @@ def symmetric_divergence(logits: nm.Tensor, others: nm.Tensor, vocab: nm.Dimensi
 
 
 def weighted_mean(values: nm.Tensor, weights: nm.Tensor) -> nm.Tensor:
-    """Average values by weight.
+    """Return the weighted sum over the sum of the weights, which counts as at least one.
 
     Args:
         values: The values, of any shape.
-        weights: How much each counts; zero for padding.
-
-    Returns:
-        A scalar: the weighted sum over the sum of the weights, which counts as at least one.
+        weights: The weight of each; zero for padding.
 
     Example:
-        >>> (B,) = nm.dims("batch=3")
-        >>> program = nm.trace(weighted_mean, nm.spec([B]), nm.spec([B]))
-        >>> float(program.evaluate({}, values=[1.0, 3.0, 9.0], weights=[1.0, 1.0, 0.0])[1])
-        2.0
+        >>> B = nm.Dimension("batch", 3)
+        >>> nm.evaluate(weighted_mean, values=([B], [1.0, 3.0, 9.0]), weights=([B], [1.0, 1.0, 0]))
+        array(2., dtype=float32)
     """
     return nm.sum(values * weights) / nm.maximum(nm.sum(weights), 1.0)

@@ -25,7 +25,7 @@ def moe(
     rate: float = 0.0,
     dropout_key: nm.Tensor | None = None,
 ) -> tuple[nm.Tensor, Routing | ExpertRouting]:
-    """Send tokens to experts, each a network of two layers, and combine what they return.
+    """Send tokens to experts, each a network of two layers, and combine their outputs.
 
     Both AllToAlls are explicit: the buffers move from the group's devices to the expert's, and
     back.
@@ -34,11 +34,11 @@ def moe(
         x: Tokens, GSM.
         gate: A function from logits (GSE) to a routing, e.g. of `top_k_gating`.
         dims: The six dimensions G, S, E, C, M, H.
-        form: How tokens are dispatched: `"gather"` or `"einsum"`.
+        form: The dispatch of tokens: `"gather"` or `"einsum"`.
         activation: The name of the activation function.
         gated: Whether to multiply the activations by a third layer (GLU and variants).
         shared: The hidden dimension of a network that serves every token, added to the experts'.
-        routed: What the gate sees instead of x, e.g. x with jitter.
+        routed: The gate's input instead of x, e.g. x with jitter.
         rate: The dropout rate of the experts' hidden layers.
         dropout_key: A random key for that, or None for evaluation.
 
@@ -51,8 +51,6 @@ def moe(
         ...     gate = lambda logits: top_k_gating(logits, S, E, C, second="all")
         ...     return moe(x, gate, (G, S, E, C, M, H))[0]
         >>> program = nm.trace(layer, nm.spec([G, S, M]))
-        >>> program.outputs[0].shape
-        [group=4, seq=8, model=6]
         >>> nm.plan(program, nm.Mesh(all=4), "group:all, expert:all").count("AllToAll")
         2
     """

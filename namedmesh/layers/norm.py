@@ -1,4 +1,4 @@
-"""Normalisation over the model dimension, over groups of channels and over a batch, in float32."""
+"""Normalization over the model dimension, over groups of channels and over a batch, in float32."""
 
 from __future__ import annotations
 
@@ -16,17 +16,14 @@ def layer_norm(
     name: str | None = None,
     epsilon: float = 1e-6,
 ) -> nm.Tensor:
-    """Normalise to zero mean and unit variance, then apply a learned scale and bias.
+    """Normalize x to zero mean and unit variance, then apply a learned scale and bias.
 
     Args:
         x: The input.
-        over: The dimension to normalise over, or several, which the scale has.
-        name: The prefix of the parameters `<name>_scale` and `<name>_bias`. By default `norm`,
-            which one layer of a scope may have.
+        over: The dimension to normalize over, or several, which the scale has.
+        name: The prefix of the parameters `<name>_scale` and `<name>_bias`; `norm` for
+            one layer of a scope.
         epsilon: Added to the variance.
-
-    Returns:
-        A tensor of the shape and dtype of x.
 
     Example:
         >>> B, M = nm.dims("batch=4 model=8")
@@ -46,17 +43,10 @@ def rms_norm(
     name: str | None = None,
     epsilon: float = 1e-6,
 ) -> nm.Tensor:
-    """Normalise to unit mean square, then apply a learned scale.
+    """Normalize x to unit mean square, then apply a learned scale.
 
     Args:
-        x: The input.
-        over: The dimension to normalise over, or several, which the scale has.
-        name: The prefix of the parameter `<name>_scale`. By default `norm`, which one layer of a
-            scope may have.
-        epsilon: Added to the mean square.
-
-    Returns:
-        A tensor of the shape and dtype of x.
+        x, over, name, epsilon: As in `layer_norm`; there is no bias.
 
     Example:
         >>> B, M = nm.dims("batch=4 model=8")
@@ -78,25 +68,19 @@ def group_norm(
     name: str | None = None,
     epsilon: float = 1e-6,
 ) -> nm.Tensor:
-    """Normalise groups of channels to zero mean and unit variance, then scale and shift.
+    """Normalize groups of channels to zero mean and unit variance, then scale and shift.
 
     Args:
         x: The input.
-        channels: The dimension that is cut into groups.
-        groups: How many groups there are. With one this is a layer norm over channels and `over`,
-            with as many as channels an instance norm.
-        over: Further dimensions to normalise over: those of space.
-        name: The prefix of the parameters `<name>_scale` and `<name>_bias`, of each channel. By
-            default `norm`, which one layer of a scope may have.
+        channels: The dimension that is divided into groups.
+        groups: The number of groups: 1 is a layer norm, one for each channel an instance norm.
+        over: Further dimensions to normalize over: those of space.
+        name: The prefix of the parameters, as in `layer_norm`; both have the channels.
         epsilon: Added to the variance.
-
-    Returns:
-        A tensor of the shape and dtype of x.
 
     Example:
         >>> B, R, C = nm.dims("batch=2 rows=4 channels=8")
-        >>> layer = lambda x: group_norm(x, C, 2, over=[R])
-        >>> list(nm.trace(layer, x=nm.spec([B, R, C])).parameters)
+        >>> list(nm.trace(lambda x: group_norm(x, C, 2, over=[R]), x=nm.spec([B, R, C])).parameters)
         ['norm_scale', 'norm_bias']
     """
     if isinstance(groups, bool) or not isinstance(groups, int) or channels.size % max(groups, 1):
@@ -123,28 +107,21 @@ def batch_norm(
     name: str | None = None,
     epsilon: float = 1e-5,
 ) -> nm.Tensor:
-    """Normalise by the mean and variance of a batch, and by running averages of them afterwards.
-
-    The batch is the whole one, whatever the layout: over a split dimension the two sums are added
-    up between devices.
+    """Normalize by the mean and variance of the whole batch, or by running averages of them.
 
     Args:
         x: The input.
         over: The dimensions of the batch and of space; the parameters have the others.
         training: Whether to use the batch's own moments and move the averages towards them.
         momentum: The share of the averages that a step keeps.
-        name: The prefix of the parameters `<name>_scale` and `<name>_bias` and of the states
-            `<name>_mean` and `<name>_variance`. By default `norm`, which one layer of a scope may
-            have.
+        name: The prefix of the parameters, as in `layer_norm`, and of the states `<name>_mean` and
+            `<name>_variance`.
         epsilon: Added to the variance.
-
-    Returns:
-        A tensor of the shape and dtype of x.
 
     Example:
         >>> B, C = nm.dims("batch=4 channels=2")
-        >>> program = nm.trace(lambda x: batch_norm(x, [B], training=True), x=nm.spec([B, C]))
-        >>> list(program.variables)
+        >>> layer = lambda x: batch_norm(x, [B], training=True)
+        >>> list(nm.trace(layer, x=nm.spec([B, C])).variables)
         ['norm_mean', 'norm_variance', 'norm_scale', 'norm_bias']
     """
     name = claim_name("batch_norm", "norm", named=True) if name is None else name
@@ -164,7 +141,7 @@ def batch_norm(
 
 
 def _standardize(x: nm.Tensor, over: Sequence[nm.Dimension], epsilon: float) -> nm.Tensor:
-    """Normalise to zero mean and unit variance."""
+    """Normalize to zero mean and unit variance."""
     centred = x - nm.mean(x, over=over)
     return centred * nm.rsqrt(nm.mean(nm.square(centred), over=over) + epsilon)
 

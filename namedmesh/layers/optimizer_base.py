@@ -1,9 +1,4 @@
-"""What every optimizer shares: apply(grads) after nm.grad assigns parameters, slots and the step.
-
-Parameters are float32 (cast them to bfloat16 where they are used); gradients of another dtype are
-cast. Slots are float32, are named optimizer/parameter/slot, and are sharded at rest like their
-parameter.
-"""
+"""The base of all optimizers: apply(grads) assigns parameters, slots and the step counter."""
 
 from __future__ import annotations
 
@@ -20,20 +15,14 @@ from namedmesh.layers.mistakes import Mistake, Positive, Share, check_options, r
 
 
 def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
-    """Compute the norm of all gradients together, in float32.
-
-    Each gradient that is split over devices adds one number to what is summed between them.
+    """Return the norm of all gradients together, a float32 scalar.
 
     Args:
         grads: Gradients by name.
 
-    Returns:
-        A scalar: the square root of the sum of the squares of every element.
-
     Example:
-        >>> (M,) = nm.dims("model=2")
-        >>> program = nm.trace(lambda g: global_norm({"w": g}), g=nm.spec([M]))
-        >>> float(program.evaluate({}, g=[3.0, 4.0])[1])
+        >>> M = nm.Dimension("model", 2)
+        >>> float(nm.evaluate(lambda g: global_norm({"w": g}), g=([M], [3.0, 4.0])))
         5.0
     """
     total = nm.full([], 0.0)
@@ -59,9 +48,9 @@ def clip_by_global_norm(
         The gradients by name, each in its own dtype, and the norm before clipping.
 
     Example:
-        >>> (M,) = nm.dims("model=2")
+        >>> M = nm.Dimension("model", 2)
         >>> clip = lambda g: clip_by_global_norm({"w": g}, 2.5)[0]["w"]
-        >>> nm.trace(clip, g=nm.spec([M])).evaluate({}, g=[3.0, 4.0])[1].numpy().tolist()
+        >>> nm.evaluate(clip, g=([M], [3.0, 4.0])).tolist()
         [1.5, 2.0]
     """
     if not limit > 0:
@@ -86,15 +75,15 @@ class ParameterUpdate:
     Attributes:
         value: The parameter before the update.
         grad: Its gradient, float32.
-        prefix: What its slots' names start with.
+        prefix: The prefix of its slots' names.
         stack: The names of the dimensions along which `nm.scan(stack=True)` stacked it.
 
     Example:
         >>> def step(x):
-        ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
-        ...     return update.value - update.grad * 0.1
-        >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
-        [model=8]
+        ...     w = nm.param("w", x.shape)
+        ...     return ParameterUpdate(w, x, "adam/w").average("first", x, 0.9)
+        >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).updates)
+        ['adam/w/first']
     """
 
     value: nm.Tensor
@@ -103,39 +92,22 @@ class ParameterUpdate:
     stack: tuple[str, ...] = ()
 
     def slot(self, name: str, dims: Sequence[nm.Dimension] | None = None) -> nm.Tensor:
-        """Return a slot of the parameter: state that the optimizer keeps for it, zero at first.
+        """Return a slot: float32 state that the optimizer keeps for the parameter, zero at first.
 
         Args:
             name: The slot's name.
             dims: The slot's dimensions; by default those of the parameter.
-
-        Example:
-            >>> def step(x):
-            ...     w = nm.param("w", x.shape)
-            ...     return ParameterUpdate(w, x, "sgd/w").slot("momentum")
-            >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).variables)
-            ['w', 'sgd/w/momentum']
         """
         shape = self.value.shape if dims is None else dims
         return nm.state(f"{self.prefix}/{name}", shape, of=self.value)
 
     def average(self, name: str, value: nm.Tensor, beta: nm.Tensor | float) -> nm.Tensor:
-        """Update a slot that holds a moving average.
+        """Assign slot * beta + value * (1 - beta) to a slot, a moving average, and return it.
 
         Args:
             name: The slot's name.
             value: The new value to average in.
             beta: The share of the average so far.
-
-        Returns:
-            slot * beta + value * (1 - beta), which is also assigned to the slot.
-
-        Example:
-            >>> def step(x):
-            ...     w = nm.param("w", x.shape)
-            ...     return ParameterUpdate(w, x, "adam/w").average("first", x, 0.9)
-            >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).updates)
-            ['adam/w/first']
         """
         slot = self.slot(name, value.shape)
         average = slot * beta + value * (1.0 - beta)
@@ -143,23 +115,7 @@ class ParameterUpdate:
         return average
 
     def mean(self, name: str, x: nm.Tensor, over: Sequence[nm.Dimension]) -> nm.Tensor:
-        """Compute a mean under a name that the plan shows.
-
-        Args:
-            name: The name, after the parameter's own.
-            x: The tensor.
-            over: The dimensions to average over; with none, x is returned.
-
-        Returns:
-            The mean.
-
-        Example:
-            >>> def step(x):
-            ...     w = nm.param("w", x.shape)
-            ...     return ParameterUpdate(w, x, "adafactor/w").mean("row", x, x.shape)
-            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
-            []
-        """
+        """Compute the mean of x over some dimensions, under a name that the plan shows."""
         if not over:
             return x
         total = nm.sum(x, over=over)
@@ -174,28 +130,27 @@ UpdateRule: TypeAlias = "Callable[[ParameterUpdate], nm.Tensor]"
 class Optimizer:
     """The base of optimizers; a subclass defines `rule`.
 
+    Parameters are float32 (cast them to bfloat16 where they are used). Slots are named
+    optimizer/parameter/slot, and are sharded at rest like their parameter.
+
     Attributes:
         learning_rate: A number or a schedule.
         clip_norm: The largest norm of all gradients together, or None.
-        layer_by_layer: Whether the weights of layers in a loop are updated in the backward loop,
-            each in its layer's iteration. Gradients of all layers then never exist at once, which
-            is half of the memory of a step whose activations are small; means that devices add up
-            are added up layer by layer. It excludes `clip_norm`, which needs all gradients first.
-        average: The share that stays of a moving average of each parameter in a step, e.g. 0.999;
-            less in the first steps. None keeps no averages. That of parameter w is state named
-            average/w: a program whose model is traced in `nm.scope("average")` uses it.
-        name: The prefix of the optimizer's state. Two optimizers in one step, for different
-            parameters, need different names.
+        layer_by_layer: Whether the weights of layers in a loop are updated in the backward loop, so
+            that gradients of all layers never exist at once. It excludes `clip_norm`.
+        average: The decay of a moving average of each parameter, e.g. 0.999 (less in the first
+            steps), or None. That of w is the state average/w, which a model uses that is traced in
+            `nm.scope("average")`.
+        name: The prefix of the optimizer's state, which differs between two in one step.
 
     Example:
         >>> class SignDescent(Optimizer):
         ...     def rule(self, step, rate):
         ...         return lambda update: update.value - nm.sign(update.grad) * rate
-        >>> (M,) = nm.dims("model=8")
         >>> def step(x):
-        ...     loss = nm.sum(nm.param("w", [M]) * x)
+        ...     loss = nm.sum(nm.param("w", x.shape) * x)
         ...     return SignDescent(0.1, name="sign").apply(nm.grad(loss))
-        >>> list(nm.trace(step, nm.spec([M])).updates)
+        >>> list(nm.trace(step, nm.spec(nm.dims("model=8"))).updates)
         ['w', 'sign/step']
     """
 
@@ -225,15 +180,6 @@ class Optimizer:
 
         Returns:
             Scalars to watch: `learning_rate`, and with `clip_norm` the `grad_norm` before clipping.
-
-        Example:
-            >>> (M,) = nm.dims("model=8")
-            >>> def step(x):
-            ...     loss = nm.sum(nm.param("w", [M]) * x)
-            ...     return Sgd(0.1, clip_norm=1.0).apply(nm.grad(loss))
-            >>> program = nm.trace(step, nm.spec([M]))
-            >>> list(program.updates), len(program.outputs)
-            (['w', 'sgd/step'], 2)
         """
         trace = current("apply")
         updates = self._find_updates(trace, grads)
@@ -262,19 +208,11 @@ class Optimizer:
         return metrics
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:
-        """Return the function that computes a parameter's new value and assigns its slots.
+        """Return the function from a ParameterUpdate to the new value, which assigns slots too.
 
         Args:
             step: The number of steps taken so far, int32.
             rate: The learning rate of this step, float32.
-
-        Example:
-            >>> def step(x):
-            ...     update = ParameterUpdate(nm.param("w", x.shape), x, "sgd/w")
-            ...     rule = Sgd(0.1).rule(nm.zeros([], "int32"), nm.full([], 0.1))
-            ...     return rule(update)
-            >>> nm.trace(step, nm.spec(nm.dims("model=8"))).outputs[0].shape
-            [model=8]
         """
         raise NotImplementedError
 
@@ -290,7 +228,7 @@ class Optimizer:
         return step
 
     def _find_mistakes(self, parameters: Sequence[str]) -> list[Mistake]:
-        """Return what is wrong with the options, given the names of all parameters."""
+        """Return the wrong options, given the names of all parameters."""
         return []
 
     def _find_updates(
@@ -326,6 +264,6 @@ class Optimizer:
 
 
 def _average_share(share: float, step: nm.Tensor) -> nm.Tensor:
-    """The share of the averages that stays: in the first steps they follow the parameters."""
+    """Return the share of the averages that stays, smaller in the first steps."""
     taken = nm.cast(step, "float32")
     return nm.minimum((taken + 1.0) / (taken + 10.0), share)

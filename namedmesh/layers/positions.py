@@ -1,4 +1,4 @@
-"""What a model knows about positions: sinusoids, learned rows, rotations, biases on scores."""
+"""Positions: sinusoids, learned rows, rotations, and biases on attention scores."""
 
 from __future__ import annotations
 
@@ -15,9 +15,6 @@ def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32")
         model: The dimension to encode in: sines in its first half, cosines in the second.
         dtype: The dtype of the result; angles are computed in float32.
 
-    Returns:
-        A tensor with the dimensions of positions, then the model dimension.
-
     Example:
         >>> S, M = nm.dims("seq=4 model=8")
         >>> nm.trace(lambda: sinusoids(nm.range(S), M)).outputs[0].shape
@@ -30,7 +27,7 @@ def sinusoids(positions: nm.Tensor, model: nm.Dimension, dtype: str = "float32")
 
 
 def _count_halves(dim: nm.Dimension) -> tuple[nm.Tensor, nm.Tensor]:
-    """Tell which elements are in the first half, and count from 0 in either half, in float32."""
+    """Return which elements are in the first half, and count from 0 in either half, in float32."""
     channel = nm.cast(nm.range(dim), "float32")
     half = float(dim.size // 2)
     first = channel < half
@@ -48,9 +45,6 @@ def learned_positions(
         model: The dimension of a row.
         name: The name of the table.
 
-    Returns:
-        A float32 tensor with the dimensions of positions, then the model dimension.
-
     Example:
         >>> S, L, M = nm.dims("seq=4 position=16 model=8")
         >>> nm.trace(lambda: learned_positions(nm.range(S), L, M)).outputs[0].shape
@@ -65,8 +59,7 @@ def rotary(
 ) -> nm.Tensor:
     """Rotate pairs of elements by an angle that grows with the position (RoPE).
 
-    The product of a rotated query and a rotated key depends on how far apart they are, and not on
-    where. Element i of the first half and of the second are a pair, as in Llama.
+    Element i of the first half and of the second are a pair, as in Llama.
 
     Args:
         x: Queries or keys, with the key dimension.
@@ -74,13 +67,9 @@ def rotary(
         key: The dimension of a query or key, of even size.
         base: The longest wavelength over 2 pi.
 
-    Returns:
-        A tensor of the shape and dtype of x; angles are computed in float32.
-
     Example:
         >>> S, N, K = nm.dims("seq=4 heads=2 key=8")
-        >>> iteration = lambda q: rotary(q, nm.range(S), K)
-        >>> nm.trace(iteration, q=nm.spec([S, N, K])).outputs[0].shape
+        >>> nm.trace(lambda q: rotary(q, nm.range(S), K), q=nm.spec([S, N, K])).outputs[0].shape
         [seq=4, heads=2, key=8]
     """
     if key.size % 2:
@@ -94,16 +83,11 @@ def rotary(
 
 
 def alibi(distance: nm.Tensor, heads: nm.Dimension) -> nm.Tensor:
-    """Make a bias on attention scores that falls with the distance, faster for some heads.
-
-    Head i of n loses 2**(-8 (i + 1) / n) for each position between.
+    """Return a bias that falls by 2**(-8 (i + 1) / n) with each position between, for head i of n.
 
     Args:
         distance: The memory position minus the query's position, int32.
-        heads: The dimension of attention heads.
-
-    Returns:
-        A float32 tensor with the dimensions of distance, then heads.
+        heads: The dimension of attention heads, which the float32 result has last.
 
     Example:
         >>> S, T, N = nm.dims("seq=4 memory=4 heads=2")
@@ -126,18 +110,14 @@ def relative_bias(
 
     Args:
         distance: The memory position minus the query's position, int32.
-        heads: The dimension of attention heads.
-        buckets: How many distances are told apart.
+        heads: The dimension of attention heads, which the float32 result has last.
+        buckets: The number of distances that are told apart.
         farthest: The distance from which on all share the last bucket.
         both_ways: Whether positive distances (later positions) have buckets of their own.
 
-    Returns:
-        A float32 tensor with the dimensions of distance, then heads.
-
     Example:
         >>> S, T, N = nm.dims("seq=4 memory=4 heads=2")
-        >>> bias = lambda: relative_bias(nm.range(T) - nm.range(S), N)
-        >>> nm.trace(bias).outputs[0].shape
+        >>> nm.trace(lambda: relative_bias(nm.range(T) - nm.range(S), N)).outputs[0].shape
         [memory=4, seq=4, heads=2]
     """
     exact = buckets // 4 if both_ways else buckets // 2
@@ -152,22 +132,13 @@ def relative_bias(
 
 
 def distance_bucket(distance: nm.Tensor, buckets: int, farthest: int, both_ways: bool) -> nm.Tensor:
-    """Assign distances to buckets: one for each near distance, logarithmic ranges for far ones.
+    """Number the bucket of a distance: one for each near distance, logarithmic ranges for far ones.
 
-    Args:
-        distance: The memory position minus the query's position, int32.
-        buckets: How many buckets there are.
-        farthest: The distance from which on all share the last bucket.
-        both_ways: Whether positive distances have the upper half of the buckets; otherwise they
-            count as zero.
-
-    Returns:
-        The buckets' numbers, int32, of the shape of distance.
+    The arguments are those of `relative_bias`; without `both_ways`, positive distances count as 0.
 
     Example:
-        >>> (D,) = nm.dims("distance=6")
-        >>> program = nm.trace(lambda: distance_bucket(nm.range(D) - 5, 4, 8, False))
-        >>> program.evaluate({})[1].numpy().tolist()
+        >>> D = nm.Dimension("distance", 6)
+        >>> nm.evaluate(lambda: distance_bucket(nm.range(D) - 5, 4, 8, False)).tolist()
         [3, 3, 2, 2, 1, 0]
     """
     side = nm.zeros([], "int32")

@@ -1,4 +1,4 @@
-"""What a gating function decides: which tokens each expert serves, and with what weight."""
+"""The decision of a gating function: the tokens that each expert serves, and their weights."""
 
 from __future__ import annotations
 
@@ -10,15 +10,13 @@ import namedmesh as nm
 
 @dataclass(frozen=True)
 class Routing:
-    """Where each choice (K) of each token (GS) goes when tokens choose experts.
+    """The place of each choice (K) of each token (GS) when tokens choose experts.
 
     Attributes:
         expert: The expert of each choice, GSK int32.
         place: The place in the expert's buffer, GSK int32.
         weight: The combine weight, GSK; zero means that the choice is not served.
-        seq: The dimension S of a group's tokens.
-        capacity: The dimension C of an expert's buffer.
-        experts: The dimension E.
+        seq, capacity, experts: The dimensions S, C and E.
         aux_loss: The paper's auxiliary loss, averaged over the groups that have tokens; scalar.
         z_loss: The mean squared logsumexp of the logits; scalar.
         left_out: The share of tokens whose choice the rule for later choices leaves out, K.
@@ -27,11 +25,9 @@ class Routing:
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=4")
-        >>> def route(logits):
-        ...     routing = top_k_gating(logits, S, E, C, k=1)
-        ...     return routing.expert, routing.place
-        >>> [tensor.shape for tensor in nm.trace(route, nm.spec([G, S, E])).outputs]
-        [[group=2, seq=8, choice=1], [group=2, seq=8, choice=1]]
+        >>> route = lambda logits: top_k_gating(logits, S, E, C, k=1).place
+        >>> nm.trace(route, nm.spec([G, S, E])).outputs[0].shape
+        [group=2, seq=8, choice=1]
     """
 
     expert: nm.Tensor
@@ -54,17 +50,15 @@ class Routing:
 
 @dataclass(frozen=True)
 class ExpertRouting:
-    """Which token each place (C) of each expert (E) takes when experts choose tokens.
+    """The token of each place (C) of each expert (E) when experts choose tokens.
 
     Attributes:
         token: The token's index along S, GEC int32.
         weight: The combine weight, GEC.
-        seq: The dimension S of a group's tokens.
+        seq, z_loss, load: As in `Routing`.
         aux_loss: Zero: the load is even by construction; scalar.
-        z_loss: The mean squared logsumexp of the logits; scalar.
         left_out: The share of tokens that no expert takes, K=1.
         no_room: Zero: experts take as many as they have room for, K=1.
-        load: The share of a group's tokens that each expert serves, GE.
 
     Example:
         >>> G, S, E, C = nm.dims("group=2 seq=8 expert=4 capacity=3")
@@ -91,7 +85,7 @@ class ExpertRouting:
 def expert_capacity(
     seq: nm.Dimension, experts: nm.Dimension, factor: float = 2.0, name: str = "capacity"
 ) -> nm.Dimension:
-    """Return the dimension of an expert's buffer for one group.
+    """Return the dimension of an expert's buffer for one group: at least 1, at most its tokens.
 
     Args:
         seq: The dimension of a group's tokens.
@@ -100,8 +94,7 @@ def expert_capacity(
         name: The dimension's name.
 
     Example:
-        >>> S, E = nm.dims("seq=2048 expert=128")
-        >>> expert_capacity(S, E)
+        >>> expert_capacity(*nm.dims("seq=2048 expert=128"))
         Dimension(name='capacity', size=32)
     """
     if not 0 < factor < math.inf:

@@ -20,17 +20,13 @@ class Batch:
     """Packed examples: several in a row, one after another.
 
     Attributes:
-        source: Source tokens, GS int32.
-        source_segments: The example that each belongs to, counted from 1; 0 is padding.
-        source_positions: The position of each in its example, counted from 0.
-        target: Target tokens, GT int32.
-        target_segments: The example that each belongs to.
-        target_positions: The position of each in its example.
+        source, target: Tokens, GS and GT int32.
+        source_segments, target_segments: The example of each token, from 1; 0 is padding.
+        source_positions, target_positions: The position of each token in its example, from 0.
 
     Example:
-        >>> G, S = nm.dims("group=2 seq=8")
         >>> real = lambda tokens: nm.not_equal(Batch(*[tokens] * 6).source_segments, 0)
-        >>> nm.trace(real, nm.spec([G, S], "int32")).outputs[0].dtype
+        >>> nm.trace(real, nm.spec(nm.dims("group=2 seq=8"), "int32")).outputs[0].dtype
         'bool'
     """
 
@@ -43,20 +39,12 @@ class Batch:
 
 
 def batch_of(inputs: Mapping[str, nm.Tensor]) -> Batch:
-    """Collect the tensors of a batch from a program's inputs.
-
-    Args:
-        inputs: Tensors by name, those of `Transformer.specs` among them.
-
-    Returns:
-        The batch.
+    """Return the batch among a program's inputs, which `Transformer.specs` declares.
 
     Example:
-        >>> G, S = nm.dims("group=2 seq=8")
-        >>> names = [field.name for field in dataclasses.fields(Batch)]
-        >>> specs = {name: nm.spec([G, S], "int32") for name in names}
-        >>> nm.trace(lambda batch: batch_of(batch).target, batch=specs).outputs[0].shape
-        [group=2, seq=8]
+        >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
+        >>> nm.trace(lambda batch: batch_of(batch).target, batch=model.specs()).outputs[0].shape
+        [group=2, target=6]
     """
     names = [field.name for field in dataclasses.fields(Batch)]
     missing = [name for name in names if name not in inputs]
@@ -70,31 +58,17 @@ def batch_of(inputs: Mapping[str, nm.Tensor]) -> Batch:
 
 
 class Transformer(Backbone):
-    """The model for one batch shape; its methods are called while tracing.
-
-    Args:
-        config: The configuration.
-        group: The number of groups: rows of a batch.
-        source: The tokens of a row of the source.
-        target: The tokens of a row of the target.
+    """The model for one batch shape; its methods are called while tracing. See `Backbone`.
 
     Example:
         >>> model = Transformer(config("tiny"), group=2, source=8, target=8)
         >>> program = nm.trace(lambda batch: model.loss(batch_of(batch))[0], batch=model.specs())
-        >>> program.outputs[0].shape
-        []
         >>> sum(variable.shape.elements for variable in program.parameters.values())
         103680
     """
 
     def specs(self) -> dict[str, Any]:
-        """Return the specs of a batch, for `nm.trace`.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> list(model.specs())[:3]
-            ['source', 'source_segments', 'source_positions']
-        """
+        """Return a spec by name for each tensor of a Batch, for `nm.trace`."""
         return {
             f"{side}{suffix}": nm.spec([self.G, seq], "int32")
             for side, seq in (("source", self.S), ("target", self.T))
@@ -116,19 +90,10 @@ class Transformer(Backbone):
             segments: The example that each belongs to; 0 is padding.
             positions: The position of each in its example.
             key: A random key, or None for evaluation.
-            choices: Whether the statistics tell the `expert` of each choice of each token, LGSK,
-                and its `weight`.
+            choices: Whether the statistics include the `expert` and `weight` of every choice, LGSK.
 
         Returns:
             Representations, GSM, and the experts' losses and statistics.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> encode = lambda tokens, segments, positions: model.encode(
-            ...     tokens, segments, positions
-            ... )[0]
-            >>> nm.trace(encode, *[nm.spec([model.G, model.S], "int32")] * 3).outputs[0].shape
-            [group=2, source=8, model=32]
         """
         S, memory, rate = self.S, self.heads.memory(self.S), self.config.dropout
         mask = segment_mask(segments, nm.rename(segments, S, memory))
@@ -166,21 +131,10 @@ class Transformer(Backbone):
             batch: The batch, for its segments and positions.
             inputs: Target tokens shifted right, GT int32.
             encoded: The encoder's representations, GSM.
-            key: A random key, or None for evaluation.
-            choices: Whether the statistics tell the `expert` of each choice of each token, LGTK,
-                and its `weight`.
+            key, choices: As in `encode`.
 
         Returns:
             Representations, GTM, and the experts' losses and statistics.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> def decode(inputs, encoded):
-            ...     batch = batch_of(inputs)
-            ...     return model.decode(batch, batch.target, encoded)[0]
-            >>> encoded = nm.spec([model.G, model.S, model.M])
-            >>> nm.trace(decode, inputs=model.specs(), encoded=encoded).outputs[0].shape
-            [group=2, target=6, model=32]
         """
         S, T, memory, rate = self.S, self.T, self.heads.memory(self.T), self.config.dropout
         segments = batch.target_segments
@@ -208,20 +162,7 @@ class Transformer(Backbone):
             return self.run_layers(x, stack, derive_key(key, 3))[:2]
 
     def scores(self, decoded: nm.Tensor) -> nm.Tensor:
-        """Score every target token.
-
-        Args:
-            decoded: The decoder's representations, with M.
-
-        Returns:
-            Logits with the other dimensions of decoded, then W.
-
-        Example:
-            >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
-            >>> decoded = nm.spec([model.G, model.T, model.M])
-            >>> nm.trace(model.scores, decoded).outputs[0].shape
-            [group=2, target=6, target_vocab=64]
-        """
+        """Score every target token: logits with the other dimensions of decoded, then W."""
         name = "embedding" if self.config.tied else "projection"
         with nm.scope("decoder"):
             return vocabulary_logits(decoded, self.W, self.M, name=name)
@@ -239,17 +180,6 @@ class Transformer(Backbone):
             The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, with experts `aux_loss` and
             `left_out`, `no_room` and `load` of each side that has any, and with R-drop the
             `divergence` of the two passes; the others are then those of the first one.
-
-        Example:
-            >>> model = Transformer(config("tiny").but(experts=0), group=2, source=8, target=6)
-            >>> metrics = []
-            >>> def loss(batch):
-            ...     total, scalars = model.loss(batch_of(batch))
-            ...     metrics.extend(scalars)
-            ...     return total
-            >>> program = nm.trace(loss, batch=model.specs())
-            >>> metrics
-            ['loss', 'cross_entropy', 'accuracy']
         """
         if not isinstance(batch, Batch):
             raise nm.NamedMeshError(
@@ -270,16 +200,14 @@ class Transformer(Backbone):
         return total, {**metrics, "loss": total, "divergence": apart}
 
     def choices(self, batch: Batch) -> dict[str, nm.Tensor]:
-        """Tell which experts the tokens of a batch are sent to, in evaluation.
+        """Return the experts that the tokens of a batch are sent to, in evaluation.
 
         Args:
             batch: The batch; see `batch_of`.
 
         Returns:
-            By side, `encoder_expert` and `decoder_expert`: the expert of each choice of each token,
-            int32, with the dimensions layer, group, source or target, and choice; and its
-            `encoder_weight` and `decoder_weight`, zero where it is not served. Sides without
-            experts, or whose experts choose tokens, have none.
+            `encoder_expert` and `decoder_expert`, int32, and `encoder_weight` and `decoder_weight`,
+            zero where a choice is not served; of sides with experts that tokens choose.
 
         Example:
             >>> model = Transformer(config("tiny"), group=2, source=8, target=6)
