@@ -1,4 +1,4 @@
-"""What models are made of: layers, optimizers and decoding, built on the named ops alone.
+"""Layers, optimizers and decoding, built on the named ops alone.
 
 Every public name is imported from here: `from namedmesh.layers import moe, Transformer, Adafactor`.
 """

@@ -98,6 +98,7 @@ class Adafactor(Optimizer):
         self, update: ParameterUpdate, own: Sequence[nm.Dimension], beta2: nm.Tensor
     ) -> nm.Tensor:
         """Divide the gradient by the root of its second moment, factored if large enough."""
+        # Devices add up only these means, along dimensions over which a parameter is sharded.
         squares = nm.square(update.grad) + self.epsilon
         factors = sorted(own, key=lambda dim: dim.size)[-2:]
         if len(factors) < 2 or factors[0].size < self.min_dim_size_to_factor:

@@ -259,9 +259,9 @@ def window_mask(seq: nm.Dimension, memory: nm.Dimension, window: int) -> nm.Tens
         >>> nm.evaluate(lambda: nm.transpose(window_mask(S, T, 2), [S, T])).tolist()
         [[True, False, False], [True, True, False], [False, True, True]]
     """
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+    if window < 1:
         raise nm.NamedMeshError(
-            f"window_mask: {window!r} positions are no window", fix="pass a whole number from 1"
+            f"window_mask: window={window} is not positive", fix="pass at least 1"
         )
     distance = nm.range(seq) - nm.range(memory)
     return (distance >= 0) & (distance < window)

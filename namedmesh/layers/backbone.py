@@ -186,7 +186,7 @@ class Backbone:
 
         Args:
             distance: The memory position minus the query's position, int32.
-            both_ways: Whether later positions are told apart.
+            both_ways: Whether later positions differ from each other.
         """
         if self.config.positions != "relative":
             return None

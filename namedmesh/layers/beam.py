@@ -126,6 +126,7 @@ def _choose_candidates(
     scores: nm.Tensor, N: nm.Dimension, W: nm.Dimension, C: nm.Dimension
 ) -> tuple[nm.Tensor, nm.Tensor]:
     """Return the C best of all hypotheses and tokens (GNW), and their numbers n * W + w."""
+    # The best of each hypothesis come first, so that no tensor of size N * W is sorted.
     own = nm.Dimension("own_candidate", min(C.size, W.size))
     best, token = nm.top_k(scores, W, own)  # GN own
     number = nm.range(N) * W.size + token

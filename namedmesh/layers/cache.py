@@ -130,6 +130,8 @@ class Cache:
         if self.flat and self.slot:
             memory.append(self.slot)
             new = {name: nm.rename(tensor, self.flat, self.slot) for name, tensor in new.items()}
+        # Append first, then read: XLA updates a tensor that a loop carries in place only as long
+        # as the body reads it after its last write.
         cache = self.write(cache, new, layer, time["step"])
         past = self.read(cache, layer)
         seq = self.dims[-1]

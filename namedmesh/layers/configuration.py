@@ -140,6 +140,8 @@ class Config:
     @property
     def dense_hidden(self) -> int:
         """The hidden size of dense layers that compute as much for a token as a mixture's do."""
+        # A layer with experts computes k networks and the shared one, the layer beside it one more:
+        # two dense layers share the sum.
         return (self.hidden * (1 + self.k) + self.shared) // 2
 
     def but(self, **changes: Any) -> Config:

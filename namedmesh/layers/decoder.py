@@ -164,8 +164,8 @@ def _check_inputs(model: Transformer, source: nm.Tensor, segments: nm.Tensor) ->
     mistakes: list[Mistake] = []
     for name, tensor in (("source", source), ("segments", segments)):
         if {*tensor.shape} != {model.G, model.S} or tensor.dtype != "int32":
-            wanted = f"int32[{model.G}, {model.S}]"
-            problem = f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not {wanted}"
+            expected = f"int32[{model.G}, {model.S}]"
+            problem = f"Decoder: the {name} is {tensor.dtype}{tensor.shape}, not {expected}"
             mistakes.append((problem, "declare it as nm.spec([model.G, model.S], 'int32')"))
     longest, learned = max(model.S.size, model.T.size), model.config.longest
     if model.config.positions == "learned" and longest > learned:

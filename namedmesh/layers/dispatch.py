@@ -93,6 +93,7 @@ class GatherDispatch:
 
     def _number(self, slot: nm.Tensor) -> None:
         """Record the slot of every choice, GSK, and find the token of every slot."""
+        # A choice that is not served has a slot beyond the last, which gathers read as zero.
         self.slot = slot
         # Tokens are numbered from one, so that empty slots become -1, which reads as zero too.
         numbers = nm.broadcast(nm.range(self.routing.seq) + 1, slot.shape)

@@ -21,6 +21,8 @@ class _BlockDispatch(GatherDispatch):
     ):
         S, E, K = routing.seq, routing.experts, routing.weight.shape.dims[-1]
         self.routing, self.within = routing, nm.Dimension("expert_of_shard", E.size // shards.size)
+        # Only the last block of an expert has rows to spare, so a shard needs room for its choices
+        # and for one row less than a block for each of its experts.
         most = S.size * min(K.size, self.within.size)
         if bound is not None:
             most = min(most, -(-int(bound * S.size * K.size) // shards.size))
@@ -31,7 +33,7 @@ class _BlockDispatch(GatherDispatch):
         self.groups = [dim for dim in routing.weight.shape if dim.name not in (K.name, S.name)]
         served = nm.stop_gradient(routing.weight) > 0  # GSK
         ends = nm.where(served, routing.place + 1, 0)
-        # Whole along E, as the gates are: every device counts for all experts.
+        # Replicated along E, as the gates are: every device counts for all experts.
         chosen = nm.replicate(nm.one_hot(routing.expert, E, "int32"), E)  # GSKE
         tokens = nm.max(chosen * ends, over=[S, K])  # GE
         used = nm.reshape((tokens + (rows.size - 1)) // rows.size, E, [shards, self.within])
@@ -42,6 +44,7 @@ class _BlockDispatch(GatherDispatch):
         self.fits = served & (row < size)
         slot = routing.expert // self.within.size * size + row
         self._number(nm.where(self.fits, slot, self.slots.size))
+        # A block belongs to the first expert whose last block is not before it.
         finished = nm.cast(last <= nm.range(self.blocks), "int32")
         expert = nm.sum(finished, over=self.within)  # G shard block
         self.expert = nm.minimum(expert, self.within.size - 1)
@@ -112,8 +115,7 @@ def dropless_moe(
     routing = _check_routing(gate(logits), S)
     D = nm.Dimension("shard", 1) if shards is None else shards
     K = routing.weight.shape.dims[-1]
-    share = max(1, S.size * K.size // (2 * E.size)) if rows is None else rows
-    R = nm.Dimension("row", share)
+    R = nm.Dimension("row", rows or max(1, S.size * K.size // (2 * E.size)))
     dispatch = _BlockDispatch(routing, D, R, bound)
     N, L = dispatch.blocks, dispatch.within
 
@@ -124,19 +126,19 @@ def dropless_moe(
             weight = nm.replicate(weight, L)
         return nm.gather(weight, expert, L)
 
-    xe = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
+    expert_inputs = nm.reshard(dispatch.to_experts(x, [D, G, N, R, M]), D)
     expert = nm.reshard(dispatch.expert, D)
-    h = get_activation(activation)(nm.einsum([xe, of_blocks(wi)], [D, G, N, R, H]))
+    h = get_activation(activation)(nm.einsum([expert_inputs, of_blocks(wi)], [D, G, N, R, H]))
     if gated:
         w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
-        h = h * nm.einsum([xe, of_blocks(w_gate)], [D, G, N, R, H])
+        h = h * nm.einsum([expert_inputs, of_blocks(w_gate)], [D, G, N, R, H])
     h = dropout(h, rate, dropout_key)
-    ye = nm.reshard(nm.einsum([h, of_blocks(wo)], [D, G, N, R, M]), G)
-    y = dispatch.to_tokens(ye, [G, S, M])
+    expert_outputs = nm.einsum([h, of_blocks(wo)], [D, G, N, R, M])
+    outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])
     if shared is not None:
         with nm.scope("shared"):
-            y = y + feed_forward(x, M, shared, activation=activation, gated=gated)
-    return y, routing if bound is None else dispatch.count_left_over(routing)
+            outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)
+    return outputs, routing if bound is None else dispatch.count_left_over(routing)
 
 
 def _check_dims(

@@ -69,12 +69,12 @@ def top_k_gating(
         earlier = earlier if count is None else earlier + count
         count = nm.sum(mask, over=S) if count is None else count + nm.sum(mask, over=S)
         place = nm.sum(earlier * mask, over=E)  # GS: the position in the expert's buffer
-        serve = wanted = nm.sum(mask, over=E) > 0
+        serve = chose = nm.sum(mask, over=E) > 0
         if i > 0 and second == "random":
             serve = serve & (chosen[i] / (total + 1e-9) * 2.0 > draws[i - 1])
         elif i > 0 and second == "none":
             serve = serve & False
-        left_out.append(nm.cast(wanted & nm.logical_not(serve), gates.dtype))
+        left_out.append(nm.cast(chose & nm.logical_not(serve), gates.dtype))
         serve = serve & (place < float(C.size))
         places.append(nm.cast(place, "int32"))
         served.append(nm.cast(serve, gates.dtype))

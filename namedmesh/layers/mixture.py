@@ -69,16 +69,16 @@ def moe(
     logits = nm.einsum([nm.cast(x if routed is None else routed, "float32"), wg], [G, S, E])
     routing = gate(logits)
     dispatch = make_dispatch(routing, form)
-    xe = nm.reshard(dispatch.to_experts(x, [E, G, C, M]), E)
-    h = nm.einsum([xe, nm.cast(wi, x.dtype)], [E, G, C, H])
+    expert_inputs = nm.reshard(dispatch.to_experts(x, [E, G, C, M]), E)  # an AllToAll
+    h = nm.einsum([expert_inputs, nm.cast(wi, x.dtype)], [E, G, C, H])
     h = get_activation(activation)(h)
     if gated:
         w_gate = nm.param("wi_gate", [E, M, H], nm.fan_in_init(M))
-        h = h * nm.einsum([xe, nm.cast(w_gate, x.dtype)], [E, G, C, H])
+        h = h * nm.einsum([expert_inputs, nm.cast(w_gate, x.dtype)], [E, G, C, H])
     h = dropout(h, rate, dropout_key)
-    ye = nm.reshard(nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M]), G)
-    y = dispatch.to_tokens(ye, [G, S, M])
+    expert_outputs = nm.einsum([h, nm.cast(wo, x.dtype)], [E, G, C, M])
+    outputs = dispatch.to_tokens(nm.reshard(expert_outputs, G), [G, S, M])  # an AllToAll
     if shared is not None:
         with nm.scope("shared"):
-            y = y + feed_forward(x, M, shared, activation=activation, gated=gated)
-    return y, routing
+            outputs = outputs + feed_forward(x, M, shared, activation=activation, gated=gated)
+    return outputs, routing

@@ -83,12 +83,12 @@ def group_norm(
         >>> list(nm.trace(lambda x: group_norm(x, C, 2, over=[R]), x=nm.spec([B, R, C])).parameters)
         ['norm_scale', 'norm_bias']
     """
-    if isinstance(groups, bool) or not isinstance(groups, int) or channels.size % max(groups, 1):
+    if channels.size % groups:
         raise nm.NamedMeshError(
             f"group_norm: {groups} groups do not divide {channels}",
             fix="pass a divisor of the number of channels",
         )
-    G = channels.resized(groups)  # of the same name: groups lie where their channels lay
+    G = channels.resized(groups)  # of the same name, to be sharded as the channels are
     C = nm.Dimension(f"{channels.name}_in_group", channels.size // groups)
     wide = nm.reshape(nm.cast(x, "float32"), channels, [G, C])
     unit = nm.transpose(
@@ -132,8 +132,8 @@ def batch_norm(
     if training:
         mean = nm.mean(wide, over=over)
         variance = nm.mean(nm.square(wide - mean), over=over)
-        for kept, now in ((average, mean), (spread, variance)):
-            nm.assign(kept, kept * momentum + nm.stop_gradient(now) * (1.0 - momentum))
+        for state, moment in ((average, mean), (spread, variance)):
+            nm.assign(state, state * momentum + nm.stop_gradient(moment) * (1.0 - momentum))
     else:
         mean, variance = average, spread
     unit = (wide - mean) * nm.rsqrt(variance + epsilon)

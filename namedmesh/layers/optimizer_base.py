@@ -28,7 +28,7 @@ def global_norm(grads: Mapping[str, nm.Tensor]) -> nm.Tensor:
     total = nm.full([], 0.0)
     for name, grad in grads.items():
         squares = nm.square(nm.cast(grad, "float32"))
-        if len(grad.shape):
+        if len(grad.shape):  # one number for each sharded gradient is summed between devices
             squares = nm.sum(squares)
             squares.describe(name=f"grad_norm/{name}")
         total = total + squares

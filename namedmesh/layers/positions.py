@@ -111,7 +111,7 @@ def relative_bias(
     Args:
         distance: The memory position minus the query's position, int32.
         heads: The dimension of attention heads, which the float32 result has last.
-        buckets: The number of distances that are told apart.
+        buckets: The number of distances that differ.
         farthest: The distance from which on all share the last bucket.
         both_ways: Whether positive distances (later positions) have buckets of their own.
 

@@ -24,8 +24,8 @@ def dropout(x: nm.Tensor, rate: float, key: nm.Tensor | None) -> nm.Tensor:
         )
     if key is None or rate == 0.0:
         return x
-    kept = nm.random.bernoulli(key, x.shape, 1.0 - rate)
-    return nm.where(kept, x * (1.0 / (1.0 - rate)), 0.0)
+    keep = nm.random.bernoulli(key, x.shape, 1.0 - rate)
+    return nm.where(keep, x * (1.0 / (1.0 - rate)), 0.0)
 
 
 def jitter(x: nm.Tensor, key: nm.Tensor, epsilon: float = 1e-2) -> nm.Tensor:

@@ -1,4 +1,4 @@
-"""Every public op and layer, called with random wrong arguments: errors are ours, with a fix."""
+"""Every public op, called with random wrong arguments: errors are ours, with a fix."""
 
 import inspect
 import random
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh import layers
 
 B, S, M = nm.dims("batch=4 seq=6 model=8")
 CALLS = 8  # of each function; more found nothing more
@@ -34,7 +33,7 @@ class Odd:
 
 
 def public_functions():
-    """Every public op and layer by name."""
+    """Every public op by name."""
     listed = (Path(nm.__file__).parent / "__init__.pyi").read_text()
     names = [name for name in re.findall(r"import (\w+) as \w+", listed) if name not in NOT_OPS]
     functions = {f"nm.{name}": getattr(nm, name) for name in names}
@@ -42,9 +41,6 @@ def public_functions():
         own = getattr(value, "__module__", "") == nm.random.__name__
         if own and inspect.isfunction(value) and not name.startswith("_"):
             functions[f"nm.random.{name}"] = value
-    for name, value in vars(layers).items():
-        if callable(value) and not name.startswith("_") and name != "nm":
-            functions[f"layers.{name}"] = value
     known = (inspect.isfunction, inspect.isclass)
     return {name: value for name, value in functions.items() if any(is_(value) for is_ in known)}
 

@@ -225,7 +225,7 @@ def test_groups_lie_where_their_channels_lay():
     [
         (lambda x: group_norm(x, C, 3, over=[R]), "3 groups do not divide channels=8"),
         (lambda x: rotary(x, nm.range(R), nm.Dimension("odd", 3)), "no pairs"),
-        (lambda x: window_mask(S, T, 0), "no window"),
+        (lambda x: window_mask(S, T, 0), "window=0 is not positive"),
     ],
 )
 def test_errors(wrong, message):
