@@ -178,8 +178,8 @@ from namedmesh.ops.vmap import vmap as vmap
 from namedmesh.planning.conflicts import LayoutConflict as LayoutConflict
 from namedmesh.planning.plan import Plan as Plan
 from namedmesh.planning.plan_program import plan as plan
-from namedmesh.planning.plan_record import PlanRecord as PlanRecord
-from namedmesh.planning.plan_record import load_plan as load_plan
+from namedmesh.records.plan import PlanRecord as PlanRecord
+from namedmesh.records.plan import load_plan as load_plan
 from namedmesh.report.report import report as report
 from namedmesh.search.result import Search as Search
 from namedmesh.search.search import search as search

@@ -10,20 +10,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.artifacts.container import AGAIN, pack_members, read_file, unpack_members
+from namedmesh.artifacts.container import AGAIN, LARGEST_FILE, pack_members, unpack_members
 from namedmesh.artifacts.manifest import PRECISIONS as PRECISIONS
 from namedmesh.artifacts.manifest import Manifest, read_manifest, write_manifest
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.records.json_cursor import JsonCursor
-from namedmesh.records.paths import check_path, write_file
+from namedmesh.records.codec import InvalidRecordError, parse_document, report_problems
+from namedmesh.records.paths import check_path, read_file, write_file
 
-FORMAT = "namedmesh-artifact"
-VERSION = 6
+VERSION = 7
+_HEADER = ("namedmesh-artifact", VERSION)
 _MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Artifact(Manifest):
     """A program, planned and lowered for one mesh and layout, with all that is known of it.
 
@@ -47,6 +47,13 @@ class Artifact(Manifest):
 
     step_module: bytes
     init_module: bytes
+
+    def __repr__(self) -> str:
+        return (
+            f"Artifact of {self.name} on {self.mesh}, layout {self.layout!r}\n"
+            f"  {len(self.inputs)} inputs, {len(self.variables)} variables, "
+            f"{len(self.outputs)} outputs, {len(self.collectives)} collectives"
+        )
 
     @property
     def digest(self) -> str:
@@ -78,7 +85,7 @@ class Artifact(Manifest):
         Returns:
             The contents of the file's manifest.json.
         """
-        return {"format": FORMAT, "version": VERSION, **write_manifest(self)}
+        return {"format": _HEADER[0], "version": VERSION, **write_manifest(self)}
 
     def to_bytes(self) -> bytes:
         """The file's contents.
@@ -119,7 +126,8 @@ class Artifact(Manifest):
             NamedMeshError: If the file cannot be read, is too large, was changed since it was
                 written, or is of another version.
         """
-        return cls.from_bytes(read_file(path), os.fspath(path))
+        name = check_path(path, "the file of the artifact")
+        return cls.from_bytes(read_file(name, "artifact", LARGEST_FILE), name)
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "artifact") -> Artifact:
@@ -142,27 +150,17 @@ class Artifact(Manifest):
                 fix="give the bytes that to_bytes() returned, or use Artifact.load(path)",
             )
         members = unpack_members(bytes(data), _MEMBERS, label)
-        manifest = _parse_manifest(members["manifest.json"], label)
-        if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-            raise NamedMeshError(f"{label!r} is not a namedmesh artifact", fix=AGAIN)
-        if manifest.get("version") != VERSION:
-            version = repr(manifest.get("version"))[:60]
-            raise NamedMeshError(
-                f"{label!r} has artifact version {version}; this namedmesh reads {VERSION}",
-                fix=AGAIN,
-            )
-        document = JsonCursor(manifest)
-        described = read_manifest(document)
+        document = parse_document(
+            members["manifest.json"], label, "a namedmesh artifact", _HEADER, AGAIN
+        )
         step, init = members["step.mlir"], members["init.mlir"]
-        if not document.problems and bool(described.variables) != bool(init):
-            document.note("init.mlir is there without variables, or missing with them")
-        if document.problems:
-            raise NamedMeshError(
-                f"{label!r} has a manifest that is incomplete or wrong",
-                *list(document.problems)[:20],
-                fix=AGAIN,
-            )
-        return cls(**vars(described), step_module=step, init_module=init)
+        with report_problems(f"{label!r} has a manifest that is incomplete or wrong", AGAIN):
+            manifest = read_manifest(document)
+            if bool(manifest.variables) != bool(init):
+                raise InvalidRecordError(
+                    ["init.mlir is there without variables, or missing with them"]
+                )
+        return cls(**vars(manifest), step_module=step, init_module=init)
 
 
 def check_artifact(artifact: object) -> Artifact:
@@ -173,13 +171,3 @@ def check_artifact(artifact: object) -> Artifact:
     if isinstance(artifact, (str, os.PathLike)):
         fix = "read it first: Artifact.load(path), or use namedmesh.runtime.load(path)"
     raise NamedMeshError(f"expected an Artifact, not a {type(artifact).__name__}", fix=fix)
-
-
-def _parse_manifest(data: bytes, label: str) -> Any:
-    """The manifest as JSON."""
-    try:
-        return json.loads(data)
-    except (ValueError, RecursionError) as error:
-        raise NamedMeshError(
-            f"{label!r} is not a namedmesh artifact, or is damaged: {str(error)[:200]}", fix=AGAIN
-        ) from None

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-import os
-import stat
 import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.records.paths import check_path, describe_os_error
 
 LARGEST_FILE = 2**33  # bytes of a file and of what is unpacked from it
 LARGEST_RATIO = 100  # how far a member may be compressed: a few bytes can unpack to gigabytes
@@ -50,36 +47,6 @@ def _compression(data: bytes) -> int:
     if len(data) <= _SMALL or len(zlib.compress(data)) * LARGEST_RATIO >= len(data):
         return zipfile.ZIP_DEFLATED
     return zipfile.ZIP_STORED
-
-
-def read_file(path: str | os.PathLike[str]) -> bytes:
-    """Read a file of a size that can be an Artifact's."""
-    name = check_path(path, "the file of the artifact")
-    try:
-        with open(name, "rb", opener=_open_at_once) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise NamedMeshError(
-                    f"cannot read artifact {name!r}: it is not a file", fix="check the path"
-                )
-            if status.st_size > LARGEST_FILE:
-                raise NamedMeshError(
-                    f"cannot read artifact {name!r}: it has {status.st_size} bytes, "
-                    f"more than {LARGEST_FILE}",
-                    fix=AGAIN,
-                )
-            return file.read(status.st_size + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, NamedMeshError):
-            raise
-        raise NamedMeshError(
-            f"cannot read artifact {name!r}: {describe_os_error(error)}", fix="check the path"
-        ) from None
-
-
-def _open_at_once(path: str, flags: int) -> int:
-    """Open a path without waiting for another process to write, should it be a pipe."""
-    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
 
 
 def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, bytes]:

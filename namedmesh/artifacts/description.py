@@ -1,4 +1,4 @@
-"""What an Artifact's modules take, return and compute: tensors with their shapes and shardings."""
+"""Tensors of an Artifact's modules: names, shapes, dtypes and shardings."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
 
 # numpy would take "O", "i4,i4" and much else for a dtype too.
@@ -22,21 +23,21 @@ _DTYPE_NAMES = frozenset(
 
 
 def dtype_of(name: str) -> np.dtype:
-    """The numpy dtype of a name, those of ml_dtypes included."""
+    """Return the numpy dtype of a name, those of ml_dtypes included."""
     if name not in _DTYPE_NAMES:
-        raise TypeError(f"{name!r} is not the name of a dtype")
+        raise NamedMeshError(f"{name!r} is not the name of a dtype", fix="write e.g. 'float32'")
     return np.dtype(getattr(ml_dtypes, name, name))
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One tensor of a module: its name, named dimensions, dtype, and where its shards lie.
+    """One tensor of a module: its name, named dimensions, dtype and sharding.
 
     Attributes:
         name: Its name.
         shape: Its named dimensions.
         dtype: The name of its dtype, such as `bfloat16`.
-        sharding: The mesh axes that each dimension is split over.
+        sharding: The mesh axes that each dimension is sharded over.
 
     Example:
         >>> from namedmesh.runtime import TensorSpec
@@ -54,16 +55,27 @@ class TensorSpec:
     dtype: str
     sharding: Sharding
 
+    def __post_init__(self) -> None:
+        dtype_of(self.dtype)
+        unknown = [name for name, _ in self.sharding.held if name not in self.shape.names]
+        used = self.sharding.used
+        twice = [axis for axis in dict.fromkeys(used) if used.count(axis) > 1]
+        if unknown or twice:
+            problem = f"{self.name} has no dimension {', '.join(unknown)} to shard: {self.shape}"
+            if twice:
+                problem = f"{self.name} is sharded twice over {', '.join(twice)}"
+            raise NamedMeshError(problem, fix="shard each dimension over axes of its own")
+
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes the user sees."""
+        """The sizes without padding."""
         return self.shape.sizes
 
     def padded(self, mesh: Mesh) -> tuple[int, ...]:
-        """The sizes at rest: rounded up to what divides over the devices.
+        """Return the sizes rounded up to what divides over the devices.
 
         Args:
-            mesh: The mesh the tensor lies on.
+            mesh: The mesh that the tensor is sharded over.
 
         Returns:
             A size for each dimension.
@@ -75,10 +87,10 @@ class TensorSpec:
         )
 
     def bytes_per_device(self, mesh: Mesh) -> int:
-        """The bytes of one device's shard, padding included.
+        """Return the bytes of one device's shard, padding included.
 
         Args:
-            mesh: The mesh the tensor lies on.
+            mesh: The mesh that the tensor is sharded over.
 
         Returns:
             The bytes.
@@ -87,12 +99,12 @@ class TensorSpec:
 
     @property
     def text(self) -> str:
-        """dtype[name=size, ...] as errors print it."""
+        """The dtype and dimensions: float32[group=64, model=512]."""
         return f"{self.dtype}{self.shape}"
 
     @property
     def sharded_text(self) -> str:
-        """The same with the axes each dimension holds: float32[group=64/data+expert, model=512]."""
+        """The same with mesh axes: float32[group=64/data+expert, model=512]."""
         return f"{self.dtype}{self.sharding.text(self.shape)}"
 
 
@@ -101,10 +113,6 @@ class VariableSpec(TensorSpec):
     """A variable: a tensor that lives from step to step.
 
     Attributes:
-        name: Its name.
-        shape: Its named dimensions.
-        dtype: The name of its dtype, such as `bfloat16`.
-        sharding: The mesh axes that each dimension is split over.
         trainable: Whether it is a parameter.
         updated: Whether a step gives it a new value.
 
@@ -124,12 +132,12 @@ class VariableSpec(TensorSpec):
 
 @dataclass(frozen=True)
 class OpRecord:
-    """A named op of a step: the line that asked for it, and the tensors it makes."""
+    """A named op of a step: its source line and the tensors it computes."""
 
     source: Source
     results: tuple[TensorSpec, ...]
 
     @property
     def texts(self) -> list[str]:
-        """Each result on a line: its name, type, where it lies, and where it was written."""
+        """A line for each result: its name, type, sharding and source."""
         return [f"{spec.name} {spec.sharded_text} at {self.source}" for spec in self.results]

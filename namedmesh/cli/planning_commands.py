@@ -22,8 +22,8 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import CONFLICTS, plan
-from namedmesh.planning.plan_record import PlanRecord
 from namedmesh.records.paths import write_file
+from namedmesh.records.plan import PlanRecord
 from namedmesh.report.report import report
 
 PROGRAM = "a program: module:function or path/file.py:function"

@@ -1,34 +1,36 @@
-"""Diff: two plans side by side: what moved, what came and went, and what that costs."""
+"""Diff: two plans side by side: what changed, what came and went, and what that costs."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.diff.changes import Changes
+from namedmesh.diff.pairing import Changes
 from namedmesh.diff.sources import record_of
-from namedmesh.diff.text import format_diff
-from namedmesh.diff.totals import measure
+from namedmesh.diff.totals import METRICS, format_change, format_figure, measure
+from namedmesh.display.html import html_block, html_details, html_table, html_text
+from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError, whole_number
-from namedmesh.planning.plan_record import (
-    CollectiveRecord,
-    PlanRecord,
-    TensorRecord,
-    shape_of,
-)
+from namedmesh.records.collective import Collective
+from namedmesh.records.plan import PlanRecord
+from namedmesh.records.tensor import TensorRecord, shape_of
+
+Totals = Mapping[str, tuple[float | None, float | None]]
+_HTML_LINES = 50  # changes of each sort in a notebook
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Diff:
-    """What differs between two plans. Prints as totals, then the changes, the largest first.
+    """The differences between two plans. Prints as totals, then the changes, the largest first.
 
     Attributes:
         before: The first plan.
         after: The second.
-        tensors: Those that lie elsewhere or take other bytes, that came, and that went.
-        collectives: Those of another kind, axes, bytes or number of times, that came, and that
-            went.
+        tensors: Those with another sharding or other bytes, that came, and that went.
+        collectives: Those of another kind, axes, bytes or number of runs, that came, and that went.
 
     Example:
         >>> import namedmesh as nm
@@ -46,7 +48,7 @@ class Diff:
     before: PlanRecord
     after: PlanRecord
     tensors: Changes[TensorRecord]
-    collectives: Changes[CollectiveRecord]
+    collectives: Changes[Collective]
 
     @property
     def totals(self) -> dict[str, tuple[float | None, float | None]]:
@@ -68,30 +70,22 @@ class Diff:
         return all(a == b for a, b in self.totals.values() if None not in (a, b))
 
     def describe(self, most: int | None = 12) -> str:
-        """Format what differs.
+        """Format the differences.
 
         Args:
             most: How many changes of each sort to show, the largest first; None for all.
 
         Returns:
             The text.
-
-        Raises:
-            NamedMeshError: It is not a number of changes.
         """
         if most is not None and ((number := whole_number(most)) is None or number < 0):
             raise NamedMeshError(
                 f"{most!r} is not a number of changes", fix="give a whole number, or None for all"
             )
-        sides = (self.before, self.after)
-        totals = {} if self.same else self.totals
-        return format_diff(sides, totals, self.tensors, self.collectives, most)
+        return _format_text(self, most)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what differs as values that JSON has.
-
-        Returns:
-            The totals of both, and every change.
+        """Return the totals of both plans and every change, as values that JSON has.
 
         Example:
             >>> import namedmesh as nm
@@ -112,6 +106,12 @@ class Diff:
     def __str__(self) -> str:
         return self.describe()
 
+    def __repr__(self) -> str:
+        return _format_summary(self)
+
+    def _repr_html_(self) -> str:
+        return _format_html(self)
+
 
 def diff(a: Any, b: Any, target: Any = None) -> Diff:
     """Compare two plans: of two layouts, two versions of a model, two commits or two compilers.
@@ -120,18 +120,15 @@ def diff(a: Any, b: Any, target: Any = None) -> Diff:
     edit above them changes nothing.
 
     Args:
-        a: What is compared: a Plan, the path of a saved plan or of an Artifact, an Artifact, an
-            Audit or a compiled step (what the compiler made), or a report of ahead-of-time
-            compilation, its row or its file.
+        a: A Plan, the path of a saved plan or of an Artifact, an Artifact, an Audit or a compiled
+            step (what the compiler made), or a report of ahead-of-time compilation, its row or
+            its file.
         b: What it is compared with, of the same sort or another.
         target: What `nm.cost` takes, for the estimated time and memory of Plans; files have those
             that they were saved with.
 
     Returns:
-        What differs.
-
-    Raises:
-        NamedMeshError: If one of them cannot be compared, or a file cannot be read.
+        The differences.
 
     Example:
         >>> import namedmesh as nm
@@ -160,33 +157,33 @@ def diff(a: Any, b: Any, target: Any = None) -> Diff:
     """
     before, after = record_of(a, target), record_of(b, target)
     if before.origin == after.origin:
-        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _find_place)
+        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _place_of)
     else:
-        # An Artifact lists tensors that a plan leaves out, and does not say which are parts of
-        # sums; what a compiler made has no tensors.
-        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _find_whole_place)
+        # An Artifact lists tensors that a plan leaves out, without partial sums; what a compiler
+        # made has no tensors.
+        tensors = Changes.between(before.tensors, after.tensors, _TENSOR_KEYS, _summed_place_of)
         tensors = Changes(tensors.changed, (), (), tensors.equal)
     collectives = Changes.between(
-        before.collectives, after.collectives, _COLLECTIVE_KEYS, _describe_way
+        before.collectives, after.collectives, _COLLECTIVE_KEYS, _communication_of
     )
     return Diff(before, after, tensors, collectives)
 
 
-def _find_place(one: TensorRecord) -> object:
+def _place_of(one: TensorRecord) -> object:
     return one.place, one.bytes_per_device
 
 
-def _find_whole_place(one: TensorRecord) -> object:
+def _summed_place_of(one: TensorRecord) -> object:
     return one.place.partition(" parts/")[0], one.bytes_per_device
 
 
-def _describe_way(one: CollectiveRecord) -> object:
+def _communication_of(one: Collective) -> object:
     facts = (one.kind, one.axes, one.hop, one.dtype, one.devices)
     return *facts, one.bytes, one.wire_bytes, one.host_bytes, one.slice_bytes, one.times
 
 
 def _op_kind(op: str) -> str:
-    """An op's name without its number, which shifts with every op above it."""
+    """Return an op's name without its number, which shifts with every op above it."""
     return re.sub(r"\.\d+$", "", op)
 
 
@@ -216,6 +213,206 @@ _COLLECTIVE_KEYS = (
 
 
 def _describe_side(record: PlanRecord) -> dict[str, Any]:
-    """What a record is of, without its tensors and collectives."""
+    """Return what a record is of, without its tensors and collectives."""
     names = ("origin", "program", "mesh", "layout", "params", "target")
     return {name: getattr(record, name) for name in names}
+
+
+def _format_text(diff: Diff, most: int | None) -> str:
+    """Format a comparison as text."""
+    head = "\n".join(_head_lines(diff.before, diff.after))
+    if diff.same:
+        return f"{head}\n  {_same_line(diff)}"
+    parts = [head, "\n".join(columns(_total_rows(diff.totals)))]
+    for title, lines in _sections(diff, most):
+        parts.append("\n".join([f"  {title}", *(f"    {line}" for line in lines)]))
+    return "\n\n".join(parts)
+
+
+def _format_summary(diff: Diff) -> str:
+    """Format a comparison in a few lines: what is compared, and how much differs."""
+    head, *lines = _head_lines(diff.before, diff.after)
+    counts = [_same_line(diff)] if diff.same else [title for title, _ in _sections(diff, 0)]
+    return "\n".join([f"Diff of {head}", *lines, *(f"  {line}" for line in counts)])
+
+
+def _format_html(diff: Diff) -> str:
+    """Format a comparison for notebooks: totals, and changes that unfold."""
+    title, *lines = _head_lines(diff.before, diff.after)
+    if diff.same:
+        return html_block(title, html_text(*lines, _same_line(diff)))
+    head, *rows = _total_rows(diff.totals)
+    sections = [
+        html_details(name, html_text(*lines)) for name, lines in _sections(diff, _HTML_LINES)
+    ]
+    return html_block(title, html_text(*lines), html_table(head, rows, head[1:]), *sections)
+
+
+def _same_line(diff: Diff) -> str:
+    both = f"{diff.tensors.equal} tensors and " if _both_have_tensors(diff) else ""
+    return f"the same: {both}{diff.collectives.equal} collectives"
+
+
+def _both_have_tensors(diff: Diff) -> bool:
+    return bool(diff.before.tensors and diff.after.tensors)
+
+
+def _sections(diff: Diff, most: int | None) -> list[tuple[str, list[str]]]:
+    """Return titles with the lines of the changes under them."""
+    sections = [_collective_section(diff.collectives, most)]
+    if _both_have_tensors(diff):
+        sections.append(_tensor_section(diff.tensors, most))
+    return sections
+
+
+def _head_lines(before: PlanRecord, after: PlanRecord) -> list[str]:
+    """Return what both sides are plans of, then the facts in which they differ."""
+    program = _arrow(before.program or after.program, after.program or before.program)
+    facts = {
+        "mesh": (_format_mesh(before), _format_mesh(after)),
+        "layout": (_format_layout(before), _format_layout(after)),
+        "params": (_format_params(before), _format_params(after)),
+        "compared": (before.origin, after.origin),
+        "target": (before.target, after.target),
+    }
+    different = {name: pair for name, pair in facts.items() if pair[0] != pair[1] and all(pair)}
+    head = program or "what the compiler made"
+    for name, words in (("mesh", " on "), ("layout", ", layout "), ("target", ", target ")):
+        known = facts[name][0] or facts[name][1]
+        head += words + known if known and name not in different else ""
+    return [head, *(f"  {name}: {_arrow(*pair)}" for name, pair in different.items())]
+
+
+def _format_layout(record: PlanRecord) -> str:
+    return repr(record.layout) if record.origin in ("plan", "artifact") or record.layout else ""
+
+
+def _format_params(record: PlanRecord) -> str:
+    if not _format_layout(record):
+        return ""
+    return "as the layout" if record.params == record.layout else repr(record.params)
+
+
+def _format_mesh(record: PlanRecord) -> str:
+    sizes = ", ".join(f"{name}={size}" for name, size in record.mesh.items())
+    return f"Mesh({sizes})" if sizes else ""
+
+
+def _total_rows(totals: Totals) -> list[tuple[str, str, str, str]]:
+    """Return the totals that differ, and the main ones that do not."""
+    rows = [("total", "before", "after", "change")]
+    main = ("bytes", "wire_bytes", "memory", "seconds", "least_seconds")
+    for name in METRICS:
+        before, after = totals[name]
+        if before == after and (before is None or name not in main):
+            continue
+        change = "" if before is None or after is None else format_change(before, after)
+        rows.append((name, _format_known(name, before), _format_known(name, after), change))
+    return rows
+
+
+def _format_known(name: str, value: float | None) -> str:
+    return "unknown" if value is None else format_figure(name, value)
+
+
+def _collective_section(changes: Changes[Collective], most: int | None) -> tuple[str, list[str]]:
+    weighted = [
+        (new.total_wire_bytes - old.total_wire_bytes, _change(old, new))
+        for old, new in changes.changed
+    ]
+    weighted += [(one.total_wire_bytes, f"+ {_describe(one)}") for one in changes.came]
+    weighted += [(one.total_wire_bytes, f"- {_describe(one)}") for one in changes.went]
+    return f"collectives: {_count(changes, 'changed')}", _largest(weighted, most)
+
+
+def _tensor_section(changes: Changes[TensorRecord], most: int | None) -> tuple[str, list[str]]:
+    weighted = [
+        (new.bytes_per_device - old.bytes_per_device, _move(old, new))
+        for old, new in changes.changed
+    ]
+    weighted += [(one.bytes_per_device, f"+ {_locate(one)}") for one in changes.came]
+    weighted += [(one.bytes_per_device, f"- {_locate(one)}") for one in changes.went]
+    return f"tensors: {_count(changes, 'moved')}", _largest(weighted, most)
+
+
+def _count(changes: Changes[Any], word: str) -> str:
+    numbers = (len(changes.changed), len(changes.came), len(changes.went), changes.equal)
+    words = (word, "came", "went", "the same")
+    return ", ".join(f"{number} {what}" for number, what in zip(numbers, words, strict=True))
+
+
+def _largest(weighted: Iterable[tuple[int, str]], most: int | None) -> list[str]:
+    """Return the lines of the largest changes, equal ones once, and how many are left out."""
+    texts = [text for _, text in sorted(weighted, key=lambda one: -abs(one[0]))]
+    lines = [
+        f"{text} ({count} of them)" if count > 1 else text for text, count in Counter(texts).items()
+    ]
+    hidden = len(lines) - (len(lines) if most is None else most)
+    return lines if hidden <= 0 else [*lines[:most], f"and {hidden} more"]
+
+
+def _name(one: Collective | TensorRecord) -> str:
+    """Return a tensor's name, with its scope unless the name has it already."""
+    return one.tensor if one.scope in one.tensor else f"{one.tensor} in {one.scope}"
+
+
+def _arrow(old: str, new: str) -> str:
+    return new if old == new else f"{old} -> {new}"
+
+
+def _route(one: Collective) -> str:
+    """Return the axes, and the neighbour from which an op receives."""
+    neighbour = re.search(r"from -?\d+", str(one.hop or ""))
+    return "+".join(one.axes) + (f" {neighbour.group()}" if neighbour else "")
+
+
+def _describe(one: Collective) -> str:
+    of = f" of {_name(one)}" if one.tensor else f" in {one.dtype}"
+    times = f", {one.times} times" if one.times != 1 else ""
+    size = human(one.total_wire_bytes)
+    leaves = _leaves(one, one)
+    return f"{one.phase} {one.kind}{of} over {_route(one)}: {size} on the wire{leaves}{times}"
+
+
+def _leaves(old: Collective, new: Collective) -> str:
+    """Format the bytes that leave a host, or a slice where hosts and slices are one."""
+    if not old.host_bytes and not new.host_bytes:
+        return ""
+    return f", {_arrow(human(old.total_host_bytes), human(new.total_host_bytes))} leaves a host"
+
+
+def _change(old: Collective, new: Collective) -> str:
+    of = f" of {_name(new)}" if new.tensor else ""
+    kind, route = _arrow(old.kind, new.kind), _arrow(_route(old), _route(new))
+    size = _arrow(human(old.total_wire_bytes), human(new.total_wire_bytes))
+    dtype = "" if old.dtype == new.dtype else f", {old.dtype} -> {new.dtype}"
+    times = "" if old.times == new.times else f", {old.times} -> {new.times} times"
+    leaves = _leaves(old, new)
+    return f"~ {new.phase} {kind}{of} over {route}: {size} on the wire{leaves}{dtype}{times}"
+
+
+def _locate(one: TensorRecord) -> str:
+    return f"{_name(one)}: {one.place}, {human(one.bytes_per_device)}"
+
+
+def _move(old: TensorRecord, new: TensorRecord) -> str:
+    size = _arrow(human(old.bytes_per_device), human(new.bytes_per_device))
+    return f"~ {_name(new)}: {_format_move(old.place, new.place)}, {size}"
+
+
+def _format_move(old: str, new: str) -> str:
+    """Format a shape, and of each dimension that moved the axes before and after."""
+    shape = shape_of(new)
+    if shape_of(old) != shape or old == new or " parts/" in old + new:
+        return _arrow(old, new)
+    moves = []
+    for one, other in zip(_split_place(old), _split_place(new), strict=True):
+        name, axes = one[0].partition("=")[0], (one[1] or "whole", other[1] or "whole")
+        moves += [f"{name} {' -> '.join(axes)}"] if one != other else []
+    return f"{shape}: {', '.join(moves)}"
+
+
+def _split_place(place: str) -> list[tuple[str, str]]:
+    """Split a place into its dimensions, each with its mesh axes."""
+    cells = place.partition("[")[2].rstrip("]").split(", ")
+    return [(cell.partition("/")[0], cell.partition("/")[2]) for cell in cells]

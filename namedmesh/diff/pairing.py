@@ -1,33 +1,68 @@
-"""Pairs what two sequences have in common, from the best evidence to the weakest."""
+"""Changes between two lists of tensors or collectives, paired by the best evidence first."""
 
 from __future__ import annotations
 
 import difflib
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from namedmesh.records.codec import write_value
+from namedmesh.records.collective import Collective
+from namedmesh.records.tensor import TensorRecord
 
 T = TypeVar("T")
+R = TypeVar("R", TensorRecord, Collective)
 Key = Callable[[T], Hashable]
+
+
+@dataclass(frozen=True)
+class Changes(Generic[R]):
+    """The differences between the tensors, or the collectives, of two plans."""
+
+    changed: tuple[tuple[R, R], ...]  # before and after
+    came: tuple[R, ...]  # only in the second
+    went: tuple[R, ...]  # only in the first
+    equal: int  # how many both have alike
+
+    @classmethod
+    def between(
+        cls,
+        before: Sequence[R],
+        after: Sequence[R],
+        keys: Sequence[Key[R]],
+        facts: Callable[[R], object],
+    ) -> Changes[R]:
+        """Compare two lists."""
+        pairs, went, came = pair_items(before, after, keys)
+        changed = tuple((old, new) for old, new in pairs if facts(old) != facts(new))
+        return cls(changed, tuple(came), tuple(went), len(pairs) - len(changed))
+
+    def __bool__(self) -> bool:
+        return bool(self.changed or self.came or self.went)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the changes as values that JSON has."""
+        changed = [
+            {"before": write_value(old), "after": write_value(new)} for old, new in self.changed
+        ]
+        came, went = ([write_value(one) for one in ones] for ones in (self.came, self.went))
+        return {"changed": changed, "came": came, "went": went, "equal": self.equal}
 
 
 def pair_items(
     before: Sequence[T], after: Sequence[T], keys: Sequence[Key[T]]
 ) -> tuple[list[tuple[T, T]], list[T], list[T]]:
-    """Pair the items of two sequences, each with at most one of the other.
-
-    Items that agree in the first key are paired first, in their order; what is left by the second
-    key, and so on. Of a key that one side has more often, those pair up that stand between the
-    same neighbours.
-    """
+    """Pair the items of two sequences by the first key, what is left by the second, and so on."""
     pairs: dict[int, int] = {}  # from positions after to positions before
     olds, news = list(range(len(before))), list(range(len(after)))
     for key in keys:
-        found = _pair_by([key(one) for one in before], olds, [key(one) for one in after], news)
-        pairs.update(found)
-        taken = set(found.values())
+        matches = _pair_by([key(one) for one in before], olds, [key(one) for one in after], news)
+        pairs.update(matches)
+        taken = set(matches.values())
         olds = [i for i in olds if i not in taken]
-        news = [i for i in news if i not in found]
+        news = [i for i in news if i not in matches]
     paired = [(before[pairs[i]], after[i]) for i in sorted(pairs)]
     return paired, [before[i] for i in olds], [after[i] for i in news]
 
@@ -45,6 +80,7 @@ def _pair_by(
     pairs: dict[int, int] = {}
     for one, other in groups.values():
         if len(one) != len(other) and one and other:
+            # One side has more of this key: pair those that stand between the same neighbours.
             pairs.update(_align(old_keys, one, new_keys, other))
         else:
             pairs.update(zip(other, one, strict=False))
@@ -64,5 +100,5 @@ def _align(
 
 
 def _neighbours(keys: Sequence[Hashable], i: int) -> tuple[Hashable, ...]:
-    """The keys before and after a position."""
+    """Return the keys before and after a position."""
     return (keys[i - 1] if i else None, keys[i + 1] if i + 1 < len(keys) else None)

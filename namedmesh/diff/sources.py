@@ -1,10 +1,12 @@
-"""What can be compared: plans, files of plans and Artifacts, audits, compiled steps and reports."""
+"""Records of what can be compared: plans, Artifacts, files of both, audits, steps and reports."""
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from namedmesh.artifacts.artifact import Artifact
@@ -12,18 +14,13 @@ from namedmesh.audit.audit import Audit
 from namedmesh.audit.hlo.communication import CompiledCollective
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.source import Source
 from namedmesh.planning.plan import Plan
-from namedmesh.planning.plan_record import (
-    CollectiveRecord,
-    PlanRecord,
-    TensorRecord,
-    parse_json,
-    read_plan,
-    read_text,
-)
+from namedmesh.records.codec import InvalidRecordError, read_value, report_problems
 from namedmesh.records.collective import Collective
-from namedmesh.records.json_cursor import JsonCursor
-from namedmesh.records.paths import check_path
+from namedmesh.records.paths import check_path, read_file
+from namedmesh.records.plan import LARGEST_FILE, PlanRecord, read_plan
+from namedmesh.records.tensor import TensorRecord
 
 COMPARABLE = "a Plan, the path of a saved one, an Artifact, an Audit, a compiled step or a report"
 
@@ -65,13 +62,19 @@ def summarize_cost(plan: Plan, target: Any) -> dict[str, Any]:
 
 
 def _record_file(path: str) -> PlanRecord:
-    """The record of a saved plan, an Artifact, or the one row of a report."""
+    """Return the record of a saved plan, an Artifact, or the one row of a report."""
     if os.path.isfile(path) and zipfile.is_zipfile(path):
         return _record_artifact(Artifact.load(path))
-    text = read_text(path)
-    if not text.lstrip().startswith("["):
-        return read_plan(text, path)
-    rows = parse_json(text, path)
+    data = read_file(path, "the plan", LARGEST_FILE)
+    if not data.lstrip().startswith(b"["):
+        return read_plan(data, path)
+    try:
+        rows = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise NamedMeshError(
+            f"{path!r} is neither a saved plan nor a report: {str(error)[:200]}",
+            fix=f"give {COMPARABLE}",
+        ) from None
     if len(rows) != 1 or not isinstance(rows[0], dict):
         raise NamedMeshError(
             f"{path!r} has {len(rows)} rows, expected the one row of a report",
@@ -81,20 +84,16 @@ def _record_file(path: str) -> PlanRecord:
 
 
 def _record_artifact(artifact: Artifact) -> PlanRecord:
-    """What an Artifact says of its plan."""
-    specs = [
-        (record.source, spec)
-        for record in artifact.ops.values()
-        for spec in record.results
-        if len(spec.shape)
-    ]
+    """Return the record of the plan that an Artifact was made from."""
     tensors = (
         TensorRecord(
-            spec.name, spec.sharded_text, spec.bytes_per_device(artifact.mesh), source=str(source)
+            spec.name, spec.sharded_text, spec.bytes_per_device(artifact.mesh), source=op.source
         )
-        for source, spec in specs
+        for op in artifact.ops.values()
+        for spec in op.results
+        if len(spec.shape)
     )
-    initial = (_record_collective(one, phase="init") for one in artifact.initial_collectives)
+    initial = (replace(one, phase="init") for one in artifact.initial_collectives)
     return PlanRecord(
         origin="artifact",
         program=artifact.name,
@@ -103,98 +102,105 @@ def _record_artifact(artifact: Artifact) -> PlanRecord:
         params=artifact.params,
         flops=artifact.flops,
         tensors=tuple(dict.fromkeys(tensors)),
-        collectives=(*map(_record_collective, artifact.collectives), *initial),
+        collectives=(*artifact.collectives, *initial),
     )
 
 
 def _record_audit(audit: Audit, artifact: Artifact | None = None) -> PlanRecord:
-    """What a compiler made, each collective by the names of the planned one it belongs to."""
-    return PlanRecord(
-        origin="audit",
-        program=artifact.name if artifact else "",
-        mesh=artifact.mesh.to_json() if artifact else {},
-        layout=artifact.layout if artifact else "",
-        params=artifact.params if artifact else "",
-        flops=artifact.flops if artifact else None,
-        collectives=tuple(_compiled_collectives(audit)),
-    )
+    """Return what a compiler made, each collective under the names of its planned one."""
+    collectives = tuple(_compiled_collectives(audit))
+    if artifact is None:
+        return PlanRecord("audit", "", {}, "", "", None, collectives=collectives)
+    planned = _record_artifact(artifact)
+    return replace(planned, origin="audit", tensors=(), collectives=collectives)
 
 
-def _compiled_collectives(audit: Audit) -> Iterator[CollectiveRecord]:
+def _compiled_collectives(audit: Audit) -> Iterator[Collective]:
     pairs = [*audit.matched, *((one.planned, one.compiled) for one in audit.differences)]
     for planned, compiled in pairs:
-        yield _record_collective(planned, made=compiled)
+        # The compiler's bytes cross hosts in the same shares as the plan's.
+        host, slice_ = (
+            size * compiled.wire_bytes // max(1, planned.wire_bytes)
+            for size in (planned.host_bytes, planned.slice_bytes)
+        )
+        yield replace(planned, **_facts_of(compiled), host_bytes=host, slice_bytes=slice_)
     for one in (*audit.helpers, *audit.unplanned):
-        yield CollectiveRecord(
-            "unplanned", one.kind, one.axes or ("?",), "", one.op_name.rpartition("/")[2],
-            one.dtype, one.elements, one.bytes, one.wire_bytes, one.times, one.open_ended,
-            one.devices, op=one.name,
-        )  # fmt: skip
+        yield Collective(
+            **_facts_of(one),
+            tensor=one.op_name.rpartition("/")[2],
+            op=one.name,
+            phase="unplanned",
+            source=Source("", 0),
+        )
 
 
-def _record_collective(
-    one: Collective, phase: str = "", made: CompiledCollective | None = None
-) -> CollectiveRecord:
-    """A planned collective, or what was made of it."""
-    real = made or one
-    # The compiler's bytes cross hosts in the same shares as the plan's.
-    crossing = (
-        size * real.wire_bytes // max(1, one.wire_bytes)
-        for size in (one.host_bytes, one.slice_bytes)
-    )
-    return CollectiveRecord(
-        phase or one.phase, real.kind, real.axes or ("?",), str(one.hop or ""), one.tensor,
-        real.dtype, real.elements, real.bytes, real.wire_bytes, real.times, real.open_ended,
-        real.devices, one.scope, one.op, str(one.source), one.source.function, *crossing,
-    )  # fmt: skip
+def _facts_of(one: CompiledCollective) -> dict[str, Any]:
+    """Return the fields of a Collective that a compiler decides."""
+    names = ("kind", "elements", "dtype", "bytes", "times", "devices", "open_ended")
+    return {"axes": one.axes or ("?",), **{name: getattr(one, name) for name in names}}
 
 
-def read_report(row: dict[str, Any], label: str) -> PlanRecord:
+@dataclass(frozen=True)
+class _MadeCollectives:
+    """All collectives of one kind, axes and dtype in a report of ahead-of-time compilation."""
+
+    kind: str
+    axes: tuple[str, ...]
+    sent_as: str
+    made: int
+    made_bytes: int
+    made_wire_bytes: int
+
+
+@dataclass(frozen=True)
+class _ReportRow:
+    """What `namedmesh aot --json` writes for one Artifact, as far as it is compared."""
+
+    model: str
+    mesh: str
+    target: str
+    flops_per_core: float
+    cores: int
+    collectives: tuple[_MadeCollectives, ...]
+    peak_bytes: int | None = None
+
+
+def read_report(values: dict[str, Any], label: str) -> PlanRecord:
     """Read what `namedmesh aot --json` wrote for one Artifact."""
-    document = JsonCursor(row)
-    if row.get("collectives") is None and isinstance(row.get("error"), str):
+    if values.get("collectives") is None and isinstance(values.get("error"), str):
         raise NamedMeshError(
             f"{label!r} is the report of an artifact that did not compile",
-            row["error"][:200],
+            values["error"][:200],
             fix="compile it again with namedmesh aot",
         )
-    made = document.member("collectives").items()
-    mesh = document.member("mesh").text()
-    record = PlanRecord(
+    problem = f"{label!r} is neither a saved plan nor a report of namedmesh aot"
+    with report_problems(problem, f"give {COMPARABLE}"):
+        row = read_value(values, _ReportRow)
+        try:
+            mesh = Mesh.parse(row.mesh.removeprefix("Mesh(").removesuffix(")")).to_json()
+        except NamedMeshError as error:
+            raise InvalidRecordError([f"mesh: {error.problem}"]) from None
+    return PlanRecord(
         origin="report",
-        program=document.member("model").text(),
-        mesh=document.build(lambda: _parse_mesh(mesh), {}),
+        program=row.model,
+        mesh=mesh,
         layout="",
         params="",
-        flops=document.member("flops_per_core").real() * document.member("cores").number(),
-        collectives=tuple(one for row in made for one in _read_made(row)),
-        memory=None if row.get("peak_bytes") is None else document.member("peak_bytes").number(),
-        target=document.member("target").text(),
+        flops=row.flops_per_core * row.cores,
+        collectives=tuple(one for made in row.collectives for one in _split_equally(made)),
+        memory=row.peak_bytes,
+        target=row.target,
     )
-    if document.problems:
-        raise NamedMeshError(
-            f"{label!r} is neither a saved plan nor a report of namedmesh aot",
-            *list(document.problems)[:10],
-            fix=f"give {COMPARABLE}",
-        )
-    return record
 
 
-def _read_made(row: JsonCursor) -> Iterator[CollectiveRecord]:
-    """All collectives of one kind, axes and dtype that a compiler made: equal ones, and a rest."""
-    times, size = row.member("made").number(), row.member("made_bytes").number()
-    wire = row.member("made_wire_bytes").number()
-    kind, dtype = row.member("kind").text(), row.member("sent_as").text()
-    axes = tuple(one.text() for one in row.member("axes").items())
-    if not times:
+def _split_equally(row: _MadeCollectives) -> Iterator[Collective]:
+    """Split a report's sum of collectives into equal ones and a rest."""
+    if not row.made:
         return
-    each = (size // times, wire // times)
-    rest = (size - each[0] * (times - 1), wire - each[1] * (times - 1))
-    runs = {each: times} if each == rest else {each: times - 1, rest: 1}
-    for (bytes_, wire_bytes), count in runs.items():
-        yield CollectiveRecord("unplanned", kind, axes, "", "", dtype, 0, bytes_, wire_bytes, count)
-
-
-def _parse_mesh(text: str) -> dict[str, int]:
-    """The axes of a mesh as a report prints it: Mesh(data=2, expert=4)."""
-    return Mesh.parse(text.removeprefix("Mesh(").removesuffix(")")).to_json()
+    each = (row.made_bytes // row.made, row.made_wire_bytes // row.made)
+    others = row.made - 1
+    rest = (row.made_bytes - each[0] * others, row.made_wire_bytes - each[1] * others)
+    runs = {each: row.made} if each == rest else {each: others, rest: 1}
+    for (size, wire_bytes), times in runs.items():
+        facts = (row.kind, row.axes, 0, row.sent_as, size, times, "", "", "unplanned")
+        yield Collective(*facts, Source("", 0), devices=0, measured_wire_bytes=wire_bytes)

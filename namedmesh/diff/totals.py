@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from namedmesh.display.text import human
-from namedmesh.planning.plan import ALL_PHASES, KINDS
-from namedmesh.planning.plan_record import PlanRecord
+from namedmesh.records.collective import ALL_PHASES, KINDS
+from namedmesh.records.plan import PlanRecord
 
 SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
@@ -37,7 +37,7 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
 
 
 def unit_of(metric: str) -> str:
-    """Return what a metric is counted in."""
+    """Return the unit of a metric."""
     name = metric.partition(".")[0]
     if name in (*SIZES, "memory"):
         return "bytes"

@@ -59,7 +59,8 @@ class Source:
         return self.file.startswith(_LAYERS)
 
     def __str__(self) -> str:
-        return f"{os.path.basename(self.file)}:{self.line}"
+        name = os.path.basename(self.file)
+        return f"{name}:{self.line}" if self.line else name
 
 
 def _is_ours(file: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import gc
 from collections.abc import Iterator, Sequence
 
@@ -11,8 +10,7 @@ import tensorflow as tf
 
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.artifacts.description import OpRecord, TensorSpec
-from namedmesh.artifacts.manifest import PRECISIONS, without_folder
-from namedmesh.artifacts.structure_json import write_structure
+from namedmesh.artifacts.manifest import PRECISIONS, write_structure
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
@@ -27,7 +25,7 @@ from namedmesh.lowering.op_lowering import OpLowering
 from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan as make_plan
-from namedmesh.records.collective import Collective
+from namedmesh.records.collective import Collective, without_folder
 from namedmesh.signature.structure import number_leaves
 from namedmesh.version import __version__
 
@@ -205,8 +203,4 @@ def _record_op(plan: Plan, op: Op) -> OpRecord:
 
 def _record_collectives(plans: Sequence[Plan]) -> tuple[Collective, ...]:
     """The planned collectives as a manifest has them."""
-    return tuple(
-        dataclasses.replace(collective, source=without_folder(collective.source))
-        for plan in plans
-        for collective in plan.collectives
-    )
+    return tuple(collective.without_folder() for plan in plans for collective in plan.collectives)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,25 +14,19 @@ from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.display.html import html_block, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word
-from namedmesh.errors.source import Source
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.plan_file import write_plan
 from namedmesh.planning.table import (
-    TensorRow,
     format_communication,
     format_plan_html,
     format_tensors,
 )
-from namedmesh.records.collective import Collective
-from namedmesh.records.paths import check_path, write_file
-
-PHASES = ("forward", "backward", "update")
-ALL_PHASES = (*PHASES, "init")
-KINDS = ("AllGather", "AllReduce", "AllToAll", "CollectivePermute", "ReduceScatter")
+from namedmesh.records.collective import ALL_PHASES, KINDS, PHASES, Collective
+from namedmesh.records.plan import PlanRecord
+from namedmesh.records.tensor import TensorRecord
 
 # Functions by name, entered by the rooms that read plans: `cost` says what one takes on a target,
 # `report` writes its page.
@@ -248,7 +242,7 @@ class Plan:
         phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
         return format_communication(phases, self.mesh)
 
-    def tensor_rows(self) -> Iterator[TensorRow]:
+    def tensor_rows(self) -> Iterator[TensorRecord]:
         """Yield a row for each tensor but scalars and a derivative's inner values."""
         for op in every_op(self.program.ops):
             for tensor in op.outputs:
@@ -256,7 +250,7 @@ class Plan:
                 if tensor not in self.shardings or not len(tensor.shape) or inner:
                     continue
                 sharding = self.shardings[tensor]
-                yield TensorRow(
+                yield TensorRecord(
                     tensor.label,
                     f"{tensor.dtype}{sharding.text(tensor.shape)}",
                     self.bytes_per_device(tensor),
@@ -277,45 +271,7 @@ class Plan:
             >>> [(one["kind"], one["bytes"]) for one in plan.to_json()["collectives"]]
             [('AllReduce', 4)]
         """
-        phases = ALL_PHASES
-        rows = Counter((row, row.phase, row.scope) for row in self.tensor_rows())
-        return {
-            "program": self.program.name,
-            "mesh": self.mesh.to_json(),
-            "layout": self.layout.text,
-            "params": self.params.text,
-            "flops": self.program.flops(),
-            "notes": list(self.program.notes),
-            "warnings": list(self.warnings),
-            "decisions": {text: list(names) for text, names in sorted(self.decisions.items())},
-            "tensors": [
-                {**vars(row), **_describe_source(row.source), "count": count}
-                for (row, _, _), count in rows.items()
-            ],
-            "collectives": [
-                {
-                    **vars(one),
-                    "wire_bytes": one.wire_bytes,
-                    "phase": phase,
-                    "axes": list(one.axes),
-                    **_describe_source(one.source),
-                    "hop": str(one.hop or ""),
-                }
-                for phase in phases
-                for one in self.of_phase(phase)
-            ],
-            "bytes_per_device": {phase: self.total_bytes([phase]) for phase in phases},
-            "wire_bytes_per_device": {phase: self.total_wire_bytes([phase]) for phase in phases},
-            **{
-                f"bytes_leaving_a_{block}": {phase: count([phase]) for phase in phases}
-                for block, count in self._crossing_totals().items()
-            },
-        }
-
-    def _crossing_totals(self) -> dict[str, Callable[[Iterable[str]], int]]:
-        """What adds up the bytes that leave a host and a slice, where there are several."""
-        totals = {"host": self.total_host_bytes, "slice": self.total_slice_bytes}
-        return {block: totals[block] for block in self.mesh.blocks}
+        return PlanRecord.of_plan(self).to_json()
 
     def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
         """Write the plan as JSON, the same text for the same plan: for `nm.diff` and golden files.
@@ -326,11 +282,8 @@ class Plan:
             lines: Whether sources have line numbers. Without, an edit changes the file only where
                 it changes the plan.
         """
-        name = check_path(path, "the file of the plan")
-        document = self.to_json()
-        if target is not None:
-            document["cost"] = READERS["cost"](self, target)
-        write_file(name, write_plan(document, lines).encode(), "the plan")
+        cost = None if target is None else READERS["cost"](self, target)
+        PlanRecord.of_plan(self, cost).save(path, lines=lines)
 
     def report(self, path: str | os.PathLike, **options: Any) -> None:
         """Write the plan as one HTML page, as `nm.report` does.
@@ -361,8 +314,3 @@ class Plan:
         header, said = self._describe()
         parts = [header, *(["\n".join(f"  {sentence}" for sentence in said)] if said else [])]
         return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])
-
-
-def _describe_source(source: Source) -> dict[str, str]:
-    """A line as JSON: its file and number, and the function that it is in."""
-    return {"source": str(source), "function": source.function.replace("<locals>.", "")}

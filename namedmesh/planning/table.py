@@ -3,32 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_details, html_table
 from namedmesh.display.text import columns, human
-from namedmesh.errors.source import Source
 from namedmesh.records.collective import Collective, format_times
+from namedmesh.records.tensor import TensorRecord
 
 
-@dataclass(frozen=True)
-class TensorRow:
-    """One tensor of a plan: what it is called, where its dimensions lie, and what that takes.
-
-    Rows that differ in nothing but phase and scope are equal: tables show one of them.
-    """
-
-    tensor: str
-    place: str  # float32[group=8/data, model=32]
-    bytes_per_device: int
-    padding: float  # the share of all devices' elements that is padding
-    source: Source
-    phase: str = field(default="forward", compare=False)
-    scope: str = field(default="", compare=False)
-
-
-def format_tensors(tensors: Iterable[TensorRow]) -> str:
+def format_tensors(tensors: Iterable[TensorRecord]) -> str:
     """Format every tensor with the axes its dimensions hold; equal rows once."""
     rows = [("tensor", "dims with the axes they hold", "bytes/device", "padding", "line")]
     for one in dict.fromkeys(tensors):
@@ -84,7 +67,7 @@ def _sum_crossing(collectives: Iterable[Collective], block: str) -> int:
 
 
 def format_plan_html(
-    tensors: Iterable[TensorRow], phases: Mapping[str, Sequence[Collective]], mesh: Mesh
+    tensors: Iterable[TensorRecord], phases: Mapping[str, Sequence[Collective]], mesh: Mesh
 ) -> list[str]:
     """Format a plan for notebooks: totals, and collectives and tensors that unfold."""
     crossing = tuple(f"leaves a {block}" for block in mesh.blocks)

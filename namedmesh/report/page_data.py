@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import linecache
 import os
@@ -10,7 +9,6 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
-from namedmesh.artifacts.manifest import without_folder
 from namedmesh.audit.audit import Audit
 from namedmesh.cost.cost import Cost
 from namedmesh.diff.diff import Diff
@@ -19,7 +17,6 @@ from namedmesh.errors.source import Source
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import ALL_PHASES, PHASES, Plan
-from namedmesh.planning.plan_record import CollectiveRecord
 from namedmesh.records.collective import Collective
 
 Value = TypeVar("Value", bound=Hashable)
@@ -388,7 +385,7 @@ def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
 
 def _by_name_alone(collective: Collective) -> Collective:
     """A collective as an Artifact's manifest has it, which an audit is about."""
-    return dataclasses.replace(collective, source=without_folder(collective.source))
+    return collective.without_folder()
 
 
 def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
@@ -418,7 +415,7 @@ def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict
     }
 
 
-def _describe(one: CollectiveRecord | None) -> dict[str, Any] | None:
+def _describe(one: Collective | None) -> dict[str, Any] | None:
     """What a page shows of a collective of one plan."""
     if one is None:
         return None

@@ -11,8 +11,8 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.source import Source
+from namedmesh.records.codec import InvalidRecordError
 from namedmesh.records.collective import Collective
-from namedmesh.records.json_cursor import JsonCursor
 from namedmesh.runtime import TensorSpec, VariableSpec
 
 B, M = nm.dims("batch=10 model=4")
@@ -53,16 +53,15 @@ MANIFEST = Manifest(
 )
 
 
-def document(**changes) -> JsonCursor:
-    """The manifest's JSON with some fields changed, or left out where None."""
+def document(**changes) -> dict:
+    """The manifest's JSON with some fields changed, or left out where they are ..."""
     fields = json.loads(json.dumps(write_manifest(MANIFEST))) | changes
-    return JsonCursor({key: value for key, value in fields.items() if value is not ...})
+    return {key: value for key, value in fields.items() if value is not ...}
 
 
 def test_a_manifest_survives_json():
-    read = document()
-    again = read_manifest(read)
-    assert not read.problems and again == MANIFEST
+    again = read_manifest(document())
+    assert again == MANIFEST
     assert again.mesh.device_assignment == (7, 6, 5, 4, 3, 2, 1, 0)
     assert isinstance(again.collectives[0], Collective) and again.collectives[0].total_bytes == 48
     assert again.collectives[0].total_wire_bytes == 48 and again.collectives[0].open_ended
@@ -72,7 +71,7 @@ def test_a_manifest_survives_json():
 
 
 def spec(**changes) -> dict:
-    return {"name": "x", "dims": [["batch", 4]], "dtype": "float32", "held": {}} | changes
+    return {"name": "x", "shape": [["batch", 4]], "dtype": "float32", "sharding": {}} | changes
 
 
 @pytest.mark.parametrize(
@@ -80,15 +79,15 @@ def spec(**changes) -> dict:
     [
         ({"flops": ...}, ["flops is missing"]),
         ({"flops": 1.5}, ["flops is 1.5, expected a non-negative whole number"]),
-        ({"inputs": [spec(dims=[["batch", 2**63]])]}, [
-            f"inputs[0].dims[0][1] is {2**63}, expected at most {2**40}",
+        ({"inputs": [spec(shape=[["batch", 2**63]])]}, [
+            f"inputs[0].shape[0] is {2**63}, expected at most {2**40}",
         ]),
         ({"flops": True}, ["flops is true, expected a non-negative whole number"]),
         ({"layout": None, "params": 3}, [
             "layout is null, expected text", "params is 3, expected text",
         ]),
         ({"mesh": {"axes": {"data": 2, "model": 4}, "device_assignment": [0, 1]}}, [
-            "mesh: device_assignment does not place 8 devices once each: [0, 1]",
+            "mesh: device_assignment does not place 8 devices once each: (0, 1)",
         ]),
         ({"mesh": []}, ["mesh is [], expected an object"]),
         (
@@ -96,22 +95,21 @@ def spec(**changes) -> dict:
                 spec(dtype="float33"),
                 spec(dtype=""),
                 spec(dtype="i4,i4"),
-                spec(dims=[["batch", 4], ["batch", 4]]),
+                spec(shape=[["batch", 4], ["batch", 4]]),
             ]},
             [
-                'inputs[0].dtype is "float33", expected the name of a dtype',
-                'inputs[1].dtype is "", expected the name of a dtype',
-                'inputs[2].dtype is "i4,i4", expected the name of a dtype',
-                "inputs[3].dims: dimension batch appears twice in one shape: [batch=4, batch=4]",
+                "inputs[0]: 'float33' is not the name of a dtype",
+                "inputs[1]: '' is not the name of a dtype",
+                "inputs[2]: 'i4,i4' is not the name of a dtype",
+                "inputs[3].shape: dimension batch appears twice in one shape: [batch=4, batch=4]",
             ],
         ),
-        (
-            {"inputs": [spec(held={"batch": ["expert"], "seq": ["data"]})]},
-            [
-                "inputs[0].held.batch: Mesh(data=2, model=4) has no axis 'expert'",
-                "inputs[0].held: 'seq' is not one of the dimensions [batch=4]",
-            ],
-        ),
+        ({"inputs": [spec(sharding={"batch": ["expert"]})]}, [
+            "inputs[0].sharding: Mesh(data=2, model=4) has no axis 'expert'",
+        ]),
+        ({"inputs": [spec(sharding={"seq": ["data"]})]}, [
+            "inputs[0]: x has no dimension seq to shard: [batch=4]",
+        ]),
         ({"structure": {"tuple": [0, 3]}}, [
             "structure.tuple[1] is 3, expected the number of one of 3 outputs",
         ]),
@@ -136,40 +134,35 @@ def spec(**changes) -> dict:
         ({"variables": [spec(trainable=True, updated=True)]}, [
             "inputs and variables: 2 are named 'x'",
         ]),
-        ({"outputs": [spec(held={"batch": ["data", "data"]})] * 3}, [
-            f"outputs[{i}].held: axis 'data' is held 2 times" for i in range(3)
+        ({"outputs": [spec(sharding={"batch": ["data", "data"]})] * 3}, [
+            f"outputs[{i}]: x is sharded twice over data" for i in range(3)
         ]),
         ({"mesh": {"axes": {"device_assignment": 4}, "device_assignment": None}}, [
             "mesh.axes: device_assignment is not the name of an axis",
         ]),
-        ({"ops": {"sum.2": {"source": "a.py:\u00b2", "results": []}}}, [
-            'ops.sum.2.source is "a.py:\\u00b2", expected file:line',
-        ]),
-        ({"ops": {"sum.2": {"source": "here"}}}, [
-            'ops.sum.2.source is "here", expected file:line', "ops.sum.2.results is missing",
+        ({"ops": {"sum.2": {"source": 7}}}, [
+            "ops.sum.2.source is 7, expected file:line", "ops.sum.2.results is missing",
         ]),
         ({"collectives": [{}]}, [f"collectives[0].{name} is missing" for name in (
             "kind", "axes", "elements", "dtype", "bytes", "times",
-            "tensor", "op", "phase", "source", "devices", "open_ended", "scope", "producer",
-            "times_outside", "hop",
+            "tensor", "op", "phase", "source", "devices",
         )]),
         ({"collectives": [write_manifest(MANIFEST)["collectives"][0] | {"hop": "1 from 2"}]}, [
             'collectives[0].hop is "1 from 2", expected a hop, such as '
             "'1-3 from -1 along space'",
         ]),
         ({"collectives": [{
-            **vars(SUM), "axes": ["data"], "source": "a.py:1", "devices": 4, "open_ended": 1,
-            "hop": "",
-        }]}, [
+            **vars(SUM), "axes": ["data"], "source": "a.py:1", "open_ended": 1, "hop": "",
+        }]}, ["collectives[0].open_ended is 1, expected true or false"]),
+        ({"collectives": [write_manifest(MANIFEST)["collectives"][0] | {"devices": 4}]}, [
             "collectives[0].devices is 4, expected 2, the devices along data",
-            "collectives[0].open_ended is 1, expected true or false",
         ]),
     ],
 )  # fmt: skip
 def test_every_wrong_field_is_named(changes, problems):
-    read = document(**changes)
-    read_manifest(read)
-    assert list(read.problems) == problems
+    with pytest.raises(InvalidRecordError) as error:
+        read_manifest(document(**changes))
+    assert error.value.problems == problems
 
 
 def test_an_exported_program_names_no_folder():

@@ -8,18 +8,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import namedmesh as nm
-from namedmesh.diff.changes import Changes
 from namedmesh.diff.conditions import Condition
 from namedmesh.diff.diff import Diff
-from namedmesh.planning.plan_record import CollectiveRecord, PlanRecord
+from namedmesh.diff.pairing import Changes
+from namedmesh.errors.source import Source
+from namedmesh.records.collective import Collective
+from namedmesh.records.plan import PlanRecord
 from tests.diff.models import plan
 
 
 def side(wire: int, memory: int | None = None, **seconds: float) -> PlanRecord:
     """A plan that sends some bytes in one AllReduce of the backward pass."""
-    one = CollectiveRecord(
-        "backward", "AllReduce", ("data",), "", "w", "float32", 1, 2 * wire, wire, 1
-    )
+    facts = ("AllReduce", ("data",), 1, "float32", 2 * wire, 1, "w", "", "backward")
+    one = Collective(*facts, Source("", 0), devices=2, measured_wire_bytes=wire)
     return PlanRecord(
         "plan", "step", {"data": 2}, "", "", 7.0, (), (one,) if wire else (), memory, seconds
     )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import namedmesh as nm
 from namedmesh.diff.pairing import pair_items
-from namedmesh.planning.plan_record import PlanRecord
+from namedmesh.records.plan import PlanRecord
 from tests.diff.models import LAYOUTS, B, H, M, plan
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -209,7 +209,7 @@ def test_reports_of_ahead_of_time_compilation_compare(tmp_path):
         (None, "a NoneType cannot be compared"),
         ({"model": "x"}, "neither a saved plan nor a report"),
         ({"error": "out of luck"}, "the report of an artifact that did not compile"),
-        ("not there.json", "cannot read 'not there.json': No such file"),
+        ("not there.json", "cannot read the plan 'not there.json': No such file"),
         (b"bytes", "a bytes cannot be compared"),
         ("", "expected a path"),
     ],

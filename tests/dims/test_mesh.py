@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.artifacts.manifest import _read_mesh, _write_mesh
 from namedmesh.dims.hop import list_groups
-from namedmesh.records.json_cursor import JsonCursor
+from namedmesh.records.codec import InvalidRecordError, read_value, write_value
 
 SIZES = [(8,), (2, 4), (4, 2), (3, 4), (2, 3, 4), (6, 2), (1, 8), (4, 1, 6)]
 
@@ -59,10 +58,8 @@ def test_hosts_are_kept_in_text_and_json(mesh):
     written = str(mesh).removeprefix("Mesh(").removesuffix(")")
     assert nm.Mesh.parse(written) == nm.Mesh(**mesh.to_json())
     assert mesh != plain and hash(mesh) == hash(nm.Mesh(mesh.device_assignment, **mesh.to_json()))
-    document = JsonCursor(json.loads(json.dumps(_write_mesh(mesh))))
-    assert _read_mesh(document) == mesh
-    assert _read_mesh(JsonCursor(_write_mesh(plain))) == plain
-    assert not document.problems
+    assert read_value(json.loads(json.dumps(write_value(mesh))), nm.Mesh) == mesh
+    assert read_value(write_value(plain), nm.Mesh) == plain
 
 
 def test_slices_are_hosts_unless_more_are_given():
@@ -71,14 +68,18 @@ def test_slices_are_hosts_unless_more_are_given():
     assert str(nm.Mesh(data=8, slices=2, hosts=4)) == "Mesh(data=8, hosts=4, slices=2)"
 
 
+def document(**changes) -> dict:
+    return {"axes": {"data": 8}, "device_assignment": None, "hosts": 1, "slices": 1} | changes
+
+
 def test_an_axis_of_an_artifact_is_not_called_hosts():
-    document = JsonCursor({"axes": {"hosts": 4}, "device_assignment": None})
-    assert _read_mesh(document) is None
-    assert [*document.problems] == [".axes: hosts is not the name of an axis"]
+    with pytest.raises(InvalidRecordError) as error:
+        read_value(document(axes={"hosts": 4}), nm.Mesh)
+    assert error.value.problems == [".axes: hosts is not the name of an axis"]
 
 
 @pytest.mark.parametrize("hosts", [0, "two", 3, 10**17])
-def test_wrong_hosts_of_an_artifact_are_noted(hosts):
-    document = JsonCursor({"axes": {"data": 8}, "device_assignment": None, "hosts": hosts})
-    assert _read_mesh(document) is None
-    assert len(document.problems) == 1
+def test_wrong_hosts_of_an_artifact_are_named(hosts):
+    with pytest.raises(InvalidRecordError) as error:
+        read_value(document(hosts=hosts), nm.Mesh)
+    assert len(error.value.problems) == 1

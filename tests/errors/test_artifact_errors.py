@@ -113,7 +113,7 @@ def artifact_of_another_format(contents):
 
 
 @wrong("""
-'future.nmesh' has artifact version 99; this namedmesh reads 6
+'future.nmesh' has version 99 of namedmesh-artifact; this namedmesh reads version 7
   at LINE: load("future.nmesh")
   fix: export it again with nm.export
 """)
@@ -135,32 +135,32 @@ def artifact_with_an_incomplete_manifest(contents, artifact):
 
 @wrong("""
 'odd.nmesh' has a manifest that is incomplete or wrong
-  inputs[0].dims[0] is ["batch"], expected [name, size]
-  inputs[0].held is missing
-  inputs[0].dtype is missing
   inputs[0].name is missing
+  inputs[0].shape[0] is ["batch"], expected [name, size]
+  inputs[0].dtype is missing
+  inputs[0].sharding is missing
   at LINE: load("odd.nmesh")
   fix: export it again with nm.export
 """)
 def artifact_with_inputs_that_are_none(contents, artifact):
     write(
         "odd.nmesh",
-        rezipped(contents, manifest_json=manifest(artifact, inputs=[{"dims": [["batch"]]}])),
+        rezipped(contents, manifest_json=manifest(artifact, inputs=[{"shape": [["batch"]]}])),
     )
     load("odd.nmesh")
 
 
 @wrong("""
 'typed.nmesh' has a manifest that is incomplete or wrong
-  mesh.axes.data is "4", expected a non-negative whole number
   name is 3, expected text
+  mesh.axes.data is "4", expected a non-negative whole number
   precision is "exact", expected one of default, high, highest
   inputs is {}, expected a list
+  variables[0].sharding is missing
   variables[0].trainable is missing
   variables[0].updated is "yes", expected true or false
-  structure is 7, expected the number of one of 0 outputs
   collectives[0] is "AllReduce", expected an object
-  ops.sum.1.source is "somewhere", expected file:line
+  ops.sum.1.source is 1, expected file:line
   flops is -1, expected a non-negative whole number
   at LINE: load("typed.nmesh")
   fix: export it again with nm.export
@@ -171,12 +171,12 @@ def artifact_with_wrong_types_everywhere(contents, artifact):
         "name": 3,
         "precision": "exact",
         "inputs": {},
-        "variables": [{"name": "w", "dims": [], "dtype": "float32", "held": {}, "updated": "yes"}],
+        "variables": [{"name": "w", "shape": [], "dtype": "float32", "updated": "yes"}],
         "outputs": [],
         "structure": 7,
         "collectives": ["AllReduce"],
         "initial_collectives": [],
-        "ops": {"sum.1": {"source": "somewhere", "results": []}},
+        "ops": {"sum.1": {"source": 1, "results": []}},
         "flops": -1,
     }
     write("typed.nmesh", rezipped(contents, manifest_json=manifest(artifact, **changes)))
@@ -236,7 +236,7 @@ tensor<f32>, tensor<6x5xf32>, tensor<i32>
 """)
 def artifact_whose_manifest_has_another_size(contents, artifact):
     text = json.dumps(artifact.manifest()).replace('["hidden", 4]', '["hidden", 5]')
-    text = text.replace('"held": {"hidden": ["model"]}', '"held": {}')
+    text = text.replace('"sharding": {"hidden": ["model"]}', '"sharding": {}')
     write("sized.nmesh", rezipped(contents, manifest_json=text.encode()))
     load("sized.nmesh")
 

@@ -85,7 +85,8 @@ def make_environment(version: str, folder: pathlib.Path) -> str:
             pytest.skip(f"no Python here can install {VERSIONS[version]}")
         made = folder / f"making-{version}"
         subprocess.run([base, "-m", "venv", "--clear", str(made)], check=True)
-        install = [str(made / "bin" / "python"), "-m", "pip", "install", "-q", VERSIONS[version]]
+        install = [str(made / "bin" / "python"), "-m", "pip", "install", "-q"]
+        install += ["cattrs", VERSIONS[version]]
         done = subprocess.run(install, capture_output=True, text=True, timeout=900)
         assert done.returncode == 0, done.stderr[-2000:]
         made.rename(python.parent.parent)
