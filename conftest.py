@@ -23,8 +23,9 @@ use_cpu_devices(8)
 
 @pytest.fixture(autouse=True)
 def _names_of_examples(doctest_namespace: dict[str, object]) -> None:
-    """Examples in docstrings need not import namedmesh, as numpy's need not import numpy."""
-    doctest_namespace["nm"] = nm
+    """Examples in docstrings need not import namedmesh, nor the layers that they use."""
+    public = {name: value for name, value in vars(layers).items() if not inspect.ismodule(value)}
+    doctest_namespace.update({"nm": nm}, **public)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -37,11 +38,3 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.nodeid.startswith(starts) or seen[name] % every:
             item.add_marker(pytest.mark.slow)
         seen[name] += 1
-
-
-@pytest.fixture(autouse=True)
-def layers_in_examples(doctest_namespace: dict[str, object]) -> None:
-    """Let the examples of a layer use the other layers without importing them."""
-    for name, value in vars(layers).items():
-        if not name.startswith("_") and not inspect.ismodule(value):
-            doctest_namespace.setdefault(name, value)
