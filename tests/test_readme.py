@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+import namedmesh as nm
+
 ROOT = pathlib.Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 TRANSFORMER = (ROOT / "docs" / "guides" / "transformer.md").read_text()
@@ -74,3 +76,21 @@ def test_the_transformer_prints_what_is_shown():
     for one, other in zip(printed[1:-1], shown[1:-1], strict=True):
         assert one.split(":")[0] == other.split(":")[0]
         assert float(one.split()[-1]) == pytest.approx(float(other.split()[-1]), abs=0.05)
+
+
+def test_the_readme_shows_the_real_message():
+    G, S, E, M, C = nm.dims("group=8 seq=16 expert=8 model=32 capacity=4")
+
+    def model(x, combine):
+        sent = nm.reshard(nm.einsum([combine, x], [E, G, C, M]), E)
+        y = nm.einsum([combine, sent], [G, S, M])
+        return y
+
+    program = nm.trace(model, nm.spec([G, S, M]), nm.spec([G, S, E, C], whole=[E]))
+    with pytest.raises(nm.LayoutConflict) as caught:
+        nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")
+    line = f"{caught.value.source}:"
+    assert (
+        str(caught.value).replace(line, "model.py:12:")
+        == block("text", "line and every fix, the cheapest first:").rstrip()
+    )

@@ -26,8 +26,8 @@ from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo import parse_module, parse_type
 from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import compile_lowered, lower_step
+from tests.aot.refusals import BRIEF, FULL
 from tests.aot.stack import B, H, L, M
-from tests.aot.test_memory import BRIEF, FULL
 
 
 def test_memory_is_that_of_the_shards(artifact, found):

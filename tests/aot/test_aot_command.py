@@ -26,7 +26,7 @@ from namedmesh.cli.main import main
 from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.runtime.stages import lower_step
 from tests.aot.stack import B, M
-from tests.runtime.test_without_tensorflow import BLOCK
+from tests.runtime.blocked import BLOCK
 
 
 def test_the_command_needs_no_tensorflow(artifact, tmp_path):

@@ -1,6 +1,5 @@
 """Planned collectives against those of a compiled module."""
 
-import dataclasses
 import gc
 import re
 import time
@@ -10,40 +9,10 @@ import pytest
 import namedmesh as nm
 from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo import parse_module
-from namedmesh.errors.source import Source
-from namedmesh.records.collective import Collective
-from namedmesh.runtime import Audit
+from tests.audit.cases import LINE, MESH, PLANNED, UNNAMED, audit_of, planned
 from tests.audit.hlo.text import module_of
 
-MESH = nm.Mesh(data=2, model=4)
-PLANNED = Collective(
-    kind="AllReduce",
-    axes=("model",),
-    elements=32,
-    dtype="float32",
-    bytes=128,
-    times=1,
-    tensor="y",
-    op="einsum.3",
-    phase="forward",
-    source=Source("model.py", 3),
-    devices=4,
-)
-LINE = """
-  %r = f32[4,8]{1,0} all-reduce(%p), replica_groups=[2,4]<=[8], to_apply=%add, \
-metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}
-"""
-UNNAMED = LINE.replace(', metadata={op_name="jit(f)/namedmesh/nm.einsum.3/XlaDot"}', "")
 SWAP = "{{1,2},{2,1},{5,6},{6,5}}"  # the order of two axes of two devices each
-
-
-def planned(**changes) -> Collective:
-    return dataclasses.replace(PLANNED, **changes)
-
-
-def audit_of(lines: str, *collectives: Collective, backend: str = "cpu", **options) -> Audit:
-    """The audit of a module of these lines against planned collectives."""
-    return audit(module_of(lines), MESH, collectives, backend=backend, **options)
 
 
 def looped(line: str, iterations: str = "6", condition: str = "") -> str:

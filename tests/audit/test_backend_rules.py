@@ -16,7 +16,7 @@ from namedmesh.audit.backend_rules import (
 from namedmesh.audit.hlo.module import Module
 from namedmesh.audit.hlo.parse import parse_module
 from namedmesh.dims.hop import Hop
-from tests.audit.test_audit import LINE, MESH, UNNAMED, audit_of, planned
+from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
 
 HALF = "  %h = bf16[4,8]{1,0} convert(%p)" + LINE.replace("f32", "bf16").replace("%p", "%h")
 GATHER = LINE.replace("all-reduce", "all-gather").replace("to_apply=%add", "dimensions={0}")

@@ -6,7 +6,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.cost.live_ranges import PeakMemory
-from tests.cost.test_estimate import FUSING, ROUND
+from tests.cost.round_hardware import FUSING, ROUND
 
 A, B, C = nm.dims("a=64 b=32 c=16")
 SQUARE, NARROW = 4 * 64 * 64, 4 * 64 * 16

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.errors import test_host_errors
+from tests import errors
 from tests.messages import rewrite
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ def run_tests(path: Path, **environment: str) -> subprocess.CompletedProcess[str
 
 
 def test_a_copy_with_other_messages_is_rewritten(tmp_path):
-    right = Path(test_host_errors.__file__).read_text()
+    right = (Path(errors.__file__).parent / "test_host_errors.py").read_text()
     wrong = right.replace("is a positive whole number", "is nothing of the kind")
     copy = tmp_path / "test_host_errors.py"
     copy.write_text(wrong)

@@ -5,7 +5,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.layers import Adam, Sgd
-from tests.layers.test_optimizers import FEW, gradients, start_values, traced
+from tests.layers.updates import FEW, gradients, start_values, traced
 
 
 def averaged_values(history, share):

@@ -6,7 +6,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.layers import batch_of
 from tests.layers.numpy_transformer import Model, softmax
-from tests.layers.test_config import SHORT, SMALL, examples, model_of, weights
+from tests.layers.small_model import SHORT, SMALL, examples, model_of, weights
 
 
 class Watched(Model):

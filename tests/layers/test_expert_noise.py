@@ -4,7 +4,7 @@ import numpy as np
 
 import namedmesh as nm
 from namedmesh.layers import LayerStack, moe, top_k_gating
-from tests.layers.test_config import SMALL, model_of
+from tests.layers.small_model import SMALL, model_of
 
 
 def test_masking_leaves_out_whole_experts_outputs():

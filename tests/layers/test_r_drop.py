@@ -6,7 +6,7 @@ from scipy.special import log_softmax, rel_entr
 
 import namedmesh as nm
 from namedmesh.layers import batch_of, symmetric_divergence
-from tests.layers.test_config import SMALL, evaluation, examples, metrics, model_of, training
+from tests.layers.small_model import SMALL, evaluation, examples, metrics, model_of, training
 
 
 def test_divergence_is_the_mean_of_both_directions():

@@ -7,7 +7,7 @@ import pytest
 
 from examples.m4.plots import draw
 from examples.m4.run import Run
-from tests.m4.test_evaluation import RESULT
+from tests.m4.scored import RESULT
 
 image = pytest.importorskip("matplotlib.image")
 

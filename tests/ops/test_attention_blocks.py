@@ -8,7 +8,7 @@ import pytest
 import namedmesh as nm
 from namedmesh.artifacts.kernels import choice
 from tests.checks import assert_same, evaluated, uniform
-from tests.ops.test_attention import ARRAYS, LAYOUTS, SPECS, B, K, N, S, T, by_matrices, make_step
+from tests.ops.attention_cases import ARRAYS, LAYOUTS, SPECS, B, K, N, S, T, by_matrices, make_step
 
 BY_BLOCKS = functools.partial(nm.attention, block=8)
 

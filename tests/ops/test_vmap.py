@@ -62,10 +62,7 @@ def compare(function, reference, names, layout, specs=None, arrays=None):
             loss = loss + nm.sum(nm.sin(leaf))
         return results, nm.grad(loss, [given[name] for name in wrt])
 
-    parameters = ", ".join(names)
-    traced = eval(f"lambda {parameters}: named({', '.join(f'{n}={n}' for n in names)})",
-                  {"named": named})  # fmt: skip
-    program = nm.trace(traced, **specs)
+    program = nm.trace(named, **specs)
     _, found = program.evaluate({}, **arrays)
 
     def loss(*floats):

@@ -1,6 +1,5 @@
 """nm.report: what is in the file, and what is refused."""
 
-import html.parser
 import json
 import re
 
@@ -14,37 +13,7 @@ from namedmesh.report.page_data import describe_audit
 from namedmesh.report.report import SCRIPTS, STYLES, build_document, read_static
 from namedmesh.runtime import Audit
 from tests.report.models import LAYOUT, MESH, small_plan, small_program
-
-
-class Scripts(html.parser.HTMLParser):
-    """The scripts of a page, as a browser would separate them."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.scripts: list[str] = []
-        self.addresses: list[str] = []
-        self._inside = False
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.addresses += [value or "" for name, value in attrs if name in ("src", "href")]
-        self._inside = tag == "script"
-        if self._inside:
-            self.scripts.append("")
-
-    def handle_endtag(self, tag):
-        self._inside = False
-
-    def handle_data(self, data):
-        if self._inside:
-            self.scripts[-1] += data
-
-
-def read_page(path) -> tuple[Scripts, list[dict]]:
-    page = Scripts(path.read_text())
-    content = json.loads(page.scripts[0])
-    assert content["version"] == nm.__version__
-    return page, content["plans"]
+from tests.report.page import Scripts, read_page
 
 
 def test_the_page_has_the_data_and_nothing_from_elsewhere(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from namedmesh.cli.main import main
 from tests.report.models import LAYOUT
-from tests.report.test_report import read_page
+from tests.report.page import read_page
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 STEP = ("report", "tests.report.models:small_program", "--mesh", "data=2,tensor=4")

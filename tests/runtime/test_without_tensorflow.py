@@ -10,15 +10,7 @@ import pytest
 
 import namedmesh as nm
 from benchmarks.moe import Sizes, program
-
-BLOCK = """
-import sys
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("tensorflow", "keras"):
-            raise ImportError(f"{name} is not to be imported here")
-sys.meta_path.insert(0, Refuse())
-"""
+from tests.runtime.blocked import BLOCK
 
 
 def run(code: str, *arguments: str) -> str:

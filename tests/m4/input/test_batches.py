@@ -19,7 +19,7 @@ from examples.m4.input.batches import (
 from examples.m4.input.sampling import shares
 from namedmesh.errors.errors import NamedMeshError
 from tests.m4.input.synthetic import corpus, tokens
-from tests.m4.input.test_packing import unpacked
+from tests.m4.input.unpacking import unpacked
 
 NAMES = [
     "source",

@@ -4,6 +4,7 @@ import pytest
 from examples.m4.input.packing import assemble, fits_in_row, pack
 from examples.m4.input.tokens import Ragged
 from namedmesh.errors.errors import NamedMeshError
+from tests.m4.input.unpacking import unpacked
 
 
 def sequences(lengths, seed: int) -> Ragged:
@@ -17,27 +18,6 @@ def realistic(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     target = 3 + draw.lognormal(3.2, 0.5, count).astype(int)
     source = 2 + (target * 4 / 3 * draw.lognormal(0, 0.25, count)).astype(int)
     return source, target
-
-
-def unpacked(arrays: dict[str, np.ndarray], side: str) -> list[list[tuple[int, ...]]]:
-    """The segments of each row, by a literal loop over its tokens that checks the positions."""
-    rows = []
-    for tokens, segments, positions in zip(
-        *(arrays[f"{side}{name}"] for name in ("", "_segments", "_positions")), strict=True
-    ):
-        row: list[list[int]] = []
-        for token, segment, position in zip(
-            tokens.tolist(), segments.tolist(), positions.tolist(), strict=True
-        ):
-            if segment == 0:
-                assert token == 0 and position == 0
-                continue
-            if segment == len(row) + 1:
-                row.append([])
-            assert segment == len(row) and position == len(row[-1])
-            row[-1].append(token)
-        rows.append([tuple(one) for one in row])
-    return rows
 
 
 @pytest.mark.parametrize("seed", range(5))

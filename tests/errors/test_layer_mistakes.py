@@ -124,7 +124,7 @@ def test_mistakes_are_named(message):
     with pytest.raises(nm.NamedMeshError) as error:
         MISTAKES[message]()
     assert message in str(error.value)
-    assert "test_mistakes.py" in str(error.value), "the user's own line is shown"
+    assert "test_layer_mistakes.py" in str(error.value), "the user's own line is shown"
 
 
 ALL_AT_ONCE = {

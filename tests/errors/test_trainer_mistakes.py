@@ -6,7 +6,7 @@ import namedmesh as nm
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
 from tests.training.programs import B, M, batch, compiled
-from tests.training.test_trainer import make, train
+from tests.training.trainers import make, train
 
 
 def test_checkpoints_that_are_only_read_are_refused_at_the_start(tmp_path):
