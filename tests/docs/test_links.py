@@ -27,3 +27,18 @@ def test_a_dead_link_is_found(tmp_path):
     page = tmp_path / "page.md"
     page.write_text("[a](page.md) [b](other.md#part) [c](https://example.com) `x`")
     assert find_dead_links(page) == ["other.md"]
+
+
+@pytest.mark.parametrize(
+    ("image", "result"),
+    [
+        ("collectives.png", "operators/collectives.png"),
+        ("m4_quality.png", "m4/grid/quality.png"),
+        ("operators.png", "operators/operators.png"),
+        ("tpu_v3_memory.png", "tpu_v3/memory.png"),
+        ("tpu_v3_scaling.png", "tpu_v3/scaling.png"),
+    ],
+)
+def test_plots_of_the_site_are_those_of_the_benchmarks(image, result):
+    drawn = DOCS.parent / "benchmarks" / "results" / result
+    assert (DOCS / "images" / image).read_bytes() == drawn.read_bytes()
