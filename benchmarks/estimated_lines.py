@@ -30,7 +30,7 @@ def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
         nothing is known of, and `kinds` over all lines. `close` counts the lines whose estimate is
         within `FACTOR`, with their share of what was measured.
     """
-    ops = {name: op for op, name in cost.plan.names.items()}
+    ops = {name: op for op, name in cost.plan.placements.names.items()}
     measured: dict[str, Counter[str]] = defaultdict(Counter)
     estimated: dict[str, Counter[str]] = defaultdict(Counter)
     for name, ms in profile["ops"].items():

@@ -177,6 +177,6 @@ def estimate_bytes(plan: nm.Plan) -> int:
     made = [
         plan.bytes_per_device(one)
         for one in plan.shardings
-        if one not in plan.free and one.shape not in shapes
+        if one not in plan.placements.constants and one.shape not in shapes
     ]
     return kept + plan.activation_bytes + 5 * max(made)

@@ -58,13 +58,19 @@ def count_memory(plan: nm.Plan) -> int:
     """The bytes of a partition's inputs and results, and of what is moved, before and after."""
     places: set[tuple[nm.Tensor, Sharding]] = set()
     for op in plan.program.ops:
-        kept = [tensor for tensor in op.outputs if tensor not in plan.free]
+        kept = [tensor for tensor in op.outputs if tensor not in plan.placements.constants]
         places |= {(tensor, plan.shardings[tensor]) for tensor in kept}
         if op.states_place:  # the result is the operand, moved
             continue
-        places |= {(tensor, plan.natural[tensor]) for tensor in kept if tensor in plan.natural}
+        places |= {
+            (tensor, plan.placements.natural[tensor])
+            for tensor in kept
+            if tensor in plan.placements.natural
+        }
         for i, tensor in enumerate(op.inputs):
-            places |= {(tensor, step.result) for step in plan.operands.get((op, i), ())}
+            places |= {
+                (tensor, step.result) for step in plan.placements.operand_moves.get((op, i), ())
+            }
     return sum(
         place.local_elements(tensor.shape, plan.mesh) * tensor.itemsize for tensor, place in places
     )

@@ -37,10 +37,6 @@ def _register(module: str) -> None:
         for part in ("logic", "mathematics", "indexing"):
             importlib.import_module(f"namedmesh.ops.{part}")
         importlib.import_module("namedmesh.ops.methods")
-    if module.startswith(("namedmesh.planning.", "namedmesh.lowering.")):
-        # Plan looks up the functions behind Plan.save and Plan.report.
-        importlib.import_module("namedmesh.diff.plan_methods")
-        importlib.import_module("namedmesh.report.report")
 
 
 __getattr__, __dir__ = serve_names(__name__, __file__, _register)

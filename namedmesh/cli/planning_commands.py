@@ -12,10 +12,9 @@ from typing import Any
 
 from namedmesh.cli.references import find_program
 from namedmesh.cost.cost import cost
-from namedmesh.diff import plan_methods as plan_methods  # as Plan.save looks up
 from namedmesh.diff.conditions import EXAMPLES, Condition
 from namedmesh.diff.diff import diff
-from namedmesh.diff.sources import record_of, summarize_cost
+from namedmesh.diff.sources import record_of
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
@@ -165,14 +164,12 @@ def run_plan(arguments: argparse.Namespace) -> int:
 def _format(arguments: argparse.Namespace, plan: Plan) -> str:
     """What is printed of a plan."""
     if arguments.json:
-        cost = {} if arguments.target is None else {"cost": summarize_cost(plan, arguments.target)}
-        return json.dumps({**plan.to_json(), **cost}, indent=1)
+        document = plan.to_json()
+        if arguments.target is not None:
+            document["cost"] = cost(plan, arguments.target).summary()
+        return json.dumps(document, indent=1)
     text = plan.communication if arguments.communication else str(plan)
-    if arguments.target is None:
-        return text
-    from namedmesh.cost.cost import cost as estimate
-
-    return f"{text}\n\n{estimate(plan, arguments.target)}"
+    return text if arguments.target is None else f"{text}\n\n{cost(plan, arguments.target)}"
 
 
 COST_EXAMPLES = """\

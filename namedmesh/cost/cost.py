@@ -171,6 +171,17 @@ class Cost:
         peak = max(self.hardware.divide(self.plan.mesh.devices).flops.values())
         return self.flops / (self.seconds * peak) if self.seconds else 0.0
 
+    def summary(self) -> dict[str, Any]:
+        """Return the target, seconds and memory, as a saved plan has them."""
+        return {
+            "target": str(self.hardware),
+            "seconds": self.seconds,
+            "least_seconds": self.least_seconds,
+            "compute_seconds": self.compute_seconds,
+            "collective_seconds": self.collective_seconds,
+            "memory": self.memory.peak_bytes,
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Return the cost as values that JSON has.
 

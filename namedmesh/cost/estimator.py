@@ -132,7 +132,7 @@ class Estimator:
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
         return OpCost(
             op,
-            self.plan.names[op],
+            self.plan.placements.names[op],
             op.phase,
             op.scope.rstrip("/"),
             op.source,
@@ -157,10 +157,10 @@ class Estimator:
         run = occupancy.find_peak()
         return PeakMemory(
             below + occupancy.peak_bytes,
-            plan.names[run.op] if run else "",
+            plan.placements.names[run.op] if run else "",
             below,
             tuple(sorted(alive, key=lambda one: -one.bytes)),
-            tuple((plan.names[run.op], held) for run, held in occupancy.walk(below)),
+            tuple((plan.placements.names[run.op], held) for run, held in occupancy.walk(below)),
         )
 
     def _describe(self, buffer: Buffer, size: int) -> Alive:
@@ -182,7 +182,7 @@ def _is_read_by_products(
     """Whether products alone read a tensor, or what it is cast to, where it lies."""
     found = readers.get(tensor, ())
     return bool(found) and all(
-        not moves_data(plan.operands.get((op, i), ()))
+        not moves_data(plan.placements.operand_moves.get((op, i), ()))
         and (is_product(op) or (op.same_value and _is_read_by_products(plan, readers, op.output)))
         for op, i in found
     )

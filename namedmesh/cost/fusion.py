@@ -40,11 +40,11 @@ def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
     """Find the axes along which an op's work is divided: those that its tensors hold."""
     axes: set[str] = set()
     for i, tensor in enumerate(op.inputs):
-        steps = plan.operands.get((op, i))
+        steps = plan.placements.operand_moves.get((op, i))
         place = steps[-1].result if steps else plan.shardings[tensor]
         axes |= {*place.used, *place.partial}
     for tensor in op.outputs:
-        place = plan.natural.get(tensor, plan.shardings[tensor])
+        place = plan.placements.natural.get(tensor, plan.shardings[tensor])
         axes |= {*place.used, *place.partial}
     return tuple(axes)
 
@@ -116,16 +116,16 @@ class Contents:
 
     def _place(self, op: Op, i: int) -> Sharding | None:
         """Where an operand is moved to, if it is."""
-        steps = self.plan.operands.get((op, i))
+        steps = self.plan.placements.operand_moves.get((op, i))
         return steps[-1].result if steps else None
 
     def _describe_operand(self, tensor: Tensor) -> Hashable:
         """What equal operands have in common; constants are equal if they are made alike."""
-        if tensor not in self.plan.free:
+        if tensor not in self.plan.placements.constants:
             return self.resolve(tensor)
-        tensor = self.plan.free[tensor]
+        tensor = self.plan.placements.constants[tensor]
         if tensor not in self._constants:
-            op = self.plan.producers[tensor]
+            op = self.plan.placements.producers[tensor]
             inputs = tuple(map(self._describe_operand, op.inputs))
             key = describe_options(op), inputs, tensor.shape
             self._constants[tensor] = self._numbers.setdefault(key, len(self._numbers))
@@ -247,7 +247,7 @@ class FusedBody:
 
     def uses_kernel(self, op: Op) -> bool:
         """Whether a kernel takes the place of the named ops that made an op's operands."""
-        return op.offers_kernel and self.hardware.kernels and op in self.plan.local
+        return op.offers_kernel and self.hardware.kernels and op in self.plan.placements.local_ops
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Return the elements of one device's shard of a tensor where it lies, or in a place."""
@@ -294,7 +294,7 @@ class FusedBody:
         """The ops that something needs, without those that kernels take the place of."""
         needed, live = {*self.outputs}, []
         for op in reversed(ops):
-            if op.given or all(tensor in self.plan.free for tensor in op.outputs):
+            if op.given or all(tensor in self.plan.placements.constants for tensor in op.outputs):
                 continue
             if op.control or any(tensor in needed for tensor in op.outputs):
                 needed.update(op.inputs[i] for i in self.read_positions(op))
@@ -350,7 +350,7 @@ class FusedBody:
             and readers[op.inputs[0]] == 1
             and op.inputs[0] in self._producers
             and is_product(self._producers[op.inputs[0]])
-            and not moves_data(self.plan.moves.get(op.inputs[0], ()))
+            and not moves_data(self.plan.placements.moves.get(op.inputs[0], ()))
         ]
 
     def _passes_on(self, op: Op) -> bool:
@@ -364,16 +364,16 @@ class FusedBody:
     def _stays(self, op: Op) -> bool:
         """Whether an op's results are as large as its operands, and nothing is moved."""
         return not self._sums_move(op) and not any(
-            op.inputs[i] in self.plan.free
-            or moves_data(self.plan.operands.get((op, i), ()))
-            or moves_data(self.plan.moves.get(tensor, ()))
+            op.inputs[i] in self.plan.placements.constants
+            or moves_data(self.plan.placements.operand_moves.get((op, i), ()))
+            or moves_data(self.plan.placements.moves.get(tensor, ()))
             or self.bytes_of(op.inputs[i]) != self.bytes_of(tensor)
             for i, tensor in zip(self.read_positions(op), op.outputs, strict=False)
         )
 
     def _sums_move(self, op: Op) -> bool:
         """Whether parts of a cotangent are moved before they are added up."""
-        return any(moves_data(steps) for _, steps in self.plan.sums.get(op, ()))
+        return any(moves_data(steps) for _, steps in self.plan.placements.sum_groups.get(op, ()))
 
     def _makes_operand(self, op: Op, tensor: Tensor) -> bool:
         """Whether an op computes an operand while it reads what that is made of."""
@@ -393,7 +393,7 @@ class FusedBody:
         demanded = {self.resolve(tensor) for tensor in self.outputs}
         for op in self.ops:
             demanded.update(
-                tensor for tensor in op.outputs if moves_data(plan.moves.get(tensor, ()))
+                tensor for tensor in op.outputs if moves_data(plan.placements.moves.get(tensor, ()))
             )
             if self._is_barrier(op):
                 demanded.update(self.resolve(x) for x in op.inputs)
@@ -402,7 +402,7 @@ class FusedBody:
             moved = self._sums_move(op)
             for i in self.read_positions(op):
                 tensor = self.resolve(op.inputs[i])
-                steps = plan.operands.get((op, i), ())
+                steps = plan.placements.operand_moves.get((op, i), ())
                 if moved or moves_data(steps) or not self._makes_operand(op, tensor):
                     demanded.add(tensor)
         return demanded
@@ -429,8 +429,8 @@ class FusedBody:
         for tensor in op.outputs:
             if self.readers[tensor] or tensor in self._demanded:
                 run.writes[tensor] = self.bytes_of(tensor)
-                if moves_data(self.plan.moves.get(tensor, ())):
-                    natural = self.plan.natural[tensor]
+                if moves_data(self.plan.placements.moves.get(tensor, ())):
+                    natural = self.plan.placements.natural[tensor]
                     run.beside[tensor, natural] = self.bytes_of(tensor, natural)
         return run
 
@@ -471,12 +471,12 @@ class FusedBody:
             most = sum(self.elements_of(tensor) for tensor in op.outputs)
         for i in self.read_positions(op):
             tensor = op.inputs[i]
-            if tensor in plan.free:
+            if tensor in plan.placements.constants:
                 continue
-            steps = plan.operands.get((op, i), [])
+            steps = plan.placements.operand_moves.get((op, i), [])
             if moves_data(steps):
                 place = steps[-1].result
-                moved = plan.value_of(tensor), place
+                moved = plan.placements.value_of(tensor), place
                 run.reads[moved] = self.bytes_of(tensor, place)
                 if moved not in self._moved:  # what is moved is there until it has been
                     self._moved.add(moved)
@@ -493,6 +493,8 @@ class FusedBody:
             elements = self.elements_of(tensor, steps[-1].result if steps else None)
             elements = elements if most is None else min(most, elements)
             run.reads[root] = max(run.reads.get(root, 0), elements * self._item_bytes(root))
-        for (_, place), (i, _) in plan.captured.get(op, {}).items():
-            run.reads[plan.value_of(op.inputs[i]), place] = self.bytes_of(op.inputs[i], place)
+        for (_, place), (i, _) in plan.placements.captured_moves.get(op, {}).items():
+            run.reads[plan.placements.value_of(op.inputs[i]), place] = self.bytes_of(
+                op.inputs[i], place
+            )
         return run

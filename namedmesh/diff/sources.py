@@ -12,6 +12,7 @@ from typing import Any
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit
 from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.cost.cost import cost
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source
@@ -30,7 +31,7 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
     if isinstance(value, PlanRecord):
         return value
     if isinstance(value, Plan):
-        return PlanRecord.of_plan(value, None if target is None else summarize_cost(value, target))
+        return PlanRecord.of_plan(value, None if target is None else cost(value, target).summary())
     if isinstance(value, Artifact):
         return _record_artifact(value)
     if isinstance(value, (str, os.PathLike)):
@@ -44,21 +45,6 @@ def record_of(value: Any, target: Any = None) -> PlanRecord:
     if isinstance(value, Mapping):
         return read_report(dict(value), "the row")
     raise NamedMeshError(f"diff: a {type(value).__name__} cannot be compared", fix=COMPARABLE)
-
-
-def summarize_cost(plan: Plan, target: Any) -> dict[str, Any]:
-    """Return the cost of a plan as its file has it."""
-    from namedmesh.cost.cost import cost
-
-    priced = cost(plan, target)
-    return {
-        "target": str(priced.hardware),
-        "seconds": priced.seconds,
-        "least_seconds": priced.least_seconds,
-        "compute_seconds": priced.compute_seconds,
-        "collective_seconds": priced.collective_seconds,
-        "memory": priced.memory.peak_bytes,
-    }
 
 
 def _record_file(path: str) -> PlanRecord:

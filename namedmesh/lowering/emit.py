@@ -27,7 +27,8 @@ class Emitter(Context):
     compiled = True
 
     def __init__(self, plan: Plan, ops: OpLowering, fragments: Fragments, block: Block):
-        self.plan, self.mesh, self.ops, self.precision = plan, plan.mesh, ops, ops.precision
+        self.placements, self.mesh = plan.placements, plan.mesh
+        self.ops, self.precision = ops, ops.precision
         self.captured: dict[Tensor, dict[Sharding, Any]] = {}  # brought before the loop around it
         self._fragments, self._block = fragments, block
         self._op: Op | None = None  # whose instructions are being emitted
@@ -44,7 +45,7 @@ class Emitter(Context):
     @property
     def name(self) -> str:
         """The name that instructions get."""
-        return "" if self._op is None else f"nm.{self.plan.names[self._op]}/"
+        return "" if self._op is None else f"nm.{self.placements.names[self._op]}/"
 
     def compute_all(
         self, key: Hashable, function: Callable[..., Any], values: Sequence[Value]
@@ -98,23 +99,16 @@ class Emitter(Context):
         return self.compute(("say", proto), lambda x: annotator.annotate(x, axes), value)
 
     def place(self, value: Any, tensor: Tensor) -> Any:
-        return self.at(value, tensor.shape, self.plan.natural[tensor])
+        return self.at(value, tensor.shape, self.placements.natural[tensor])
 
     def part_sizes(self, tensor: Tensor) -> list[int]:
-        return [self.mesh.axes[axis] for axis in self.plan.natural[tensor].partial]
+        return [self.mesh.axes[axis] for axis in self.placements.natural[tensor].partial]
 
     def hold(self, value: Any, op: Op, i: int) -> Any:
-        return self.at(value, op.inputs[i].shape, self.operand_place(op, i))
+        return self.at(value, op.inputs[i].shape, self.placements.operand_sharding(op, i))
 
     def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
-        return self.plan.natural[tensor] == self.operand_place(op, i)
-
-    def operand_place(self, op: Op, i: int) -> Sharding:
-        """Where an operand lies when the op reads it."""
-        if op.inputs[i] in self.plan.free:
-            return self.plan.made.get((op, i), self.plan.shardings[op.inputs[i]])
-        steps = self.plan.operands.get((op, i), ())
-        return steps[-1].result if steps else self.plan.shardings[op.inputs[i]]
+        return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
     def move(self, value: Any, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]) -> Any:
         """Move a value: each annotation differs from the one before by one collective."""
@@ -122,7 +116,7 @@ class Emitter(Context):
         for step in steps:
             if step.sums or step.kind == "Alone":
                 # A sum is made in the name of the op that left the parts.
-                op = self.plan.summed_by[tensor] if step.sums else self._op
+                op = self.placements.sum_owners[tensor] if step.sums else self._op
                 places = position_axes(shape, source), position_axes(shape, step.result)
                 key = "move", step.kind, step.sums, tuple(step.axes), *places
                 with self.emitting(op):
@@ -135,10 +129,10 @@ class Emitter(Context):
 
     def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
         """Make a tensor of constants where it is read."""
-        tensor = self.plan.free[tensor]
+        tensor = self.placements.constants[tensor]
         key = tensor, place
         if key not in moved:
-            op = self.plan.producers[tensor]
+            op = self.placements.producers[tensor]
             with self.emitting(op):
                 # What rearranges makes all of it, and cuts out what is wanted.
                 bare = Sharding() if op.rearranges else place.with_partial(())
@@ -161,10 +155,10 @@ class Emitter(Context):
         outputs: Sequence[Tensor],
     ) -> list[Any]:
         """Emit ops on values for some tensors, and brings outputs where their owner wants them."""
-        plan = self.plan
+        plan = self.placements
         known: dict[Tensor, Any] = {}
         for t, v in zip(arguments, values, strict=True):
-            if t not in plan.free:
+            if t not in plan.constants:
                 with self.emitting(self._op or plan.producers.get(t)):  # a loop gives its body's
                     known[t] = self.at(v, t.shape, plan.shardings[t])
         moved: dict[Any, Any] = {
@@ -173,17 +167,17 @@ class Emitter(Context):
             for place, value in self.captured.get(t, {}).items()
         }
         for op in ops:
-            if not op.given and not all(tensor in plan.free for tensor in op.outputs):
+            if not op.given and not all(tensor in plan.constants for tensor in op.outputs):
                 with self.emitting(op):
                     self.op(op, known, moved)
         results = []
         for i, tensor in enumerate(outputs):
             with self.emitting(plan.producers[tensor]):
-                if tensor in plan.free:
-                    place = plan.made.get((owner, i), plan.shardings[tensor])
+                if tensor in plan.constants:
+                    place = plan.constant_uses.get((owner, i), plan.shardings[tensor])
                     results.append(self.make(tensor, place, moved))
                 else:
-                    steps = plan.results.get((owner, i), ())
+                    steps = plan.result_moves.get((owner, i), ())
                     place = plan.shardings[tensor]
                     value = known[tensor]
                     if steps:
@@ -193,32 +187,34 @@ class Emitter(Context):
 
     def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
         """Emit one op: operands brought into place, the op itself, results settled."""
-        places = [self.operand_place(op, i) for i in range(len(op.inputs))]
-        for (inner, place), (i, steps) in self.plan.captured.get(op, {}).items():
-            source = self.plan.shardings[inner]
-            key = self.plan.value_of(op.inputs[i]), place
+        places = [self.placements.operand_sharding(op, i) for i in range(len(op.inputs))]
+        for (inner, place), (i, steps) in self.placements.captured_moves.get(op, {}).items():
+            source = self.placements.shardings[inner]
+            key = self.placements.value_of(op.inputs[i]), place
             if key not in moved:  # nor before an enclosing loop
                 value = self.at(self.operand(op, i, known, moved), inner.shape, source)
                 self.move_once(value, op.inputs[i], source, steps, moved)
             self.captured.setdefault(inner, {})[place] = moved[key]
-        if op in self.plan.sums:
+        if op in self.placements.sum_groups:
             results: Sequence[Any] = [self.add_groups(op, known, moved)]
         else:
             values = [self.operand(op, i, known, moved) for i in range(len(op.inputs))]
-            results = self.lower(op, values, places, [self.plan.natural[t] for t in op.outputs])
+            results = self.lower(
+                op, values, places, [self.placements.natural[t] for t in op.outputs]
+            )
         for tensor, value in zip(op.outputs, results, strict=True):
-            value, steps = self.place(value, tensor), self.plan.moves.get(tensor, ())
-            known[tensor] = self.move(value, tensor, self.plan.natural[tensor], steps)
+            value, steps = self.place(value, tensor), self.placements.moves.get(tensor, ())
+            known[tensor] = self.move(value, tensor, self.placements.natural[tensor], steps)
 
     def operand(self, op: Op, i: int, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
         """Bring an operand into place; one that several ops want there is brought once."""
-        tensor, place = op.inputs[i], self.operand_place(op, i)
-        if tensor in self.plan.free:
+        tensor, place = op.inputs[i], self.placements.operand_sharding(op, i)
+        if tensor in self.placements.constants:
             return self.make(tensor, place, moved)
-        steps = self.plan.operands.get((op, i), ())
+        steps = self.placements.operand_moves.get((op, i), ())
         if not steps:
             return known[tensor]
-        value, source = known[tensor], self.plan.shardings[tensor]
+        value, source = known[tensor], self.placements.shardings[tensor]
         return self.move_once(value, tensor, source, steps, moved)
 
     def move_once(
@@ -230,7 +226,10 @@ class Emitter(Context):
         moved: dict[Any, Any],
     ) -> Any:
         """Move a value along a way, of which others' ways may have made the beginning already."""
-        same, made = self.plan.value_of(tensor), self.plan.count_made(tensor, steps, moved)
+        same, made = (
+            self.placements.value_of(tensor),
+            self.placements.count_shared_moves(tensor, steps, moved),
+        )
         if made:
             source = steps[made - 1].result
             value = moved[same, source]
@@ -243,10 +242,10 @@ class Emitter(Context):
         """Add up the parts of a cotangent that lie together, moves the sums, and adds those."""
         total = None
         shape = op.output.shape
-        for members, steps in self.plan.sums[op]:
+        for members, steps in self.placements.sum_groups[op]:
             values = [self.operand(op, i, known, moved) for i in members]
             value = self.add(values) if len(values) > 1 else values[0]
-            place = self.operand_place(op, members[0])
+            place = self.placements.operand_sharding(op, members[0])
             value = self.move(self.at(value, shape, place), op.inputs[members[0]], place, steps)
             total = value if total is None else self.add([total, value])
         return total
@@ -265,7 +264,7 @@ class Emitter(Context):
         """Emit an op on operands in their places; natural is where it makes its results."""
         if op.control:
             return op.lower(self, *values)
-        kernel = op in self.plan.local
+        kernel = op in self.placements.local_ops
         local = op.manual or kernel
         if op.closed and not local:  # it would rather be local, where its operands' sizes divide
             pairs = zip((*op.inputs, *op.outputs), (*places, *natural), strict=True)

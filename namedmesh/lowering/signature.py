@@ -42,7 +42,7 @@ def sign_plan(plan: Plan) -> Signature:
     program = plan.program
     outputs = [(tensor.label, tensor) for tensor in program.outputs]
     results = [
-        describe_tensor(name, tensor, _result_sharding(plan, i, tensor))
+        describe_tensor(name, tensor, plan.placements.result_sharding(program, i, tensor))
         for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
     ]
     return Signature(
@@ -66,11 +66,3 @@ def sign_plan(plan: Plan) -> Signature:
 def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
     """A tensor as a manifest describes it."""
     return TensorSpec(name, tensor.shape, tensor.dtype, Sharding(sharding.held))
-
-
-def _result_sharding(plan: Plan, i: int, tensor: Tensor) -> Sharding:
-    """Where a result lies after the moves that are planned for it."""
-    if tensor in plan.free:
-        return plan.made[plan.program, i]
-    steps = plan.results.get((plan.program, i), ())
-    return steps[-1].result if steps else plan.shardings[tensor]

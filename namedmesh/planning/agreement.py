@@ -1,11 +1,12 @@
-"""Agreement: which dimension of an op's operands holds each mesh axis, where they do not say alike.
+"""Agreement: which dimension of an op each mesh axis shards, when its operands disagree.
 
-Two operands that want one axis for two dimensions are a conflict. It is an error that lists every
-way out with its price, the cheapest first; `conflicts="cheapest"` takes the cheapest instead.
+Operands that want one axis for two dimensions are in conflict. What the layout alone asks for may
+yield; what the program states does not, and is an error with every fix and its price.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,154 +15,150 @@ from namedmesh.ir.exchange import Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.claims import yield_claim
 from namedmesh.planning.conflicts import Claim, Conflict, Fix, Solution, conflict_error
-from namedmesh.planning.planner import Planner
-from namedmesh.planning.transfers import place_after_move, price_transfers
+from namedmesh.planning.planner import Axes, Planner
+from namedmesh.records.collective import count_wire_bytes
 
-Claims = dict[str, tuple[str, ...]]  # the axes that each dimension of an op holds
+Dropped = Collection[tuple[str, tuple[str, ...]]]  # claims that were given up: dimension, axes
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """An op whose operands have to agree on the holder of each axis."""
+    """An op whose operands have to agree; target is where its first result is wanted."""
 
     planner: Planner
     op: Op
     asked: Placement
     target: Sharding | None
 
-    def find_claims(self, places: Sequence[Sharding]) -> Claims:
-        """Find the axes that each dimension of the op holds."""
-        given_up: set[tuple[str, tuple[str, ...]]] = set()
+    def find_axes(self, places: Sequence[Sharding]) -> Axes:
+        """Find the axes that each dimension of the op is sharded over."""
+        planner, op = self.planner, self.op
+        dropped: set[tuple[str, tuple[str, ...]]] = set()
         while True:
-            claims, conflict = self.join_claims(places, given_up)
+            axes, conflict = self.join_claims(places, dropped)
             if conflict is None:
-                return claims
-            if self.op.derived or self.op.phase == "backward":
-                given_up.add(self.find_cheapest(conflict, places, given_up).claim)
+                return axes
+            if op.derived or op.phase == "backward":
+                # Users did not write these ops, and cannot place their operands: no error.
+                dropped.add(self.find_cheapest(conflict, places, dropped).claim)
                 continue
-            weaker = yield_claim(self.planner, self.op, conflict)
+            weaker = yield_claim(planner, op, conflict)
             if weaker is not None:
-                given_up.add((weaker.name, weaker.axes))
+                dropped.add((weaker.name, weaker.axes))
                 continue
-            if not self.planner.take_cheapest:
-                raise conflict_error(
-                    self.planner, self.op, places, conflict, self.fix(conflict, places)
-                )
-            solution = self.find_cheapest(conflict, places, given_up)
-            given_up.add(solution.claim)
-            self.planner.plan.decisions[solution.describe(self.op)].append(self.op.output.label)
+            if not planner.take_cheapest:
+                fixes = self.find_fixes(conflict, places)
+                raise conflict_error(op, places, conflict, fixes, planner.layout, planner.mesh)
+            solution = self.find_cheapest(conflict, places, dropped)
+            dropped.add(solution.claim)
+            planner.state.decide(solution.describe(op), op.output)
 
     def join_claims(
-        self, places: Sequence[Sharding], given_up: Collection[tuple[str, tuple[str, ...]]] = ()
-    ) -> tuple[Claims, Conflict | None]:
-        """Join what the operands claim, the first come first; returns the first conflict too."""
-        claims: Claims = {}
+        self, places: Sequence[Sharding], dropped: Dropped = ()
+    ) -> tuple[Axes, Conflict | None]:
+        """Join the operands' shardings, the first come first; returns the first conflict too."""
+        joined: Axes = {}
         owner: dict[str, Claim] = {}
         conflict = None
         order = list(range(len(places)))
         if self.target is not None:
+            # An operand that is sharded as the result is wanted comes first, and so wins.
             near = self.target
             order.sort(key=lambda i: -sum(near.axes(name) == axes for name, axes in places[i].held))
         for i in order:
             for name, axes in places[i].held:
                 if name in self.asked.whole or not self.can_split(i, name, axes):
                     continue
-                if (name, axes) in given_up:
+                if (name, axes) in dropped:
                     continue
                 rivals = [axis for axis in axes if axis in owner and owner[axis].name != name]
-                shorter, longer = sorted((claims.get(name, ()), axes), key=len)
+                shorter, longer = sorted((joined.get(name, ()), axes), key=len)
                 claim = Claim(name, axes, i)
+                # Of one dimension, axes that continue the others' are no conflict.
                 if not rivals and longer[: len(shorter)] == shorter:
-                    claims[name] = longer
+                    joined[name] = longer
                     for axis in longer:
                         owner.setdefault(axis, claim)
                 elif conflict is None:
-                    other = owner[rivals[0] if rivals else claims[name][0]]
+                    other = owner[rivals[0] if rivals else joined[name][0]]
                     conflict = Conflict(other, claim, rivals[0] if rivals else axes[0])
-        return claims, conflict
+        return joined, conflict
 
     def can_split(self, i: int, name: str, axes: Sequence[str]) -> bool:
-        """Return whether an op can run split that way: some need sizes that divide evenly."""
+        """Return whether the op can run so: some ops need sizes that divide evenly."""
         size = self.op.inputs[i].shape.size_of(name)
-        ways = self.planner.mesh.size(axes)
+        degree = self.planner.mesh.size(axes)
         if name in self.asked.exchanged:
-            return self.op.exchanges(Shards({name: ways})) is not None
+            return self.op.exchanges(Shards({name: degree})) is not None
         if name in self.asked.divisible:
-            return size % ways == 0 and self.asked.divisible[name] % ways == 0
-        return not self.op.manual or size % ways == 0
+            return size % degree == 0 and self.asked.divisible[name] % degree == 0
+        return not self.op.manual or size % degree == 0
 
-    def claim_for_free(self, claims: Claims) -> None:
-        """Claims idle axes for what is made of constants: where the result is wanted, or is due."""
-        planner = self.planner
-        busy = {axis for axes in claims.values() for axis in axes}
+    def shard_constants(self, axes: Axes) -> None:
+        """Shard constants over idle axes: as the result is wanted, or as the layout has it."""
+        state = self.planner.state
+        busy = {axis for used in axes.values() for axis in used}
         for i, tensor in enumerate(self.op.inputs):
-            if tensor not in planner.plan.free:
+            if tensor not in state.constants:
                 continue
-            for dim in tensor.shape:
-                name, place = dim.name, self.target or planner.plan.shardings[tensor]
-                axes = place.axes(name) or planner.plan.shardings[tensor].axes(name)
-                taken = name in claims or name in self.asked.whole or name in self.asked.reduced
-                if not axes or taken or busy & {*axes}:
+            default = state.shardings[tensor]
+            for name in tensor.shape.names:
+                wanted = (self.target or default).axes(name) or default.axes(name)
+                taken = name in axes or name in self.asked.whole or name in self.asked.reduced
+                if not wanted or taken or busy & {*wanted}:
                     continue
-                if self.can_split(i, name, axes):
-                    claims[name] = axes
-                    busy.update(axes)
+                if self.can_split(i, name, wanted):
+                    axes[name] = wanted
+                    busy.update(wanted)
 
     def find_cheapest(
-        self,
-        conflict: Conflict,
-        places: Sequence[Sharding],
-        given_up: Collection[tuple[str, tuple[str, ...]]],
+        self, conflict: Conflict, places: Sequence[Sharding], dropped: Dropped
     ) -> Solution:
-        """Find which of the two claims to give up, so that the least is sent."""
+        """Find which of two claims to give up, so that the least is sent."""
         solutions = []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
-            left = {*given_up, (claim.name, claim.axes)}
-            claims, _ = self.join_claims(places, left)
-            solutions.append(Solution(claim, other, self.price(places, claims)))
+            axes, _ = self.join_claims(places, {*dropped, (claim.name, claim.axes)})
+            solutions.append(Solution(claim, other, self.price(places, axes)))
         # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
         return min(reversed(solutions), key=lambda one: one.wire_bytes)
 
-    def price(self, places: Sequence[Sharding], claims: Mapping[str, tuple[str, ...]]) -> int:
-        """What a device sends to bring the operands where they agree, and to add up the result."""
-        planner, sent = self.planner, 0
+    def price(self, places: Sequence[Sharding], axes: Mapping[str, tuple[str, ...]]) -> int:
+        """Return what a device sends so that operands agree, and to add up the result."""
+        planner, state, sent = self.planner, self.planner.state, 0
         for tensor, place in zip(self.op.inputs, places, strict=True):
-            if tensor not in planner.plan.free and tensor not in planner.open:
-                agreed = Sharding.of(claims).only(tensor.shape.names)
-                sent += price_transfers(planner.mesh, tensor, place, agreed)[0]
-        summed = tuple(axis for name in self.asked.reduced for axis in claims.get(name, ()))
+            if tensor not in state.constants and tensor not in state.accumulators:
+                agreed = Sharding.of(axes).only(tensor.shape.names)
+                sent += price_moves(planner, tensor, place, agreed)[0]
+        summed = tuple(axis for name in self.asked.reduced for axis in axes.get(name, ()))
         for tensor in self.op.outputs if summed or self.target is not None else ():
-            natural = Sharding.of(claims).only(tensor.shape.names)
+            natural = Sharding.of(axes).only(tensor.shape.names)
             final = self.target if tensor is self.op.output else None
             if final is None:
                 whole = frozenset(name for place in places for name in place.whole)
-                due, _ = planner.give_due_axes(
-                    tensor, natural.mapping, whole, planner.layout_of(self.op)
-                )
-                final = Sharding.of(due)
-            parts = natural.with_partial(summed)
-            sent += price_transfers(planner.mesh, tensor, parts, final)[0]
+                layout = planner.layout_of(self.op)
+                full, _ = planner.take_idle_axes(tensor, natural.mapping, whole, layout)
+                final = Sharding.of(full)
+            sent += price_moves(planner, tensor, natural.with_partial(summed), final)[0]
         return sent
 
-    def fix(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:
-        """Find everything to write that makes the two claims agree, the cheapest first."""
-        fixes = []
+    def find_fixes(self, conflict: Conflict, places: Sequence[Sharding]) -> list[Fix]:
+        """Find everything to write that makes two claims agree, the cheapest first."""
+        planner, fixes = self.planner, []
         for claim, other in (conflict.claims, reversed(conflict.claims)):
             tensor, place = self.op.inputs[claim.operand], places[claim.operand]
-            words = [("replicate", claim.name)]
+            moves = [("replicate", claim.name)]
             if other.name != claim.name and other.name in tensor.shape.names:
-                words.append(("reshard", other.name))
-            for word, name in words:
-                take, give = ((), (name,)) if word == "replicate" else ((name,), ())
-                moved = place_after_move(self.planner, tensor, place, take, give)
-                sent, kinds = price_transfers(self.planner.mesh, tensor, place, moved)
+                moves.append(("reshard", other.name))
+            for function, name in moves:
+                take, give = ((), (name,)) if function == "replicate" else ((name,), ())
+                moved = sharding_after_move(planner, tensor, place, take, give)
+                sent, kinds = price_moves(planner, tensor, place, moved)
                 more = self.price_after(conflict, places, claim, moved)
                 if more is not None:
-                    text = f"nm.{word}({tensor.label}, {name}) before it"
+                    text = f"nm.{function}({tensor.label}, {name}) before it"
                     fixes.append(Fix(text, sent + more, kinds))
-            if self.planner.plan.producers[tensor].given:
+            if planner.uses.producers[tensor].given:
                 held = {name: axes for name, axes in place.held if name != claim.name}
                 kept = Sharding.of(held, place.whole | {claim.name})
                 more = self.price_after(conflict, places, claim, kept)
@@ -172,15 +169,127 @@ class Agreement:
         return sorted(fixes, key=lambda fix: (fix.wire_bytes + fix.memory, fix.wire_bytes))
 
     def count_bytes(self, tensor: Tensor, place: Sharding) -> int:
-        """What a device's shard of a tensor takes."""
+        """Return the bytes of a device's shard of a tensor."""
         return place.local_elements(tensor.shape, self.planner.mesh) * tensor.itemsize
 
     def price_after(
         self, conflict: Conflict, places: Sequence[Sharding], claim: Claim, place: Sharding
     ) -> int | None:
-        """Price the op with one operand elsewhere; None if that leaves the conflict."""
+        """Price the op with one operand sharded otherwise; None if that leaves the conflict."""
         after = [place if i == claim.operand else other for i, other in enumerate(places)]
-        claims, left = self.join_claims(after)
+        axes, left = self.join_claims(after)
         if left is not None and left.about == conflict.about:
             return None
-        return self.price(after, claims)
+        return self.price(after, axes)
+
+
+def sharding_after_move(
+    planner: Planner, tensor: Tensor, place: Sharding, take: Collection[str], give: Collection[str]
+) -> Sharding:
+    """Return the sharding after `take` took the axes of the layout and `give` became whole."""
+    taken = {
+        name: planner.layout_axes(planner.layout, name)
+        for name in take
+        if tensor.shape.size_of(name) > 1
+    }
+    wanted = {axis for axes in taken.values() for axis in axes}
+    held = {
+        name: tuple(axis for axis in axes if axis not in wanted)
+        for name, axes in place.held
+        if name not in give
+    }
+    held |= taken
+    whole = (place.whole - {*take}) | {*give}
+    if give:  # nor does a dimension that was whole take the axes that became idle
+        whole |= {name for name in tensor.shape.names if not held.get(name)}
+    return Sharding.of(held, whole)
+
+
+def price_moves(
+    planner: Planner, tensor: Tensor, source: Sharding, target: Sharding
+) -> tuple[int, tuple[str, ...]]:
+    """Return what a device sends to move a tensor, and the kinds of its collectives."""
+    sent, kinds = 0, []
+    for step in planner.conversion(tensor, source, target):
+        if step.kind not in ("Slice", "Alone"):
+            size = step.elements * tensor.itemsize
+            sent += count_wire_bytes(step.kind, size, planner.mesh.size(step.axes))
+            kinds.append(step.kind)
+    return sent, tuple(kinds)
+
+
+class Strength(enum.IntEnum):
+    """Why an axis shards a dimension, the weakest reason first."""
+
+    FREED = 0  # the axis was idle, and the layout maps the dimension to it
+    DECLARED = 1  # an input or a parameter, sharded by the layout
+    COMPUTED = 2  # computed of such
+    STATED = 3  # the program states it (`nm.reshard` and its like)
+
+
+def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
+    """Return the claim that yields, if one is weak enough; the next pass does not make it.
+
+    An axis that became idle on the way yields to any other claim. Where inputs and parameters
+    meet, the dimension that the layout has first keeps the axis, and so it is where an input meets
+    what was computed. A parameter does not yield there: tokens on their way to sharded weights are
+    what `nm.reshard` is for. All else is a conflict, which the user decides.
+    """
+    order = list(planner.layout.rules)
+
+    def rank(one: tuple[Claim, Strength, Tensor]) -> tuple[bool, int]:
+        claim, strength, _ = one
+        late = order.index(claim.name) if claim.name in order else len(order)
+        return strength == Strength.FREED, late
+
+    traced = [
+        (claim, *trace_claim(planner, op.inputs[claim.operand], claim, conflict.axis))
+        for claim in conflict.claims
+    ]
+    (kept, reason, _), (claim, strength, tensor) = sorted(traced, key=rank)
+    yields_to = {Strength.DECLARED}
+    if tensor in {*planner.program.inputs.values()}:
+        yields_to.add(Strength.COMPUTED)
+    yields = strength == Strength.FREED or (strength == Strength.DECLARED and reason in yields_to)
+    key = tensor, claim.name, conflict.axis
+    if not yields or key in planner.yielded:
+        return None
+    planner.state.yielding[key] = kept.name
+    return claim
+
+
+def trace_claim(
+    planner: Planner, tensor: Tensor, claim: Claim, axis: str
+) -> tuple[Strength, Tensor]:
+    """Follow a claim back to the tensor in which the axis first shards the dimension."""
+    state, uses = planner.state, planner.uses
+    declared = Strength.DECLARED
+    while True:
+        binder, producer = uses.binders.get(tensor), uses.producers[tensor]
+        if tensor in state.resting or (binder is None and producer.given):
+            return declared, tensor
+        before = None
+        if binder is not None:
+            before = _find_operand(binder, tensor)
+        elif producer.inherits_sharding:
+            sharded = (x for x in producer.inputs if x in state.shardings)
+            candidates = (x for x in sharded if x not in state.constants)
+            holds = (x for x in candidates if axis in state.shardings[x].axes(claim.name))
+            before = next(holds, None)
+            if before is None:
+                return Strength.FREED, tensor
+            if not producer.same_value:
+                declared = Strength.COMPUTED
+        if before is None:
+            return Strength.STATED, tensor
+        if axis not in state.shardings[before].axes(claim.name):
+            return Strength.FREED, before
+        tensor = before
+
+
+def _find_operand(op: Op, argument: Tensor) -> Tensor | None:
+    """Return what a loop along a dimension gives its body for an argument."""
+    if op.loop is None or op.loop.over is None:
+        return None
+    pairs = zip(op.loop.body.arguments, op.inputs, strict=True)
+    return next(outer for inner, outer in pairs if inner is argument)

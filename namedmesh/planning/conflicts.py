@@ -1,4 +1,4 @@
-"""Conflicts: two operands that want one mesh axis for two dimensions, and the ways out."""
+"""Conflicts: two operands that want one mesh axis for two dimensions, and what to write then."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from namedmesh.dims.layout import Layout
+from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.op import Op
-from namedmesh.planning.planner import Planner
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What an operand says: this dimension holds these axes."""
+    """The axes that a dimension of an operand is sharded over."""
 
     name: str
     axes: tuple[str, ...]
@@ -43,7 +44,7 @@ class Conflict:
 
 @dataclass(frozen=True)
 class Solution:
-    """A claim that is given up, for the other, and what one device then sends for the op."""
+    """A claim that is given up, and what one device then sends for the op."""
 
     given_up: Claim
     kept: Claim
@@ -129,13 +130,14 @@ class LayoutConflict(NamedMeshError):
 
 
 def conflict_error(
-    planner: Planner,
     op: Op,
     places: Sequence[Sharding],
     conflict: Conflict,
     fixes: Sequence[Fix],
+    layout: Layout,
+    mesh: Mesh,
 ) -> LayoutConflict:
-    """Make the error for operands that disagree on an axis's holder or a dimension's axes."""
+    """Make the error for operands that disagree on the dimension of an axis, or on its axes."""
     one, two = conflict.first, conflict.second
     theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
     if one.name == two.name:
@@ -153,8 +155,8 @@ def conflict_error(
         problem,
         f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
         f"{mine.label}: {places[two.operand].text(mine.shape)}",
-        f"layout: {planner.plan.layout.text or 'empty'}",
-        f"mesh: {planner.mesh}",
+        f"layout: {layout.text or 'empty'}",
+        f"mesh: {mesh}",
         source=op.source,
         fixes=fixes,
         dims=frozenset((one.name, two.name)),

@@ -1,4 +1,4 @@
-"""Crossing: what the devices of one host, or of one slice, send to those of others."""
+"""Crossing: the bytes that the devices of one host, or of one slice, send to those of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.records.collective import count_passes
 
-Move = tuple[Sharding, Sharding]  # where a tensor lies before a CollectivePermute, and after it
+Move = tuple[Sharding, Sharding]  # before and after a CollectivePermute
 
 
 def count_crossing_bytes(
@@ -45,7 +45,7 @@ def count_crossing_bytes(
 
 @lru_cache(maxsize=4096)
 def _count_senders(axes: tuple[str, ...], mesh: Mesh, blocks: int, way: Hop | Move | None) -> int:
-    """How many devices of a block send to other blocks, in the block where most do."""
+    """Count the devices of a block that send to other blocks, in the block where most do."""
     if way is None:
         way = Hop(1, 0, mesh.size(axes) - 1, cyclic=True, axes=axes)
     pairs = way.pairs(mesh) if isinstance(way, Hop) else find_moves(mesh, *way)
@@ -62,7 +62,7 @@ def find_moves(mesh: Mesh, before: Sharding, after: Sharding) -> Iterable[tuple[
 
 
 def _number_shards(mesh: Mesh, sharding: Sharding) -> np.ndarray:
-    """The number of each device's shard, different for copies of a shard too."""
+    """Number each device's shard; copies of a shard have different numbers too."""
     places = np.indices(tuple(mesh.axes.values())).reshape(len(mesh.axes), -1)
     at = dict(zip(mesh.axes, places, strict=True))
     held = [axis for _, axes in sharding.held for axis in axes]

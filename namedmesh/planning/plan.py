@@ -3,65 +3,50 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
-from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.dims.sharding import Sharding
 from namedmesh.display.html import html_block, html_text
 from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.format import format_value
-from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.op import every_op
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.state import Placements
 from namedmesh.planning.table import (
     format_communication,
     format_plan_html,
     format_tensors,
+    format_totals,
 )
 from namedmesh.records.collective import ALL_PHASES, KINDS, PHASES, Collective
 from namedmesh.records.plan import PlanRecord
 from namedmesh.records.tensor import TensorRecord
 
-# Functions by name, entered by the rooms that read plans: `cost` says what one takes on a target,
-# `report` writes its page.
-READERS: dict[str, Callable[..., Any]] = {}
 
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Plan:
     """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow.
 
     Attributes:
         program: The program that is planned.
         mesh: The devices it is planned for.
-        layout: Which dimensions lie on which mesh axes.
+        layout: Which dimensions are sharded over which mesh axes.
         params: The same for parameters and their slots at rest.
-        names: What each op is called, in compiled code too.
-        shardings: Where each tensor lies.
-        natural: Where each tensor lies as its op makes it, before any move.
-        operands: The moves of each op's operands, by op and position.
-        moves: The moves of each tensor after the op that makes it.
-        results: The moves of a loop body's or branch's results, by body and position.
-        sums: How the parts of a cotangent are added up: those that lie in one place first, then
-            moved together.
-        summed_by: The op that a sum belongs to of which a tensor is a part.
-        local: The ops that run on each device's own shard, and leave parts of sums.
-        free: Tensors made of constants alone, which every reader makes where it needs them.
-        captured: The moves of what a loop captures that are made once, before it, by the tensor
-            inside and the place its body reads it in; each with the position of the operand.
-        made: Where an op, or a body's or the program's result, wants such a tensor.
-        decisions: Which of several dimensions that want one axis holds it, where nothing in the
-            program says so, and the tensors it was decided for.
-        warnings: What the layout leaves unused, in sentences.
+        shardings: The sharding of each tensor, as its readers find it.
         collectives: Every communication of a step, in order.
-        producers: The op that makes each tensor.
+        decisions: Which of several dimensions that want one axis gets it, if the program does not
+            say, and the tensors it was decided for.
+        warnings: What the layout leaves unused, in sentences.
         initializers: The plan of each variable's first value.
+        placements: The compiler's notes, for lowering and costs; they change without notice.
 
     Example:
         >>> import namedmesh as nm
@@ -78,25 +63,12 @@ class Plan:
     mesh: Mesh
     layout: Layout
     params: Layout
-    names: dict[Op, str] = field(default_factory=dict)
-    shardings: dict[Tensor, Sharding] = field(default_factory=dict)
-    natural: dict[Tensor, Sharding] = field(default_factory=dict)  # as made, before any move
-    operands: dict[tuple[Op, int], list[Transfer]] = field(default_factory=dict)
-    moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # after the op
-    results: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)  # of a body
-    sums: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
-    summed_by: dict[Tensor, Op] = field(default_factory=dict)
-    local: set[Op] = field(default_factory=set)
-    free: dict[Tensor, Tensor] = field(default_factory=dict)  # inside a loop: the one outside
-    captured: dict[Op, dict[tuple[Tensor, Sharding], tuple[int, list[Transfer]]]] = field(
-        default_factory=dict
-    )
-    made: dict[tuple[object, int], Sharding] = field(default_factory=dict)
-    decisions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
-    warnings: list[str] = field(default_factory=list)
-    collectives: list[Collective] = field(default_factory=list)
-    producers: dict[Tensor, Op] = field(default_factory=dict)
-    initializers: dict[str, Plan] = field(default_factory=dict)
+    shardings: Mapping[Tensor, Sharding]
+    collectives: tuple[Collective, ...]
+    decisions: Mapping[str, tuple[str, ...]]
+    placements: Placements
+    warnings: tuple[str, ...] = ()
+    initializers: Mapping[str, Plan] = field(default_factory=lambda: MappingProxyType({}))
 
     def bytes_per_device(self, tensor: Tensor) -> int:
         """Return what one device's shard of a tensor takes, padding included.
@@ -114,45 +86,9 @@ class Plan:
             )
         return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
 
-    def value_of(self, tensor: Tensor) -> object:
-        """Return what equal values have in common, to be moved once.
-
-        Casts of one tensor to one dtype are equal, and so is what one reader sends back.
-
-        Args:
-            tensor: A tensor of the program.
-
-        Returns:
-            The same key for tensors of equal value.
-        """
-        producer = self.producers.get(tensor) if isinstance(tensor, Tensor) else None
-        while producer is not None and producer.adds_operands and len(producer.inputs) == 1:
-            (tensor,) = producer.inputs
-            producer = self.producers.get(tensor)
-        if producer is None or not producer.same_value:
-            return tensor
-        return (producer.inputs[0], tensor.dtype)
-
-    def count_made(
-        self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
-    ) -> int:
-        """Count the first steps of a tensor's way that others' ways have made already.
-
-        Args:
-            tensor: The tensor that is moved.
-            steps: Its way.
-            moved: The values, and where they were moved to.
-
-        Returns:
-            How many of the steps need not be made again.
-        """
-        value = self.value_of(tensor)
-        made = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
-        return max(made, default=0)
-
     @property
     def activation_bytes(self) -> int:
-        """What one device keeps of the loops of the forward pass for the backward pass."""
+        """The bytes that one device keeps of the forward pass's loops for the backward pass."""
         backward = [op for op in self.program.ops if op.phase == "backward"]
         read = {tensor for op in backward for tensor in op.inputs}
         forward = [op for op in self.program.ops if op.phase == "forward"]
@@ -192,55 +128,63 @@ class Plan:
         collectives = self.collectives if phase is None else self.of_phase(phase)
         return sum(one.times for one in collectives if one.kind == kind)
 
-    def total_bytes(self, phases: Iterable[str] = PHASES) -> int:
+    def total_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
         """Return the bytes per device that one step communicates.
 
         Args:
-            phases: The phases to add up; by default those of a step.
+            phases: A phase, or the phases to add up; by default those of a step.
 
         Returns:
             The bytes.
         """
-        return sum(c.total_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
+        return self._total("total_bytes", phases)
 
-    def total_wire_bytes(self, phases: Iterable[str] = PHASES) -> int:
+    def total_wire_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
         """Return the bytes that one device sends in one step, by the usual algorithms.
 
         Args:
-            phases: The phases to add up; by default those of a step.
+            phases: A phase, or the phases to add up; by default those of a step.
 
         Returns:
             The bytes.
         """
-        return sum(c.total_wire_bytes for phase in phases for c in self.of_phase(phase))
+        return self._total("total_wire_bytes", phases)
 
-    def total_host_bytes(self, phases: Iterable[str] = PHASES) -> int:
+    def total_host_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
         """Return the bytes that one host's devices send to other hosts in one step.
 
         Args:
-            phases: The phases to add up; by default those of a step.
+            phases: A phase, or the phases to add up; by default those of a step.
 
         Returns:
             The bytes; 0 for a mesh of one host.
         """
-        return sum(c.total_host_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
+        return self._total("total_host_bytes", phases)
 
-    def total_slice_bytes(self, phases: Iterable[str] = PHASES) -> int:
+    def total_slice_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
         """Return the bytes that one slice's devices send to other slices in one step.
 
         Args:
-            phases: The phases to add up; by default those of a step.
+            phases: A phase, or the phases to add up; by default those of a step.
 
         Returns:
             The bytes; 0 for a mesh of one slice.
         """
-        return sum(c.total_slice_bytes for phase in as_tuple(phases) for c in self.of_phase(phase))
+        return self._total("total_slice_bytes", phases)
+
+    def _total(self, attribute: str, phases: str | Iterable[str]) -> int:
+        """Add up an attribute of the collectives of some phases."""
+        chosen = (one for phase in as_tuple(phases) for one in self.of_phase(phase))
+        return sum(getattr(one, attribute) for one in chosen)
 
     @property
     def communication(self) -> str:
         """The collectives alone, as a table: those of a step, then those of initialisation."""
-        phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
-        return format_communication(phases, self.mesh)
+        return format_communication(self._phases(), self.mesh)
+
+    def _phases(self) -> dict[str, Sequence[Collective]]:
+        """Return the collectives by phase, those of initialisation last."""
+        return {phase: self.of_phase(phase) for phase in ALL_PHASES}
 
     def tensor_rows(self) -> Iterator[TensorRecord]:
         """Yield a row for each tensor but scalars and a derivative's inner values."""
@@ -282,7 +226,9 @@ class Plan:
             lines: Whether sources have line numbers. Without, an edit changes the file only where
                 it changes the plan.
         """
-        cost = None if target is None else READERS["cost"](self, target)
+        import namedmesh as nm  # costs are computed by a room that imports this one
+
+        cost = None if target is None else nm.cost(self, target).summary()
         PlanRecord.of_plan(self, cost).save(path, lines=lines)
 
     def report(self, path: str | os.PathLike, **options: Any) -> None:
@@ -292,10 +238,12 @@ class Plan:
             path: The file to write.
             **options: What `nm.report` takes besides: target, audit, beside.
         """
-        READERS["report"](self, path, **options)
+        import namedmesh as nm  # reports are written by a room that imports this one
+
+        nm.report(self, path, **options)
 
     def _describe(self) -> tuple[str, list[str]]:
-        """What it is a plan of, and what there is to say about it."""
+        """Return the title of the plan, then notes, decisions and warnings."""
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
         decided = [
@@ -305,12 +253,17 @@ class Plan:
         return header, [*self.program.notes, *decided, *warned]
 
     def _repr_html_(self) -> str:
-        header, said = self._describe()
-        phases = {phase: self.of_phase(phase) for phase in ALL_PHASES}
-        tables = format_plan_html(self.tensor_rows(), phases, self.mesh)
-        return html_block(header, html_text(*said), *tables)
+        header, notes = self._describe()
+        tables = format_plan_html(self.tensor_rows(), self._phases(), self.mesh)
+        return html_block(header, html_text(*notes), *tables)
+
+    def __repr__(self) -> str:
+        header, notes = self._describe()
+        more = [f"  and {len(notes) - 3} more notes"] if len(notes) > 3 else []
+        totals = format_totals(self._phases(), self.mesh)
+        return "\n".join([header, *(f"  {note}" for note in notes[:3]), *more, *totals])
 
     def __str__(self) -> str:
-        header, said = self._describe()
-        parts = [header, *(["\n".join(f"  {sentence}" for sentence in said)] if said else [])]
+        header, notes = self._describe()
+        parts = [header, *(["\n".join(f"  {note}" for note in notes)] if notes else [])]
         return "\n\n".join([*parts, format_tensors(self.tensor_rows()), self.communication])

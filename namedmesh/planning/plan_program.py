@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
@@ -12,32 +13,28 @@ from namedmesh.display.text import name_some
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.op import Op
 from namedmesh.ir.program import Program
-from namedmesh.planning.claims import note_yielded
 from namedmesh.planning.conflicts import LayoutConflict
-from namedmesh.planning.control_rules import (
-    settle_branches,
-    settle_cotangent,
-    settle_loop,
-    settle_move,
-    settle_pass_through,
-)
-from namedmesh.planning.kernel_rule import settle_kernel
+from namedmesh.planning.loop_rules import plan_branches, plan_loop
+from namedmesh.planning.move_rules import plan_kernel, plan_move, plan_pass_through, plan_sum
 from namedmesh.planning.plan import Plan
-from namedmesh.planning.planner import Default, Planner
-from namedmesh.planning.rules import settle_generic
+from namedmesh.planning.planner import Planner
+from namedmesh.planning.rules import plan_by_name
+from namedmesh.planning.state import Default
 from namedmesh.planning.waste import find_waste, warn_of
+
+CONFLICTS = ("error", "cheapest")
 
 
 class RulePlanner(Planner):
-    """The planner with the rules that ops choose from."""
+    """The planner with the rules that ops choose from: it is `PlacementRules`."""
 
-    place_by_name = settle_generic
-    place_pass_through = settle_pass_through
-    place_kernel = settle_kernel
-    place_move = settle_move
-    place_sum = settle_cotangent
-    place_loop = settle_loop
-    place_branches = settle_branches
+    place_by_name = plan_by_name
+    place_pass_through = plan_pass_through
+    place_kernel = plan_kernel
+    place_move = plan_move
+    place_sum = plan_sum
+    place_loop = plan_loop
+    place_branches = plan_branches
 
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plan ops in order, each by the rule that it chooses."""
@@ -45,8 +42,24 @@ class RulePlanner(Planner):
             if not op.given:
                 op.plan(self, times)
 
-
-CONFLICTS = ("error", "cheapest")
+    def make_plan(self) -> Plan:
+        """Return the plan of what was planned."""
+        state = self.state
+        for (tensor, name, axis), other in self.yielded.items():
+            if tensor in state.shardings:
+                text = f"{other} holds {axis} in an op with {name}, which stays whole"
+                state.decide(text, tensor)
+        decisions = {text: tuple(dict.fromkeys(names)) for text, names in state.decisions.items()}
+        return Plan(
+            self.program,
+            self.mesh,
+            self.layout,
+            self.params,
+            MappingProxyType(state.shardings),
+            tuple(state.collectives),
+            MappingProxyType(decisions),
+            state.placements(),
+        )
 
 
 def plan(
@@ -90,10 +103,13 @@ def plan(
         >>> nm.plan(program, nm.Mesh(data=4), "batch:data", params="hidden:data").count("AllGather")
         1
     """
-    step, planner = _plan_step(program, mesh, layout, params, conflicts)
-    step.warnings.extend(find_waste(step, planner.resting))
-    for name in program.variables:
-        step.initializers[name] = _plan_initializer(step, name, planner.take_cheapest)
+    planner = _plan_step(program, mesh, layout, params, conflicts)
+    step = planner.make_plan()
+    initializers = {
+        name: _plan_initializer(step, name, planner.take_cheapest) for name in program.variables
+    }
+    warnings = tuple(find_waste(step, planner.state.resting))
+    step = replace(step, warnings=warnings, initializers=MappingProxyType(initializers))
     warn_of(step)
     return step
 
@@ -102,7 +118,7 @@ def plan_step(
     program: Program, mesh: Mesh, layout: LayoutLike = "", params: LayoutLike | None = None
 ) -> Plan:
     """Plan a step alone: neither how its variables are made nor what the layout leaves unused."""
-    return _plan_step(program, mesh, layout, params, "error")[0]
+    return _plan_step(program, mesh, layout, params, "error").make_plan()
 
 
 def _plan_step(
@@ -111,8 +127,8 @@ def _plan_step(
     layout: LayoutLike,
     params: LayoutLike | None,
     conflicts: str,
-) -> tuple[Plan, Planner]:
-    """Plan a step; returns the planner of the last pass too."""
+) -> RulePlanner:
+    """Plan a step, and return the planner of the last pass."""
     if not isinstance(program, Program):
         given = getattr(program, "__name__", repr(program))
         raise NamedMeshError(
@@ -132,31 +148,30 @@ def _plan_step(
             mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
         )
     _check_exempt(program, layout, at_rest)
+    separate = None if params is None else at_rest
     yielded: dict[Default, str] = {}
     while True:
-        step = Plan(program, mesh, layout, at_rest)
-        planner = RulePlanner(step, params is not None, "", conflicts == "cheapest", yielded)
+        planner = RulePlanner(
+            program, mesh, layout, separate, "", conflicts == "cheapest", dict(yielded)
+        )
+        yielding = planner.state.yielding
         try:
-            planner.plan_program(None)
+            planner.plan_program()
         except LayoutConflict:
-            if not planner.yielding:
+            if not yielding:
                 raise
-        if not planner.yielding:
-            break
-        yielded |= planner.yielding  # and again, with what operands disagreed on decided
-    note_yielded(step, yielded)
-    decided = {text: list(dict.fromkeys(names)) for text, names in step.decisions.items()}
-    step = replace(step, decisions=decided)
-    return step, planner
+        if not yielding:
+            return planner
+        yielded |= yielding  # and again, without the claims that yield
 
 
 def _plan_initializer(step: Plan, name: str, take_cheapest: bool) -> Plan:
     """Plan a variable's first value: made where it rests, no shard ever on another device."""
     place = step.shardings[step.program.variables[name].tensor]
-    layout = Layout(place.mapping)
-    plan = Plan(step.program.initializers[name], step.mesh, layout, layout)
-    RulePlanner(plan, False, f"{name}/", take_cheapest).plan_program([place])
-    return plan
+    program, layout = step.program.initializers[name], Layout(place.mapping)
+    planner = RulePlanner(program, step.mesh, layout, None, f"{name}/", take_cheapest)
+    planner.plan_program([place])
+    return planner.make_plan()
 
 
 def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:

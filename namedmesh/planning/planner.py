@@ -1,250 +1,241 @@
-"""Planner: the state and the steps that every rule of planning shares."""
+"""Planner: the steps that every rule of planning shares."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TypeAlias
 
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.layout import Layout
+from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
-from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.op import Op
+from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import BYTES, Tensor
 from namedmesh.planning.crossing import count_crossing_bytes
-from namedmesh.planning.plan import Plan
+from namedmesh.planning.state import Default, PlanState, Uses
 from namedmesh.records.collective import Collective
 
-# An axis that a dimension of a tensor has because the layout says so, and nothing else.
-Default: TypeAlias = tuple[Tensor, str, str]
-
-
-def spell_in_ascii(name: str) -> str:
-    """Spell other letters by their numbers: TensorFlow's scopes and XLA's metadata are ASCII."""
-    return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
+Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharded over
 
 
 class Planner(ABC):
-    """Fill in a plan, op by op, by the rule that each op chooses."""
+    """One pass over a program, which fills in its state.
+
+    Attributes:
+        layout: The layout of tensors in use; `params` is that of parameters at rest.
+        separate: Whether the two differ.
+        take_cheapest: Whether a conflict is solved by the cheapest move, and is not an error.
+        yielded: Axes that earlier passes found to be better left to other operands.
+    """
 
     def __init__(
         self,
-        plan: Plan,
-        separate: bool,
-        label: str,
+        program: Program,
+        mesh: Mesh,
+        layout: Layout,
+        params: Layout | None = None,
+        label: str = "",
         take_cheapest: bool = False,
         yielded: Mapping[Default, str] = MappingProxyType({}),
     ):
-        self.plan, self.mesh, self.separate = plan, plan.mesh, separate
-        self.take_cheapest = take_cheapest
-        self.yielded = yielded
-        self.yielding: dict[Default, str] = {}  # what operands disagreed on in this pass
-        self.resting: set[Tensor] = set()
-        self.zero: set[Tensor] = set()  # free tensors that are zero everywhere
-        self.open: set[Tensor] = set()  # accumulators that lie where the first addend lies
-        self.running: set[Tensor] = set()  # sums of an accumulator and something
-        self.captures: dict[Tensor, tuple[Op, int, int]] = {}  # of loops: loop, operand, times
-        self.invariant: dict[Tensor, int] = {}  # in a loop; how often the loop itself runs
-        self.summed_as: dict[Tensor, str] = {}  # the name of the sum that a tensor is a part of
-        self.moved: set[tuple[object, Sharding]] = set()
-        self.open_loops = 0  # how many loops of unknown length enclose what is being planned
-        self.consumers: dict[Tensor, list[Op]] = {}
-        self.givers: dict[
-            Tensor, Op
-        ] = {}  # the loops and branches that give bodies their arguments
-        results = [*plan.program.outputs, *plan.program.updates.values()]
-        self.final = {*results}
-        for op in every_op(plan.program.ops):
-            plan.names[op] = f"{spell_in_ascii(label + op.kind)}.{len(plan.names)}"
-            plan.producers.update((tensor, op) for tensor in op.outputs)
-            for tensor in op.inputs:
-                self.consumers.setdefault(tensor, []).append(op)
-            results += (tensor for body in op.bodies for tensor in body.outputs)
-            self.givers.update((tensor, op) for body in op.bodies for tensor in body.arguments)
-        self.returned = Counter(results)  # how often each is a result of a body or the program
-
-    def plan_program(self, results: Sequence[Sharding] | None) -> None:
-        """Plan inputs, variables, every op, then the program's results and updates."""
-        program, shardings = self.plan.program, self.plan.shardings
-        for name, tensor in program.inputs.items():
-            shardings[tensor] = self.default_sharding(
-                tensor, self.plan.layout, program.specs[name].whole
-            )
-        for variable in program.variables.values():
-            exempt = self.plan.params.exempts(variable.owner or variable.name)
-            layout = self.plan.layout if exempt or not variable.at_rest else self.plan.params
-            if variable.owner is None:
-                place = self.default_sharding(variable.tensor, layout, variable.whole)
-            else:  # a slot lies beside its parameter, or the part of it that has its dimensions
-                owner = shardings[program.variables[variable.owner].tensor]
-                place = owner.only(variable.shape.names)
-            shardings[variable.tensor] = place
-            if variable.at_rest and self.separate and not exempt:
-                self.resting.add(variable.tensor)
-        self.plan_ops(program.ops, 1)
-        for i, tensor in enumerate(program.outputs):
-            sharding = shardings[tensor].with_partial(())
-            uneven = [
-                d.name for d in tensor.shape if d.size % self.mesh.size(sharding.axes(d.name))
-            ]
-            target = (
-                sharding.only(set(tensor.shape.names) - set(uneven))
-                if results is None
-                else results[i]
-            )
-            self.bring_result(program, i, tensor, target, 1)
-        for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
-            self.bring_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
+        self.program, self.mesh, self.layout = program, mesh, layout
+        self.params, self.separate = params or layout, params is not None
+        self.take_cheapest, self.yielded = take_cheapest, yielded
+        self.uses = Uses.of_program(program, label)
+        self.state = PlanState(self.uses.names, self.uses.producers)
 
     @abstractmethod
     def plan_ops(self, ops: Sequence[Op], times: int) -> None:
         """Plan ops in order; times is how often each runs in one step."""
 
-    def count_uses(self, tensor: Tensor) -> int:
-        """Count how often a tensor is read, or is a result of a body or the program."""
-        return len(self.consumers.get(tensor, ())) + self.returned[tensor]
+    def plan_program(self, results: Sequence[Sharding] | None = None) -> None:
+        """Plan inputs, variables, every op, then the program's results and updates."""
+        program, shardings = self.program, self.state.shardings
+        for name, tensor in program.inputs.items():
+            whole = program.specs[name].whole
+            self.state.bind(tensor, self.default_sharding(tensor, self.layout, whole))
+        self._plan_variables()
+        self.plan_ops(program.ops, 1)
+        for i, tensor in enumerate(program.outputs):
+            sharding = shardings[tensor].with_partial(())
+            # What is returned has shards of equal size: others would reach the user padded.
+            even = [d.name for d in tensor.shape if d.size % self.degree(sharding, d.name) == 0]
+            self.move_result(program, i, tensor, results[i] if results else sharding.only(even), 1)
+        for i, (name, tensor) in enumerate(program.updates.items(), len(program.outputs)):
+            self.move_result(program, i, tensor, shardings[program.variables[name].tensor], 1)
 
-    def sole_reader(self, tensor: Tensor) -> Op | None:
-        """Return the only op that reads a tensor that nothing else uses."""
-        readers = self.consumers.get(tensor, ())
-        return readers[0] if len(readers) == 1 and not self.returned[tensor] else None
+    def _plan_variables(self) -> None:
+        """Shard parameters by their own layout, if they have one, and slots as their parameters."""
+        state, variables = self.state, self.program.variables
+        for variable in variables.values():
+            exempt = self.params.exempts(variable.owner or variable.name)
+            layout = self.layout if exempt or not variable.at_rest else self.params
+            if variable.owner is None:
+                sharding = self.default_sharding(variable.tensor, layout, variable.whole)
+            else:  # a slot may have some of its parameter's dimensions alone
+                owner = state.shardings[variables[variable.owner].tensor]
+                sharding = owner.only(variable.shape.names)
+            state.bind(variable.tensor, sharding)
+            if variable.at_rest and self.separate and not exempt:
+                state.mark_resting(variable.tensor)
 
-    def is_part(self, tensor: Tensor) -> bool:
-        """Whether a tensor is one of several parts of a cotangent, and nothing else."""
-        reader = self.sole_reader(tensor)
-        return reader is not None and reader.adds_operands and len(reader.inputs) > 1
-
-    def is_pending(self, tensor: Tensor) -> bool:
-        """Whether a tensor is made of parts of a sum that are still to be added up."""
-        place = self.plan.shardings.get(tensor)
-        return tensor in self.open or (place is not None and bool(place.partial))
+    def degree(self, sharding: Sharding, name: str) -> int:
+        """Return the number of shards of a dimension."""
+        return self.mesh.size(sharding.axes(name))
 
     def layout_axes(self, layout: Layout, name: str) -> tuple[str, ...]:
-        """Return the axes of more than one device that a layout gives a name."""
+        """Return the axes of more than one device that a layout maps a dimension to."""
         return tuple(axis for axis in layout.axes(name) if self.mesh.axes[axis] > 1)
 
     def default_sharding(self, tensor: Tensor, layout: Layout, whole: Iterable[str]) -> Sharding:
         """Return the layout's sharding of a tensor."""
-        held, contested = self.give_due_axes(tensor, {}, frozenset(whole), layout)
+        axes, contested = self.take_idle_axes(tensor, {}, frozenset(whole), layout)
         for axis, names in contested.items():
-            held = self.give_axis(held, self.prefer(tensor, axis, names, layout), axis, layout)
-        return Sharding.of(held, whole)
+            axes = self.assign_axis(axes, self.prefer(tensor, axis, names, layout), axis, layout)
+        return Sharding.of(axes, whole)
 
     def prefer(self, tensor: Tensor, axis: str, names: Sequence[str], layout: Layout) -> str:
-        """Choose, of dimensions that want one axis, the one the layout has first, and notes it."""
+        """Choose, of dimensions mapped to one axis, the one the layout has first; a decision."""
         first, *others = sorted(names, key=list(layout.rules).index)
         stays = f"{', '.join(others)} stay{'s' if len(others) == 1 else ''} whole"
-        self.plan.decisions[f"{first} holds {axis}, {stays}: the layout has {first} first"].append(
-            tensor.label
-        )
+        self.state.decide(f"{first} holds {axis}, {stays}: the layout has {first} first", tensor)
         return first
 
-    def give_axis(
-        self, held: Mapping[str, tuple[str, ...]], name: str, axis: str, layout: Layout
-    ) -> dict[str, tuple[str, ...]]:
-        """Return who holds what when a dimension takes an idle axis, in the layout's order."""
-        now = held.get(name, ())
-        return {
-            **held,
-            name: tuple(a for a in self.layout_axes(layout, name) if a == axis or a in now),
-        }
+    def assign_axis(
+        self, axes: Mapping[str, tuple[str, ...]], name: str, axis: str, layout: Layout
+    ) -> Axes:
+        """Return the axes with an idle one given to a dimension, in the layout's order."""
+        now = (*axes.get(name, ()), axis)
+        return {**axes, name: tuple(a for a in self.layout_axes(layout, name) if a in now)}
 
-    def give_due_axes(
+    def take_idle_axes(
         self,
         tensor: Tensor,
-        held: dict[str, tuple[str, ...]],
+        axes: Mapping[str, tuple[str, ...]],
         whole: frozenset[str],
         layout: Layout,
-    ) -> tuple[dict[str, tuple[str, ...]], dict[str, list[str]]]:
-        """Give every idle axis to the dimension that the layout maps to it.
+    ) -> tuple[Axes, dict[str, list[str]]]:
+        """Shard dimensions over the idle axes that the layout maps them to.
 
-        Returns the axes that each dimension then holds, and the axes that two dimensions want. At
-        rest an axis goes to the dimension that the params layout has first.
+        Returns the axes, and those that stay idle because several dimensions are mapped to them.
         """
-        busy = {axis for axes in held.values() for axis in axes}
-        wants: dict[str, list[str]] = {}
+        busy = {axis for used in axes.values() for axis in used}
+        wanted: dict[str, list[str]] = {}
         for dim in tensor.shape:
             if dim.name not in whole and dim.size > 1:
                 for axis in self.layout_axes(layout, dim.name):
                     if axis not in busy and (tensor, dim.name, axis) not in self.yielded:
-                        wants.setdefault(axis, []).append(dim.name)
-        if self.separate and layout is self.plan.params:
-            wants = {
-                axis: [name for name in layout.rules if name in names][:1]
-                for axis, names in wants.items()
-            }
-        full = dict(held)
+                        wanted.setdefault(axis, []).append(dim.name)
+        if self.separate and layout is self.params:
+            # At rest nothing is computed, so that the order of the layout may decide silently.
+            order = list(layout.rules)
+            wanted = {axis: [min(names, key=order.index)] for axis, names in wanted.items()}
+        full = dict(axes)
         for dim in tensor.shape:
-            more = [
-                axis for axis in self.layout_axes(layout, dim.name) if wants.get(axis) == [dim.name]
-            ]
+            mapped = self.layout_axes(layout, dim.name)
+            more = [axis for axis in mapped if wanted.get(axis) == [dim.name]]
             if more:
                 full[dim.name] = (*full.get(dim.name, ()), *more)
-        return full, {axis: names for axis, names in wants.items() if len(names) > 1}
+        return full, {axis: names for axis, names in wanted.items() if len(names) > 1}
 
     def layout_of(self, op: Op) -> Layout:
         """Return the layout of an op's results: params for what comes from parameters alone."""
-        return self.plan.params if self.rests(op) else self.plan.layout
+        return self.params if self.rests(op) else self.layout
 
     def rests(self, op: Op) -> bool:
-        """Whether an op works on parameters, their slots and gradients alone, where those rest."""
+        """Return whether an op works on parameters, slots and gradients alone, where they rest."""
+        state = self.state
         ranked = [
             tensor
             for tensor in op.inputs
-            if len(tensor.shape) and tensor not in self.plan.free and tensor not in self.open
+            if len(tensor.shape)
+            and tensor not in state.constants
+            and tensor not in state.accumulators
         ]
-        return bool(ranked) and all(tensor in self.resting for tensor in ranked)
+        return bool(ranked) and all(tensor in state.resting for tensor in ranked)
 
-    def bring_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
-        """Bring an operand to where the op needs it."""
-        tensor = op.inputs[i]
-        if tensor in self.plan.free:
-            self.plan.made[op, i] = target
+    def sharding_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
+        """Return the sharding in which an op would read an operand, before operands agree."""
+        tensor, state = op.inputs[i], self.state
+        if tensor in state.accumulators:
+            return Sharding()
+        sharding = state.shardings[tensor].with_partial(())
+        if tensor in state.constants:
+            return Sharding.of({}, sharding.whole)
+        if tensor in state.resting and not rests:  # parameters are gathered before they are used
+            return self.default_sharding(tensor, self.layout, sharding.whole)
+        return sharding
+
+    def sharding_of(self, tensor: Tensor | None) -> Sharding | None:
+        """Return the sharding of a tensor, if that is planned."""
+        tensor = self.planned_form(tensor)
+        return None if tensor is None else self.state.shardings[tensor].with_partial(())
+
+    def planned_form(self, tensor: Tensor | None) -> Tensor | None:
+        """Return the tensor, or the one it repeats: a dead copy is not planned itself."""
+        while tensor is not None and tensor not in self.state.shardings:
+            tensor = tensor.origin
+        return tensor
+
+    def conversion(self, tensor: Tensor, source: Sharding, target: Sharding) -> list[Transfer]:
+        """Return the moves of a tensor from one sharding to another."""
+        return conversion(tensor.shape, self.mesh, source, target)
+
+    def move_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
+        """Move an operand to the sharding in which the op reads it."""
+        tensor, state = op.inputs[i], self.state
+        if tensor in state.constants:
+            state.constant_uses[op, i] = target
             return
-        steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
+        steps = self.conversion(tensor, state.shardings[tensor], target)
         if steps:
-            self.plan.operands[op, i] = steps
-            if tensor in self.captures and any(step.kind != "Slice" for step in steps):
-                self.bring_capture(tensor, target)
+            state.operand_moves[op, i] = steps
+            if tensor in state.captures and any(step.kind != "Slice" for step in steps):
+                self.move_capture(tensor, target)
             else:
-                self.record_transfers(op, tensor, self.new_steps(tensor, steps), times)
+                self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
 
     def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
-        """Return the steps of a way that no other reader's way begins with."""
-        made = self.plan.count_made(tensor, steps, self.moved)
-        self.moved.update((self.plan.value_of(tensor), step.result) for step in steps)
-        return steps[made:]
+        """Return the moves that were not made for another reader, and note them."""
+        state = self.state
+        shared = state.count_shared_moves(tensor, steps, state.moved)
+        state.moved.update((state.value_of(tensor), step.result) for step in steps)
+        return steps[shared:]
 
-    def bring_capture(self, inner: Tensor, target: Sharding) -> None:
-        """Bring what a loop captures to where its body reads it, once, before the loop."""
-        loop, i, times = self.captures[inner]
-        places = self.plan.captured.setdefault(loop, {})
-        if (inner, target) in places:
+    def move_capture(self, inner: Tensor, target: Sharding) -> None:
+        """Move what a loop captures to where its body reads it: once, before the loop."""
+        state = self.state
+        loop, i, times = state.captures[inner]
+        moves = state.captured_moves.setdefault(loop, {})
+        if (inner, target) in moves:
             return
-        outer, source = loop.inputs[i], self.plan.shardings[inner]
-        steps = conversion(inner.shape, self.mesh, source, target)
-        places[inner, target] = i, steps
-        if outer in self.captures and source == self.plan.shardings[outer]:
-            self.bring_capture(outer, target)
+        outer, source = loop.inputs[i], state.shardings[inner]
+        steps = self.conversion(inner, source, target)
+        moves[inner, target] = i, steps
+        # An outer loop that captures it too moves it before that one, and so on.
+        if outer in state.captures and source == state.shardings[outer]:
+            self.move_capture(outer, target)
         else:
-            self.record_transfers(loop, outer, self.new_steps(outer, steps), times)
+            self.record_moves(loop, outer, self.new_steps(outer, steps), times)
 
-    def bring_result(
+    def move_result(
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
     ) -> None:
-        """Bring a result of the program or of a body to where it is wanted."""
-        if tensor in self.plan.free:
-            self.plan.made[owner, i] = target
+        """Move a result of the program or of a body to the sharding in which it is wanted."""
+        state = self.state
+        if tensor in state.constants:
+            state.constant_uses[owner, i] = target
             return
-        steps = conversion(tensor.shape, self.mesh, self.plan.shardings[tensor], target)
+        steps = self.conversion(tensor, state.shardings[tensor], target)
         if steps:
-            self.plan.results[owner, i] = steps
-            producer = self.plan.producers[tensor]
-            self.record_transfers(producer, tensor, self.new_steps(tensor, steps), times)
+            state.result_moves[owner, i] = steps
+            self.record_moves(
+                self.uses.producers[tensor], tensor, self.new_steps(tensor, steps), times
+            )
 
-    def settle(
+    def place_result(
         self,
         op: Op,
         tensor: Tensor,
@@ -253,53 +244,47 @@ class Planner(ABC):
         times: int,
         reduced: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Settle a result.
+        """Decide the sharding of an op's result: as the op makes it, and as readers find it.
 
-        Parts of a sum that a single reader reads stay as they are: it may add to them, or want
-        them split.
+        reduced has the groups of axes along which XLA itself adds up the result.
         """
+        state, uses = self.state, self.uses
         if natural.partial:
-            parts = [x for x in op.inputs if self.is_pending(x)]
-            sums = (self.plan.summed_by[x] for x in parts if x in self.plan.summed_by)
-            self.plan.summed_by.setdefault(tensor, next(sums, op))
-            named = (self.summed_as[x] for x in parts if x in self.summed_as)
-            if tensor.name is not None or tensor.primal is not None:
-                self.summed_as.setdefault(tensor, next(named, tensor.label))
-            else:
-                self.summed_as.update((tensor, name) for name in [*named][:1])
-            single = self.count_uses(tensor) == 1 and tensor not in self.final
-            final = final.with_partial(
-                axis for axis in natural.partial if single and axis not in final.used
-            )
-        if not self.count_uses(tensor) and tensor not in self.final:
+            state.name_sum(tensor, op, op.inputs)
+            # A single reader may add to partial sums, or want them scattered: they stay partial.
+            single = uses.count_uses(tensor) == 1 and tensor not in uses.final
+            idle = [axis for axis in natural.partial if axis not in final.used]
+            final = final.with_partial(idle if single else ())
+        if not uses.count_uses(tensor) and tensor not in uses.final:
             final = natural  # a loop's last carry that nothing reads
-        steps = conversion(tensor.shape, self.mesh, natural, final)
-        self.plan.natural[tensor], self.plan.shardings[tensor] = natural, final
-        self.plan.moves[tensor] = steps
+        steps = self.conversion(tensor, natural, final)
+        state.natural[tensor], state.shardings[tensor] = natural, final
+        state.moves[tensor] = steps
         elements = natural.local_elements(tensor.shape, self.mesh)
         for axes in reduced:
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             kind = "ReduceScatter" if scattered else "AllReduce"
             self.record_collective(op, tensor, kind, axes, elements, times, dtype=op.summed_in)
-        self.record_transfers(op, tensor, steps, times)
+        self.record_moves(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
-        inherits = self.rests(op) and not op.states_place and not op.adds_operands
-        if primal in self.resting if primal is not None else inherits:
-            self.resting.add(tensor)
+        if primal is not None:
+            rests = primal in state.resting
+        else:
+            rests = self.rests(op) and not op.states_place and not op.adds_operands
+        if rests:
+            state.mark_resting(tensor)
 
-    def record_transfers(
-        self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int
-    ) -> None:
-        """Record the collectives among some transfers."""
+    def record_moves(self, op: Op, tensor: Tensor, steps: Sequence[Transfer], times: int) -> None:
+        """Record the collectives among some moves."""
         for step in steps:
             if step.kind not in ("Slice", "Alone"):
                 owner, label = op, tensor.label
-                if step.sums:
-                    owner = self.plan.summed_by.get(tensor, op)
-                    label = self.summed_as.get(tensor, label)
-                way = (step.source, step.result)
+                if step.sums:  # it belongs to the op whose sum this is, whoever reads it
+                    owner = self.state.sum_owners.get(tensor, op)
+                    label = self.state.sum_names.get(tensor, label)
+                ends = (step.source, step.result)
                 self.record_collective(
-                    owner, tensor, step.kind, step.axes, step.elements, times, label, way=way
+                    owner, tensor, step.kind, step.axes, step.elements, times, label, ends=ends
                 )
 
     def record_collective(
@@ -313,64 +298,36 @@ class Planner(ABC):
         label: str | None = None,
         dtype: str | None = None,
         hop: Hop | None = None,
-        way: tuple[Sharding, Sharding] | None = None,
+        ends: tuple[Sharding, Sharding] | None = None,
     ) -> None:
-        """Record one collective."""
-        dtype = dtype or tensor.dtype
-        mesh = self.mesh
+        """Record one collective; ends are the shardings before and after it."""
+        dtype, mesh, names = dtype or tensor.dtype, self.mesh, self.uses.names
         ordered = tuple(axis for axis in mesh.axes if axis in axes)
         size = elements * BYTES.get(dtype, 1)
         host_bytes, slice_bytes = (
-            count_crossing_bytes(kind, size, ordered, mesh, blocks, hop or way)
+            count_crossing_bytes(kind, size, ordered, mesh, blocks, hop or ends)
             for blocks in (mesh.hosts, mesh.slices)
         )
-        producer = self.givers.get(tensor) or self.plan.producers.get(tensor)
-        self.plan.collectives.append(
+        producer = self.uses.binders.get(tensor) or self.uses.producers.get(tensor)
+        self.state.collectives.append(
             Collective(
-                kind,
-                ordered,
-                elements,
-                dtype,
-                size,
-                times,
-                label or tensor.label,
-                self.plan.names[op],
-                op.phase,
-                op.source.user,
-                mesh.size(ordered),
-                self.open_loops > 0,
-                op.scope.rstrip("/"),
-                self.plan.names[producer] if producer else "",
-                self.invariant.get(tensor, 0),
-                hop,
-                host_bytes,
-                slice_bytes,
+                kind=kind,
+                axes=ordered,
+                elements=elements,
+                dtype=dtype,
+                bytes=size,
+                times=times,
+                tensor=label or tensor.label,
+                op=names[op],
+                phase=op.phase,
+                source=op.source.user,
+                devices=mesh.size(ordered),
+                open_ended=self.state.open_loops > 0,
+                scope=op.scope.rstrip("/"),
+                producer=names[producer] if producer else "",
+                times_outside=self.state.invariant.get(tensor, 0),
+                hop=hop,
+                host_bytes=host_bytes,
+                slice_bytes=slice_bytes,
             )
         )
-
-    def place_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
-        """Return where the op uses an operand: a resting one is first laid out."""
-        tensor = op.inputs[i]
-        if tensor in self.open:
-            return Sharding()
-        sharding = self.plan.shardings[tensor].with_partial(())
-        if tensor in self.plan.free:
-            return Sharding.of({}, sharding.whole)
-        if tensor in self.resting and not rests:
-            return self.default_sharding(tensor, self.plan.layout, sharding.whole)
-        return sharding
-
-    def target(self, op: Op) -> Sharding | None:
-        """Return where the first result must lie as the cotangent of a tensor that lies there."""
-        return self.place_of(op.outputs[0].primal)
-
-    def place_of(self, tensor: Tensor | None) -> Sharding | None:
-        """Return where a tensor lies, if that is planned."""
-        tensor = self.planned_form(tensor)
-        return None if tensor is None else self.plan.shardings[tensor].with_partial(())
-
-    def planned_form(self, tensor: Tensor | None) -> Tensor | None:
-        """Return the tensor, or the one it repeats: a dead copy is not planned itself."""
-        while tensor is not None and tensor not in self.plan.shardings:
-            tensor = tensor.origin
-        return tensor

@@ -1,4 +1,7 @@
-"""The rule of every ordinary op: operands agree on a holder for each axis, results inherit."""
+"""The rule of ordinary ops: operands agree on a sharding, results inherit it by name.
+
+Sums over a sharded dimension are left partial: devices add them up once, and late.
+"""
 
 from __future__ import annotations
 
@@ -13,78 +16,71 @@ from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.agreement import Agreement
-from namedmesh.planning.partial_sums import find_carriers, find_passing_axes, find_sums
-from namedmesh.planning.planner import Planner
+from namedmesh.planning.planner import Axes, Planner
 
 
-def settle_generic(planner: Planner, op: Op, times: int) -> None:
-    """Operands agree on a holder for every axis; the results inherit by name."""
-    if is_free(planner, op):
+def plan_by_name(planner: Planner, op: Op, times: int) -> None:
+    """Let operands agree on the dimension that each axis shards; results inherit by name."""
+    state = planner.state
+    if is_constant(planner, op):
         for tensor in op.outputs:
-            settle_free(planner, op, tensor)
+            plan_constant(planner, op, tensor)
         return
-    asked, rests, target = op.placement(), planner.rests(op), planner.target(op)
+    asked, rests = op.placement(), planner.rests(op)
+    target = planner.sharding_of(op.output.primal)  # a cotangent goes to where its primal is
     check_placement(op, asked)
-    places = [planner.place_in_use(op, i, rests) for i in range(len(op.inputs))]
+    places = [planner.sharding_in_use(op, i, rests) for i in range(len(op.inputs))]
     agreement = Agreement(planner, op, asked, target)
-    claims = agreement.find_claims(places)
-    agreement.claim_for_free(claims)
-    renamed = pass_renamed(planner, op, claims, asked.renames, target)
-    if any(t in planner.open or t in planner.running for t in op.inputs):
-        planner.running.update(op.outputs)
-    passing = find_passing_axes(planner, op, claims | renamed)
+    claims = agreement.find_axes(places)
+    agreement.shard_constants(claims)
+    renamed = rename_axes(planner, op, claims, asked.renames, target)
+    axes = claims | renamed
+    state.continue_sums(op)
+    # Partial sums of operands pass through linear ops; the op may leave sums of its own.
+    passing = find_passing_axes(planner, op, axes)
     carriers = find_carriers(planner, op) if passing else set()
-    parts, reduced = find_sums(planner, op, asked, claims | renamed)
-    parts = (*passing, *parts)
+    left, reduced = find_sums(planner, op, asked, axes)
+    partial = (*passing, *left)
     exchanged = asked.exchanged & {*claims}
-    if parts or exchanged or (op.on_shards and claims):
-        planner.plan.local.add(op)
+    if partial or exchanged or (op.on_shards and claims):
+        state.run_locally(op)
     for i, tensor in enumerate(op.inputs):
-        if tensor in planner.open:
-            continue
-        held = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-        place = Sharding.of(held, places[i].whole)
-        if i in carriers:
-            place = place.with_partial(passing)
-        planner.bring_operand(op, i, place, times)
+        if tensor not in state.accumulators:
+            own = {name: used for name, used in claims.items() if name in tensor.shape.names}
+            place = Sharding.of(own, places[i].whole)
+            place = place.with_partial(passing) if i in carriers else place
+            planner.move_operand(op, i, place, times)
     for tensor in op.outputs:
         # A result that keeps a dimension the op reduces over, as one of several may, is no sum.
         names = asked.reduced & {*tensor.shape.names}
         kept = {axis for name in names for axis in claims.get(name, ())}
-        own = tuple(axis for axis in parts if axis not in kept)
-        # On a device's own shard of a sum, a dimension made of others is made whole.
-        made = {*asked.renames.values()} - {*renamed} if parts else set()
-        others = [axes for axes in reduced if not kept & {*axes}]
-        held = claims | renamed
-        settle_result(planner, op, tensor, held, asked.whole | made, places, own, others, times)
+        sums = tuple(axis for axis in partial if axis not in kept)
+        # On a device's own shard, a dimension made of others is made whole.
+        whole = asked.whole | ({*asked.renames.values()} - {*renamed} if partial else set())
+        others = [used for used in reduced if not kept & {*used}]
+        plan_result(planner, op, tensor, axes, whole, places, sums, others, times)
     if exchanged:
-        record_exchanges(planner, op, claims | renamed, times)
-    for tensor in op.inputs:
-        if tensor in planner.open:
-            planner.open.remove(tensor)
-            planner.plan.shardings[tensor] = planner.plan.shardings[op.output]
+        record_exchanges(planner, op, axes, times)
+    state.close_accumulators(op)
 
 
-def record_exchanges(
-    planner: Planner, op: Op, held: Mapping[str, tuple[str, ...]], times: int
-) -> None:
+def record_exchanges(planner: Planner, op: Op, axes: Axes, times: int) -> None:
     """Record what an op sends between devices by itself."""
-    shards = Shards({name: planner.mesh.size(axes) for name, axes in held.items()})
+    shards = Shards({name: planner.mesh.size(used) for name, used in axes.items()})
     for one in op.exchanges(shards) or ():
-        axes = held[one.dim]
-        hop = one.hop and dataclasses.replace(one.hop, axes=axes)
+        used, tensor = axes[one.dim], op.inputs[one.operand]
+        hop = one.hop and dataclasses.replace(one.hop, axes=used)
         planner.record_collective(
-            op, op.inputs[one.operand], one.kind, axes, one.elements, times, None, one.dtype, hop
+            op, tensor, one.kind, used, one.elements, times, None, one.dtype, hop
         )
 
 
 def check_placement(op: Op, asked: Placement) -> None:
-    """Raise where an op's placement names a dimension that no operand and no result has."""
-    named = (
-        asked.whole | asked.reduced | asked.exchanged | {*asked.renames, *asked.renames.values()}
-    )
+    """Raise if an op's placement names a dimension that no operand and no result has."""
+    named = {*asked.whole, *asked.reduced, *asked.exchanged, *asked.divisible}
+    named |= {*asked.renames, *asked.renames.values()}
     known = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
-    unknown = sorted(map(str, (named | {*asked.divisible}) - known))
+    unknown = sorted(map(str, named - known))
     if unknown:
         raise op.error(
             f"placement() names {name_all('dimension', [repr(one) for one in unknown])}, "
@@ -94,154 +90,151 @@ def check_placement(op: Op, asked: Placement) -> None:
         )
 
 
-def pass_renamed(
+def rename_axes(
     planner: Planner,
     op: Op,
-    claims: dict[str, tuple[str, ...]],
+    claims: Axes,
     renames: Mapping[str, str],
     target: Sharding | None,
-) -> dict[str, tuple[str, ...]]:
-    """Pass claims on to the dimensions that take others' places; drops those that cannot pass."""
-    found = {}
+) -> Axes:
+    """Pass axes on to the dimensions that take others' places; drop claims that cannot pass.
+
+    They pass where the layout, or the place that the result is wanted in, shards the new dimension
+    over them: a dimension that the layout does not map stays whole.
+    """
+    renamed = {}
     for old, new in renames.items():
         axes = claims.get(old, ())
-        legal = [planner.layout_axes(planner.layout_of(op), new)] + (
-            [target.axes(new)] if target is not None else []
-        )
+        legal = [planner.layout_axes(planner.layout_of(op), new)]
+        if target is not None:
+            legal.append(target.axes(new))
         if axes and any(candidate[: len(axes)] == axes for candidate in legal):
-            found[new] = axes
+            renamed[new] = axes
         else:
             claims.pop(old, None)
-    return found
+    return renamed
 
 
-def settle_result(
+def plan_result(
     planner: Planner,
     op: Op,
     tensor: Tensor,
-    claims: dict[str, tuple[str, ...]],
-    needs_whole: frozenset[str],
+    axes: Axes,
+    needs_whole: frozenset[str] | set[str],
     places: Sequence[Sharding],
-    parts: Sequence[str],
+    partial: Sequence[str],
     reduced: Sequence[Sequence[str]],
     times: int,
 ) -> None:
-    """Decide one result: what it inherits, what new dimensions take, what the freed axes go to."""
-    target = planner.place_of(tensor.primal)
-    inherited = {name: axes for name, axes in claims.items() if name in tensor.shape.names}
-    whole = frozenset(
-        name for sharding in places for name in sharding.whole if name in tensor.shape.names
-    )
-    known = {name for x in op.inputs for name in x.shape.names}
-    fresh = [
-        name
-        for name in tensor.shape.names
-        if name not in known and name not in claims and name not in needs_whole
-    ]
-    natural = dict(inherited)
-    layout = planner.layout_of(op)
-    if any(x in planner.open for x in op.inputs):
-        place = Sharding.of(natural, whole)
-        planner.settle(op, tensor, place.with_partial(parts), place, times, reduced)
-        return
-    if target is not None:
-        busy = {axis for axes in (*natural.values(), *reduced, parts) for axis in axes}
+    """Decide one result: what it inherits, and the axes that new dimensions and others take."""
+    names, layout = tensor.shape.names, planner.layout_of(op)
+    natural = {name: used for name, used in axes.items() if name in names}
+    whole = frozenset(name for place in places for name in place.whole if name in names)
+    known = {name for x in op.inputs for name in x.shape.names} | {*axes} | needs_whole
+    fresh = [name for name in names if name not in known]
+
+    def place(natural: Axes, final: Sharding) -> None:
+        made = natural_sharding(planner, op, tensor, natural, fresh, whole)
+        planner.place_result(op, tensor, made.with_partial(partial), final, times, reduced)
+
+    inherited = Sharding.of(natural, whole)
+    target = planner.sharding_of(tensor.primal)
+    if any(x in planner.state.accumulators for x in op.inputs):
+        place(natural, inherited)  # a sum that a loop carries moves when the loop is over
+    elif target is not None:
+        busy = {axis for used in (*natural.values(), *reduced, partial) for axis in used}
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
-        place = natural_sharding(planner, op, tensor, natural, fresh, whole)
-        final = place if planner.is_part(tensor) else target
-        planner.settle(op, tensor, place.with_partial(parts), final, times, reduced)
-        return
-    if op.derived or planner.rests(op):
-        plain = Sharding.of(natural, whole)
-        planner.settle(op, tensor, plain.with_partial(parts), plain, times, reduced)
-        return
-    whole -= find_scattered(planner, tensor, whole, parts, layout)
-    full, contested = planner.give_due_axes(tensor, natural, whole, layout)
-    if contested:
-        full = decide_contested(planner, op, tensor, full, contested, layout)
-    if not reduced and not parts:
-        natural |= {name: full[name] for name in fresh if name in full}
-    place = natural_sharding(planner, op, tensor, natural, fresh, whole)
-    final = Sharding.of(full, whole)
-    planner.settle(op, tensor, place.with_partial(parts), final, times, reduced)
-
-
-def find_scattered(
-    planner: Planner, tensor: Tensor, whole: frozenset[str], parts: Sequence[str], layout: Layout
-) -> frozenset[str]:
-    """Find dimensions kept whole until now that readers of a sum want on the sum's axes."""
-    return frozenset(
-        name
-        for name in whole
-        for axis in planner.layout_axes(layout, name)
-        if axis in parts and find_expected_holder(planner, tensor, axis, [name]) == name
-    )
-
-
-def is_free(planner: Planner, op: Op) -> bool:
-    """Whether an op makes, of nothing or of free tensors, what any reader can make for itself."""
-    cheap = op.constant or op.elementwise or op.rearranges
-    return cheap and all(tensor in planner.plan.free for tensor in op.inputs)
-
-
-def settle_free(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:
-    """Settle a tensor made of constants alone: every reader makes it where it needs it."""
-    plan = planner.plan
-    place = place or planner.place_of(tensor.primal)
-    if place is None:
-        held, _ = planner.give_due_axes(tensor, {}, frozenset(), planner.layout_of(op))
-        place = Sharding.of(held)
-    plan.free[tensor] = tensor
-    linear = op.linear == "together" or op.states_place or op.adds_operands
-    if op.zero or (linear and op.inputs and all(t in planner.zero for t in op.inputs)):
-        planner.zero.add(tensor)
-    planner.settle(op, tensor, place.with_partial(()), place.with_partial(()), 1)
+        made = natural_sharding(planner, op, tensor, natural, fresh, whole)
+        # Terms of a cotangent are added up before they are moved.
+        place(natural, made if planner.uses.is_summand(tensor) else target)
+    elif op.derived or planner.rests(op):
+        place(natural, inherited)
+    else:
+        whole -= find_scattered(planner, tensor, whole, partial, layout)
+        full, contested = planner.take_idle_axes(tensor, natural, whole, layout)
+        if contested:
+            full = decide_contested(planner, op, tensor, full, contested, layout)
+        if not reduced and not partial:
+            natural |= {name: full[name] for name in fresh if name in full}
+        place(natural, Sharding.of(full, whole))
 
 
 def natural_sharding(
     planner: Planner,
     op: Op,
     tensor: Tensor,
-    held: dict[str, tuple[str, ...]],
+    axes: Axes,
     fresh: Iterable[str],
     whole: frozenset[str],
 ) -> Sharding:
     """Return what an op can make directly: manual ops split new dims only where they divide."""
-    if op.manual or op in planner.plan.local:
-        for name in fresh:
-            if name in held and tensor.shape.size_of(name) % planner.mesh.size(held[name]):
-                held = {key: axes for key, axes in held.items() if key != name}
-    return Sharding.of(held, whole)
+    if op.manual or op in planner.state.local_ops:
+        size = tensor.shape.size_of
+        uneven = [n for n in fresh if n in axes and size(n) % planner.mesh.size(axes[n])]
+        axes = {name: used for name, used in axes.items() if name not in uneven}
+    return Sharding.of(axes, whole)
+
+
+def find_scattered(
+    planner: Planner, tensor: Tensor, whole: frozenset[str], partial: Sequence[str], layout: Layout
+) -> frozenset[str]:
+    """Find dimensions kept whole until now that readers of a sum want on the sum's axes."""
+    return frozenset(
+        name
+        for name in whole
+        for axis in planner.layout_axes(layout, name)
+        if axis in partial and find_expected_dim(planner, tensor, axis, [name]) == name
+    )
+
+
+def is_constant(planner: Planner, op: Op) -> bool:
+    """Return whether an op makes of constants what any reader can make for itself."""
+    cheap = op.constant or op.elementwise or op.rearranges
+    return cheap and all(tensor in planner.state.constants for tensor in op.inputs)
+
+
+def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | None = None) -> None:
+    """Plan a tensor made of constants alone; its sharding is a default that readers override."""
+    state = planner.state
+    place = place or planner.sharding_of(tensor.primal)
+    if place is None:
+        axes, _ = planner.take_idle_axes(tensor, {}, frozenset(), planner.layout_of(op))
+        place = Sharding.of(axes)
+    linear = op.linear == "together" or op.states_place or op.adds_operands
+    zeros = bool(op.inputs) and all(x in state.zeros for x in op.inputs)
+    state.mark_constant(tensor, zero=op.zero or (linear and zeros))
+    planner.place_result(op, tensor, place.with_partial(()), place.with_partial(()), 1)
 
 
 def decide_contested(
     planner: Planner,
     op: Op,
     tensor: Tensor,
-    held: dict[str, tuple[str, ...]],
-    contested: dict[str, list[str]],
+    axes: Axes,
+    contested: Mapping[str, list[str]],
     layout: Layout,
-) -> dict[str, tuple[str, ...]]:
+) -> Axes:
     """Give an axis that two dimensions want to the one a reader expects, or the layout has first.
 
-    After the forward pass, what nobody expects stays idle.
+    After the forward pass, an axis stays idle if no reader expects it.
     """
     for axis, names in contested.items():
-        holder = find_expected_holder(planner, tensor, axis, names)
-        if holder is None and not op.constant and op.phase == "forward":
-            holder = planner.prefer(tensor, axis, names, layout)
-        if holder is not None:
-            held = planner.give_axis(held, holder, axis, layout)
-    return held
+        name = find_expected_dim(planner, tensor, axis, names)
+        if name is None and not op.constant and op.phase == "forward":
+            name = planner.prefer(tensor, axis, names, layout)
+        if name is not None:
+            axes = planner.assign_axis(axes, name, axis, layout)
+    return axes
 
 
-def find_expected_holder(
+def find_expected_dim(
     planner: Planner, tensor: Tensor, axis: str, names: Sequence[str]
 ) -> str | None:
     """Find the dimension that a reader, directly or through elementwise ops, wants on an axis."""
     seen = {tensor}
-    readers = list(reversed(planner.consumers.get(tensor, ())))  # depth first, the next one last
+    all_readers = planner.uses.readers
+    readers = list(reversed(all_readers.get(tensor, ())))  # depth first, the next one last
     while readers:
         reader = readers.pop()
         if reader.states_place:
@@ -249,12 +242,90 @@ def find_expected_holder(
             if taken:
                 return taken[0]
         elif reader.elementwise:
-            places = (planner.plan.shardings.get(other) for other in reader.inputs)
-            for holder in (place.holder(axis) for place in places if place is not None):
-                if holder in names:
-                    return holder
+            for other in reader.inputs:
+                place = planner.state.shardings.get(other)
+                name = None if place is None else place.holder(axis)
+                if name in names:
+                    return name
             result = reader.outputs[0]
             if result not in seen:
                 seen.add(result)
-                readers.extend(reversed(planner.consumers.get(result, ())))
+                readers.extend(reversed(all_readers.get(result, ())))
     return None
+
+
+def find_sums(
+    planner: Planner, op: Op, asked: Placement, axes: Mapping[str, tuple[str, ...]]
+) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Split the axes an op reduces over: those with partial sums, and those XLA reduces over."""
+    groups = [axes[name] for name in sorted(asked.reduced) if name in axes]
+    if groups and (op.manual or op.on_shards or (op.sums and divides(planner, op, axes))):
+        return tuple(axis for used in groups for axis in used), []
+    return (), groups
+
+
+def find_passing_axes(
+    planner: Planner, op: Op, axes: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return the axes along which partial sums of operands become partial sums of the result.
+
+    An op that is not linear, or that would make them larger, needs them added up first.
+    """
+    state = planner.state
+    carriers = find_carriers(planner, op)
+    pending = [state.pending_axes(x) if i in carriers else () for i, x in enumerate(op.inputs)]
+    passing = tuple(sorted({axis for one in pending for axis in one}))
+    busy = {axis for used in axes.values() for axis in used}
+    if not passing or busy & {*passing} or not divides(planner, op, axes):
+        return ()
+    if op.same_value and not is_accumulated(planner, op.output):
+        return ()  # a sum is sent in the narrower dtype, unless it is sent once for many iterations
+    if op.linear == "together":
+        fits = all(
+            one == passing or x in state.zeros or x in state.accumulators
+            for x, one in zip(op.inputs, pending, strict=True)
+        )
+        # A scalar, or a sum that a loop carries, is put off even if only the first device adds
+        # to it: the sum is then added up once, at its end.
+        running = op.output in state.running_sums or not len(op.output.shape)
+        allowed = fits or (op.elementwise and running and planner.uses.count_uses(op.output) == 1)
+    else:
+        allowed = bool(carriers)
+    place, mesh = Sharding.of(dict(axes)), planner.mesh
+    summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
+    before = sum(place.local_elements(x.shape, mesh) for x in summed)
+    return passing if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
+
+
+def find_carriers(planner: Planner, op: Op) -> set[int]:
+    """Return the operands that may be partial sums when the op runs.
+
+    A product is linear in each of its operands, but not in several at once: the largest stays
+    partial, and the others are added up before.
+    """
+    if op.linear == "together":
+        return {*range(len(op.inputs))}
+    pending = [i for i, x in enumerate(op.inputs) if planner.state.pending_axes(x)]
+    if op.linear == "each" and pending:
+        return {max(pending, key=lambda i: op.inputs[i].shape.elements)}
+    return {0} if op.linear == "first" and pending else set()
+
+
+def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
+    """Return whether a tensor is only added to the sum that a loop carries."""
+    state = planner.state
+    while (reader := planner.uses.sole_reader(tensor)) is not None:
+        others = [x for x in reader.inputs if x is not tensor]
+        sums = any(x in state.accumulators or x in state.running_sums for x in others)
+        if reader.elementwise and sums:
+            return True
+        if not reader.adds_operands:
+            return False
+        tensor = reader.output
+    return False
+
+
+def divides(planner: Planner, op: Op, axes: Mapping[str, tuple[str, ...]]) -> bool:
+    """Return whether all shards are of equal size, as ops on a device's own shard need."""
+    place = Sharding.of(dict(axes))
+    return all(place.divides(t.shape, planner.mesh) for t in (*op.inputs, *op.outputs))

@@ -1,9 +1,9 @@
-"""Waste: what a layout leaves unused, said once a plan is made."""
+"""Waste: warnings of what a layout leaves unused."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from namedmesh.dims.layout import Layout
 from namedmesh.errors.source import caller
@@ -14,7 +14,7 @@ from namedmesh.planning.plan import Plan
 MOST_PADDING = 0.1
 
 
-def find_waste(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
+def find_waste(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     """Yield a sentence for each thing a layout asks for in vain, or pays for without use."""
     yield from _find_idle_axes(plan)
     yield from _find_whole_dims(plan, resting)
@@ -42,7 +42,7 @@ def _find_idle_axes(plan: Plan) -> Iterator[str]:
             )
 
 
-def _find_whole_dims(plan: Plan, resting: set[Tensor]) -> Iterator[str]:
+def _find_whole_dims(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     """Find dimensions that no tensor has on the axis the layout maps them to."""
     held = {
         (name, axis)
@@ -104,7 +104,7 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
         places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
         busy = {axis for place in places for axis in place.used}
         for x in dict.fromkeys(loop.inputs):
-            maker = plan.producers.get(x)
+            maker = plan.placements.producers.get(x)
             if maker is None or maker.kind != "reshape" or over not in x.shape:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]

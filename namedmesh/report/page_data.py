@@ -105,7 +105,11 @@ class PlanData:
         self._loops = [-1 if loop is None else self.ops[loop] for _, loop in nested]
         outputs = (tensor for op in self.ops for tensor in op.outputs)
         self.tensors = {tensor: i for i, tensor in enumerate(outputs)}
-        self._op_numbers = {plan.names[op]: i for op, i in self.ops.items() if op in plan.names}
+        self._op_numbers = {
+            plan.placements.names[op]: i
+            for op, i in self.ops.items()
+            if op in plan.placements.names
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Return everything that the plan itself knows."""
@@ -162,7 +166,7 @@ class PlanData:
         names = ("name", "kind", "scope", "phase", "line", "user", "loop", "inputs", "outputs")
         rows = [
             (
-                self.texts.add(self.plan.names.get(op, op.kind)),
+                self.texts.add(self.plan.placements.names.get(op, op.kind)),
                 self.texts.add(op.kind),
                 self.texts.add(op.scope.strip("/")),
                 ALL_PHASES.index(op.phase),
@@ -194,13 +198,13 @@ class PlanData:
                 row = (
                     self.texts.add(tensor.label),
                     self._place(tensor, sharding),
-                    self._place(tensor, plan.natural.get(tensor, sharding)),
+                    self._place(tensor, plan.placements.natural.get(tensor, sharding)),
                     plan.bytes_per_device(tensor) if planned else 0,
                     round(sharding.waste(tensor.shape, plan.mesh), 4),
                     self._tensor_number(tensor.primal),
                     self._tensor_number(tensor.origin),
                     int(planned and bool(len(tensor.shape)) and not inner),
-                    int(not planned or tensor in plan.free),
+                    int(not planned or tensor in plan.placements.constants),
                     number,
                 )
                 rows.append(row)
@@ -227,11 +231,11 @@ class PlanData:
         A move right after a tensor is made has its own op.
         """
         moves = []
-        for tensor, steps in self.plan.moves.items():
-            if tensor in self.tensors and tensor in self.plan.producers:
-                reader = self.plan.producers[tensor]
+        for tensor, steps in self.plan.placements.moves.items():
+            if tensor in self.tensors and tensor in self.plan.placements.producers:
+                reader = self.plan.placements.producers[tensor]
                 moves += [self._move(tensor, reader, step) for step in steps]
-        for (op, i), steps in self.plan.operands.items():
+        for (op, i), steps in self.plan.placements.operand_moves.items():
             if op in self.ops:
                 moves += [self._move(op.inputs[i], op, step) for step in steps]
         return moves

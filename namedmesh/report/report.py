@@ -16,7 +16,7 @@ from namedmesh.diff.diff import diff
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
-from namedmesh.planning.plan import READERS, Plan
+from namedmesh.planning.plan import Plan
 from namedmesh.records.paths import check_path, write_file
 from namedmesh.report.page_data import PlanData, describe_audit, describe_cost, describe_differences
 from namedmesh.version import __version__
@@ -141,6 +141,3 @@ def _describe_plan(data: PlanData, hardware: Hardware, audit: Audit | None) -> d
         collectives = [*data.plan.collectives, *data.plan.initial_collectives]
         content["audit"] = describe_audit(audit, collectives)
     return content
-
-
-READERS["report"] = report

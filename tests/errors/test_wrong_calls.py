@@ -71,7 +71,7 @@ def functions(things: dict[str, Any]) -> dict[str, Any]:
         "step": step, "put": step.put, "place": step.place, "init": step.init,
         "sharding": step.sharding, "program.evaluate": program.evaluate, "flops": program.flops,
         "of_phase": plan.of_phase, "count": plan.count, "total": plan.total_bytes,
-        "plan.save": plan.save, "bytes": plan.bytes_per_device, "value_of": plan.value_of,
+        "plan.save": plan.save, "bytes": plan.bytes_per_device,
         "state": state.__getitem__, "get": state.get, "in": state.__contains__,
         "state.fetch": state.fetch, "shards": state.shards,
         "save_weights": training.save_weights, "load_weights": training.load_weights,

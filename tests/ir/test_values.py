@@ -121,7 +121,7 @@ def test_initialisation_is_part_of_program_and_plan():
     assert [(one.kind, one.axes) for one in plan.initial_collectives] == [("AllReduce", ("data",))]
     assert "init" in {line.split(" ")[2] for line in str(plan).splitlines() if "AllReduce" in line}
     assert "total init: 1 AllReduce, 4 B per device" in str(plan)
-    assert plan.collectives == []
+    assert plan.collectives == ()
     weight = nm.Step(plan, strict=True).init(0)["w"]
     np.testing.assert_allclose(np.square(weight).sum(), 1.0, rtol=1e-5)
 

@@ -163,7 +163,7 @@ def test_vmap_maps_the_function_too():
     np.testing.assert_array_equal(y, ARRAYS[0].max(1))
     largest_alone = ARRAYS[0] == ARRAYS[0].max(1, keepdims=True)
     np.testing.assert_allclose(slope, np.where(largest_alone, 2 * ARRAYS[0], 0), rtol=1e-6)
-    assert step.plan.collectives == []
+    assert step.plan.collectives == ()
 
 
 def test_lowering_a_function_leaves_virtual_devices_to_the_mesh():

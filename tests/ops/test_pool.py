@@ -123,7 +123,7 @@ def test_what_neighbours_send():
         ("CollectivePermute", 4),
         ("CollectivePermute", 4),
     ]
-    assert plan(lambda x: nm.pool(x, {S: 2})).collectives == []
+    assert plan(lambda x: nm.pool(x, {S: 2})).collectives == ()
 
 
 S, K, B = nm.dims("seq=4 window=2 batch=2")
@@ -149,4 +149,4 @@ def test_what_the_way_back_sends():
     back = lambda kind: lambda x: nm.grad(nm.sum(nm.square(nm.pool(x, {S: 2}, kind))), x)
     for kind in ("max", "mean"):
         plan = nm.plan(nm.trace(back(kind), nm.spec([S, B])), nm.Mesh(a=4), "seq:a")
-        assert plan.collectives == []
+        assert plan.collectives == ()

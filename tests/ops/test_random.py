@@ -216,7 +216,7 @@ def test_drawing_communicates_nothing(layout):
         )
 
     step = assert_sharded_same(drawn, {"seed": nm.spec([], "int32")}, {"seed": np.int32(3)}, layout)
-    assert step.plan.collectives == []
+    assert step.plan.collectives == ()
     assert (
         step.audit.count("AllGather") + step.audit.count("AllReduce") + step.audit.count("AllToAll")
         == 0

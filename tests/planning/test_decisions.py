@@ -28,7 +28,7 @@ def test_the_layout_has_the_holder_first(layout, holder):
     assert [plan.shardings[tensor].mapping for tensor in places] == [{holder: ("expert",)}] * 2
     other = "expert" if holder == "group" else "group"
     text = f"{holder} holds expert, {other} stays whole: the layout has {holder} first"
-    assert plan.decisions == {text: ["x", "w"]}
+    assert plan.decisions == {text: ("x", "w")}
     assert f"{text} (x, w)" in str(plan)
     assert plan.to_json()["decisions"] == {text: ["x", "w"]}
     assert not plan.collectives
@@ -58,10 +58,10 @@ def sentences(layout, params=None, mesh=MESH):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         plan = nm.plan(program, mesh, layout, params)
-    assert [str(one.message) for one in caught] == plan.warnings == plan.to_json()["warnings"]
+    assert [str(one.message) for one in caught] == list(plan.warnings) == plan.to_json()["warnings"]
     assert all(one.filename == __file__ for one in caught)
     assert all(f"warning: {sentence}" in str(plan) for sentence in plan.warnings)
-    return plan.warnings
+    return list(plan.warnings)
 
 
 def test_what_a_layout_leaves_unused_is_said():
@@ -108,7 +108,7 @@ def test_of_inputs_that_meet_the_one_that_the_layout_has_first_keeps_the_axis(la
     assert plan.shardings[program.inputs[names[kept]]].mapping == {kept: ("expert",)}
     assert plan.shardings[program.inputs[names[whole]]].mapping == {}
     text = f"{kept} holds expert in an op with {whole}, which stays whole"
-    assert plan.decisions == {text: [names[whole]]} and not plan.collectives
+    assert plan.decisions == {text: (names[whole],)} and not plan.collectives
     rng = np.random.default_rng(0)
     x, w = (rng.normal(size=size).astype(np.float32) for size in ((8, 10), (4, 10)))
     _, result = nm.Step(plan, strict=True)(None, x=x, w=w)
@@ -201,3 +201,36 @@ def test_a_pattern_that_exempts_nothing_is_an_error(layout, params, problem, fix
         nm.plan(program, nm.Mesh(data=2), layout, params)
     assert caught.value.problem.startswith(problem)
     assert caught.value.fix.startswith(fix)
+
+
+def test_the_totals_take_one_phase_or_several():
+    program = nm.trace(lambda x: nm.sum(x, over=G), x=nm.spec([G, M]))
+    plan = nm.plan(program, nm.Mesh(data=4, hosts=2), "group:data")
+    totals = (
+        plan.total_bytes,
+        plan.total_wire_bytes,
+        plan.total_host_bytes,
+        plan.total_slice_bytes,
+    )
+    for total in totals:
+        assert total("forward") == total(["forward"]) == total()
+
+
+def test_a_plan_cannot_be_changed():
+    program = nm.trace(lambda x: nm.sum(x), x=nm.spec([G]))
+    plan = nm.plan(program, nm.Mesh(data=4), "group:data")
+    assert isinstance(plan.collectives, tuple) and isinstance(plan.warnings, tuple)
+    for mapping in (plan.shardings, plan.decisions, plan.initializers):
+        with pytest.raises(TypeError):
+            mapping["x"] = None
+
+
+def test_the_repr_of_a_plan_is_a_few_lines():
+    program = nm.trace(lambda x: nm.sum(x), x=nm.spec([G]))
+    assert repr(nm.plan(program, nm.Mesh(data=4), "group:data")).splitlines() == [
+        "plan of <lambda> on Mesh(data=4), layout 'group:data'",
+        "  total forward: 1 AllReduce, 4 B per device, 6 B on the wire",
+        "  total backward: nothing, 0 B per device",
+        "  total update: nothing, 0 B per device",
+        "  total init: nothing, 0 B per device",
+    ]

@@ -81,7 +81,7 @@ def test_search_finds_tensors_scopes_and_lines_everywhere(open_page):
 
 def test_a_link_opens_a_tensor_and_back_and_forward_work(open_page):
     plan = small_plan()
-    names = [name for op, name in plan.names.items() if op.kind == "einsum"]
+    names = [name for op, name in plan.placements.names.items() if op.kind == "einsum"]
     page = open_page("small", hash=f"#tensor/{names[0]}")
     shown = lambda: page.inner_text("#tensor .tensor-facts code >> nth=0")
     assert shown() == names[0]
@@ -117,7 +117,7 @@ def test_shards_of_every_device_are_those_that_jax_has(open_page, kind):
     plan = small_plan()
     page = open_page("small")
     checked = 0
-    for op, name in plan.names.items():
+    for op, name in plan.placements.names.items():
         if op.kind != kind or not len(op.output.shape) or op.output not in plan.shardings:
             continue
         open_tensor(page, name)

@@ -80,8 +80,8 @@ def test_ops_are_those_of_the_program_and_its_loops(plan, data):
     assert [texts[i] for i in ops["kind"]] == [op.kind for op in every]
     assert [data["phases"][i] for i in ops["phase"]] == [op.phase for op in every]
     assert [texts[i] for i in ops["scope"]] == [op.scope.strip("/") for op in every]
-    named = [texts[ops["name"][i]] for i, op in enumerate(every) if op in plan.names]
-    assert named == [plan.names[op] for op in every if op in plan.names]
+    named = [texts[ops["name"][i]] for i, op in enumerate(every) if op in plan.placements.names]
+    assert named == [plan.placements.names[op] for op in every if op in plan.placements.names]
     loops = {ops["loop"][i] for i in range(len(every))} - {-1}
     assert {every[i].kind for i in loops} == {"scan"}
     inside = [op for loop in sorted(loops) for body in every[loop].bodies for op in body.ops]
@@ -131,7 +131,7 @@ def test_moves_end_where_the_plan_says(plan):
     for tensor, reader, _kind, _axes, place in data["moves"]:
         moves[tensor, reader] = place_text(data, place)
     expected = {}
-    for (op, i), steps in plan.operands.items():
+    for (op, i), steps in plan.placements.operand_moves.items():
         if steps and op in source.ops:
             tensor = op.inputs[i]
             where = f"{tensor.dtype}{steps[-1].result.text(tensor.shape)}"

@@ -1,0 +1,184 @@
+"""The rules of ops that leave values as they are: sums of cotangents, moves, kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from namedmesh.dims.sharding import Sharding
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+from namedmesh.ir.op import Op
+from namedmesh.ir.tensor import Tensor
+from namedmesh.planning.agreement import sharding_after_move
+from namedmesh.planning.planner import Planner
+from namedmesh.planning.rules import plan_constant
+
+
+def plan_sum(planner: Planner, op: Op, times: int) -> None:
+    """Plan a cotangent: terms that are sharded alike are added up before they move.
+
+    What XLA would add up, gather or move once for every term is so done once for all of them.
+    """
+    state, tensor = planner.state, op.output
+    if all(x in state.constants for x in op.inputs):
+        plan_constant(planner, op, tensor)
+        return
+    target = planner.sharding_of(tensor.primal)
+    if len(op.inputs) == 1 and target is not None and not planner.uses.is_summand(tensor):
+        (term,) = op.inputs
+        if not state.is_pending(term):  # nothing to add up: it only moves
+            planner.move_operand(op, 0, target, times)
+            planner.place_result(op, tensor, target, target, times)
+            return
+    groups: dict[Sharding, list[int]] = {}
+    for i, term in enumerate(op.inputs):
+        if term not in state.accumulators and term not in state.constants:
+            groups.setdefault(slice_term(planner, op, i, target, times), []).append(i)
+    places = list(groups)
+    base = places[0] if len(places) == 1 else target or places[0].with_partial(())
+    state.sum_groups[op] = []
+    for place, members in groups.items():
+        steps = planner.conversion(tensor, place, base)
+        planner.record_moves(op, op.inputs[members[0]], steps, times)
+        state.sum_groups[op].append((tuple(members), steps))
+    whole = base.with_partial(())
+    for i, term in enumerate(op.inputs):
+        if term in state.constants and term not in state.zeros:
+            # Of partial sums, one device adds the constant and the others zero.
+            state.constant_uses[op, i] = whole
+            state.sum_groups[op].append(((i,), planner.conversion(tensor, whole, base)))
+        if term in state.accumulators:
+            state.sum_groups[op].append(((i,), []))
+    accumulates = any(term in state.accumulators for term in op.inputs)
+    stays = accumulates or planner.uses.is_summand(tensor)  # it moves when all of it is there
+    final = base if stays or target is None else target
+    planner.place_result(op, tensor, base, final.with_partial(()), times)
+    state.close_accumulators(op)
+
+
+def slice_term(planner: Planner, op: Op, i: int, target: Sharding | None, times: int) -> Sharding:
+    """Slice a term of a cotangent as the sum will be sharded, if that takes no communication."""
+    term = op.inputs[i]
+    place = planner.state.shardings[term]
+    if target is None:
+        return place
+    sliced = target.with_partial(axis for axis in place.partial if axis not in target.used)
+    if any(step.kind != "Slice" for step in planner.conversion(term, place, sliced)):
+        return place
+    planner.move_operand(op, i, sliced, times)
+    return sliced.kept_whole(place.whole)
+
+
+def plan_move(
+    planner: Planner,
+    op: Op,
+    times: int,
+    take: Sequence[str],
+    give: Sequence[str],
+    exact: Mapping[str, Sequence[str]] | None = None,
+) -> None:
+    """Place the result as the op states: the only op that a user places tensors with."""
+    (tensor,), state = op.inputs, planner.state
+    if exact is None:
+        check_taken(planner, op, take)
+        current = planner.sharding_in_use(op, 0, False)
+        if tensor in state.constants:  # what it does not give up stays as the layout has it
+            current = state.shardings[tensor].with_partial(())
+        place = sharding_after_move(planner, tensor, current, take, give)
+    else:
+        for axis in (axis for axes in exact.values() for axis in axes):
+            if axis not in planner.mesh.axes:
+                raise op.error(
+                    f"the mesh has no axis {axis!r}",
+                    str(tensor),
+                    f"mesh: {planner.mesh}",
+                    fix=did_you_mean(axis, planner.mesh.axes),
+                )
+        held = {
+            name: tuple(axis for axis in axes if planner.mesh.axes[axis] > 1)
+            for name, axes in exact.items()
+        }
+        place = Sharding.of(held, frozenset(tensor.shape.names) - {*exact})
+    if tensor in state.constants:
+        plan_constant(planner, op, op.output, place)
+        return
+    planner.move_operand(op, 0, place, times)
+    planner.place_result(op, op.output, place, place, times)
+
+
+def check_taken(planner: Planner, op: Op, take: Sequence[str]) -> None:
+    """Raise if two dimensions are to take one axis."""
+    (tensor,) = op.inputs
+    takers: dict[str, list[str]] = {}
+    for name in take:
+        if tensor.shape.size_of(name) > 1:
+            for axis in planner.layout_axes(planner.layout, name):
+                takers.setdefault(axis, []).append(name)
+    for axis, names in takers.items():
+        if len(names) > 1:
+            raise NamedMeshError(
+                f"tensor {tensor.label}: dimensions {join_names(names)} both map to "
+                f"mesh axis {axis!r}, and nothing says which holds it",
+                str(tensor),
+                f"layout: {planner.layout.text}",
+                f"mesh: {planner.mesh}",
+                source=op.source,
+                fix="reshard one of them only",
+            )
+
+
+def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
+    """Leave every result where the operand is that it passes on."""
+    state = planner.state
+    for i, (x, y) in enumerate(zip(op.inputs, op.outputs, strict=False)):
+        place = state.shardings[x]
+        # A kernel may leave partial sums for its reader; other ops are not linear.
+        natural = place if op.offers_kernel else place.with_partial(())
+        planner.move_operand(op, i, natural, times)
+        planner.place_result(op, y, natural, place.with_partial(()), times)
+        if x in state.resting:
+            state.mark_resting(y)
+
+
+def plan_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str]) -> None:
+    """Pass through, and offer the kernel if it can run on each device's own shards.
+
+    It then reads the remaining operands, sharded as the results are; it is not worth a collective.
+    """
+    plan_pass_through(planner, op, times)
+    state = planner.state
+    axes: dict[str, tuple[str, ...]] = {}
+    for tensor in op.outputs:
+        place = state.shardings[tensor]
+        alike = all(axes.setdefault(name, used) == used for name, used in place.held)
+        if not alike or not place.divides(tensor.shape, planner.mesh):
+            return
+    if any(used and name not in parallel for name, used in axes.items()):
+        return
+    wanted: dict[int, Sharding] = {}
+    for i, tensor in enumerate(op.inputs):
+        if i >= len(op.outputs):
+            own = {name: used for name, used in axes.items() if name in tensor.shape.names}
+            place = wanted[i] = Sharding.of(own)
+            if not place.divides(tensor.shape, planner.mesh) or not is_at_hand(
+                planner, tensor, place
+            ):
+                return
+    for i, place in wanted.items():
+        planner.move_operand(op, i, place, times)
+    state.run_locally(op)
+
+
+def is_at_hand(planner: Planner, tensor: Tensor, place: Sharding) -> bool:
+    """Return whether a tensor is sharded so, or can be without a collective of its own."""
+    state = planner.state
+    if tensor in state.constants:
+        return True
+    if tensor in state.accumulators or tensor in state.resting:
+        return False
+    steps = planner.conversion(tensor, state.shardings[tensor], place)
+    if all(step.kind == "Slice" for step in steps):
+        return True
+    if tensor in state.captures:
+        moves = state.captured_moves.get(state.captures[tensor].loop, {})
+        return (tensor, place) in moves
+    return state.count_shared_moves(tensor, steps, state.moved) == len(steps)

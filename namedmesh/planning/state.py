@@ -1,0 +1,234 @@
+"""State: what is known of a program before it is planned, and what planning has decided so far."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple, TypeAlias
+
+from namedmesh.dims.sharding import Sharding, Transfer
+from namedmesh.ir.op import Op, every_op
+from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
+from namedmesh.records.collective import Collective
+
+# An axis that shards a dimension of a tensor only because the layout maps the one to the other.
+Default: TypeAlias = tuple[Tensor, str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class Uses:
+    """Who makes and who reads each tensor of a program: known before planning."""
+
+    names: Mapping[Op, str]  # what ops are called, in compiled code too
+    producers: Mapping[Tensor, Op]
+    readers: Mapping[Tensor, Sequence[Op]]
+    binders: Mapping[Tensor, Op]  # the loop or branch that binds an argument of its body
+    returned: Mapping[Tensor, int]  # how often a tensor is a result of a body or the program
+    final: frozenset[Tensor]  # results of the program itself
+
+    @classmethod
+    def of_program(cls, program: Program, label: str) -> Uses:
+        """Index a program; the label is put before the name of every op."""
+        names: dict[Op, str] = {}
+        producers: dict[Tensor, Op] = {}
+        readers: dict[Tensor, list[Op]] = defaultdict(list)
+        binders: dict[Tensor, Op] = {}
+        results = [*program.outputs, *program.updates.values()]
+        final = frozenset(results)
+        for op in every_op(program.ops):
+            names[op] = f"{spell_in_ascii(label + op.kind)}.{len(names)}"
+            producers.update(dict.fromkeys(op.outputs, op))
+            for tensor in op.inputs:
+                readers[tensor].append(op)
+            for body in op.bodies:
+                results += body.outputs
+                binders.update(dict.fromkeys(body.arguments, op))
+        return cls(names, producers, dict(readers), binders, Counter(results), final)
+
+    def count_uses(self, tensor: Tensor) -> int:
+        """Count how often a tensor is read, or is a result of a body or the program."""
+        return len(self.readers.get(tensor, ())) + self.returned.get(tensor, 0)
+
+    def sole_reader(self, tensor: Tensor) -> Op | None:
+        """Return the only op that reads a tensor that nothing else uses."""
+        readers = self.readers.get(tensor, ())
+        return readers[0] if len(readers) == 1 and tensor not in self.returned else None
+
+    def is_summand(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is one of several terms of a cotangent, and nothing else."""
+        reader = self.sole_reader(tensor)
+        return reader is not None and reader.adds_operands and len(reader.inputs) > 1
+
+
+def spell_in_ascii(name: str) -> str:
+    """Spell other letters by their numbers: TensorFlow's scopes and XLA's metadata are ASCII."""
+    return "".join(letter if letter.isascii() else f"u{ord(letter):x}" for letter in name)
+
+
+@dataclass(eq=False)
+class Placements:
+    """The shardings and moves of a plan, in the detail that lowering and costs need."""
+
+    names: Mapping[Op, str]
+    producers: Mapping[Tensor, Op]
+    shardings: dict[Tensor, Sharding] = field(default_factory=dict)  # as readers find a tensor
+    natural: dict[Tensor, Sharding] = field(default_factory=dict)  # as its op makes it ...
+    moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # ... and from there
+    # Moves for one reader, by op and position; of a body or the program, by position of a result.
+    operand_moves: dict[tuple[Op, int], list[Transfer]] = field(default_factory=dict)
+    result_moves: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)
+    # Moves of what a loop captures, made once before it: by the tensor inside and the sharding in
+    # which its body reads it, the operand's position and the steps.
+    captured_moves: dict[Op, dict[tuple[Tensor, Sharding], tuple[int, list[Transfer]]]] = field(
+        default_factory=dict
+    )
+    # Operands of a sum: those that are sharded alike are added up first, then moved together.
+    sum_groups: dict[Op, list[tuple[tuple[int, ...], list[Transfer]]]] = field(default_factory=dict)
+    sum_owners: dict[Tensor, Op] = field(default_factory=dict)  # the op that left partial sums
+    local_ops: set[Op] = field(default_factory=set)  # run on each device's own shard
+    # Tensors made of constants alone, which every reader makes where it needs them; each with the
+    # same tensor outside of the loop that captures it.
+    constants: dict[Tensor, Tensor] = field(default_factory=dict)
+    constant_uses: dict[tuple[object, int], Sharding] = field(default_factory=dict)
+
+    def value_of(self, tensor: Tensor) -> object:
+        """Return a key that is the same for tensors of equal value, which are moved once."""
+        producer = self.producers.get(tensor)
+        while producer is not None and producer.adds_operands and len(producer.inputs) == 1:
+            (tensor,) = producer.inputs
+            producer = self.producers.get(tensor)
+        if producer is None or not producer.same_value:
+            return tensor
+        return (producer.inputs[0], tensor.dtype)  # casts of one tensor to one dtype are equal
+
+    def count_shared_moves(
+        self, tensor: Tensor, steps: Sequence[Transfer], moved: Container[tuple[object, Sharding]]
+    ) -> int:
+        """Count the first steps of a tensor's moves that were made for other readers."""
+        value = self.value_of(tensor)
+        shared = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
+        return max(shared, default=0)
+
+    def operand_sharding(self, op: Op, i: int) -> Sharding:
+        """Return the sharding in which an op reads an operand."""
+        return self._sharding_after(op, i, op.inputs[i], self.operand_moves.get((op, i)))
+
+    def result_sharding(self, owner: object, i: int, tensor: Tensor) -> Sharding:
+        """Return the sharding in which a body or the program returns a result."""
+        return self._sharding_after(owner, i, tensor, self.result_moves.get((owner, i)))
+
+    def _sharding_after(
+        self, owner: object, i: int, tensor: Tensor, steps: Sequence[Transfer] | None
+    ) -> Sharding:
+        if tensor in self.constants:
+            return self.constant_uses.get((owner, i), self.shardings[tensor])
+        return steps[-1].result if steps else self.shardings[tensor]
+
+
+class Capture(NamedTuple):
+    """A tensor that a loop gives its body unchanged."""
+
+    loop: Op
+    operand: int
+    times: int  # how often the loop itself runs
+
+
+@dataclass(eq=False)
+class PlanState(Placements):
+    """Placements in the making, and what planning tracks besides."""
+
+    resting: set[Tensor] = field(default_factory=set)  # sharded by the params layout
+    zeros: set[Tensor] = field(default_factory=set)  # constants that are zero everywhere
+    # Sums that a loop carries: an accumulator's sharding is that of the first addend, and not
+    # known until then; a running sum is an accumulator and something else.
+    accumulators: set[Tensor] = field(default_factory=set)
+    running_sums: set[Tensor] = field(default_factory=set)
+    sum_names: dict[Tensor, str] = field(default_factory=dict)  # of what partial sums make up
+    captures: dict[Tensor, Capture] = field(default_factory=dict)
+    invariant: dict[Tensor, int] = field(default_factory=dict)  # in a loop; how often that runs
+    open_loops: int = 0  # loops of unknown length around what is being planned
+    moved: set[tuple[object, Sharding]] = field(default_factory=set)
+    collectives: list[Collective] = field(default_factory=list)
+    decisions: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    yielding: dict[Default, str] = field(default_factory=dict)  # for the next pass
+
+    def placements(self) -> Placements:
+        """Return what remains when the plan is made."""
+        return Placements(**{one.name: getattr(self, one.name) for one in fields(Placements)})
+
+    def bind(self, argument: Tensor, sharding: Sharding) -> None:
+        """Give an argument of a body its sharding."""
+        self.shardings[argument] = sharding
+
+    def bind_constant(self, argument: Tensor, outer: Tensor) -> bool:
+        """Let a body make a constant that it captures for itself; False if it is not one."""
+        if outer in self.constants:
+            self.constants[argument] = self.constants[outer]
+            self.shardings[argument] = self.shardings[outer]
+            if outer in self.zeros:
+                self.zeros.add(argument)
+        return outer in self.constants
+
+    def mark_constant(self, tensor: Tensor, zero: bool) -> None:
+        """Note that every reader makes a tensor for itself."""
+        self.constants[tensor] = tensor
+        if zero:
+            self.zeros.add(tensor)
+
+    def mark_resting(self, tensor: Tensor) -> None:
+        """Note that a tensor is sharded by the params layout."""
+        self.resting.add(tensor)
+
+    def run_locally(self, op: Op) -> None:
+        """Note that an op runs on each device's own shard."""
+        self.local_ops.add(op)
+
+    def name_sum(self, tensor: Tensor, owner: Op, addends: Iterable[Tensor]) -> None:
+        """Note the op and the name of the sum that partial sums belong to."""
+        pending = [x for x in addends if self.is_pending(x)]
+        owners = (self.sum_owners[x] for x in pending if x in self.sum_owners)
+        self.sum_owners.setdefault(tensor, next(owners, owner))
+        names = [self.sum_names[x] for x in pending if x in self.sum_names]
+        if tensor.name is not None or tensor.primal is not None:
+            self.sum_names.setdefault(tensor, names[0] if names else tensor.label)
+        elif names:
+            self.sum_names[tensor] = names[0]
+
+    def pass_sum(self, inner: Tensor, outer: Tensor) -> None:
+        """Note that partial sums of a body are those of a loop's or branch's result."""
+        if inner in self.sum_owners:
+            self.sum_owners[outer] = self.sum_owners[inner]
+            if inner in self.sum_names and outer.name is None and outer.primal is None:
+                self.sum_names[outer] = self.sum_names[inner]
+
+    def open_accumulator(self, tensor: Tensor) -> None:
+        """Leave the sharding of a sum that a loop carries to what is added to it."""
+        self.accumulators.add(tensor)
+
+    def close_accumulators(self, op: Op) -> None:
+        """Give accumulators that an op adds to the sharding of the sum."""
+        for tensor in op.inputs:
+            if tensor in self.accumulators:
+                self.accumulators.remove(tensor)
+                self.shardings[tensor] = self.shardings[op.output]
+
+    def continue_sums(self, op: Op) -> None:
+        """Note that an op's results are running sums, if an operand is one."""
+        if any(x in self.accumulators or x in self.running_sums for x in op.inputs):
+            self.running_sums.update(op.outputs)
+
+    def is_pending(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is made of partial sums that are still to be added up."""
+        sharding = self.shardings.get(tensor)
+        return tensor in self.accumulators or (sharding is not None and bool(sharding.partial))
+
+    def pending_axes(self, tensor: Tensor) -> tuple[str, ...]:
+        """Return the axes along which devices have partial sums of a tensor."""
+        sharding = self.shardings.get(tensor)
+        return () if sharding is None or tensor in self.constants else sharding.partial
+
+    def decide(self, text: str, tensor: Tensor) -> None:
+        """Note a decision that nothing in the program states, and a tensor it was made for."""
+        self.decisions[text].append(tensor.label)
