@@ -18,8 +18,7 @@ from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target
 from namedmesh.jax_internals import devices_are_fixed
-from namedmesh.processes.devices import use_cpu_devices
-from namedmesh.processes.host_order import order_by_host
+from namedmesh.processes.devices import order_by_host, use_cpu_devices
 
 # The TPU compiler asks these of the machine it runs on, which has no TPU.
 ENVIRONMENT = {

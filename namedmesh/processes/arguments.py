@@ -1,4 +1,4 @@
-"""What start_processes is told, by its arguments and by the environment, checked."""
+"""The arguments of start_processes, completed from the environment and checked."""
 
 from __future__ import annotations
 
@@ -16,18 +16,7 @@ _MOST = 2**20  # processes of one program, and virtual devices of one process
 
 @dataclass(frozen=True)
 class ProcessArguments:
-    """How one process is to meet the others; None where nobody has said it yet.
-
-    Attributes:
-        coordinator: The address at which process 0 listens, `host:port`.
-        count: How many processes there are.
-        index: Which one this is.
-        devices: How many virtual CPU devices it has.
-        bind: The interface and port on which process 0 listens.
-        method: The detection that jax is to use.
-        timeout: Seconds to wait until all processes are there.
-        heartbeat: Seconds that a process may stand still.
-    """
+    """The arguments of start_processes; None where they are not known yet."""
 
     coordinator: str | None
     count: int | None
@@ -47,7 +36,7 @@ class ProcessArguments:
     def completed(
         self, coordinator: str | None, count: int | None, index: int | None
     ) -> ProcessArguments:
-        """The same arguments with what was detected, checked again."""
+        """Add what was detected to these arguments, and check them again."""
         bind = self.bind
         if bind is not None and coordinator is not None:
             bind = _with_port(bind, split_address(coordinator, "coordinator")[1])
@@ -57,7 +46,7 @@ class ProcessArguments:
         return known._check_place()
 
     def _check_place(self) -> ProcessArguments:
-        """Return these arguments, or raises if the index is not one of the processes'."""
+        """Return these arguments, or raise if the index is too large."""
         if self.count is not None and self.index is not None and self.index >= self.count:
             raise NamedMeshError(
                 f"process {self.index} of {self.count}: the index is too large",
@@ -76,7 +65,7 @@ def read_arguments(
     timeout: object,
     heartbeat: object,
 ) -> ProcessArguments:
-    """The arguments of start_processes, with what the environment says of those not given."""
+    """Check the arguments of start_processes, and read those not given from the environment."""
     address = _text("coordinator", coordinator, COORDINATOR)
     if address is not None:
         split_address(address, "coordinator")
@@ -96,7 +85,7 @@ def read_arguments(
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:
-    """The host and the port of an address."""
+    """Split an address into host and port."""
     host, colon, port = address.rpartition(":")
     bracketed = host.startswith("[") and host.endswith("]")
     plain = host[1:-1] if bracketed else host
@@ -110,7 +99,7 @@ def split_address(address: str, what: str) -> tuple[str, int]:
 
 
 def _with_port(interface: str, port: int) -> str:
-    """An interface as an address, with the coordinator's port if it has none."""
+    """Return an interface as an address, with the coordinator's port if it has none."""
     bare = interface.count(":") == 0 or (interface.startswith("[") and interface.endswith("]"))
     address = f"{interface}:{port}" if bare else interface
     split_address(address, "bind")
@@ -118,12 +107,12 @@ def _with_port(interface: str, port: int) -> str:
 
 
 def _text(name: str, value: object, variable: str | None) -> str | None:
-    """A text from an argument or else from the environment."""
+    """Return a text from an argument or else from the environment."""
     if value is None and variable:
         name, value = variable, os.environ.get(variable) or None
     if value is None:
         return None
-    if not isinstance(value, str) or not value or not value.isprintable() or " " in value:
+    if not isinstance(value, str) or not value or " " in value:
         raise NamedMeshError(
             f"{name}={value!r} is not a word", fix="give a string, e.g. '10.0.0.1:8476'"
         )
@@ -131,7 +120,7 @@ def _text(name: str, value: object, variable: str | None) -> str | None:
 
 
 def _number(name: str, value: object, variable: str, least: int) -> int | None:
-    """A whole number from an argument or else from the environment."""
+    """Return a whole number from an argument or else from the environment."""
     if value is None:
         text = os.environ.get(variable)
         if not text:
@@ -141,18 +130,15 @@ def _number(name: str, value: object, variable: str, least: int) -> int | None:
     if number is None or not least <= number <= _MOST:
         raise NamedMeshError(
             f"{name}={value!r} is not a whole number from {least} to {_MOST}",
-            fix=f"give {name} a number, or leave it out"
-            if name.islower()
-            else f"set {name} to one",
+            fix=f"set {name} to such a number, or leave it out",
         )
     return number
 
 
 def check_seconds(name: str, value: object) -> float:
-    """Return a time in seconds, or raises."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not 0 < value <= 10**6:  # type: ignore[operator]
-        raise NamedMeshError(
-            f"{name}={value!r} is not a time", fix="give seconds as a positive number, e.g. 60"
-        )
-    return float(value)  # type: ignore[arg-type]
+    """Return a time in seconds, or raise."""
+    if isinstance(value, int | float) and 0 < value <= 10**6:
+        return float(value)
+    raise NamedMeshError(
+        f"{name}={value!r} is not a time", fix="give seconds as a positive number, e.g. 60"
+    )

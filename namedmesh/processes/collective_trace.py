@@ -1,10 +1,7 @@
-"""Which collective a step is in, by the names of the plan; for CPUs, and only when asked for.
+"""The collective that a step is in, by the names of the plan; on CPU, if asked for.
 
-XLA:CPU logs each collective that a device begins, with its channel, if it is told to before it
-starts. With NAMEDMESH_TRACE_COLLECTIVES=1 in the environment, `namedmesh.runtime` tells it so. What
-XLA writes then goes to a file in memory, which is emptied when a step begins; all other lines are
-passed on to where they went before, at most a second later.
-"""
+With NAMEDMESH_TRACE_COLLECTIVES=1, XLA:CPU logs each collective that a device begins, with its
+channel. Standard error goes to a file in memory, and other lines on to where they went before."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from namedmesh.records.collective import Collective
 
 VARIABLE = "NAMEDMESH_TRACE_COLLECTIVES"
 _BEGINS = re.compile(r"^I\d{4} \S+ +(\d+) collective_thunk\.cc:\d+\].*\bop_id=(\d+)", re.MULTILINE)
-_QUIET = re.compile(r"^[IW]\d{4} \S+ +\d+ \S+\.(cc|h):\d+\]")  # what XLA logs by itself at level 0
+_QUIET = re.compile(r"^[IW]\d{4} \S+ +\d+ \S+\.(cc|h):\d+\]")  # lines that XLA logs at level 0
 _CHANNEL = re.compile(r"^\s*(?:ROOT )?%?([\w.-]+) = .*\bchannel_id=(\d+)", re.MULTILINE)
 
 _trace: CollectiveTrace | None = None
 
 
 def current_trace() -> CollectiveTrace | None:
-    """The trace of this process; None if nobody asked for one."""
+    """Return the trace of this process; None if the environment does not ask for one."""
     global _trace
     if _trace is None and os.environ.get(VARIABLE) not in (None, "", "0"):
         _trace = CollectiveTrace()
@@ -35,11 +32,11 @@ def current_trace() -> CollectiveTrace | None:
 
 
 class CollectiveTrace:
-    """What XLA logs of collectives, kept for the step that runs."""
+    """The collectives that XLA has logged in the step that runs."""
 
     def __init__(self) -> None:
         self._names: dict[str, dict[int, str]] = {}
-        self._shown = 0  # bytes that were passed on
+        self._passed = 0  # bytes that were passed on
         sys.stderr.flush()
         self._screen = os.dup(2)
         self._log = os.memfd_create("collectives")
@@ -64,20 +61,20 @@ class CollectiveTrace:
         """Forget the collectives of the step before."""
         self.pass_on()
         os.ftruncate(self._log, 0)
-        self._shown = 0
+        self._passed = 0
 
     def pass_on(self) -> None:
-        """Write to the screen what is not about collectives and was not written yet."""
-        data = self._read()[self._shown :]
-        self._shown += len(data)
+        """Write to the screen the lines that are not about collectives."""
+        data = self._read()[self._passed :]
+        self._passed += len(data)
         lines = data.decode(errors="replace").splitlines(keepends=True)
         others = [line for line in lines if not _QUIET.match(line)]
         if others:
             os.write(self._screen, "".join(others).encode())
 
     def last(self, program: str) -> str:
-        """The collectives that the devices of this process have begun last in this step."""
-        latest: dict[str, int] = {}  # by thread: each device's step runs on one
+        """Describe the collectives that this process's devices have begun last in this step."""
+        latest: dict[str, int] = {}  # by thread: each device runs its step on one
         for thread, channel in _BEGINS.findall(self._read().decode(errors="replace")):
             latest[thread] = int(channel)
         names = self._names.get(program, {})
@@ -85,12 +82,12 @@ class CollectiveTrace:
         return "; ".join(dict.fromkeys(texts))
 
     def _read(self) -> bytes:
-        """All that was logged since the step began."""
+        """Read what was logged since the step began."""
         return os.pread(self._log, os.fstat(self._log).st_size, 0)
 
 
 def _describe(collectives: list[Collective]) -> str:
-    """Planned collectives that were compiled into one: AllReduce of d_w and d_v along data."""
+    """Describe planned collectives compiled into one: AllReduce of d_w and d_v along data."""
     first = collectives[0]
     tensors = list(dict.fromkeys(one.tensor for one in collectives))
     shown = tensors if len(tensors) <= 6 else [*tensors[:5], f"{len(tensors) - 5} more"]

@@ -1,9 +1,9 @@
-"""Devices: as many virtual CPU devices as a mesh needs, arranged as the mesh says."""
+"""Devices for a mesh: virtual CPU devices, order by host, arrangement as the mesh says."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -13,18 +13,15 @@ from jax.sharding import Mesh as JaxMesh
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, whole_number
 from namedmesh.jax_internals import devices_are_fixed, is_one_of_several
-from namedmesh.processes.host_order import check_hosts, order_by_host
 
 _MOST = 2**20  # virtual devices of one process
 
 
 def use_cpu_devices(count: int) -> None:
-    """Make jax show at least this many virtual CPU devices.
-
-    Call it before anything else uses jax's devices. It has no effect on GPUs and TPUs.
+    """Make jax have at least this many virtual CPU devices, before anything else uses them.
 
     Args:
-        count: How many devices are needed.
+        count: The number of devices; it has no effect on GPUs and TPUs.
 
     Raises:
         NamedMeshError: If jax has started already, with fewer CPU devices.
@@ -49,11 +46,7 @@ def use_cpu_devices(count: int) -> None:
 
 
 def device_mesh(mesh: Mesh) -> JaxMesh:
-    """jax's devices arranged as a mesh says, in the order of its device assignment if it has one.
-
-    They are counted host by host: the first axes of the mesh go across hosts. On a CPU that has not
-    started yet, as many virtual devices as the mesh needs are made.
-    """
+    """Arrange jax's devices as a mesh says, host by host; make virtual CPU devices if need be."""
     platforms = os.environ.get("JAX_PLATFORMS", "").split(",")
     if not devices_are_fixed() and not is_one_of_several() and platforms[0] in ("", "cpu"):
         use_cpu_devices(mesh.devices)
@@ -65,34 +58,60 @@ def device_mesh(mesh: Mesh) -> JaxMesh:
 
 
 def arrange_devices(devices: Sequence[Any], mesh: Mesh) -> JaxMesh:
-    """Devices in the places that a mesh gives them."""
+    """Arrange devices as a mesh says, in the order of its device assignment if it has one."""
     order = mesh.device_assignment or range(mesh.devices)
     grid = np.array([devices[i] for i in order]).reshape(tuple(mesh.axes.values()))
     return JaxMesh(grid, tuple(mesh.axes))
 
 
 def _too_few(count: int, what: str, *details: str) -> NamedMeshError:
-    """The error for a process with too few devices."""
-    devices = jax.devices()
-    platform = devices[0].platform
+    """Make the error for too few devices."""
+    devices, processes = jax.devices(), jax.process_count()
+    owner = "this process has" if processes == 1 else f"{processes} processes have"
+    advice = f"call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax"
+    if processes > 1:
+        each = -(-count // processes)
+        advice = f"give each process {each}: start_processes(devices=), launch --devices"
     return NamedMeshError(
-        f"{what} needs {count} devices, and {_who()} {len(devices)} ({platform})",
+        f"{what} needs {count} devices, and {owner} {len(devices)} ({devices[0].platform})",
         *details,
-        fix=f"use a smaller mesh, or on CPU {_give_more(count)}",
+        fix=f"use a smaller mesh, or on CPU {advice}",
     )
 
 
-def _who() -> str:
-    """Who has the devices."""
-    count = jax.process_count()
-    return "this process has" if count == 1 else f"{count} processes have"
+def order_by_host(devices: Iterable[Any]) -> list[Any]:
+    """Sort devices so that those of a slice follow each other, and in it those of a process."""
+    return sorted(devices, key=lambda one: (_slice_of(one), one.process_index))
 
 
-def _give_more(count: int) -> str:
-    """How to have so many CPU devices."""
-    processes = jax.process_count()
-    if processes == 1:
-        return f"call namedmesh.runtime.use_cpu_devices({count}) before anything else uses jax"
-    return (
-        f"give each process {-(-count // processes)}: start_processes(devices=), launch --devices"
-    )
+def _slice_of(device: Any) -> int:
+    """Return the TPU slice that a device is in; 0 for other devices."""
+    return (getattr(device, "slice_index", None) or 0) if device.platform == "tpu" else 0
+
+
+def check_hosts(devices: Sequence[Any], mesh: Mesh) -> None:
+    """Raise if the devices of a mesh are on other hosts than it says."""
+    # A host has the devices of one process, or of several whole ones. Virtual CPU devices of a
+    # single process stand in for those of any number of hosts.
+    processes = [one.process_index for one in devices]
+    count = len({*processes})
+    virtual = count == 1 and devices[0].platform == "cpu"
+    if mesh.hosts == 1 or virtual:
+        return
+    slices = len({_slice_of(one) for one in devices})
+    if devices[0].platform == "tpu" and mesh.slices != slices:
+        raise NamedMeshError(
+            f"the mesh has {mesh.slices} slices, and its devices are on {slices}",
+            f"mesh: {mesh}",
+            fix=f"plan it for a mesh with slices={slices}",
+        )
+    inside = mesh.devices // mesh.hosts
+    starts = range(0, mesh.devices, inside)
+    if sum(len({*processes[start : start + inside]}) for start in starts) != count:
+        raise NamedMeshError(
+            f"the mesh has {mesh.hosts} hosts, and its {mesh.devices} devices are in {count} "
+            f"{'process' if count == 1 else 'processes'}",
+            f"mesh: {mesh}",
+            fix=f"plan it for a mesh with hosts={count}, leave hosts out, or start {mesh.hosts} "
+            f"processes of {inside} devices each",
+        )

@@ -1,9 +1,7 @@
-"""Kills process groups whose launcher is gone. Run as a script, with their ids on standard input.
+"""A script that kills process groups whose launcher is gone.
 
-A launcher that is killed cannot clean up after itself. Its guard, in a session of its own, reads
-`+ID` and `-ID` lines for groups that begin and end; at the end of input, which comes when the
-launcher ends in whatever way, it kills the groups that are left.
-"""
+A launcher that is killed cannot clean up. Its guard reads `+ID` and `-ID` lines for groups that
+begin and end. The input ends when the launcher does; then it kills the groups that are left."""
 
 import os
 import signal
@@ -11,7 +9,7 @@ import sys
 
 
 def guard_groups() -> None:
-    """Read groups until the launcher is gone, then kills those that are left."""
+    """Read groups until the launcher is gone, then kill those that are left."""
     groups: set[int] = set()
     for line in sys.stdin:
         group = int(line[1:])

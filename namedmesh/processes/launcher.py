@@ -1,4 +1,4 @@
-"""Processes of one machine: started together, stopped together, and started again."""
+"""The launcher: processes of one machine, started, stopped and restarted together."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from namedmesh.errors.errors import NamedMeshError, whole_number
+from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.paths import describe_os_error
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 MOST_PROCESSES = 1024
-_TICK = 0.1  # seconds between two looks at the processes
+_TICK = 0.1  # seconds between two checks of the processes
 _LONGEST_LINE = 2**16  # bytes; a longer one is cut
 _DRAIN = 2.0  # seconds for the last lines of processes that have ended
 _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
@@ -29,7 +29,7 @@ _GUARD = pathlib.Path(__file__).with_name("launch_guard.py")
 
 @dataclass(frozen=True)
 class Launch:
-    """What to start, and what to do when it fails."""
+    """A command for several processes, and what to do when one fails."""
 
     command: Sequence[str]
     processes: int
@@ -47,19 +47,18 @@ class Launch:
         self._check("restarts", self.restarts, 0, 2**31)
         if self.devices is not None:
             self._check("devices", self.devices, 1, 2**20)
-        if not (isinstance(self.grace, int | float) and 0 <= self.grace < math.inf):
+        if not 0 <= self.grace < math.inf:
             raise NamedMeshError(f"grace={self.grace!r}", fix="give seconds, 0 or more")
 
-    def _check(self, name: str, value: object, least: int, most: int) -> None:
-        """Raise unless a number is whole and within bounds."""
-        number = whole_number(value)
-        if number is None or not least <= number <= most:
+    def _check(self, name: str, value: int, least: int, most: int) -> None:
+        """Raise unless a number is within bounds."""
+        if not least <= value <= most:
             raise NamedMeshError(
                 f"{name}={value!r}", fix=f"give a whole number from {least} to {most}"
             )
 
     def environment(self, index: int, port: int) -> dict[str, str]:
-        """What a process finds in its environment, for `nm.runtime.start_processes`."""
+        """Return the environment of a process, which `nm.runtime.start_processes` reads."""
         own = {
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",
             "JAX_NUM_PROCESSES": str(self.processes),
@@ -71,13 +70,9 @@ class Launch:
 
 
 def launch_processes(launch: Launch) -> int:
-    """Run processes until they have ended, and starts them again when one fails.
-
-    Their lines are passed on with their number before them, e.g. `[2] step 100`. SIGTERM, SIGINT
-    and SIGHUP are passed on to all of them, after which nothing is started again; a second SIGINT
-    kills them. Whatever they have started is killed when they have ended, and all of it when this
-    process is killed.
-    """
+    """Run processes until they have ended, restart them when one fails, and return the status."""
+    # Lines are passed on with the process before them, e.g. `[2] step 100`. Signals are passed on
+    # to all processes, after which nothing is restarted; a second SIGINT kills them.
     with _note_signals() as received, _start_guard() as guard:
         status = _Attempt(launch, received, guard).run()
         for restart in range(1, launch.restarts + 1):
@@ -103,10 +98,10 @@ class _Attempt:
         self._selector = selectors.DefaultSelector()
         self._rest: dict[int, bytes] = {}  # of each pipe, the line that has not ended
         self._failed: int | None = None  # the status of the first failure
-        self._asked = self._killed = math.inf  # when SIGTERM and SIGKILL are due
+        self._asked = self._killed = math.inf  # when to send SIGTERM and SIGKILL
 
     def run(self) -> int:
-        """Start the processes and returns the status of the first failure."""
+        """Run the processes and return the status of the first failure."""
         try:
             with _reserve_port() as port:
                 if not self._received:
@@ -114,9 +109,9 @@ class _Attempt:
                 while any(process.poll() is None for process in self._processes):
                     self._pass_lines(_TICK)
                     self._pass_signals()
-                    self._look_for_failure()
-                    self._stop_the_rest()
-                self._look_for_failure()
+                    self._note_failure()
+                    self._stop_others()
+                self._note_failure()
         finally:
             self._kill_groups()
             self._drain()
@@ -134,7 +129,7 @@ class _Attempt:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     start_new_session=True,
-                    # In the child, before its program starts: no moment is without a guard.
+                    # In the child, before its program starts, so that no moment is without a guard.
                     preexec_fn=lambda: self._tell_guard("+", os.getpid()),
                 )
             except (OSError, ValueError) as error:
@@ -172,7 +167,7 @@ class _Attempt:
             self._write(out, b"".join(b"[%d] %s\n" % (index, line) for line in lines))
 
     def _write(self, out: TextIO, text: bytes) -> None:
-        """Write lines; if nobody reads them any more, the processes are asked to stop."""
+        """Write lines; ask the processes to stop if the reader is gone."""
         try:
             out.buffer.write(text)
             out.flush()
@@ -181,19 +176,19 @@ class _Attempt:
             self._received.append(signal.SIGTERM)
 
     def _pass_signals(self) -> None:
-        """Pass on the signals that this process got since the last time."""
-        fresh, self._forwarded = self._received[self._forwarded :], len(self._received)
-        for number in fresh:
+        """Pass on the signals that this process got since the last call."""
+        recent, self._forwarded = self._received[self._forwarded :], len(self._received)
+        for number in recent:
             kills = self._received.count(signal.SIGINT) > 1
             self._send(signal.SIGKILL if kills else number)
 
     def _send(self, number: int) -> None:
-        """Send a signal to the processes that have not ended."""
+        """Send a signal to the processes that still run."""
         for process in self._processes:
             if process.poll() is None:
                 process.send_signal(number)
 
-    def _look_for_failure(self) -> None:
+    def _note_failure(self) -> None:
         """Note the first process that ended with a status other than 0."""
         failed = [index for index, one in enumerate(self._processes) if one.poll()]
         if self._failed is not None or not failed:
@@ -205,8 +200,8 @@ class _Attempt:
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         _tell(f"process {failed[0]} ended with status {self._failed}{name}")
 
-    def _stop_the_rest(self) -> None:
-        """End processes that have not stopped by themselves after one has failed."""
+    def _stop_others(self) -> None:
+        """Stop processes that have not ended by themselves after one has failed."""
         now = time.monotonic()
         for due, number in ((self._asked, signal.SIGTERM), (self._killed, signal.SIGKILL)):
             if now < due:
@@ -222,7 +217,7 @@ class _Attempt:
                 _tell(f"processes still running: {these}; {signal.Signals(number).name} sent")
 
     def _kill_groups(self) -> None:
-        """Kills the processes, and whatever they have started and left behind."""
+        """Kill the processes, and whatever they have started and left behind."""
         for process in self._processes:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -230,7 +225,7 @@ class _Attempt:
             self._tell_guard("-", process.pid)
 
     def _drain(self) -> None:
-        """Pass on the last lines; does not wait for a pipe that somebody else keeps open."""
+        """Pass on the last lines, without waiting for a pipe that another process keeps open."""
         end = time.monotonic() + _DRAIN
         while self._selector.get_map() and time.monotonic() < end:
             self._pass_lines(_TICK)
@@ -255,7 +250,7 @@ def _note_signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _start_guard() -> Iterator[int]:
-    """The input of a guard, which kills the groups it is told of if this process is killed."""
+    """Yield the input of a guard, which kills the groups it knows if this process is killed."""
     guard = subprocess.Popen(
         [sys.executable, "-I", "-S", str(_GUARD)],
         stdin=subprocess.PIPE,
@@ -271,11 +266,9 @@ def _start_guard() -> Iterator[int]:
 
 @contextlib.contextmanager
 def _reserve_port() -> Iterator[int]:
-    """A port of this machine that nobody else gets while the context lasts.
-
-    The coordinator's server allows others on its port, and so does this socket, which never
-    listens: it keeps the port from being given to another program.
-    """
+    """Yield a port of this machine that no other program gets while the context lasts."""
+    # The coordinator's server allows others on its port, and so does this socket, which never
+    # listens: it only keeps the port from being given to another program.
     with socket.socket() as reserved:
         for option in (socket.SO_REUSEADDR, socket.SO_REUSEPORT):
             reserved.setsockopt(socket.SOL_SOCKET, option, 1)

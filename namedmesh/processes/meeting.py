@@ -1,34 +1,39 @@
-"""The meeting of processes before jax connects them: who comes, and whether they fit together.
+"""The handshake of processes before jax connects them, over connections that stay open.
 
 jax.distributed ends a process without an exception when others do not come, come twice or count
-differently. Here process 0 listens at the coordinator's address, hears one line from each of the
-others, and answers all of them: what is wrong, or that nothing is. Then jax takes the address over.
-"""
+differently. So process 0 first hears a line from each of the others, and answers what is wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import select
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.processes.arguments import ProcessArguments, split_address
-from namedmesh.processes.connections import Connections
 
 _LONGEST_LINE = 2**16  # bytes; an answer names processes
-_PATIENCE = 5.0  # seconds for a line of someone who has connected
+_PATIENCE = 5.0  # seconds for a line of a peer that has connected
 _LATE = 10.0  # seconds to wait for the rest once something is wrong
+_MOST = 256  # connections that stay open: a process may have a thousand files open
+_ANSWER_SECONDS = 2.0  # for the coordinator to answer
+_ASKED, _PAUSE = 3, 0.3  # times and seconds: a process that ends closes one thing after another
+# Networks drop connections on which nothing is sent.
+_KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
 Message = dict[str, Any]
-Outcome = tuple[Message, dict[int, socket.socket]]  # what process 0 found, and the connections
-_MOST = 256  # connections that are kept: a process may have a thousand files open
+Outcome = tuple[Message, dict[int, socket.socket]]  # the answer of process 0, and the connections
 _SAME = "start every process with the same code, packages, settings and data"
 
 
 def meet(arguments: ProcessArguments, versions: str) -> Connections:
     """Wait until all processes have come to the coordinator's address."""
     hello = {"index": arguments.index, "count": arguments.count, "versions": versions}
-    meeting = _receive if arguments.index == 0 else _visit
+    meeting = _answer_all if arguments.index == 0 else _introduce
     answer, sockets = meeting(arguments, hello)
     if answer["problem"]:
         for one in sockets.values():
@@ -39,77 +44,77 @@ def meet(arguments: ProcessArguments, versions: str) -> Connections:
             f"this is process {arguments.index} of {arguments.count}",
             fix=answer["fix"],
         )
-    kept = {index: one for index, one in sockets.items() if one.fileno() >= 0}
-    if len(kept) > _MOST:
-        for one in kept.values():
+    peers = {index: one for index, one in sockets.items() if one.fileno() >= 0}
+    if len(peers) > _MOST:
+        for one in peers.values():
             one.close()
-        kept = {}
-    return Connections(kept, split_address(str(arguments.coordinator), "coordinator"))
+        peers = {}
+    return Connections(peers, split_address(str(arguments.coordinator), "coordinator"))
 
 
-def _receive(arguments: ProcessArguments, own: Message) -> Outcome:
-    """Process 0: hears all others, and tells them what it found."""
+def _answer_all(arguments: ProcessArguments, own: Message) -> Outcome:
+    """Hear all other processes and answer them; on process 0."""
     assert arguments.count is not None
-    present, guests = {0: own}, []
+    present, peers = {0: own}, []
     answer = _answer("")
     deadline = time.monotonic() + arguments.timeout
-    with _listen(arguments) as door:
-        while len(guests) < arguments.count - 1 and time.monotonic() < deadline:
-            guest, hello = _admit(door, deadline)
-            if guest is None:
+    with _listen(arguments) as listener:
+        while len(peers) < arguments.count - 1 and time.monotonic() < deadline:
+            peer, hello = _accept(listener, deadline)
+            if peer is None:
                 continue
-            guests.append((guest, hello["index"]))
+            peers.append((peer, hello["index"]))
             if not answer["problem"]:
                 answer = _compare(hello, present, arguments.count)
                 present.setdefault(hello["index"], hello)
-                if answer["problem"]:  # the rest shall hear of it too
+                if answer["problem"]:  # those that come soon get the answer too
                     deadline = min(deadline, time.monotonic() + _LATE)
     if not answer["problem"]:
         answer = _name_missing(present, arguments)
-    for guest, _ in guests:
-        _say(guest, answer)
-    return answer, {index: guest for guest, index in guests}
+    for peer, _ in peers:
+        _send(peer, answer)
+    return answer, {index: peer for peer, index in peers}
 
 
 def _listen(arguments: ProcessArguments) -> socket.socket:
-    """A socket on the one interface that is given."""
+    """Open a socket on the one interface that is given."""
     bind = arguments.bind or arguments.coordinator
     host, port = split_address(str(bind), "bind")
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM
         )[0]
-        door = socket.socket(family, kind, protocol)
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        door.bind(address)
-        door.listen(128)
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(128)
     except OSError as error:
         raise NamedMeshError(
             f"process 0 cannot listen at {bind}: {error.strerror or error}",
             fix="use a free port and an address of the machine of process 0; if others know it by "
             "another address, give bind= its own",
         ) from None
-    return door
+    return listener
 
 
-def _admit(door: socket.socket, deadline: float) -> tuple[socket.socket | None, Message]:
-    """The next one who comes in time and says who it is; others are sent away."""
-    door.settimeout(max(0.01, deadline - time.monotonic()))
+def _accept(listener: socket.socket, deadline: float) -> tuple[socket.socket | None, Message]:
+    """Accept the next peer that introduces itself in time; close the connections of others."""
+    listener.settimeout(max(0.01, deadline - time.monotonic()))
     try:
-        guest, _ = door.accept()
+        peer, _ = listener.accept()
     except TimeoutError:
         return None, {}
-    guest.settimeout(_PATIENCE)
-    hello = _hear(guest)
+    peer.settimeout(_PATIENCE)
+    hello = _receive_line(peer)
     numbers = [hello.get("index"), hello.get("count")]
     if all(type(one) is int for one in numbers) and isinstance(hello.get("versions"), str):
-        return guest, hello
-    guest.close()
+        return peer, hello
+    peer.close()
     return None, {}
 
 
 def _compare(hello: Message, present: dict[int, Message], count: int) -> Any:
-    """What is wrong with one who came, if anything."""
+    """Answer what is wrong with a process that came, if anything."""
     index, own = hello["index"], present[0]
     if hello["count"] != count:
         return _answer(
@@ -133,7 +138,7 @@ def _compare(hello: Message, present: dict[int, Message], count: int) -> Any:
 
 
 def _name_missing(present: dict[int, Message], arguments: ProcessArguments) -> Any:
-    """What is wrong if not all came in time."""
+    """Answer which processes have not come in time, if any."""
     missing = [str(one) for one in range(arguments.count or 0) if one not in present]
     if not missing:
         return _answer("")
@@ -147,17 +152,17 @@ def _name_missing(present: dict[int, Message], arguments: ProcessArguments) -> A
     )
 
 
-def _visit(arguments: ProcessArguments, hello: Message) -> Outcome:
-    """Another process: says who it is, and hears what process 0 found."""
+def _introduce(arguments: ProcessArguments, hello: Message) -> Outcome:
+    """Introduce this process to process 0 and return its answer; on the other processes."""
     address = split_address(str(arguments.coordinator), "coordinator")
     deadline = time.monotonic() + arguments.timeout
     reason = "nobody listens there"
     while (left := deadline - time.monotonic()) > 0:
         try:
             host = socket.create_connection(address, timeout=left)
-            _say(host, hello)
+            _send(host, hello)
             host.settimeout(left + _PATIENCE)
-            answer = _hear(host)
+            answer = _receive_line(host)
             if isinstance(answer.get("problem"), str):
                 return answer, {0: host}
             host.close()
@@ -174,28 +179,75 @@ def _visit(arguments: ProcessArguments, hello: Message) -> Outcome:
 
 
 def _answer(problem: str, *details: str, fix: str = "") -> Message:
-    """What process 0 tells the others; no problem means that jax may connect."""
+    """Make an answer to all processes; without a problem, jax may connect."""
     return {"problem": problem, "details": details, "fix": fix}
 
 
-def _say(peer: socket.socket, message: Message) -> None:
-    """Send one line; whoever has gone meanwhile does not matter here."""
+def _send(peer: socket.socket, message: Message) -> None:
+    """Send one line; close the connection if the peer is gone."""
     try:
         peer.sendall(json.dumps(message).encode() + b"\n")
     except OSError:
         peer.close()
 
 
-def _hear(peer: socket.socket) -> Message:
-    """One line of someone; empty if it is too long, not JSON or does not come."""
+def _receive_line(peer: socket.socket) -> Message:
+    """Receive one line; empty if it is too long, not JSON or does not come."""
     data = b""
     try:
         while not data.endswith(b"\n") and len(data) <= _LONGEST_LINE:
-            shard = peer.recv(4096)
-            if not shard:
+            received = peer.recv(4096)
+            if not received:
                 break
-            data += shard
+            data += received
         message = json.loads(data)
     except (OSError, ValueError, RecursionError):
         return {}
     return message if isinstance(message, dict) else {}
+
+
+class Connections:
+    """The connections of this process: those of process 0 with all others, else that with it."""
+
+    # Nothing is sent. The operating system closes them when a process ends, however it ends. That
+    # is a hint and not a proof: networks close some too.
+
+    def __init__(self, sockets: Mapping[int, socket.socket], coordinator: tuple[str, int]):
+        self._sockets, self._coordinator = dict(sockets), coordinator
+        for one in self._sockets.values():
+            one.settimeout(None)
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in _KEEPALIVE.items():
+                if hasattr(socket, name):
+                    with contextlib.suppress(OSError):  # it may not be a TCP connection
+                        one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        os.register_at_fork(after_in_child=self._close)  # a child would keep them open
+
+    def _close(self) -> None:
+        """Close this end of all connections."""
+        for one in self._sockets.values():
+            one.close()
+        self._sockets = {}
+
+    def closed(self) -> set[int]:
+        """Return the processes whose connections are closed."""
+        waiter = select.poll()
+        numbers = {one.fileno(): index for index, one in self._sockets.items()}
+        for number in numbers:
+            waiter.register(number, select.POLLIN)  # nothing is sent: only an end can be read
+        return {numbers[number] for number, _ in waiter.poll(0)}
+
+    def wait_for_end(self, index: int) -> None:
+        """Wait until the connection with a process is closed."""
+        with contextlib.suppress(OSError):
+            self._sockets[index].recv(1)
+
+    def coordinator_answers(self) -> bool:
+        """Check that a process listens at the coordinator's address, and continues to."""
+        for _ in range(_ASKED):
+            try:
+                socket.create_connection(self._coordinator, timeout=_ANSWER_SECONDS).close()
+            except OSError:
+                return False
+            time.sleep(_PAUSE)
+        return True

@@ -1,13 +1,23 @@
-"""Several processes of one program: how they find each other, and what they must agree on."""
+"""The processes of one program, and the texts they exchange through the coordinator's store."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import jax
+
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.jax_internals import is_one_of_several, place_among_processes
-from namedmesh.processes.coordination import AGREEMENT_SECONDS, exchange_texts, read_texts
+from namedmesh.jax_internals import (
+    coordination_client,
+    is_one_of_several,
+    place_among_processes,
+)
+
+AGREEMENT_SECONDS = 300.0  # for processes to wait for each other outside of steps
+_SLICE = 3.0  # seconds between two checks that the other process still runs
+_rounds: dict[str, int] = {}  # how often each subject was exchanged
 
 
 @dataclass(frozen=True)
@@ -15,9 +25,9 @@ class Processes:
     """The processes that run one program together, seen from one of them.
 
     Attributes:
-        count: How many there are.
-        index: Which one this is, from 0.
-        coordinator: The address at which they met; None for a process by itself.
+        count: The number of processes.
+        index: The number of this one, from 0.
+        coordinator: The address at which they met; None for a single process.
 
     Example:
         >>> from namedmesh.runtime import Processes
@@ -34,7 +44,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is process 0, the one that prints and writes what is written once."""
+        """True for process 0, which prints, and writes what is written once."""
         return self.index == 0
 
     def __str__(self) -> str:
@@ -42,13 +52,11 @@ class Processes:
         return f"process {self.index} of {self.count}{where}"
 
     def exchange(self, what: str, text: str, *, timeout: float = AGREEMENT_SECONDS) -> list[str]:
-        """Send a text to all processes and returns everyone's; every process must call it.
-
-        It goes through the coordinator, not through the devices, and is for short texts.
+        """Exchange short texts between all processes, which must all call it.
 
         Args:
-            what: What the text says. Calls with the same words meet each other in order.
-            text: What this process has to say.
+            what: The subject; the processes' calls of one subject meet each other in order.
+            text: The text of this process.
             timeout: Seconds to wait for the others.
 
         Returns:
@@ -62,11 +70,6 @@ class Processes:
             >>> Processes().exchange("name of the run", "first try")
             ['first try']
         """
-        for name, value in (("what", what), ("text", text)):
-            if not isinstance(value, str) or not value:
-                raise NamedMeshError(
-                    f"exchange was given {name}={value!r}", fix="give a string that is not empty"
-                )
         if self.count == 1:
             return [text]
         texts = exchange_texts(what, self.index, self.count, text, timeout)
@@ -84,16 +87,15 @@ class Processes:
         return [one for one in texts if one is not None]
 
     def agree(self, what: str, digest: str, *, timeout: float = AGREEMENT_SECONDS) -> None:
-        """Compare a digest between all processes; every process must call it.
+        """Compare a digest between all processes, which must all call it.
 
         Args:
-            what: What the digest is of.
-            digest: This process's digest, a short text.
+            what: The subject of the digest.
+            digest: The digest of this process, a short text.
             timeout: Seconds to wait for the others.
 
         Raises:
-            NamedMeshError: On every process if they differ, naming who has what; or if a process
-                does not call it in time, or is gone.
+            NamedMeshError: If they differ, on every process, or if one does not call it in time.
 
         Example:
             >>> from namedmesh.runtime import Processes
@@ -111,7 +113,7 @@ class Processes:
 
 
 def _list_groups(texts: Sequence[str]) -> list[str]:
-    """Who says what, a line for each text, the most common first."""
+    """List the processes of each text, the most common first."""
     owners: dict[str, list[str]] = {}
     for index, text in enumerate(texts):
         owners.setdefault(text, []).append(str(index))
@@ -121,10 +123,10 @@ def _list_groups(texts: Sequence[str]) -> list[str]:
 
 
 def current_processes() -> Processes:
-    """The processes that this one belongs to now; one process by itself before they are started.
+    """Return the processes that this one belongs to; a single one before they are started.
 
     Returns:
-        What `start_processes` returned, also where the program called jax.distributed itself.
+        The processes, also where the program called jax.distributed itself.
 
     Example:
         >>> from namedmesh.runtime import current_processes
@@ -134,3 +136,56 @@ def current_processes() -> Processes:
     if not is_one_of_several():
         return Processes()
     return Processes(*place_among_processes())
+
+
+def exchange_texts(
+    what: str, index: int, count: int, text: str, timeout: float
+) -> list[str | None]:
+    """Store a text and wait for those of the other processes; None for those that do not come."""
+    client, number = coordination_client(), _rounds.get(what, 0) + 1
+    _rounds[what] = number
+    deadline = time.monotonic() + timeout
+    texts: list[str | None] = [None] * count
+    try:
+        client.key_value_set(_key(what, number, index), text)
+        for other in range(count):
+            texts[other] = _wait_for(_key(what, number, other), deadline)
+        if number > 1 and None not in texts:
+            # A process that is in this round has read all texts of the one before.
+            client.key_value_delete(_key(what, number - 1, index))
+    except jax.errors.JaxRuntimeError as error:
+        raise NamedMeshError(
+            f"the coordinator of the processes does not answer: {str(error)[:200]}",
+            fix="look at the output of process 0; start all processes again",
+        ) from error
+    return texts
+
+
+def _wait_for(key: str, deadline: float) -> str | None:
+    """Wait for a text of another process; None if it is late, or its process has stopped."""
+    client, index = coordination_client(), key.rpartition("/")[2]
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return client.blocking_key_value_get(key, max(1, int(1000 * min(left, _SLICE))))
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" not in str(error):
+                raise
+        if left <= _SLICE or index in read_texts("stopped"):
+            return None
+
+
+def _key(what: str, number: int, index: int) -> str:
+    """Return the key of a process's text of one round."""
+    return f"namedmesh/exchange/{what}/{number}/{index}"
+
+
+def store_text(name: str, text: str) -> None:
+    """Store a text for all processes, in the place of the one before."""
+    coordination_client().key_value_set(f"namedmesh/{name}", text, allow_overwrite=True)
+
+
+def read_texts(folder: str) -> dict[str, str]:
+    """Read the texts that are stored in one folder."""
+    entries = coordination_client().key_value_dir_get(f"namedmesh/{folder}/")
+    return {name.rpartition("/")[2]: text for name, text in entries}

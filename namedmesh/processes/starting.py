@@ -1,4 +1,4 @@
-"""start_processes: one process meets the others, by arguments, environment or detection."""
+"""start_processes: connect a process with the others, by arguments, environment or detection."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from namedmesh.processes.arguments import (
     read_arguments,
 )
 from namedmesh.processes.collective_trace import current_trace
-from namedmesh.processes.connections import Connections
 from namedmesh.processes.devices import use_cpu_devices
-from namedmesh.processes.lost import leave_in_order
-from namedmesh.processes.meeting import meet
+from namedmesh.processes.meeting import Connections, meet
 from namedmesh.processes.processes import Processes, current_processes
-from namedmesh.processes.watch import Watch, current_watch, start_watch
+from namedmesh.processes.watch import Watch, current_watch, leave_in_order, start_watch
 from namedmesh.version import __version__
 
 
@@ -40,37 +38,34 @@ def start_processes(
     heartbeat: float = 15,
     hang_seconds: float | None = 60,
 ) -> Processes:
-    """Connect this process with the others that run the same program.
+    """Connect this process with the others that run the same program, before it uses devices.
 
-    Call it before anything uses jax's devices, in every process. Afterwards `jax.devices()` are
-    the devices of all processes, and a mesh may span them. Arguments that are not given come from
+    Afterwards a mesh may span the devices of all processes. Arguments that are not given come from
     the environment: JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or whatever
     jax.distributed detects (SLURM, Open MPI, Kubernetes, TPU pods). With neither, there is one
-    process and nothing is started, so that one script serves both.
+    process, and nothing is started.
 
     Args:
         coordinator: The address at which process 0 listens and the others find it, `host:port`.
-        count: How many processes there are.
-        index: Which one this is, from 0. Where all three are known nothing is detected, and a
+        count: The number of processes.
+        index: The number of this one, from 0. Where all three are known nothing is detected, and a
             process uses the GPUs of its machine that JAX_LOCAL_DEVICE_IDS names, or all.
-        devices: How many virtual CPU devices this process has; None follows the environment
-            variable NAMEDMESH_DEVICES. GPUs and TPUs are as many as there are.
-        bind: The interface on which process 0 listens, `host` or `host:port`; None for that of
-            the coordinator's address. It never listens on all interfaces unless told `0.0.0.0`.
-        method: The detection to use, e.g. `mpi4py` or `slurm`; None tries those that jax tries,
-            and `deactivate` none.
-        timeout: Seconds to wait until all processes are there.
-        heartbeat: Seconds that a process may stand still; after at most twice as many it counts as
-            gone. One that is killed is noticed sooner.
-        hang_seconds: Seconds after which process 0 reports a step that has not ended, with what
-            every process is doing; None for no reports.
+        devices: The number of virtual CPU devices of this process; by default the environment
+            variable NAMEDMESH_DEVICES.
+        bind: The interface on which process 0 listens, `host` or `host:port`; by default that of
+            the coordinator's address.
+        method: The detection to use, e.g. `mpi4py` or `slurm`; by default those that jax tries,
+            with `deactivate` none.
+        timeout: Seconds to wait until all processes have come.
+        heartbeat: Seconds that a process may be suspended; after twice as many it counts as gone.
+        hang_seconds: Seconds after which process 0 reports a step that has not ended; None for no
+            reports.
 
     Returns:
-        How many processes there are and which one this is.
+        The processes.
 
     Raises:
-        NamedMeshError: If arguments or the environment are wrong or contradict each other, if not
-            all processes come in time, or if they run other versions of namedmesh, jax or Python.
+        NamedMeshError: If not all processes come in time, or if they run different versions.
 
     Example:
         >>> from namedmesh.runtime import start_processes
@@ -103,7 +98,7 @@ def start_processes(
 
 
 def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
-    """Return the processes that were started before, or raises if others are asked for."""
+    """Return the processes that were started before, or raise if others are asked for."""
     asked = {name: getattr(arguments, name) for name in ("coordinator", "count", "index")}
     other = [name for name, value in asked.items() if value not in (None, getattr(running, name))]
     if other:
@@ -122,14 +117,14 @@ def _watch(
     connections: Connections | None,
     heartbeat: float,
 ) -> Processes:
-    """Return the processes, watched from now on if they are not yet."""
+    """Start the watch unless it runs, and return the processes."""
     if current_watch() is None:
         leave_in_order(start_watch(Watch(processes, limit, connections, heartbeat)))
     return processes
 
 
 def _detect(arguments: ProcessArguments) -> ProcessArguments:
-    """The arguments with what jax detects of those that are missing."""
+    """Complete the arguments with what jax detects."""
     if not arguments.missing or arguments.count == 1:
         return arguments
     methods = bridge.detection_methods()
@@ -147,11 +142,11 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
             f"the environment of the processes cannot be read: {str(error)[:300]}",
             fix="give coordinator, count and index to start_processes",
         ) from error
-    given = [name for name in ("coordinator", "count", "index") if name not in arguments.missing]
-    if detected.missing and (given or arguments.method not in (None, "deactivate")):
-        known = f", only {join_names(given)}" if given else ""
+    known = [name for name in ("coordinator", "count", "index") if name not in arguments.missing]
+    if detected.missing and (known or arguments.method not in (None, "deactivate")):
+        only = f", only {join_names(known)}" if known else ""
         raise NamedMeshError(
-            f"start_processes does not know {join_names(detected.missing)} of the processes{known}",
+            f"start_processes does not know {join_names(detected.missing)} of the processes{only}",
             fix=f"give all three arguments, or set {COORDINATOR}, {COUNT} and {INDEX}",
         )
     return detected
@@ -166,7 +161,7 @@ def _use_devices(count: int) -> None:
 
 def _connect(arguments: ProcessArguments) -> None:
     """Connect with the coordinator, which process 0 starts."""
-    # jax's own handler would swallow SIGTERM, which a Trainer heeds and which else ends a process.
+    # jax's own handler would swallow SIGTERM, which stops a Trainer, or else ends the process.
     jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
@@ -175,7 +170,7 @@ def _connect(arguments: ProcessArguments) -> None:
             arguments.index,
             cluster_detection_method=arguments.method,
             initialization_timeout=arguments.timeout,
-            # jax's signs of life come at half of this: one may be due at once.
+            # jax sends heartbeats at half of this interval.
             heartbeat_timeout_seconds=2 * arguments.heartbeat,
             shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
@@ -186,7 +181,7 @@ def _connect(arguments: ProcessArguments) -> None:
 
 
 def _unconnected(arguments: ProcessArguments, message: str) -> NamedMeshError:
-    """The error for processes that did not meet."""
+    """Make the error for processes that did not meet."""
     lines = [line.strip()[:300] for line in message.splitlines() if line.strip()]
     place = f"process {arguments.index} of {arguments.count}"
     return NamedMeshError(
@@ -198,7 +193,7 @@ def _unconnected(arguments: ProcessArguments, message: str) -> NamedMeshError:
 
 
 def _versions() -> str:
-    """The versions that processes must have in common."""
+    """Return the versions that processes must have in common."""
     python = ".".join(platform.python_version_tuple()[:2])
     return (
         f"namedmesh {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}, Python {python}"

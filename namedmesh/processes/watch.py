@@ -1,11 +1,11 @@
-"""The watch: what every process is doing, told to the others once a second.
+"""The watch: every process publishes what it is doing, and checks the others, once a second.
 
 A thread of each process stores a short record with the coordinator. From the records, process 0
-reports steps that do not end, and whoever loses a connection learns which process is gone.
-"""
+reports steps that do not end, and a process that loses a connection learns which one is gone."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -13,34 +13,39 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
+from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.errors.source import describe_thread
-from namedmesh.jax_internals import is_one_of_several
+from namedmesh.jax_internals import drop_connection, is_one_of_several
 from namedmesh.processes.collective_trace import current_trace
-from namedmesh.processes.connections import Connections
-from namedmesh.processes.coordination import read_texts, store_text
-from namedmesh.processes.processes import Processes
-from namedmesh.processes.silence import Silence
+from namedmesh.processes.meeting import Connections
+from namedmesh.processes.processes import Processes, read_texts, store_text
 
 _SECONDS = 1.0  # between two records
 _SILENCE = 2.5  # seconds without a new record after which a process is silent
 _GRACE = 3.0  # seconds for a step to end by itself once another process has stopped with an error
+_PATIENCE = 15.0  # the same if it has ended in good order: the step may be about to end too
 _FAILURES = 5  # in a row, after which the watch ends
 _WARNING = 0.5  # of the heartbeat, after which silence is reported
-_PATIENCE = 15.0  # the same if it has ended in good order: the step may be about to end too
-SECOND_HAND = ("process ", "LostProcess")  # how reasons begin that are another process's
+_LAST_SECONDS = 8.0  # for process 0 to stay at its end, until the others have noticed
+_CLOSED = 2.5  # seconds of silence after which a process whose connection is closed is gone
+_PROOF = 3  # records after the end of a connection that prove that its process still runs
+_LONGEST = 2.0  # seconds between two checks that count: in more, this process itself was suspended
 _MOST_SHOWN = 32  # processes in a report
+_SECOND_HAND = ("process ", "LostProcess")  # how reasons begin that come from another process
+# Words in jax's errors when another process, or the network to it, is gone.
+_SIGNS = ("gloo", "nccl", "connection", "socket closed", "unavailable", "heartbeat", "coordinat")
 Record = dict[str, Any]
 
 _watch: Watch | None = None
 
 
 def current_watch() -> Watch | None:
-    """The watch of this process; None if it runs by itself."""
+    """Return the watch of this process; None if it is the only one."""
     return _watch
 
 
@@ -53,13 +58,7 @@ def start_watch(watch: Watch) -> Watch:
 
 
 class Watch:
-    """What this process is doing, and what the others say that they are doing.
-
-    Attributes:
-        processes: Which process this is.
-        hang_seconds: How long a step may take.
-        failure: Why this process cannot go on, once that is known; empty before.
-    """
+    """The record of what this process is doing, and the records of the others."""
 
     def __init__(
         self,
@@ -68,7 +67,8 @@ class Watch:
         connections: Connections | None = None,
         heartbeat: float = 15.0,
     ):
-        self.processes, self.hang_seconds, self.failure = processes, hang_seconds, ""
+        self.processes, self.hang_seconds = processes, hang_seconds
+        self.failure = ""  # why this process cannot go on, once that is known
         self._trace = current_trace()
         self._main = threading.main_thread().ident
         self._calls: Counter[str] = Counter()
@@ -77,20 +77,20 @@ class Watch:
         self._beat, self._reported = 0, 0.0
         self._gone: set[int] = set()  # processes that were found silent
         self._connections, self._silence = connections, Silence(processes, connections)
-        self._heartbeat, self._quiet = heartbeat, set[int]()  # those that were reported as silent
+        self._heartbeat, self._quiet = heartbeat, set[int]()  # processes reported as silent
         self._reasons: dict[int, str] = {}  # why others have stopped
         self._waiting = (0.0, 0.0)  # the step that waits for one that has stopped, and since when
-        self._raising = False  # whether the main thread is about to say who is gone
+        self._raising = False  # True while the main thread is about to raise LostProcess
         self._ended = threading.Event()
 
     def start(self) -> None:
         """Start the thread."""
-        self._tell()
+        self._publish()
         threading.Thread(target=self._run, name="watch", daemon=True).start()
         if self._connections is not None and not self.processes.first:
             threading.Thread(target=self._follow_first, name="link", daemon=True).start()
 
-    def say_ended(self) -> None:
+    def tell_ended(self) -> None:
         """Tell the others that this process ends in good order."""
         self._ended.set()
         store_text(f"ended/{self.processes.index}", "it has come to its end")
@@ -114,19 +114,16 @@ class Watch:
 
     @property
     def place(self) -> str:
-        """What this process is doing, in words."""
-        return _describe(self._record())
+        """Describe what this process is doing."""
+        return _describe_record(self._record())
 
     @property
     def _waits(self) -> bool:
-        """Whether a step runs, or has not given its result yet."""
+        """True while a step runs, or has not returned its result."""
         return self._record()["inside"]
 
     def silent(self) -> dict[int, Record]:
-        """The other processes that give no sign of life now, with their last records.
-
-        It takes some seconds to find out.
-        """
+        """Return the other processes that are silent, with their last records; it takes seconds."""
         self._raising = True
         before = self._records()
         time.sleep(_SILENCE)
@@ -135,7 +132,7 @@ class Watch:
         return silent
 
     def _unchanged(self, before: dict[int, Record]) -> dict[int, Record]:
-        """The records of other processes that are the same as they were."""
+        """Return the records of other processes that are the same as before."""
         return {
             index: record
             for index, record in self._records().items()
@@ -143,12 +140,12 @@ class Watch:
         }
 
     def stopped(self, kind: str = "stopped") -> dict[int, str]:
-        """The other processes that stopped with an error, and the errors."""
+        """Return the other processes that stopped with an error, and their errors."""
         reasons = {int(name): reason for name, reason in read_texts(kind).items()}
         reasons.pop(self.processes.index, None)
         return dict(sorted(reasons.items()))
 
-    def say_stopped(self, reason: str) -> None:
+    def tell_stopped(self, reason: str) -> None:
         """Tell the others that this process stops with an error."""
         self._ended.set()
         store_text(f"stopped/{self.processes.index}", reason[:300])
@@ -165,32 +162,32 @@ class Watch:
                 self._gone.update(self._unchanged(before))
 
     def _run(self) -> None:
-        """Tell the others what this process does, and looks what they do."""
+        """Publish what this process does, and check the others."""
         failures = 0
         while not self._ended.wait(_SECONDS) and is_one_of_several():
             try:
-                self._tell()
+                self._publish()
                 if self._trace is not None:
                     self._trace.pass_on()
-                self._find_silent()
+                self._check_silent()
                 self._stop_with_others()
                 if self.processes.first and self.hang_seconds is not None:
                     self._report_hang(self.hang_seconds)
                 failures = 0
             except (jax.errors.JaxRuntimeError, AttributeError, OSError, ValueError):
-                failures += 1  # the coordinator, or who reads what is reported, may be gone
+                failures += 1  # the coordinator, or the reader of standard error, may be gone
                 if failures == _FAILURES:
                     return
 
-    def _tell(self) -> None:
-        """Store this process's record."""
+    def _publish(self) -> None:
+        """Publish this process's record."""
         self._beat += 1
         store_text(f"life/{self.processes.index}", json.dumps(self._record()))
 
     def _record(self) -> Record:
-        """What this process is doing now."""
+        """Make the record of what this process is doing."""
         if self._pending is not None and not self._inside:
-            with contextlib.suppress(RuntimeError):  # an array that was used up is there
+            with contextlib.suppress(RuntimeError):  # an array that was donated was ready
                 if not self._pending.is_ready():
                     return self._describe_step()
             self._pending = None
@@ -201,7 +198,7 @@ class Watch:
         return {**self._describe_step(), "inside": False, "at": where}
 
     def _describe_step(self) -> Record:
-        """The step that runs or ran last."""
+        """Make the record of the step that runs or ran last."""
         return {
             "beat": self._beat,
             "program": self._program,
@@ -211,21 +208,22 @@ class Watch:
             "at": "" if self._trace is None else self._trace.last(self._program),
         }
 
-    def _find_silent(self) -> None:
-        """In process 0, tells the others who is gone; leaves if that is said of this process."""
-        said = read_texts("stopped")
-        if str(self.processes.index) in said and not self._ended.is_set():
+    def _check_silent(self) -> None:
+        """Leave if this process was given up; in process 0, publish which ones are gone."""
+        stopped = read_texts("stopped")
+        if str(self.processes.index) in stopped and not self._ended.is_set():
             self._leave(
-                f"the others have given up {self.processes}: {said[str(self.processes.index)]}",
+                f"the others have given up {self.processes}: {stopped[str(self.processes.index)]}",
                 "start all processes again",
             )
         if not self.processes.first:
-            return  # as many records as processes, read by one of them
+            return  # one process reads the records of all
         self._silence.listen(self._records())
-        for index in self._silence.gone - set(map(int, said)) - set(self.stopped("ended")):
+        known = set(map(int, stopped)) | set(self.stopped("ended"))
+        for index in self._silence.gone - known:
             store_text(f"stopped/{index}", "it was killed, or its machine is gone")
         quiet = self._silence.longer_than(max(_SILENCE + 1, _WARNING * self._heartbeat))
-        for index in set(quiet) - self._quiet - set(map(int, said)) - set(self.stopped("ended")):
+        for index in set(quiet) - self._quiet - known:
             sys.stderr.write(
                 f"process {index} of {self.processes.count} has given no sign of life for "
                 f"{quiet[index]:.0f} s; if it stands still, jax ends all processes after "
@@ -235,11 +233,11 @@ class Watch:
         self._quiet = set(quiet)
 
     def _follow_first(self) -> None:
-        """Leave when process 0 is gone: jax would abort without a word of what this was doing."""
+        """Leave when process 0 is gone: jax would abort without saying what this process did."""
         assert self._connections is not None
         self._connections.wait_for_end(0)
         if self._ended.is_set() or not is_one_of_several():
-            return  # the end of the program, or of its connection with the others
+            return  # the program has ended, or has disconnected
         if self._connections.coordinator_answers():
             return
         reason = self._reasons.get(0)
@@ -250,8 +248,8 @@ class Watch:
         )
 
     def _leave(self, problem: str, fix: str) -> None:
-        """End this process, whose main thread may wait inside of a step and cannot raise."""
-        alarm = threading.Timer(_GRACE, os._exit, (1,))  # should nobody read what is written
+        """End this process, whose main thread may wait inside a step and cannot raise."""
+        alarm = threading.Timer(_GRACE, os._exit, (1,))  # in case writing blocks
         alarm.daemon = True
         alarm.start()
         try:
@@ -273,17 +271,17 @@ class Watch:
         if self._waiting[0] != since:
             self._waiting = (since, now)
         if now - self._waiting[1] < patience:
-            return  # the step may raise an error of its own, or end
-        # Those that stopped because of another come last.
-        index = min(reasons, key=lambda one: (reasons[one].startswith(SECOND_HAND), one))
-        self.say_stopped(f"{SECOND_HAND[0]}{index} has stopped")
+            return  # the step may still raise an error of its own, or end
+        # A process that stopped because of another is not the cause.
+        index = min(reasons, key=lambda one: (reasons[one].startswith(_SECOND_HAND), one))
+        self.tell_stopped(f"{_SECOND_HAND[0]}{index} has stopped")
         self._leave(
             f"process {index} of {self.processes.count} has stopped: {reasons[index]}",
             f"fix what stopped process {index}, and start all processes again",
         )
 
     def _report_hang(self, limit: float) -> None:
-        """Write what every process does if a step has taken too long; again after twice that."""
+        """Report what all processes do if a step takes too long, and again after twice as long."""
         records = self._records()
         slow = [record for record in records.values() if record["inside"]]
         longest = max((record["seconds"] for record in slow), default=0.0)
@@ -296,19 +294,21 @@ class Watch:
         lines = [f"a step has taken {longest:.0f} s, more than hang_seconds={limit:g}"]
         for index in range(min(self.processes.count, _MOST_SHOWN)):
             record = records.get(index)
-            lines.append(f"  process {index}: {_describe(record) if record else 'no record'}")
+            lines.append(
+                f"  process {index}: {_describe_record(record) if record else 'no record'}"
+            )
         if self.processes.count > _MOST_SHOWN:
             lines.append(f"  and {self.processes.count - _MOST_SHOWN} more")
         sys.stderr.write("\n".join(lines) + "\n")
         sys.stderr.flush()
 
     def _records(self) -> dict[int, Record]:
-        """The latest records of all processes."""
+        """Read the latest records of all processes."""
         return {int(name): json.loads(text) for name, text in read_texts("life").items()}
 
 
-def _describe(record: Record) -> str:
-    """A record in words."""
+def _describe_record(record: Record) -> str:
+    """Describe a record in words."""
     if not record["program"]:
         return f"before its first step, at {record['at'] or 'an unknown line'}"
     step = f"step {record['step']} of {record['program']}"
@@ -316,3 +316,108 @@ def _describe(record: Record) -> str:
         return f"{record['seconds']:.0f} s after {step}, at {record['at'] or 'an unknown line'}"
     where = f", in {record['at']}" if record["at"] else ""
     return f"in {step} for {record['seconds']:.0f} s{where}"
+
+
+class Silence:
+    """Seconds since the records of other processes have changed."""
+
+    # Silence alone is not a proof: a thread that computes for long may hold Python's lock, and the
+    # record of its process then waits too. jax's own heartbeat does not need that lock.
+
+    def __init__(self, processes: Processes, connections: Connections | None):
+        self._own, self._connections = processes.index, connections
+        self._beats: dict[int, int] = {}
+        self._alive: dict[int, int] = {}  # records that came after the end of a connection
+        self._seconds: dict[int, float] = {}
+        self._last = time.monotonic()
+
+    def listen(self, records: Mapping[int, Mapping[str, Any]]) -> None:
+        """Note which records have changed."""
+        now = time.monotonic()
+        passed, self._last = min(now - self._last, _LONGEST), now
+        closed = self._closed()
+        for index in closed - set(records):
+            self._seconds[index] = self._seconds.get(index, 0.0) + passed
+        for index, record in records.items():
+            same = index != self._own and self._beats.get(index) == record["beat"]
+            self._beats[index] = record["beat"]
+            self._seconds[index] = self._seconds.get(index, 0.0) + passed if same else 0.0
+            if index in closed and not same:
+                self._alive[index] = self._alive.get(index, 0) + 1
+
+    def _closed(self) -> set[int]:
+        """Return the processes whose connection has ended, unless the network closed it."""
+        closed = self._connections.closed() if self._connections is not None else set()
+        return {index for index in closed if self._alive.get(index, 0) < _PROOF}
+
+    @property
+    def gone(self) -> set[int]:
+        """The processes that are silent and whose connection is closed."""
+        return {index for index in self._closed() if self._seconds.get(index, 0.0) >= _CLOSED}
+
+    def longer_than(self, seconds: float) -> dict[int, float]:
+        """Return the processes that have been silent for so long, and their seconds."""
+        return {index: time for index, time in self._seconds.items() if time >= seconds}
+
+
+class LostProcess(NamedMeshError):
+    """The error when another process is gone: start all of them again.
+
+    Example:
+        >>> import namedmesh as nm
+        >>> issubclass(nm.runtime.LostProcess, nm.NamedMeshError)
+        True
+    """
+
+
+def find_lost(problem: str, error: Exception) -> LostProcess | None:
+    """Return the error for a failure whose cause is that another process is gone, else None."""
+    watch = current_watch()
+    first_line = str(error).strip().partition("\n")[0][:300]
+    if watch is None or not any(sign in str(error).lower() for sign in _SIGNS):
+        return None
+    count, place = watch.processes.count, watch.place
+    try:
+        silent, stopped = watch.silent(), watch.stopped()
+    except jax.errors.JaxRuntimeError:
+        silent, stopped = {}, {0: "it is the coordinator, and does not answer"}
+    details = [f"process {index} stopped: {reason}" for index, reason in stopped.items()]
+    gone = {index for index, reason in stopped.items() if not reason.startswith(_SECOND_HAND)}
+    for index in silent:
+        if index not in stopped:
+            details.append(f"process {index} gives no sign of life")
+            gone.add(index)
+    watch.failure = f"LostProcess: {problem}"
+    names = name_all("process", [str(index) for index in sorted(gone)], "processes")
+    who = f"{names} of {count}" if gone else "another process"
+    return LostProcess(
+        f"{problem}: {who} {'is' if len(gone) < 2 else 'are'} gone",
+        *details[:8],
+        f"this is {watch.processes}, {place}",
+        first_line,
+        fix=f"look at the output of {names if gone else 'the others'}; start all processes again: "
+        "a Trainer with checkpoints continues from the last one",
+    )
+
+
+def leave_in_order(watch: Watch) -> None:
+    """Make this process tell the others when it ends, and leave at once after an error."""
+    # By itself jax would wait at exit for all processes to end, and abort after a while.
+    atexit.register(_leave, watch)
+
+
+def _leave(watch: Watch) -> None:
+    """Tell the others how this process ends, before jax disconnects."""
+    reason, error = watch.failure, getattr(sys, "last_value", None)
+    if error is not None:
+        reason = f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+    if not is_one_of_several():
+        return  # the program has disconnected
+    with contextlib.suppress(jax.errors.JaxRuntimeError):  # the coordinator may be gone already
+        if not reason:
+            watch.tell_ended()
+            return
+        watch.tell_stopped(reason)
+        if watch.processes.first:
+            watch.wait_for_others(_LAST_SECONDS)
+    drop_connection()

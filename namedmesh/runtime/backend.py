@@ -14,8 +14,8 @@ from namedmesh.audit.audit import Audit
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.processes.collective_trace import current_trace
 from namedmesh.processes.devices import device_mesh as device_mesh
-from namedmesh.processes.lost import LostProcess as LostProcess
 from namedmesh.processes.processes import current_processes
+from namedmesh.processes.watch import LostProcess as LostProcess
 from namedmesh.processes.watch import current_watch
 from namedmesh.runtime.arrays import put_arrays as put_arrays
 from namedmesh.runtime.failure import describe_failure, report_failure

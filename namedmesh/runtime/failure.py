@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.processes.lost import find_lost
+from namedmesh.processes.watch import find_lost
 
 
 @contextlib.contextmanager

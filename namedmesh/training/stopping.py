@@ -12,8 +12,7 @@ from contextlib import contextmanager
 import jax
 
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.processes.coordination import read_texts, store_text
-from namedmesh.processes.processes import Processes, current_processes
+from namedmesh.processes.processes import Processes, current_processes, read_texts, store_text
 
 _PAUSE = 0.25  # seconds between two reads of what the others have stored
 _PATIENCE = 60.0  # seconds for all processes to say how far they are

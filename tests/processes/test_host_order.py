@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.processes.devices import device_mesh
-from namedmesh.processes.host_order import check_hosts, order_by_host
+from namedmesh.processes.devices import check_hosts, device_mesh, order_by_host
 
 
 @dataclass(frozen=True)
@@ -61,7 +60,7 @@ def test_a_process_on_two_hosts_is_refused():
     with pytest.raises(nm.NamedMeshError) as raised:
         check_hosts(make_devices(1, 2, 4, "gpu"), nm.Mesh(data=8, hosts=4))
     assert str(raised.value).splitlines()[0] == (
-        "the mesh has 4 hosts, and its 8 devices lie in 2 processes"
+        "the mesh has 4 hosts, and its 8 devices are in 2 processes"
     )
     assert "hosts=2" in raised.value.fix and "4 processes of 2 devices" in raised.value.fix
     with pytest.raises(nm.NamedMeshError, match="lie in 1 process\n"):

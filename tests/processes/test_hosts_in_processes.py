@@ -67,5 +67,5 @@ def test_hosts_of_a_mesh_are_processes(tmp_path):
     assert found[0]["exact"] and found[0]["hosts1"] == "runs"
     assert found[0]["hosts"] == [[0, 0], [0, 0], [1, 1], [1, 1]], "data goes across"
     problem, fix = found[0]["hosts4"]
-    assert problem == "the mesh has 4 hosts, and its 8 devices lie in 2 processes"
+    assert problem == "the mesh has 4 hosts, and its 8 devices are in 2 processes"
     assert "hosts=2" in fix

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from namedmesh.processes.connections import Connections
-from namedmesh.processes.silence import Silence
+from namedmesh.processes.meeting import Connections
+from namedmesh.processes.watch import Silence
 from namedmesh.runtime import Processes
 
 
