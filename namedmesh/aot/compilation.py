@@ -24,8 +24,7 @@ from namedmesh.aot.memory import (
 from namedmesh.aot.target_report import TargetReport, count_weights
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit, audit
-from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.audit.hlo.module import Module, parse_module
 from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.artifacts.description import TensorSpec, VariableSpec
 from namedmesh.audit.hlo.array_types import ArrayType, parse_type
+from namedmesh.audit.hlo.communication import COMMUNICATING
 from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.hlo.opcodes import COMMUNICATING
 from namedmesh.audit.hlo.values import find_allocations
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime.usage import Report

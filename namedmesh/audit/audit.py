@@ -1,4 +1,4 @@
-"""Audit: the collectives the compiler made against the collectives the plan has."""
+"""The audit: compiled collectives against planned ones, and the report about them."""
 
 from __future__ import annotations
 
@@ -6,67 +6,35 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from namedmesh.audit.backend_rules import find_rules
 from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
 from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.matching import match_collectives
-from namedmesh.audit.slice_matching import match_slices
+from namedmesh.audit.matching import Matching, match_collectives, match_slices
 from namedmesh.dims.mesh import Mesh
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import caller
-from namedmesh.records.collective import Collective, format_times
+from namedmesh.records.collective import Collective
 
-_ENCLOSING = "/namedmesh/"  # jax puts jit(...)/namedmesh/ before the names of a module's ops
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A planned collective that the compiler made otherwise, and no rule of the backend says so.
-
-    Attributes:
-        planned: What the plan has.
-        compiled: What the compiler made: of the same op and kind.
-    """
-
-    planned: Collective
-    compiled: CompiledCollective
-
-    def __str__(self) -> str:
-        plan, one = self.planned, self.compiled
-        facts = (
-            ("over", "+".join(plan.axes), "+".join(one.axes) if one.axes else "other groups"),
-            ("of", f"{plan.elements} elements", f"{one.elements} elements"),
-            ("in", plan.dtype, one.dtype),
-            (
-                "run",
-                format_times(plan.times, plan.open_ended),
-                format_times(one.times, one.open_ended),
-            ),
-        )
-        changes = [f"{word} {new} for {old}" for word, old, new in facts if old != new]
-        if not changes:  # the same axes in another order, or a permutation along them
-            changes = ["between other devices"]
-        return f"{plan.kind} of {plan.tensor} ({plan.op}): {', '.join(changes)}"
+_ENCLOSING = "/namedmesh/"  # jax prefixes the names of a module's ops: jit(...)/namedmesh/
 
 
 @dataclass
-class Audit:
-    """What a plan has and what the compiler made of it.
+class Audit(Matching):
+    """The collectives of a plan, compared with those of the compiled code.
 
     Attributes:
         matched: Planned collectives, each with the one the compiler made for it.
         merged: Planned collectives that were made as a part of a matched one.
         helpers: Compiled collectives that complete a matched one, by a rule of the backend.
-        unplanned: Collectives that the compiler made and the plan does not have.
+        unplanned: Compiled collectives that the plan does not have.
         missing: Planned collectives that the compiler did not make.
         differences: Planned collectives that the compiler made otherwise.
-        by_shape: Those of `matched` that the compiler's metadata does not connect: kind, axes,
-            dtype, bytes and times agree, and nothing else says that they belong together.
-        rules: How often each rule of the backend was used, by its name.
+        by_shape: Those of `matched` that agree on everything, but that no metadata connects.
+        rules: The number of uses of each rule of the backend, by its name.
 
     Example:
         >>> from namedmesh.audit.hlo import CompiledCollective
@@ -77,37 +45,25 @@ class Audit:
           unplanned AllReduce over data of 8 float32 elements, from nm.sum.1
     """
 
-    matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
-    merged: list[Collective] = field(default_factory=list)
-    helpers: list[CompiledCollective] = field(default_factory=list)
-    unplanned: list[CompiledCollective] = field(default_factory=list)
-    missing: list[Collective] = field(default_factory=list)
-    differences: list[Difference] = field(default_factory=list)
-    by_shape: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
-    rules: Counter[str] = field(default_factory=Counter)
-
     @property
     def exact(self) -> bool:
-        """Whether plan and code agree on every collective's kind, axes, dtype, bytes and times.
-
-        What a rule of the backend allows agrees.
-        """
+        """True if plan and code agree on every collective, up to the rules of the backend."""
         return not self.unplanned and not self.missing and not self.differences
 
     @property
     def compiled(self) -> list[CompiledCollective]:
-        """Everything that the compiled code communicates."""
+        """All collectives of the compiled code."""
         pairs = [*self.matched, *((one.planned, one.compiled) for one in self.differences)]
         return [*(one for _, one in pairs), *self.helpers, *self.unplanned]
 
     @property
     def wire_bytes(self) -> int:
-        """What one device sends in one step, by the usual algorithms, as compiled."""
+        """The bytes that one device sends in one step, by the usual algorithms, as compiled."""
         return sum(one.wire_bytes * one.times for one in self.compiled)
 
     @property
     def notes(self) -> list[str]:
-        """What the compiler did otherwise, and what is matched by shape alone, in sentences."""
+        """Sentences about the rules that were used, and about matches by shape alone."""
         notes = [f"{name}{_count(times)}" for name, times in self.rules.items()]
         if self.by_shape:
             kinds = Counter(plan.kind for plan, _ in self.by_shape)
@@ -121,7 +77,7 @@ class Audit:
         return notes
 
     def count(self, kind: str) -> int:
-        """How many collectives of a kind the compiled code has, loops counted once.
+        """Count the compiled collectives of a kind, those in loops once.
 
         Args:
             kind: Such as `AllReduce`; of a matched collective, the planned kind counts.
@@ -135,14 +91,13 @@ class Audit:
         return kinds.count(kind)
 
     def enforce(self, strict: bool | None) -> None:
-        """Warn about everything in which plan and code do not agree, or raises.
+        """Warn about, or raise for, all collectives on which plan and code do not agree.
 
         Args:
-            strict: Whether to raise; None follows the environment variable NAMEDMESH_STRICT.
+            strict: True to raise; None follows the environment variable NAMEDMESH_STRICT.
 
         Raises:
-            NamedMeshError: If strict and a collective was not planned, not made, or made
-                otherwise; it names all of them.
+            NamedMeshError: If strict and plan and code do not agree.
         """
         if self.exact:
             return
@@ -167,10 +122,10 @@ class Audit:
         warnings.warn_explicit("\n  ".join([problem, *details]), UserWarning, line.file, line.line)
 
     def describe_problems(self) -> list[str]:
-        """Describe everything in which plan and code do not agree.
+        """Describe all collectives on which plan and code do not agree.
 
         Returns:
-            A line for each collective that was not planned, not made, or made otherwise.
+            A line for each.
         """
         lines = [f"unplanned {_describe_compiled(one)}" for one in self.unplanned]
         lines += [f"not made {_describe_planned(plan)}" for plan in self.missing]
@@ -183,9 +138,9 @@ class Audit:
         rows = [
             (
                 *(plan.kind, "+".join(plan.axes), plan.tensor, human(plan.wire_bytes)),
-                *(human(made.wire_bytes), str(made.times), plan.phase, str(plan.source)),
+                *(human(one.wire_bytes), str(one.times), plan.phase, str(plan.source)),
             )
-            for plan, made in self.matched
+            for plan, one in self.matched
         ]
         table = html_table(names, rows, numbers)
         table = html_details(f"{len(rows)} as planned, with bytes on the wire", table)
@@ -211,7 +166,7 @@ def audit(
     backend: str,
     precision: str = "default",
 ) -> Audit:
-    """Match every collective of a compiled module with one of the plan, best evidence first."""
+    """Compare the collectives of a compiled module with those of a plan."""
     rules = find_rules(backend, precision)
     if mesh.slices > 1 and backend == "tpu":
         result = match_slices(planned, module, mesh, rules)
@@ -220,30 +175,21 @@ def audit(
         # the code never runs.
         compiled = [one for one in find_collectives(module, mesh) if one.axes != () and one.times]
         result = match_collectives(planned, compiled, mesh, rules)
-    return Audit(
-        matched=result.matched,
-        merged=result.merged,
-        helpers=result.helpers,
-        unplanned=result.unplanned,
-        missing=result.missing,
-        differences=[Difference(plan, one) for plan, one in result.differing],
-        by_shape=result.by_shape,
-        rules=result.rules,
-    )
+    return Audit(**vars(result))
 
 
 def _number(values: Sequence[object]) -> str:
-    """How many collectives there are, in words."""
+    """Format a number of collectives."""
     return f"{len(values)} collective{'s'[: len(values) != 1]}"
 
 
 def _count(times: int) -> str:
-    """How often, if more than once."""
+    """Format a count of times, if more than one."""
     return f" ({times} times)" if times > 1 else ""
 
 
 def _describe_planned(plan: Collective) -> str:
-    """A planned collective, and the line it comes from."""
+    """Describe a planned collective, and the line it comes from."""
     often = _often(plan.times, plan.open_ended)
     return (
         f"{plan.kind} over {'+'.join(plan.axes)} of {plan.tensor}, {plan.elements} {plan.dtype} "
@@ -252,7 +198,7 @@ def _describe_planned(plan: Collective) -> str:
 
 
 def _describe_compiled(one: CompiledCollective) -> str:
-    """A compiled collective, and the op it comes from."""
+    """Describe a compiled collective, and the op it comes from."""
     axes = "+".join(one.axes) if one.axes else "other groups"
     op = one.op_name
     if op.startswith("jit("):
@@ -263,7 +209,7 @@ def _describe_compiled(one: CompiledCollective) -> str:
 
 
 def _often(times: int, open_ended: bool) -> str:
-    """How often a collective runs, if that is not once."""
+    """Format how often a collective runs, if that is not once."""
     if open_ended:
         return f", {times} times in each iteration of a loop"
     return f", {times} times" if times != 1 else ""

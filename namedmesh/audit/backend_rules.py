@@ -1,15 +1,14 @@
-"""What backends do otherwise than planned, and may: every rule, with its condition and its bound.
+"""Accepted deviations from the plan: every rule, with its condition, bound and evidence.
 
-The audit accepts nothing else, and names each rule that it used. A rule is here because a compiler
-was seen to do it; what was seen stands beside it.
-"""
+To add a rule, write its `alter` function and its `BackendRule` in RULES here; nothing else changes.
+Only a rule that joins or splits collectives also needs a step in `matching.py`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from namedmesh.audit.hlo.element_types import count_bytes
+from namedmesh.audit.hlo.array_types import count_bytes
 from namedmesh.records.collective import Collective
 
 SMALL_SHARD_BYTES = 256 * 1024
@@ -17,37 +16,22 @@ SMALL_SHARD_BYTES = 256 * 1024
 
 @dataclass(frozen=True)
 class BackendRule:
-    """One thing that a backend does otherwise than planned.
+    """A deviation from the plan that is accepted on some backends."""
 
-    Attributes:
-        name: What reports call it.
-        backends: The platforms that do it: `cpu`, `gpu` or `tpu`.
-        condition: Which planned collectives it concerns.
-        bound: What it never does.
-        bytes: What it does to the bytes that are sent.
-        evidence: Where it was seen.
-        alter: What a planned collective is made as, or None if the rule does not concern it; for a
-            rule that makes one collective of several, see `combines`.
-        combines: Whether it makes one collective of several.
-        precisions: The precisions of matrix products under which it does it; () for all.
-
-'collective that never changes in a loop made before it', \
-'AllGather named after the op that makes its tensor']
-    """
-
-    name: str
-    backends: tuple[str, ...]
-    condition: str
-    bound: str
-    bytes: str
-    evidence: str
+    name: str  # in reports
+    backends: tuple[str, ...]  # cpu, gpu or tpu
+    condition: str  # the planned collectives that it concerns
+    bound: str  # what is not accepted
+    bytes: str  # what it does to the bytes that are sent
+    evidence: str  # where a compiler was seen to do it
+    # Returns the collective that the compiler makes of a planned one; None if it is not concerned.
     alter: Callable[[Collective], Collective | None] = lambda plan: None
-    combines: bool = False
-    precisions: tuple[str, ...] = ()
+    combines: bool = False  # it makes one collective of several
+    precisions: tuple[str, ...] = ()  # of matrix products, under which it holds; () for all
 
 
 def _send_as(dtype: str, other: str, kinds: Iterable[str]) -> Callable[..., Collective | None]:
-    """Alters the dtype of some kinds of collectives."""
+    """Make a function that alters the dtype of some kinds of collectives."""
     concerned = frozenset(kinds)
 
     def alter(plan: Collective) -> Collective | None:
@@ -59,27 +43,27 @@ def _send_as(dtype: str, other: str, kinds: Iterable[str]) -> Callable[..., Coll
 
 
 def _reduce_and_slice(plan: Collective) -> Collective | None:
-    """A ReduceScatter as an AllReduce of the same buffer."""
+    """Make an AllReduce of the same buffer of a ReduceScatter."""
     return replace(plan, kind="AllReduce") if plan.kind == "ReduceScatter" else None
 
 
 def _sum_of_shards(plan: Collective) -> Collective | None:
-    """An AllGather of small shards as an AllReduce of the whole buffer."""
+    """Make an AllReduce of the whole buffer of an AllGather of small shards."""
     small = plan.kind == "AllGather" and plan.bytes <= SMALL_SHARD_BYTES * plan.devices
     return replace(plan, kind="AllReduce") if small else None
 
 
 def _move_out_of_loop(plan: Collective) -> Collective | None:
-    """What never changes in a loop, once before it."""
+    """Run a collective that never changes in a loop once before it."""
     return replace(plan, times=plan.times_outside) if plan.times_outside else None
 
 
 def _name_after_producer(plan: Collective) -> Collective | None:
-    """An AllGather that has the name of the op that makes its tensor, not of the one it is for."""
+    """Name an AllGather after the op that makes its tensor, not the one that reads it."""
     return replace(plan, op=plan.producer) if plan.kind == "AllGather" and plan.producer else None
 
 
-# Rules that alter one collective; where two apply, the altered is altered again, in this order.
+# Rules that alter one collective. Where several apply, they apply one after the other, in order.
 RULES = (
     BackendRule(
         name="bfloat16 sent as float32",
@@ -195,7 +179,7 @@ _COMBINING = (AXES_IN_ONE, TILED_SCATTER, EQUAL_ONCE, BETWEEN_SLICES)
 
 
 def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
-    """Find the rules of a backend."""
+    """Return the rules of a backend."""
     return tuple(
         rule
         for rule in (*RULES, *_COMBINING)
@@ -206,7 +190,7 @@ def find_rules(backend: str, precision: str) -> tuple[BackendRule, ...]:
 def alter(
     plan: Collective, rules: Iterable[BackendRule]
 ) -> list[tuple[Collective, tuple[BackendRule, ...]]]:
-    """Find everything that a planned collective may be made as."""
+    """Return all forms that a planned collective may take, each with the rules it needs."""
     forms: list[tuple[Collective, tuple[BackendRule, ...]]] = [(plan, ())]
     for rule in rules:
         for form, used in list(forms):

@@ -1,4 +1,4 @@
-"""Matching planned with compiled collectives, in time linear in their number."""
+"""Matching of planned with compiled collectives, in linear time, best evidence first."""
 
 from __future__ import annotations
 
@@ -10,24 +10,29 @@ from typing import NamedTuple
 
 from namedmesh.audit.backend_rules import (
     AXES_IN_ONE,
+    BETWEEN_SLICES,
     EQUAL_ONCE,
     MOST_PADDING,
     TILED_SCATTER,
     BackendRule,
     alter,
 )
-from namedmesh.audit.hlo.communication import CompiledCollective
-from namedmesh.audit.hlo.mesh_axes import Pairs, reordering_pairs
+from namedmesh.audit.hlo.communication import CompiledCollective, find_collectives
+from namedmesh.audit.hlo.groups import Pairs, reordering_pairs
+from namedmesh.audit.hlo.module import Module
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh
-from namedmesh.records.collective import Collective
+from namedmesh.records.collective import Collective, format_times
 
 _SCOPE = "nm."  # what the names of ops have before them in the compiler's metadata
 _BETWEEN_NAMES = re.compile(r"[;,:()\s]+")  # combined: (nm.einsum.9/Dot:nm.sum.7/Sum)
+_PARTS = ("AllReduce", "ReduceScatter", "AllGather")  # of a sum over several slices
+_CROP = "a call of ZeroCrop"  # removes the padding of what is sent
+_SUMS = '_xla_megascale_transfer_type="ALL_REDUCE"'  # a sum by the runtime
 
 
 class Facts(NamedTuple):
-    """Everything in which a planned and a compiled collective must agree."""
+    """The facts on which a planned and a compiled collective must agree."""
 
     kind: str
     axes: tuple[str, ...]
@@ -39,28 +44,39 @@ class Facts(NamedTuple):
     hop: Hop | None
 
 
+@dataclass(frozen=True)
+class Difference:
+    """A planned collective and what the compiler made of it, which no rule accepts."""
+
+    planned: Collective
+    compiled: CompiledCollective
+
+    def __str__(self) -> str:
+        plan, one = self.planned, self.compiled
+        times = format_times(plan.times, plan.open_ended), format_times(one.times, one.open_ended)
+        facts = (
+            ("over", "+".join(plan.axes), "+".join(one.axes) if one.axes else "other groups"),
+            ("of", f"{plan.elements} elements", f"{one.elements} elements"),
+            ("in", plan.dtype, one.dtype),
+            ("run", *times),
+        )
+        changes = [f"{word} {new} for {old}" for word, old, new in facts if old != new]
+        if not changes:  # the same axes in another order, or a permutation along them
+            changes = ["between other devices"]
+        return f"{plan.kind} of {plan.tensor} ({plan.op}): {', '.join(changes)}"
+
+
 @dataclass
 class Matching:
-    """Who matches whom, and by what evidence.
-
-    Attributes:
-        matched: Planned collectives, each with the one the compiler made for it.
-        merged: Planned collectives that were made as a part of a matched one.
-        helpers: Compiled collectives that complete a matched one, by a rule of the backend.
-        by_shape: Those of `matched` that no metadata connects: they agree in everything else.
-        differing: Collectives of one op and kind that do not agree.
-        unplanned: Compiled collectives that are left.
-        missing: Planned collectives that are left.
-        rules: How often each rule of the backend was used.
-    """
+    """Planned and compiled collectives, matched; see `Audit` for the fields."""
 
     matched: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     merged: list[Collective] = field(default_factory=list)
     helpers: list[CompiledCollective] = field(default_factory=list)
-    by_shape: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
-    differing: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     unplanned: list[CompiledCollective] = field(default_factory=list)
     missing: list[Collective] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+    by_shape: list[tuple[Collective, CompiledCollective]] = field(default_factory=list)
     rules: Counter[str] = field(default_factory=Counter)
 
 
@@ -81,12 +97,12 @@ def match_collectives(
         matcher.match_tiled_scatters()
     if EQUAL_ONCE in rules:
         matcher.merge_equal_permutes()
-    matcher.match_differing()
+    matcher.match_differences()
     return matcher.finish()
 
 
 class _Matcher:
-    """The state of a matching: which planned and which compiled collectives are still open."""
+    """The planned and compiled collectives that are not matched yet."""
 
     def __init__(
         self, planned: Sequence[Collective], compiled: Sequence[CompiledCollective], mesh: Mesh
@@ -95,9 +111,9 @@ class _Matcher:
         self.plans = dict(enumerate(planned))
         self.ones = dict(enumerate(compiled))
         self.result = Matching()
-        self.names: dict[str, tuple[str, ...]] = {}  # by metadata, which repeats
+        self.names: dict[str, tuple[str, ...]] = {}  # planned ops by metadata, which repeats
         self.planned_ops = {name for plan in planned for name in (plan.op, plan.producer) if name}
-        self.permuted: dict[tuple[str, ...], None] = {}  # axes that are put in another order
+        self.permuted: dict[tuple[str, ...], None] = {}  # axes that change their order
         self.hops: dict[Pairs | None, list[tuple[tuple[str, ...], Hop]]] = {}
         for plan in {plan for plan in planned if plan.kind == "CollectivePermute"}:
             if plan.hop is None:
@@ -110,27 +126,25 @@ class _Matcher:
         self.times_per_iteration = {max(plan.times, 1) for plan in planned if plan.open_ended}
 
     def take(self, plan: int, one: int) -> tuple[Collective, CompiledCollective]:
-        """Take a planned and a compiled collective out of those that are open."""
+        """Take a planned and a compiled collective out of those that are not matched."""
         return self.plans.pop(plan), self.ones.pop(one)
 
     def facts_of(self, one: CompiledCollective) -> Iterator[Facts]:
-        """What a planned collective must be to agree with a compiled one."""
+        """Yield the facts that a planned collective may have to agree with a compiled one."""
         facts = (one.dtype, one.elements, one.bytes)
-        ways = [(axes, None) for axes in self.possible_axes(one)]
-        for axes, hop in [*ways, *self.hops.get(one.pairs, ())]:
+        reorderings = [(axes, None) for axes in self.possible_axes(one)]
+        for axes, hop in [*reorderings, *self.hops.get(one.pairs, ())]:
             yield Facts(one.kind, axes, *facts, one.times, one.open_ended, hop)
             if not one.open_ended:
-                # The compiler may know how often a loop runs whose length the plan does not know.
+                # The compiler may know the length of a loop that the plan does not know.
                 for times in self.times_per_iteration:
                     if one.times % times == 0:
                         yield Facts(one.kind, axes, *facts, times, True, hop)
 
     def possible_axes(self, one: CompiledCollective) -> list[tuple[str, ...]]:
-        """The axes that a plan may have for a compiled collective.
-
-        A permutation's pairs must be those of a new order of the axes that the plan names; not all
-        of these axes need to move.
-        """
+        """Return the axes that a plan may have for a compiled collective."""
+        # A permutation must be a new order of the axes that the plan names, pair by pair; not all
+        # of these axes need to move.
         if one.pairs is None:
             return [] if one.axes is None else [one.axes]
         if one.pairs not in self.reordered:
@@ -140,7 +154,7 @@ class _Matcher:
         return self.reordered[one.pairs]
 
     def ops_of(self, one: CompiledCollective) -> tuple[str, ...]:
-        """The planned ops that the metadata of a compiled collective names, the innermost first."""
+        """Return the planned ops that a collective's metadata names, the innermost first."""
         if one.op_name not in self.names:
             self.names[one.op_name] = tuple(
                 name for name in _names_in(one.op_name) if name in self.planned_ops
@@ -148,11 +162,11 @@ class _Matcher:
         return self.names[one.op_name]
 
     def match_named(self) -> None:
-        """Match those that agree in everything, where metadata names the op."""
+        """Match collectives that agree on all facts, where metadata names the op."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
             open_plans.setdefault((plan.op, _facts(plan)), deque()).append(i)
-        # Of several that one instruction makes, the metadata of each names all: they come last.
+        # A combined instruction's metadata names all of its ops: leave the certain ones to others.
         for j, one in sorted(self.ones.items(), key=lambda item: item[1].combined):
             keys = ((op, facts) for op in self.ops_of(one) for facts in self.facts_of(one))
             queue = next((open_plans[key] for key in keys if open_plans.get(key)), None)
@@ -160,11 +174,9 @@ class _Matcher:
                 self.result.matched.append(self.take(queue.popleft(), j))
 
     def match_by_shape(self) -> None:
-        """Match those that agree in everything but have no metadata to connect them.
-
-        Metadata that names another op speaks against a match, unless several tensors share it. A
-        tensor that has no collective yet goes before the second of another.
-        """
+        """Match collectives that agree on all facts but have no metadata to connect them."""
+        # Metadata that names another op rules a match out, unless several tensors share it. A
+        # tensor without a collective so far goes before one that has a collective already.
         first: dict[Facts, deque[int]] = {}
         later: dict[Facts, deque[int]] = {}
         seen = {(_facts(plan), plan.tensor) for plan, _ in self.result.matched}
@@ -183,15 +195,14 @@ class _Matcher:
                 self.result.by_shape.append(pair)
 
     def match_altered(self, rules: Sequence[BackendRule]) -> None:
-        """Match what a backend may make of a planned collective, where metadata names the op.
-
-        Of several tensors that one instruction communicates, metadata names one at most.
-        """
+        """Match what a backend may make of a planned collective, where metadata names the op."""
         forms: dict[tuple[str, Facts], deque[tuple[int, tuple[BackendRule, ...]]]] = {}
         for i, plan in self.plans.items():
             for form, used in alter(plan, rules):
                 forms.setdefault((form.op, _facts(form)), deque()).append((i, used))
                 forms.setdefault(("", _facts(form)), deque()).append((i, used))
+        # By name first. Of a combined instruction's tensors, metadata names one at most, so the
+        # others are matched without a name.
         for named in (True, False):
             for j, one in list(self.ones.items()):
                 ops = self.ops_of(one) if named else ("",) * one.combined
@@ -208,12 +219,13 @@ class _Matcher:
                         break
 
     def match_axes_in_one(self) -> None:
-        """Match an AllReduce over several axes with planned ones of its op, each over some."""
+        """Match an AllReduce over several axes with planned ones of its op over some of them."""
         parts: dict[tuple[str, str, Facts], list[int]] = {}
         for i, plan in self.plans.items():
             if plan.kind == "AllReduce":
                 key = (plan.op, plan.tensor, _facts(replace(plan, axes=())))
                 parts.setdefault(key, []).append(i)
+        # Metadata names the op and not the tensor, of which an op may have several.
         by_op: dict[tuple[str, Facts], list[list[int]]] = {}
         for (op, _, facts), numbers in parts.items():
             by_op.setdefault((op, facts), []).append(numbers)
@@ -231,7 +243,7 @@ class _Matcher:
                     self.result.rules[AXES_IN_ONE.name] += 1
 
     def cover(self, numbers: Sequence[int], axes: tuple[str, ...]) -> list[int]:
-        """Open planned collectives whose axes, each once, are all of some axes; [] if none."""
+        """Choose planned collectives whose axes make up these axes, each once; [] if none do."""
         chosen: list[int] = []
         covered: set[str] = set()
         for i in numbers:
@@ -241,7 +253,7 @@ class _Matcher:
         return chosen if len(chosen) > 1 and covered == {*axes} else []
 
     def match_tiled_scatters(self) -> None:
-        """Match ReduceScatters of somewhat more, and what completes them."""
+        """Match ReduceScatters of padded shards, and the CollectivePermutes that complete them."""
         open_plans: dict[tuple[str, Facts], deque[int]] = {}
         for i, plan in self.plans.items():
             if plan.kind == "ReduceScatter":
@@ -267,20 +279,20 @@ class _Matcher:
                 break
 
     def completes(self, rest: CompiledCollective, one: CompiledCollective, planned: int) -> bool:
-        """Whether a CollectivePermute sends no more than a padded ReduceScatter has in excess."""
+        """Check that a CollectivePermute sends no more than the padding of a ReduceScatter."""
         same = (rest.axes, rest.dtype) == (one.axes, one.dtype)
         return same and rest.elements <= one.elements - planned
 
     def merge_equal_permutes(self) -> None:
-        """Take out what sends the same rows of a tensor as a collective that was made."""
-        made = {(plan.tensor, _facts(plan)) for plan, _ in self.result.matched if plan.hop}
+        """Merge planned collectives that send the same rows of a tensor as a matched one."""
+        sent = {(plan.tensor, _facts(plan)) for plan, _ in self.result.matched if plan.hop}
         for i, plan in list(self.plans.items()):
-            if (plan.tensor, _facts(plan)) in made:
+            if (plan.tensor, _facts(plan)) in sent:
                 self.result.merged.append(self.plans.pop(i))
                 self.result.rules[EQUAL_ONCE.name] += 1
 
-    def match_differing(self) -> None:
-        """Pair what is left of one op and kind: it was made, but not as planned."""
+    def match_differences(self) -> None:
+        """Pair the rest by op and kind: made, but not as planned."""
         open_plans: dict[tuple[str, str], deque[int]] = {}
         for i, plan in self.plans.items():
             open_plans.setdefault((plan.op, plan.kind), deque()).append(i)
@@ -288,17 +300,17 @@ class _Matcher:
             queues = (open_plans.get((op, one.kind)) for op in self.ops_of(one))
             queue = next((queue for queue in queues if queue), None)
             if queue:
-                self.result.differing.append(self.take(queue.popleft(), j))
+                self.result.differences.append(Difference(*self.take(queue.popleft(), j)))
 
     def finish(self) -> Matching:
-        """Return the matching, with what is left."""
+        """Return the matching, with the rest as missing and unplanned."""
         self.result.missing = list(self.plans.values())
         self.result.unplanned = list(self.ones.values())
         return self.result
 
 
 def _facts(plan: Collective) -> Facts:
-    """In what a compiled collective must agree with a planned one."""
+    """Return the facts of a planned collective."""
     return Facts(
         plan.kind,
         plan.axes,
@@ -312,11 +324,9 @@ def _facts(plan: Collective) -> Facts:
 
 
 def _names_in(op_name: str) -> Iterator[str]:
-    """Every name of an op that metadata may have: scopes such as nm.einsum.3, the innermost first.
-
-    The names of a variable's initialisation have slashes themselves, so each scope is tried with
-    the words after it too.
-    """
+    """Yield every op that metadata may name, from scopes like nm.einsum.3, innermost first."""
+    # Names of a variable's initialisation have slashes themselves, so each scope is tried with the
+    # words after it too.
     for text in _BETWEEN_NAMES.split(op_name):
         words = text.split("/")
         for i in reversed(range(len(words))):
@@ -326,3 +336,79 @@ def _names_in(op_name: str) -> Iterator[str]:
                 for word in words[i + 1 : i + 9]:
                     name = f"{name}/{word}"
                     yield name
+
+
+def match_slices(
+    planned: Sequence[Collective], module: Module, mesh: Mesh, rules: Sequence[BackendRule]
+) -> Matching:
+    """Match the collectives of one slice's code with those planned for all slices."""
+    # The compiler makes the code of one slice. What crosses slices is sent to the host and received
+    # from it, and the runtime carries it over the data-centre network. Metadata names none of it,
+    # so sums over slices are compared by their amounts.
+    inner = mesh.one_block(mesh.slices)
+    compiled = [one for one in find_collectives(module, inner) if one.axes != () and one.times]
+    summing = _find_summing(module)
+    carried = [one for one in compiled if one.name in summing or one.name.endswith(_CROP)]
+    inside = [one for one in compiled if one not in carried]
+    result = match_collectives(
+        [one for one in planned if not one.slice_bytes], inside, inner, rules
+    )
+    crossing = [one for one in planned if one.slice_bytes]
+    sums = [one for one in crossing if one.kind == "AllReduce"]
+    parts = [one for one in result.unplanned if _is_part(one, sums, inner)]
+    if sums and BETWEEN_SLICES in rules and _covers(carried, parts, sums, inner):
+        sent = [one for one in carried if one.kind == "Send"]
+        largest = sorted(sums, key=lambda plan: -plan.elements)
+        pairs = [*zip(largest, sorted(sent, key=lambda one: -one.elements), strict=False)]
+        result.matched += pairs
+        result.merged += largest[len(pairs) :]
+        result.helpers += [*parts, *(one for one in carried if one.kind != "Send")]
+        result.unplanned = [one for one in result.unplanned if one not in parts]
+        result.rules[BETWEEN_SLICES.name] += len(sums)
+        carried = sorted(sent, key=lambda one: -one.elements)[len(pairs) :]
+        crossing = [one for one in crossing if one not in sums]
+    result.unplanned += carried
+    result.missing += crossing
+    return result
+
+
+def _find_summing(module: Module) -> set[str]:
+    """Find the Sends and Recvs between which the runtime adds up the slices' values."""
+    return {
+        one.name
+        for _, one in module.instructions()
+        if one.opcode in ("send", "recv") and _SUMS in one.attributes.get("frontend_attributes", "")
+    }
+
+
+def _inner_axes(plan: Collective, inner: Mesh) -> tuple[str, ...]:
+    """Return the axes along which a collective has several devices in one slice."""
+    return tuple(axis for axis in plan.axes if inner.axes[axis] > 1)
+
+
+def _is_part(one: CompiledCollective, sums: Sequence[Collective], inner: Mesh) -> bool:
+    """Return whether a collective inside a slice can be a part of a sum over several."""
+    return one.kind in _PARTS and any(one.axes == _inner_axes(plan, inner) for plan in sums)
+
+
+def _covers(
+    carried: Sequence[CompiledCollective],
+    parts: Sequence[CompiledCollective],
+    sums: Sequence[Collective],
+    inner: Mesh,
+) -> bool:
+    """Check that as much is added up inside, sent, received and gathered as the sums need."""
+
+    def count(kind: str, ones: Sequence[CompiledCollective]) -> int:
+        return sum(one.elements * one.times for one in ones if one.kind == kind)
+
+    needed = sum(
+        plan.elements * plan.times // inner.size(_inner_axes(plan, inner)) for plan in sums
+    )
+    within = sum(plan.elements * plan.times for plan in sums if _inner_axes(plan, inner))
+    scattered = count("ReduceScatter", parts)
+    return (
+        count("Send", carried) == count("Recv", carried) >= needed
+        and scattered + count("AllReduce", parts) >= within
+        and scattered == count("AllGather", parts)
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from namedmesh.artifacts.artifact import Artifact, check_artifact
 from namedmesh.artifacts.description import TensorSpec
 from namedmesh.audit.audit import Audit, audit
-from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.audit.hlo.module import parse_module
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
 from namedmesh.records.collective import Collective
 from namedmesh.runtime.padding import remember_sizes

@@ -13,8 +13,7 @@ from namedmesh.audit.backend_rules import (
     TILED_SCATTER,
     find_rules,
 )
-from namedmesh.audit.hlo.module import Module
-from namedmesh.audit.hlo.parse import parse_module
+from namedmesh.audit.hlo.module import Module, parse_module
 from namedmesh.dims.hop import Hop
 from tests.audit.cases import LINE, MESH, UNNAMED, audit_of, planned
 

@@ -63,13 +63,13 @@ def test_a_process_on_two_hosts_is_refused():
         "the mesh has 4 hosts, and its 8 devices are in 2 processes"
     )
     assert "hosts=2" in raised.value.fix and "4 processes of 2 devices" in raised.value.fix
-    with pytest.raises(nm.NamedMeshError, match="lie in 1 process\n"):
+    with pytest.raises(nm.NamedMeshError, match="are in 1 process\n"):
         check_hosts(make_devices(1, 1, 8, "gpu"), nm.Mesh(data=8, hosts=2))
 
 
 def test_other_slices_are_refused():
     check_hosts(make_devices(2, 2, 2), nm.Mesh(data=8, slices=2))
-    with pytest.raises(nm.NamedMeshError, match=r"the mesh has 4 slices, .* lie on 2\n"):
+    with pytest.raises(nm.NamedMeshError, match=r"the mesh has 4 slices, .* are on 2\n"):
         check_hosts(make_devices(2, 2, 2), nm.Mesh(data=8, slices=4))
 
 

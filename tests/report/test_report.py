@@ -6,8 +6,8 @@ import re
 import pytest
 
 import namedmesh as nm
-from namedmesh.audit.audit import Difference
 from namedmesh.audit.hlo import CompiledCollective
+from namedmesh.audit.matching import Difference
 from namedmesh.records.collective import Collective
 from namedmesh.report.page_data import describe_audit
 from namedmesh.report.report import SCRIPTS, STYLES, build_document, read_static

@@ -1,4 +1,4 @@
-"""The types of HLO values: arrays with their layout in memory, and tuples of them."""
+"""The types of HLO values: elements, arrays with their layout in memory, tuples of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import math
 import re
 from dataclasses import dataclass
 
-from namedmesh.audit.hlo.element_types import ELEMENT_TYPES, ElementType
 from namedmesh.errors.errors import NamedMeshError
 
 _COMMENT = re.compile(r"\s*(?:/\*.*?\*/\s*)*")  # HLO numbers the parts of long tuples: /*index=5*/
@@ -17,10 +16,10 @@ _FIX = "report this line together with the version of jax; its HLO has something
 
 
 class UnreadableHlo(ValueError):
-    """Why a shard of HLO text could not be read; what reads whole lines quotes the line."""
+    """HLO text that could not be read; the parser of whole lines quotes the line."""
 
     def quoting(self, line: str) -> NamedMeshError:
-        """The error a user sees, with the line it is about."""
+        """Make the error that a user sees, with the line it is about."""
         text = line.strip()
         return NamedMeshError(
             f"cannot read compiled HLO: {self}",
@@ -30,49 +29,75 @@ class UnreadableHlo(ValueError):
 
 
 @dataclass(frozen=True)
-class ArrayType:
-    """An array: its element type, sizes, and layout in memory.
+class ElementType:
+    """An element type of HLO."""
 
-    Attributes:
-        element: The element type.
-        sizes: The sizes of its dimensions; those of dynamic dimensions are their bounds.
-        minor_to_major: The dimensions, the one that changes fastest first; None if not stated.
-        tiles: The tiles that TPUs store arrays in, the outermost first.
-        memory_space: 0 for a device's main memory.
-        packed_bits: The bits an element takes where the layout packs elements, otherwise None.
-    """
+    name: str  # in HLO text, such as f32 or s4
+    bits: int  # of one element; tokens and opaque handles have none
+    dtype: str  # the name in numpy or ml_dtypes, such as float32; HLO's own where they have none
+
+    @property
+    def stored_bits(self) -> int:
+        """The bits of an element in memory unless a layout packs it: at least a byte."""
+        return max(8, self.bits) if self.bits else 0
+
+
+_FLOAT8 = ("e3m4", "e4m3", "e4m3b11fnuz", "e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")
+_ROWS = (
+    ("pred", 8, "bool"),
+    *((f"s{bits}", bits, f"int{bits}") for bits in (1, 2, 4, 8, 16, 32, 64)),
+    *((f"u{bits}", bits, f"uint{bits}") for bits in (1, 2, 4, 8, 16, 32, 64)),
+    ("f4e2m1fn", 4, "float4_e2m1fn"),
+    *((f"f8{kind}", 8, f"float8_{kind}") for kind in _FLOAT8),
+    ("bf16", 16, "bfloat16"),
+    ("f16", 16, "float16"),
+    ("f32", 32, "float32"),
+    ("f64", 64, "float64"),
+    ("c64", 64, "complex64"),
+    ("c128", 128, "complex128"),
+    ("token", 0, "token"),
+    ("opaque", 0, "opaque"),
+)
+ELEMENT_TYPES: dict[str, ElementType] = {row[0]: ElementType(*row) for row in _ROWS}
+_BY_DTYPE = {element.dtype: element for element in ELEMENT_TYPES.values()}
+
+
+def count_bytes(dtype: str, elements: int) -> int:
+    """Count the bytes of elements that are not packed."""
+    return elements * _BY_DTYPE[dtype].stored_bits // 8
+
+
+@dataclass(frozen=True)
+class ArrayType:
+    """An array: its element type, sizes, and layout in memory."""
 
     element: ElementType
-    sizes: tuple[int, ...]
-    minor_to_major: tuple[int, ...] | None = None
-    tiles: tuple[tuple[int, ...], ...] = ()
-    memory_space: int = 0
-    packed_bits: int | None = None
+    sizes: tuple[int, ...]  # of dynamic dimensions, their bounds
+    minor_to_major: tuple[int, ...] | None = None  # None if the text has no layout
+    tiles: tuple[tuple[int, ...], ...] = ()  # in which TPUs store arrays, the outermost first
+    memory_space: int = 0  # 0 is a device's main memory
+    packed_bits: int | None = None  # of an element, where the layout packs elements
 
     @property
     def elements(self) -> int:
-        """How many elements it has, padding aside."""
+        """The number of elements, without padding."""
         return math.prod(self.sizes)
 
     @property
     def arrays(self) -> tuple[ArrayType, ...]:
-        """Itself, as the only array there is."""
+        """All arrays in this type: itself."""
         return (self,)
 
     @property
     def bytes(self) -> int:
-        """The bytes of main memory it takes, the padding of tiles included.
-
-        >>> parse_type("f32[10,100]{1,0:T(8,128)}").bytes
-        8192
-        """
+        """The bytes of main memory, the padding of tiles included."""
         if self.memory_space:
             return 0
         bits = self.packed_bits or self.element.stored_bits
         return -(-math.prod(self._padded_sizes()) * bits // 8)
 
     def _padded_sizes(self) -> list[int]:
-        """The sizes rounded up to whole tiles; a scalar takes a tile of its own."""
+        """Round the sizes up to whole tiles; a scalar takes a tile of its own."""
         sizes = list(self.sizes)
         if not self.tiles:
             return sizes
@@ -90,18 +115,18 @@ class ArrayType:
 
 @dataclass(frozen=True)
 class TupleType:
-    """Several values in one, which may be tuples themselves."""
+    """A tuple of values, which may be tuples themselves."""
 
     parts: tuple[HloType, ...]
 
     @property
     def arrays(self) -> tuple[ArrayType, ...]:
-        """Every array in it, in order."""
+        """All arrays in it, in order."""
         return tuple(array for part in self.parts for array in part.arrays)
 
     @property
     def bytes(self) -> int:
-        """The bytes of main memory that its arrays take."""
+        """The bytes of main memory of its arrays."""
         return sum(array.bytes for array in self.arrays)
 
     def __str__(self) -> str:
@@ -114,12 +139,12 @@ HloType = ArrayType | TupleType
 def parse_type(text: str) -> HloType:
     """Read a type as HLO text has it."""
     try:
-        found, end = read_type(text, 0)
+        type, end = read_type(text, 0)
         if text[end:].strip():
             raise UnreadableHlo(f"{text[end:].strip()[:40]!r} follows a type")
     except UnreadableHlo as error:
         raise error.quoting(text) from None
-    return found
+    return type
 
 
 def read_type(text: str, start: int) -> tuple[HloType, int]:
@@ -127,8 +152,8 @@ def read_type(text: str, start: int) -> tuple[HloType, int]:
     start = _skip(text, start)
     match = _ARRAY.match(text, start)
     if match:
-        return _array(match[0]), match.end()
-    if text.startswith("b(", start):  # a buffer: its contents are what takes memory
+        return _parse_array(match[0]), match.end()
+    if text.startswith("b(", start):  # a buffer: its contents take the memory
         contents, end = read_type(text, start + 2)
         return contents, end + 1
     if not text.startswith("(", start):
@@ -146,14 +171,14 @@ def read_type(text: str, start: int) -> tuple[HloType, int]:
 
 
 def _skip(text: str, at: int) -> int:
-    """The position after white space and comments."""
+    """Return the position after white space and comments."""
     match = _COMMENT.match(text, at)
     return match.end() if match else at
 
 
 @functools.lru_cache(maxsize=65536)  # a module repeats few types many times
-def _array(text: str) -> ArrayType:
-    """An array type from its text alone."""
+def _parse_array(text: str) -> ArrayType:
+    """Parse the text of an array type."""
     match = _ARRAY.fullmatch(text)
     assert match is not None, "read_type matched it"
     name, dims, layout = match.groups()

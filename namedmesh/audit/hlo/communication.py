@@ -4,19 +4,62 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo
-from namedmesh.audit.hlo.element_types import count_bytes
-from namedmesh.audit.hlo.groups import Groups
-from namedmesh.audit.hlo.mesh_axes import Pairs, axes_of_groups, axes_of_pairs
+from namedmesh.audit.hlo.array_types import ArrayType, TupleType, UnreadableHlo, count_bytes
+from namedmesh.audit.hlo.groups import Groups, Pairs, axes_of_groups, axes_of_pairs
 from namedmesh.audit.hlo.module import Computation, Instruction, Module
-from namedmesh.audit.hlo.opcodes import classify, custom_call_target
 from namedmesh.audit.hlo.trip_counts import Runs, find_runs
 from namedmesh.dims.mesh import Mesh
 from namedmesh.records.collective import count_wire_bytes
 
-# These communicate in no groups that a plan could have: with a host, or nobody knows with whom.
+# Opcodes that communicate with other devices or the host, with the name a plan has for them.
+COMMUNICATING = {
+    opcode: opcode.title().replace("-", "")
+    for opcode in (
+        "all-gather", "all-reduce", "all-to-all", "collective-broadcast", "collective-permute",
+        "collective-reduce", "infeed", "outfeed", "ragged-all-to-all", "recv", "reduce-scatter",
+        "send",
+    )
+}  # fmt: skip
+# All other opcodes of XLA. One that is in neither list is an error: it may communicate.
+_LOCAL = frozenset(
+    """
+    abs acos acosh add add-dependency after-all and asin asinh async atan atan2 atanh
+    batch-norm-grad batch-norm-inference batch-norm-training bitcast bitcast-convert broadcast call
+    cbrt ceil cholesky clamp compare complex concatenate conditional constant convert convolution
+    copy cosh cosine count-leading-zeros divide domain dot dynamic-reshape dynamic-slice
+    dynamic-update-slice erf exponential exponential-minus-one fft floor fusion gather
+    get-dimension-size get-tuple-element imag iota is-finite log log-plus-one logistic map maximum
+    minimum mulhi multiply negate not opt-barrier or pad parameter partition-id popcnt power
+    ragged-dot real reduce reduce-precision reduce-window remainder replica-id reshape reverse rng
+    rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt scaled-dot
+    scan scatter select select-and-scatter set-dimension-size shift-left shift-right-arithmetic
+    shift-right-logical shuffle sign sine sinh slice sort sqrt stochastic-convert subtract tan tanh
+    topk transpose triangular-solve tuple while xor
+    """.split()  # noqa: SIM905 (as a literal it would take a line for each)
+)
+# Attributes that only communication has.
+_TELLING = ("replica_groups", "source_target_pairs")
+# Targets of custom calls that work on one device: linear algebra, sorting, random bits, layouts,
+# and callbacks to the host's own process. A target that is not here counts as communication.
+_LOCAL_TARGETS = frozenset(
+    """
+    AllocateBuffer ApproxTopK AssumeGatherIndicesInBound GatherScatterIndicesBitpacked Cholesky
+    Eigh LayoutConstraint LuDecomposition MoveToDevice MoveToHost PadToStatic PartialReduce
+    ProductOfElementaryHouseholderReflectors Qr Sharding SliceToDynamic SPMDFullToShardShape
+    SPMDShardToFullShape TopK X64Combine X64SplitHigh X64SplitLow annotate_device_placement
+    dynamic_ducc_fft ducc_fft xla_buffer_python_cpu_callback
+    xla_ffi_partitioned_python_cpu_callback xla_ffi_python_cpu_callback
+    xla_ffi_python_gpu_callback xla_python_cpu_callback xla_python_gpu_callback
+    """.split()  # noqa: SIM905
+)
+_LOCAL_TARGET_PREFIXES = (
+    "__cub$", "__cublas$", "__cudnn$", "__cusolver$", "__gpu$", "__onednn$",
+    "__xla_cpu_runtime_", "blas_", "cu_threefry2x32", "cublas_", "cusolver_",
+    "hip_threefry2x32", "hipblas_", "hipsolver_", "lapack_",
+)  # fmt: skip
+# These communicate without replica groups: with the host, or with unknown devices.
 _WITHOUT_GROUPS = ("CustomCall", "Infeed", "Outfeed", "Recv", "Send")
-# What must be there to be looked into, by the opcode that runs it.
+# The computations that must be in the module, by the opcode that runs them.
 _BODIES = {
     "while": ("body",),
     "conditional": ("branches",),
@@ -28,37 +71,20 @@ _BODIES = {
 
 @dataclass(frozen=True)
 class CompiledCollective:
-    """One tensor that compiled code communicates.
+    """One tensor that compiled code communicates."""
 
-    Attributes:
-        kind: The collective by the name a plan has for it, such as `AllReduce`.
-        axes: The mesh axes along which it runs; None if its groups are not those of any axes.
-        elements: The elements that one device sends or receives, whichever is more.
-        dtype: The dtype they are sent in.
-        op_name: The op it was compiled from, by the compiler's metadata.
-        name: The name of its instruction, and what a custom call calls.
-        times: How often it runs in one step; a loop of unknown length counts as one iteration.
-        open_ended: Whether a loop of unknown length runs it.
-        devices: How many devices communicate with each other.
-        pairs: Sender and receiver of each shard that a CollectivePermute moves.
-        combined: Whether its instruction communicates other tensors too, and may have the
-            metadata of one of those.
-        completes: Whether it sends a slice of what TPU's fused reduce-scatter leaves on a device;
-            `op_name` is then the reduce-scatter's.
-    """
-
-    kind: str
-    axes: tuple[str, ...] | None
-    elements: int
+    kind: str  # by its name in plans, such as AllReduce
+    axes: tuple[str, ...] | None  # None if its groups are not along mesh axes
+    elements: int  # that one device sends or receives, whichever is more
     dtype: str
-    op_name: str
-    name: str
-    times: int = 1
-    open_ended: bool = False
-    devices: int = 1
-    pairs: Pairs | None = None
-    combined: bool = False
-    completes: bool = False
+    op_name: str  # the op it was compiled from, by the compiler's metadata
+    name: str  # of its instruction, with the target of a custom call
+    times: int = 1  # in one step; a loop of unknown length counts as one iteration
+    open_ended: bool = False  # a loop of unknown length runs it
+    devices: int = 1  # in one group
+    pairs: Pairs | None = None  # of a CollectivePermute: senders and receivers
+    combined: bool = False  # its instruction communicates other tensors too; metadata may be theirs
+    completes: bool = False  # it sends a slice of a TPU reduce-scatter, whose op_name it has
 
     @property
     def bytes(self) -> int:
@@ -72,9 +98,9 @@ class CompiledCollective:
 
 
 def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
-    """Find every collective of a module; of several tensors in one collective, each counts."""
+    """Find every collective of a module; one of several tensors counts once for each."""
     runs = find_runs(module)
-    search = _Search(mesh)
+    reader = _CollectiveReader(mesh)
     scattering = _find_scattering(module)
     collectives: list[CompiledCollective] = []
     for computation, instruction in module.instructions():
@@ -82,29 +108,30 @@ def find_collectives(module: Module, mesh: Mesh) -> list[CompiledCollective]:
             _check_bodies(module, instruction)
             kind = classify(instruction)
             if kind is not None:
-                # What nothing is known to run may run any number of times.
+                # A computation with no known caller may run any number of times.
                 often = runs.get(computation.name, Runs(1, open_ended=True))
-                found = search.read(kind, computation, instruction, often)
+                tensors = reader.read(kind, computation, instruction, often)
                 fusion = scattering.get(computation.name)
                 if fusion is not None and kind == "AllReduce":
-                    found = [
-                        replace(one, kind="ReduceScatter", op_name=fusion.op_name) for one in found
+                    tensors = [
+                        replace(one, kind="ReduceScatter", op_name=fusion.op_name)
+                        for one in tensors
                     ]
                 if kind == "CollectivePermute" and not instruction.op_name:
                     source = _follow_slices(computation, instruction)
                     called = source.called.get("calls", ()) if source is not None else ()
                     if source is not None and any(name in scattering for name in called):
-                        found = [
-                            replace(one, op_name=source.op_name, completes=True) for one in found
+                        tensors = [
+                            replace(one, op_name=source.op_name, completes=True) for one in tensors
                         ]
-                collectives += found
+                collectives += tensors
         except UnreadableHlo as error:
             raise error.quoting(f"{instruction.name} = {instruction.opcode}(...)") from None
     return collectives
 
 
 def _find_scattering(module: Module) -> dict[str, Instruction]:
-    """Find TPU's form of a reduce-scatter: a fusion of an all-reduce and a slice, by its body."""
+    """Find TPU's fusions of an all-reduce and a slice, which are reduce-scatters, by body."""
     return {
         name: instruction
         for _, instruction in module.instructions()
@@ -115,25 +142,25 @@ def _find_scattering(module: Module) -> dict[str, Instruction]:
 
 
 def _follow_slices(computation: Computation, instruction: Instruction) -> Instruction | None:
-    """Follow what an instruction reads through slices, to what is sliced."""
+    """Follow the operand of an instruction through slices to its source."""
     source = computation.instructions.get(instruction.operands[0])
     while source is not None and source.opcode == "slice":
         source = computation.instructions.get(source.operands[0])
     return source
 
 
-class _Search:
-    """What collectives share: the mesh, and the axes of groups that were met before."""
+class _CollectiveReader:
+    """A reader of collectives on a mesh, with a cache of the axes of groups."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
-        self.everybody: Groups = (tuple(range(mesh.devices)),)
+        self.all_devices: Groups = (tuple(range(mesh.devices)),)
         self.axes: dict[Groups | Pairs, tuple[str, ...] | None] = {}
 
     def read(
         self, kind: str, computation: Computation, instruction: Instruction, runs: Runs
     ) -> list[CompiledCollective]:
-        """Every tensor that an instruction communicates."""
+        """Return every tensor that an instruction communicates."""
         axes, pairs = None, None
         devices = self.mesh.devices
         if kind == "CollectivePermute":
@@ -143,10 +170,10 @@ class _Search:
             axes = self.find_axes(pairs)
             devices = 2 if pairs else 1
         elif kind not in _WITHOUT_GROUPS:
-            groups = instruction.groups or self.everybody
+            groups = instruction.groups or self.all_devices
             axes, devices = self.find_axes(groups), len(groups[0])
         elif kind == "CustomCall" and devices == 1:
-            axes = ()  # there is nobody to communicate with
+            axes = ()  # there is no other device
         tensors = _tensors(kind, computation, instruction, devices)
         name = instruction.name
         if kind == "CustomCall":
@@ -169,7 +196,7 @@ class _Search:
         ]
 
     def find_axes(self, key: Groups | Pairs) -> tuple[str, ...] | None:
-        """The axes of groups or pairs, each found once."""
+        """Find the axes of groups or pairs, each once."""
         if key not in self.axes:
             of = axes_of_pairs if isinstance(key, frozenset) else axes_of_groups
             self.axes[key] = of(key, self.mesh)  # type: ignore[operator]
@@ -189,13 +216,13 @@ def _check_bodies(module: Module, instruction: Instruction) -> None:
 def _tensors(
     kind: str, computation: Computation, instruction: Instruction, devices: int
 ) -> list[tuple[str, int]]:
-    """Dtype and elements of each tensor a collective communicates, on its larger side."""
+    """Return dtype and elements of each tensor of a collective, on its larger side."""
     arrays = [array for array in _results(instruction) if array.element.bits]
     if kind in ("Send", "Outfeed") or not arrays:
         types = computation.operand_types(instruction)
         arrays = [array for type in types for array in type.arrays if array.element.bits] or arrays
     tensors = [(array.element.dtype, array.elements) for array in arrays]
-    if kind in ("Send", "Recv"):  # what follows are numbers that the two sides agree on
+    if kind in ("Send", "Recv"):  # what follows are channel numbers
         tensors = tensors[:1]
     if kind == "ReduceScatter":
         tensors = [(dtype, elements * devices) for dtype, elements in tensors]
@@ -206,10 +233,40 @@ def _tensors(
 
 
 def _results(instruction: Instruction) -> tuple[ArrayType, ...]:
-    """What a collective results in; the type of one that is started has its operands before."""
+    """Return the result arrays of a collective; the type of a -start has its operands before."""
     type = instruction.type
     if not instruction.opcode.endswith("-start") or instruction.opcode == "all-reduce-start":
         return type.arrays
     if not isinstance(type, TupleType) or len(type.parts) < 2:
         raise UnreadableHlo(f"{instruction.opcode} does not have operands and results")
     return type.parts[1].arrays
+
+
+def classify(instruction: Instruction) -> str | None:
+    """Return the kind of an instruction's communication, by its name in plans; None for none."""
+    opcode, ends = instruction.opcode, False
+    base = opcode
+    for suffix in ("-start", "-update", "-done"):
+        if opcode.endswith(suffix):
+            base, ends = opcode.removesuffix(suffix), suffix != "-start"
+    if base in COMMUNICATING:
+        return None if ends else COMMUNICATING[base]
+    if base == "custom-call":
+        return None if ends or _is_local_call(instruction) else "CustomCall"
+    if base not in _LOCAL:
+        raise UnreadableHlo(f"the opcode {opcode!r} is unknown, and it may communicate")
+    telling = [name for name in _TELLING if name in instruction.attributes]
+    if telling and not ends:
+        raise UnreadableHlo(f"the opcode {opcode!r} has {telling[0]}, as only communication does")
+    return None
+
+
+def _is_local_call(instruction: Instruction) -> bool:
+    """Return whether a custom call is known to work on one device."""
+    target = custom_call_target(instruction)
+    return target in _LOCAL_TARGETS or target.startswith(_LOCAL_TARGET_PREFIXES)
+
+
+def custom_call_target(instruction: Instruction) -> str:
+    """Return the target of a custom call."""
+    return instruction.attributes.get("custom_call_target", "").strip('"')

@@ -1,67 +1,70 @@
-"""What compiled HLO consists of: a module of computations of instructions."""
+"""Compiled HLO: the module as typed values, parsed in one pass over the lines of its text."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from namedmesh.audit.hlo.array_types import HloType
-from namedmesh.audit.hlo.groups import Groups
+from namedmesh.audit.hlo.array_types import HloType, TupleType, UnreadableHlo, read_type
+from namedmesh.audit.hlo.groups import Groups, parse_groups, parse_pairs
 
 Role = Literal["body", "condition", "branches", "to_apply", "calls"]
+
+_NAME = r"[^\s(),={}%]+"
+_HEADER = re.compile(rf"(ENTRY )?%?({_NAME}) ?(?:\(.*\) -> .* )?\{{\s*$")
+_INSTRUCTION = re.compile(rf"\s*(ROOT )?%?({_NAME}) = ")
+_OPCODE = re.compile(r" ([\w\-]+)\(")
+_PUNCTUATION = re.compile(r'"(?:[^"\\]|\\.)*"|[(){}\[\],]')
+_CALLED_NAME = re.compile(rf"%?({_NAME})")
+_OP_NAME = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
+_TRIP_COUNT = re.compile(r'"known_trip_count":\s*\{\s*"n":\s*"(\d+)"')
+_CYCLES = re.compile(r'"estimated_cycles":\s*"(\d+)"')
+
+_ROLES: dict[str, Role] = {
+    "body": "body",
+    "condition": "condition",
+    "branch_computations": "branches",
+    "true_computation": "branches",
+    "false_computation": "branches",
+    "to_apply": "to_apply",
+    "select": "to_apply",
+    "scatter": "to_apply",
+    "calls": "calls",
+    "called_computations": "calls",
+}
+_WITH_LITERAL = ("constant", "parameter")
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation.
+    """One line of a computation."""
 
-    Attributes:
-        name: Its name, unique within its computation.
-        opcode: What it does, such as `all-reduce-start`.
-        type: The type of its result.
-        operands: The names of the instructions it reads.
-        literal: What a constant or a parameter has between its parentheses, otherwise empty.
-        called: The names of the computations it calls, by their role.
-        groups: The devices that communicate with each other; None unless it has replica groups.
-        pairs: Sender and receiver of each shard that a collective-permute sends, otherwise None.
-        op_name: The name of the op it was compiled from, or of one of them.
-        cycles: The cycles the compiler expects it to take; 0 where it gives no estimate.
-        trip_count: How often a while loop runs, where the compiler knows that.
-        root: Whether it is the result of its computation.
-        attributes: Every attribute as HLO text has it.
-    """
-
-    name: str
-    opcode: str
+    name: str  # unique within its computation
+    opcode: str  # such as all-reduce-start
     type: HloType
     operands: tuple[str, ...] = ()
-    literal: str = ""
+    literal: str = ""  # of a constant or a parameter, the text between its parentheses
     called: Mapping[Role, tuple[str, ...]] = field(default_factory=dict)
-    groups: Groups | None = None
-    pairs: tuple[tuple[int, int], ...] | None = None
-    op_name: str = ""
-    cycles: int = 0
-    trip_count: int | None = None
-    root: bool = False
+    groups: Groups | None = None  # None without replica groups
+    pairs: tuple[tuple[int, int], ...] | None = None  # of a collective-permute
+    op_name: str = ""  # the op it was compiled from, or one of them
+    cycles: int = 0  # as the compiler estimates; 0 without an estimate
+    trip_count: int | None = None  # of a while loop, if the compiler states it
+    root: bool = False  # it is the result of its computation
     attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Computation:
-    """A list of instructions with a name, such as the body of a loop.
-
-    Attributes:
-        name: Its name, unique within its module.
-        instructions: Its instructions by name, in the order of the text, which is the order in
-            which a scheduled module runs them.
-    """
+    """A named list of instructions, such as the body of a loop."""
 
     name: str
-    instructions: Mapping[str, Instruction]
+    instructions: Mapping[str, Instruction]  # in the order of the text, that of the schedule
 
     def operand_types(self, instruction: Instruction) -> list[HloType]:
-        """The types of an instruction's operands, as far as the computation defines them."""
+        """Return the types of an instruction's operands that the computation defines."""
         defined = (self.instructions.get(name) for name in instruction.operands)
         return [operand.type for operand in defined if operand is not None]
 
@@ -71,31 +74,183 @@ class Computation:
 
 @dataclass(frozen=True)
 class Module:
-    """A compiled program.
-
-    Attributes:
-        name: Its name.
-        computations: Its computations by name, in the order of the text.
-        entry: The name of the computation that a step runs.
-        parameters: The types of its parameters, with their layouts.
-        results: The type of its result, with its layout; None where the text does not state it.
-        attributes: Every attribute of the module as HLO text has it.
-    """
+    """A compiled program."""
 
     name: str
-    computations: Mapping[str, Computation]
-    entry: str
-    parameters: tuple[HloType, ...] = ()
-    results: HloType | None = None
+    computations: Mapping[str, Computation]  # in the order of the text
+    entry: str  # the computation that a step runs
+    parameters: tuple[HloType, ...] = ()  # with their layouts
+    results: HloType | None = None  # with its layout; None where the text does not state it
     attributes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def scheduled(self) -> bool:
-        """Whether the instructions stand in the order in which they run."""
+        """True if the instructions are in the order in which they run."""
         return self.attributes.get("is_scheduled") == "true"
 
     def instructions(self) -> Iterator[tuple[Computation, Instruction]]:
-        """Every instruction with the computation it belongs to."""
+        """Yield every instruction with its computation."""
         for computation in self.computations.values():
             for instruction in computation:
                 yield computation, instruction
+
+
+def parse_module(text: str) -> Module:
+    """Parse compiled HLO, such as `jax.stages.Compiled.as_text` returns, in linear time."""
+    return _Parser().module(text)
+
+
+class _Parser:
+    """The state of one pass over a module's text."""
+
+    def __init__(self) -> None:
+        self.groups: dict[str, Groups] = {}  # by text: collectives repeat few, which may be long
+
+    def module(self, text: str) -> Module:
+        """Parse all lines."""
+        name, entry, attributes = "", "", {}
+        computations: dict[str, Computation] = {}
+        current: dict[str, Instruction] | None = None
+        line, in_header = "", False
+        try:
+            for line in text.split("\n"):
+                if in_header:
+                    in_header = not line.startswith("}")
+                elif current is None:
+                    header = _HEADER.match(line) if line.endswith("{") else None
+                    if header:
+                        current = {}
+                        computations[header[2]] = Computation(header[2], current)
+                        entry = header[2] if header[1] else entry
+                    elif line.startswith("HloModule "):
+                        name, *parts = _split(line, len("HloModule "))[0]
+                        attributes = _attributes(parts)
+                        # A table of how to recover values continues, indented, up to its bracket.
+                        in_header = line.endswith("{")
+                    elif _INSTRUCTION.match(line):
+                        raise UnreadableHlo("an instruction stands outside every computation")
+                elif line.startswith("}"):
+                    current = None
+                elif line and not line.isspace():
+                    instruction = self.instruction(line)
+                    current[instruction.name] = instruction
+            if not entry:
+                line = text[:400]
+                raise UnreadableHlo("there is no ENTRY computation")
+            parameters, results = _entry_layout(attributes)
+        except UnreadableHlo as error:
+            raise error.quoting(line) from None
+        return Module(name.strip(), computations, entry, parameters, results, attributes)
+
+    def instruction(self, line: str) -> Instruction:
+        """Parse one line of a computation."""
+        start = _INSTRUCTION.match(line)
+        if not start:
+            raise UnreadableHlo("a line of a computation is not an instruction")
+        type, at = read_type(line, start.end())
+        opcode = _OPCODE.match(line, at)
+        if not opcode:
+            raise UnreadableHlo(f"expected an opcode at {line[at : at + 40]!r}")
+        inside, end = _split(line, opcode.end())
+        if end is None:
+            raise UnreadableHlo("the operands have no closing parenthesis")
+        rest = _split(line, end)[0]
+        attributes = _attributes(rest)
+        literal = opcode[1] in _WITH_LITERAL
+        config = attributes.get("backend_config", "")
+        if config.startswith('"'):  # JSON in a string, rather than JSON
+            config = config.replace('\\"', '"')
+        trip_count = _TRIP_COUNT.search(config) if "known_trip_count" in config else None
+        cycles = _CYCLES.search(config) if "estimated_cycles" in config else None
+        return Instruction(
+            name=start[2],
+            opcode=opcode[1],
+            type=type,
+            operands=() if literal else tuple(_operand(part) for part in inside if part.strip()),
+            literal=",".join(inside) if literal else "",
+            called=_called(attributes),
+            groups=self.read_groups(attributes.get("replica_groups")),
+            pairs=parse_pairs(attributes["source_target_pairs"])
+            if "source_target_pairs" in attributes
+            else None,
+            op_name=_op_name(attributes.get("metadata", "")),
+            cycles=int(cycles[1]) if cycles else 0,
+            trip_count=int(trip_count[1]) if trip_count else None,
+            root=start[1] is not None,
+            attributes=attributes,
+        )
+
+    def read_groups(self, text: str | None) -> Groups | None:
+        """Parse replica groups, each text once."""
+        if text is None:
+            return None
+        if text not in self.groups:
+            self.groups[text] = parse_groups(text)
+        return self.groups[text]
+
+
+def _split(text: str, start: int) -> tuple[list[str], int | None]:
+    """Split at commas up to the bracket that closes what start is in; return where that ends."""
+    parts, depth, begin = [], 0, start
+    for match in _PUNCTUATION.finditer(text, start):
+        sign = match[0]
+        if sign == ",":
+            if not depth:
+                parts.append(text[begin : match.start()])
+                begin = match.end()
+        elif sign in "([{":
+            depth += 1
+        elif sign in ")]}":
+            if not depth:
+                parts.append(text[begin : match.start()])
+                return parts, match.end()
+            depth -= 1
+    parts.append(text[begin:])
+    return parts, None
+
+
+def _attributes(parts: list[str]) -> dict[str, str]:
+    """Parse attributes from parts such as `dimensions={0}`."""
+    attributes: dict[str, str] = {}
+    for part in parts:
+        name, equals, value = part.strip().partition("=")
+        if name == "device_ids" and "replica_groups" in attributes:
+            attributes["replica_groups"] += f", {part.strip()}"  # one notation has a comma
+        elif equals:
+            attributes[name] = value
+    return attributes
+
+
+def _operand(part: str) -> str:
+    """Return the name of an operand, which may follow its type or a comment."""
+    return part.replace("*/", " ").rsplit(None, 1)[-1].removeprefix("%")
+
+
+def _called(attributes: Mapping[str, str]) -> dict[Role, tuple[str, ...]]:
+    """Return the computations that attributes name, by their role."""
+    called: dict[Role, tuple[str, ...]] = {}
+    for name in attributes:
+        role = _ROLES.get(name)
+        if role:
+            called[role] = called.get(role, ()) + tuple(_CALLED_NAME.findall(attributes[name]))
+    return called
+
+
+def _op_name(metadata: str) -> str:
+    """Return the op that metadata names."""
+    match = _OP_NAME.search(metadata) if metadata else None
+    if not match:
+        return ""
+    return match[1].replace('\\"', '"').replace("\\\\", "\\") if "\\" in match[1] else match[1]
+
+
+def _entry_layout(attributes: Mapping[str, str]) -> tuple[tuple[HloType, ...], HloType | None]:
+    """Parse the types of a module's parameters and of its result."""
+    layout = attributes.get("entry_computation_layout")
+    if layout is None:
+        return (), None
+    parameters, end = read_type(layout, 1)
+    assert isinstance(parameters, TupleType), "a parameter list has parentheses"
+    if not layout.startswith("->", end):
+        raise UnreadableHlo(f"expected '->' at {layout[end : end + 40]!r}")
+    return parameters.parts, read_type(layout, end + 2)[0]

@@ -1,15 +1,15 @@
-"""How often the loops of a module run, and with them every computation."""
+"""The number of iterations of a module's loops, and of runs of its computations."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.audit.hlo.array_types import ArrayType
-from namedmesh.audit.hlo.loop_counts import derive_trip_count
-from namedmesh.audit.hlo.module import Instruction, Module, Role
+from namedmesh.audit.hlo.module import Computation, Instruction, Module, Role
 
-# What an instruction runs by itself. Functions applied to elements (of a reduce, a sort) are not
-# counted: they run as often as there are elements.
+# The computations that an instruction runs. Functions applied to elements (of a reduce, a sort)
+# are not counted: they run once for each element.
 _RUNS: dict[str, tuple[Role, ...]] = {
     "while": ("condition", "body"),
     "conditional": ("branches",),
@@ -18,46 +18,31 @@ _RUNS: dict[str, tuple[Role, ...]] = {
     "async": ("calls",),
     "custom-call": ("calls",),
 }
+_SAME_VALUE = ("copy", "bitcast", "convert", "opt-barrier")
+# Comparisons between a counter and a limit that end a loop which counts up.
+_UP_TO = {("LT", False): 0, ("GT", True): 0, ("LE", False): 1, ("GE", True): 1}
 
 
 @dataclass(frozen=True)
 class Loop:
-    """A while loop.
+    """A while loop."""
 
-    Attributes:
-        computation: The name of the computation that has it.
-        instruction: The while instruction.
-        trip_count: How often it runs each time, or at most; None if that is not known.
-        exact: Whether the trip count is certain, rather than the limit of a loop that may stop
-            before it.
-    """
-
-    computation: str
+    computation: str  # the one that has it
     instruction: Instruction
-    trip_count: int | None
-    exact: bool
+    trip_count: int | None  # None if it is not known
+    exact: bool  # False for an upper limit
 
 
 @dataclass(frozen=True)
 class Runs:
-    """How often something runs in one step.
+    """The runs of a computation in one step."""
 
-    Attributes:
-        times: How often, where a loop of unknown length counts as one iteration.
-        open_ended: Whether such a loop runs it.
-    """
-
-    times: int
-    open_ended: bool = False
+    times: int  # a loop of unknown length counts as one iteration
+    open_ended: bool = False  # such a loop runs it
 
 
 def find_loops(module: Module) -> tuple[Loop, ...]:
-    """Every while loop of a module with its trip count.
-
-    The trip count is the compiler's own where it states one, or follows from the loop's code.
-    Otherwise it is the only integer that the loop's condition compares with, which is no more than
-    a limit. Where the compiler's statement and the code contradict each other, nothing is certain.
-    """
+    """Return every while loop of a module with its trip count."""
     return tuple(
         read_loop(module, computation.name, instruction)
         for computation, instruction in module.instructions()
@@ -66,59 +51,44 @@ def find_loops(module: Module) -> tuple[Loop, ...]:
 
 
 def read_loop(module: Module, computation: str, instruction: Instruction) -> Loop:
-    """Read a while loop's trip count."""
+    """Find a while loop's trip count: the compiler's own, or derived from the loop's code."""
     stated = instruction.trip_count
     derived = derive_trip_count(module, computation, instruction)
     known = derived if stated is None else stated
     if known is not None:
+        # Not certain if the compiler's statement and the code contradict each other.
         return Loop(computation, instruction, known, derived in (None, known))
-    return Loop(computation, instruction, _limit(module, instruction), False)
+    return Loop(computation, instruction, _upper_limit(module, instruction), False)
 
 
 def find_runs(module: Module) -> dict[str, Runs]:
-    """How often each computation runs in one step, and whether that is certain.
-
-    A condition counts as often as its body, and each branch of a conditional as if it were taken.
-    """
+    """Count how often each computation runs in one step, and note if that is not certain."""
     runs = {module.entry: Runs(1)}
-    for name in _callers_first(module):
-        outer = runs.get(name, Runs(0))
-        for instruction in module.computations[name]:
-            callees = _callees(instruction)
-            if not callees:
-                continue
-            times, open_ended = outer.times, outer.open_ended
-            if instruction.opcode == "while":
-                loop = read_loop(module, name, instruction)
-                open_ended |= not loop.exact
-                times *= (loop.trip_count or 0) if loop.exact else 1
-            for callee in callees:
-                before = runs.get(callee, Runs(0))
-                runs[callee] = Runs(before.times + times, before.open_ended or open_ended)
+    for name, loop, callees in _calls(module):
+        times, open_ended = runs[name].times, runs[name].open_ended
+        if loop is not None:
+            open_ended |= not loop.exact
+            times *= (loop.trip_count or 0) if loop.exact else 1
+        for callee in callees:
+            before = runs.get(callee, Runs(0))
+            runs[callee] = Runs(before.times + times, before.open_ended or open_ended)
     return runs
 
 
 def count_runs(module: Module) -> dict[str, int]:
-    """How often each computation runs in one step, or at most.
-
-    Loops of unknown length count once, a condition as often as its body, and each branch of a
-    conditional as if it were taken.
-    """
+    """Count how often each computation runs in one step at most; unknown loops count once."""
     runs: dict[str, int] = {module.entry: 1}
-    for name in _callers_first(module):
-        for instruction in module.computations[name]:
-            times = runs.get(name, 0)
-            if instruction.opcode == "while":
-                loop = read_loop(module, name, instruction)
-                # A loop that surely never runs counts as none; one of unknown length once.
-                times *= 1 if loop.trip_count is None else loop.trip_count
-            for callee in _callees(instruction):
-                runs[callee] = runs.get(callee, 0) + times
+    for name, loop, callees in _calls(module):
+        times = runs[name]
+        if loop is not None and loop.trip_count is not None:
+            times *= loop.trip_count
+        for callee in callees:
+            runs[callee] = runs.get(callee, 0) + times
     return runs
 
 
 def scheduled_runs(module: Module) -> dict[str, int]:
-    """How often each computation that is scheduled by itself runs: all but those that are fused."""
+    """Count the runs of the computations that are scheduled by themselves, not fused."""
     fused = {
         name
         for _, instruction in module.instructions()
@@ -128,14 +98,25 @@ def scheduled_runs(module: Module) -> dict[str, int]:
     return {name: times for name, times in count_runs(module).items() if name not in fused}
 
 
+def _calls(module: Module) -> Iterator[tuple[str, Loop | None, list[str]]]:
+    """Yield the calls of a step, callers first: caller, loop if it is one, and callees."""
+    # A condition counts as often as its body, and each branch as if it were taken.
+    for name in _callers_first(module):
+        for instruction in module.computations[name]:
+            callees = _callees(instruction)
+            if callees:
+                is_loop = instruction.opcode == "while"
+                yield name, read_loop(module, name, instruction) if is_loop else None, callees
+
+
 def _callees(instruction: Instruction) -> list[str]:
-    """The computations an instruction runs by itself."""
+    """Return the computations that an instruction runs."""
     roles = _RUNS.get(instruction.opcode.removesuffix("-start"), ())
     return [name for role in roles for name in instruction.called.get(role, ())]
 
 
 def _callers_first(module: Module) -> list[str]:
-    """The computations that a step reaches, each after everything that runs it."""
+    """Sort the computations that a step reaches, each after all that run it."""
     finished: list[str] = []
     seen = {module.entry}
     stack = [(module.entry, iter(_all_callees(module, module.entry)))]
@@ -152,7 +133,7 @@ def _callers_first(module: Module) -> list[str]:
 
 
 def _all_callees(module: Module, name: str) -> list[str]:
-    """The computations that a computation's instructions run, as far as the module has them."""
+    """Return the computations of the module that a computation's instructions run."""
     return [
         callee
         for instruction in module.computations[name]
@@ -161,8 +142,8 @@ def _all_callees(module: Module, name: str) -> list[str]:
     ]
 
 
-def _limit(module: Module, loop: Instruction) -> int | None:
-    """The only integer that a loop's condition has, which is as often as it may run."""
+def _upper_limit(module: Module, loop: Instruction) -> int | None:
+    """Return the only integer in a loop's condition: an upper limit of its iterations."""
     limits = [
         instruction.literal
         for name in loop.called.get("condition", ())
@@ -174,3 +155,147 @@ def _limit(module: Module, loop: Instruction) -> int | None:
         and not instruction.type.sizes
     ]
     return int(limits[0]) if len(limits) == 1 and limits[0].isdigit() else None
+
+
+@dataclass(frozen=True)
+class _Carried:
+    """A value that a loop carries, plus a constant."""
+
+    index: int | None  # in the tuple of carries; None for a single carry that is not a tuple
+    plus: int = 0
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """All that a loop carries."""
+
+
+_Value = int | _Carried | _Whole | None
+
+
+@dataclass
+class _Search:
+    """The computations of a module, and a limit on the values that are evaluated."""
+
+    computations: Mapping[str, Computation]
+    left: int = 200  # a counter needs few; sums of sums would take forever
+
+
+def derive_trip_count(module: Module, caller: str, loop: Instruction) -> int | None:
+    """Derive a loop's trip count from its counter: what it counts from, to, and by."""
+    search = _Search(module.computations)
+    condition, body = _only(search, loop, "condition"), _only(search, loop, "body")
+    if condition is None or body is None or len(loop.operands) != 1:
+        return None
+    limit = _limit(search, condition, _root(condition), [_Whole()])
+    if limit is None:
+        return None
+    index, stop = limit
+    result = _root(body)
+    if index is not None:
+        if result is None or result.opcode != "tuple" or index >= len(result.operands):
+            return None
+        result = body.instructions.get(result.operands[index])
+    step = _value(search, body, result, [_Whole()])
+    outer = search.computations[caller]
+    initial = outer.instructions.get(loop.operands[0])
+    if index is not None:
+        if initial is None or initial.opcode != "tuple" or index >= len(initial.operands):
+            return None
+        initial = outer.instructions.get(initial.operands[index])
+    start = _value(search, outer, initial, [])
+    if not isinstance(step, _Carried) or step.index != index or step.plus <= 0:
+        return None
+    return max(0, -((start - stop) // step.plus)) if isinstance(start, int) else None
+
+
+def _only(search: _Search, instruction: Instruction, role: Role) -> Computation | None:
+    """Return the only computation that an instruction calls in a role."""
+    called = instruction.called.get(role, ())
+    return search.computations.get(called[0]) if len(called) == 1 else None
+
+
+def _root(computation: Computation) -> Instruction | None:
+    """Return the result of a computation."""
+    return next((one for one in reversed([*computation]) if one.root), None)
+
+
+def _limit(
+    search: _Search, where: Computation, root: Instruction | None, arguments: Sequence[_Value]
+) -> tuple[int | None, int] | None:
+    """Return the index of the counter that a condition compares, and its exclusive limit."""
+    if root is None:
+        return None
+    if root.opcode == "fusion":
+        inside = _only(search, root, "calls")
+        if inside is None:
+            return None
+        values = _operands(search, where, root, arguments)
+        return _limit(search, inside, _root(inside), values)
+    if root.opcode != "compare" or len(root.operands) != 2:
+        return None
+    left, right = _operands(search, where, root, arguments)
+    swapped = isinstance(left, int)
+    counter, limit = (right, left) if swapped else (left, right)
+    above = _UP_TO.get((root.attributes.get("direction", ""), swapped))
+    if above is None or not isinstance(counter, _Carried) or not isinstance(limit, int):
+        return None
+    return counter.index, limit + above - counter.plus
+
+
+def _operands(
+    search: _Search, where: Computation, instruction: Instruction, arguments: Sequence[_Value]
+) -> list[_Value]:
+    """Evaluate the operands of an instruction."""
+    return [
+        _value(search, where, where.instructions.get(name), arguments)
+        for name in instruction.operands
+    ]
+
+
+def _value(
+    search: _Search,
+    where: Computation,
+    instruction: Instruction | None,
+    arguments: Sequence[_Value],
+) -> _Value:
+    """Evaluate an instruction: a constant, or a carried value plus one; None for others."""
+    if instruction is None or search.left <= 0:
+        return None
+    search.left -= 1
+    opcode = instruction.opcode
+    if opcode == "constant":
+        text = instruction.literal.strip()
+        return int(text) if text.removeprefix("-").isdigit() else None
+    if opcode == "parameter":
+        number = instruction.literal.strip()
+        value = (
+            arguments[int(number)] if number.isdigit() and int(number) < len(arguments) else None
+        )
+        # A loop whose only carried value is a scalar has no tuple to take it from.
+        scalar = isinstance(value, _Whole) and not str(instruction.type).startswith("(")
+        return _Carried(None) if scalar else value
+    if opcode not in ("get-tuple-element", "add", "subtract", "fusion", *_SAME_VALUE):
+        return None
+    values = _operands(search, where, instruction, arguments)
+    if opcode in _SAME_VALUE and len(values) == 1:
+        return values[0]
+    if opcode == "get-tuple-element" and isinstance(values[0], _Whole):
+        return _Carried(int(instruction.attributes["index"]))
+    if opcode == "fusion":
+        inside = _only(search, instruction, "calls")
+        return _value(search, inside, _root(inside), values) if inside else None
+    if opcode in ("add", "subtract") and len(values) == 2:
+        return _sum(values[0], values[1], -1 if opcode == "subtract" else 1)
+    return None
+
+
+def _sum(left: _Value, right: _Value, sign: int) -> _Value:
+    """Add or subtract values, of which at most one is carried, and not subtracted."""
+    if isinstance(right, int) and isinstance(left, _Carried):
+        return _Carried(left.index, left.plus + sign * right)
+    if isinstance(left, int) and isinstance(right, _Carried) and sign > 0:
+        return _Carried(right.index, right.plus + left)
+    if isinstance(left, int) and isinstance(right, int):
+        return left + sign * right
+    return None

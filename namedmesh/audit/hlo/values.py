@@ -1,4 +1,4 @@
-"""The values of a compiled module that take memory and time of their own."""
+"""The values of a compiled module that take memory and time."""
 
 from __future__ import annotations
 
@@ -11,35 +11,22 @@ from namedmesh.audit.hlo.trip_counts import scheduled_runs
 
 # These pass on memory that others allocate.
 _ALIASES = {
-    "parameter",
-    "tuple",
-    "get-tuple-element",
-    "bitcast",
-    "while",
-    "conditional",
-    "call",
-    "after-all",
-    "opt-barrier",
-}
+    "parameter", "tuple", "get-tuple-element", "bitcast", "while", "conditional", "call",
+    "after-all", "opt-barrier",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """An instruction that is scheduled by itself and makes something new.
-
-    Attributes:
-        instruction: The instruction.
-        arrays: What it makes; an instruction that starts another makes only what that one will be.
-        times: How often it runs in one step.
-    """
+    """An instruction that is scheduled by itself and allocates memory."""
 
     instruction: Instruction
-    arrays: tuple[ArrayType, ...]
-    times: int
+    arrays: tuple[ArrayType, ...]  # that it allocates, without the operands of a -start
+    times: int  # in one step
 
 
 def find_allocations(module: Module) -> Iterator[Allocation]:
-    """Every value that needs memory of its own; within a loop it has that memory once."""
+    """Yield every value that needs memory of its own; in a loop it has that memory once."""
     for name, times in scheduled_runs(module).items():
         for instruction in module.computations.get(name, ()):
             if instruction.opcode in _ALIASES or instruction.opcode.endswith("-done"):
@@ -48,7 +35,7 @@ def find_allocations(module: Module) -> Iterator[Allocation]:
 
 
 def _new_arrays(instruction: Instruction) -> tuple[ArrayType, ...]:
-    """What an instruction makes; the type of one that starts another has its operands too."""
+    """Return the arrays that an instruction makes; the type of a -start has its operands too."""
     type = instruction.type
     if (
         not instruction.opcode.endswith("-start")

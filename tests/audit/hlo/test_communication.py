@@ -10,7 +10,7 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.audit.hlo import Instruction, find_collectives, parse_module, parse_type
-from namedmesh.audit.hlo.opcodes import classify
+from namedmesh.audit.hlo.communication import classify
 from namedmesh.records.collective import count_wire_bytes
 from tests.audit.hlo.text import module_of
 
