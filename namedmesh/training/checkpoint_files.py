@@ -198,10 +198,10 @@ def _decode_array(name: str, value: object) -> StoredArray:
 
 def _check_sizes(name: str, values: object) -> tuple[int, ...]:
     """Return a list of sizes, or raise."""
-    is_short_list = isinstance(values, list) and len(values) <= 32
-    if not is_short_list or not all(type(one) is int and 0 < one < 2**62 for one in values):
-        raise ValueError(f"{name} has sizes {str(values)[:80]}")
-    return tuple(values)
+    if isinstance(values, list) and len(values) <= 32:
+        if all(type(one) is int and 0 < one < 2**62 for one in values):
+            return tuple(values)
+    raise ValueError(f"{name} has sizes {str(values)[:80]}")
 
 
 @contextmanager
