@@ -198,9 +198,9 @@ def _decode_array(name: str, value: object) -> StoredArray:
 
 def _check_sizes(name: str, values: object) -> tuple[int, ...]:
     """Return a list of sizes, or raise."""
-    if isinstance(values, list) and len(values) <= 32:
-        if all(type(one) is int and 0 < one < 2**62 for one in values):
-            return tuple(values)
+    numbers = values if isinstance(values, list) and len(values) <= 32 else [None]
+    if all(type(one) is int and 0 < one < 2**62 for one in numbers):
+        return tuple(numbers)
     raise ValueError(f"{name} has sizes {str(values)[:80]}")
 
 
