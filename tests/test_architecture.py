@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import pathlib
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from namedmesh.ir.op import Op
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = ROOT / "namedmesh"
@@ -174,6 +178,41 @@ print(json.dumps([plan.count("AllReduce"), heavy]))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == [1, []]
+
+
+def op_classes() -> dict[str, str]:
+    """Every class of op in the package, with the module that defines it."""
+    for module in MODULES:
+        if room_of(module) in ("ir", "ops", "layers"):
+            importlib.import_module(module)
+    found, pending = {}, [Op]
+    while pending:
+        cls = pending.pop()
+        found[cls.__name__] = cls.__module__
+        pending += cls.__subclasses__()
+    return {name: module for name, module in found.items() if module in MODULES}
+
+
+def class_questions(module: str, owners: Mapping[str, str]) -> Iterator[str]:
+    """Find where a file asks for the class of an op that it does not define, or for its rule."""
+    for node in ast.walk(ast.parse(MODULES[module].read_text())):
+        text = ""
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            names = [one.id for one in ast.walk(node) if isinstance(one, ast.Name)]
+            if node.func.id == "isinstance":
+                text = ", ".join(name for name in names[1:] if owners.get(name, module) != module)
+            elif node.func.id == "type" and len(node.args) == 1 and names[1:] == ["op"]:
+                text = "" if module == "namedmesh.ir.op" else "type(op)"
+        elif isinstance(node, ast.Attribute) and node.attr == "rule":
+            text = "op.rule" if ast.unparse(node.value) == "op" else ""
+        if text:
+            yield f"{module}:{node.lineno}: {text}"
+
+
+def test_no_pass_asks_for_the_class_of_an_op():
+    owners = op_classes()
+    assert {"Einsum", "Scan", "Conv", "Manual"} <= owners.keys()
+    assert [one for module in MODULES for one in class_questions(module, owners)] == []
 
 
 def definitions() -> dict[str, set[str]]:

@@ -30,8 +30,7 @@ from dataclasses import dataclass, field
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.hardware.hardware import Hardware
-from namedmesh.ir.contents import describe_options
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, describe_options
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, dataclass_transform
+
+import numpy as np
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context as Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.format import describe_type, format_value
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.recorder import require_recorder
 from namedmesh.ir.tensor import DTYPES, Tensor
 
@@ -77,6 +79,17 @@ class Op:
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
     kept_by_dots: ClassVar[bool] = False  # remat="dots" keeps its results
+    own_backward: ClassVar[bool] = False  # its derivative is a function that the user wrote
+    # Traits of batching: see vmap().
+    by_name: ClassVar[bool] = False  # finds its dimensions by name: others pass through it
+    broadcasts: ClassVar[bool] = False  # operands may lack dimensions that others have
+    # Traits of linearity.
+    # Groups of operands: the op is linear in those of a group together, all others fixed. A sum has
+    # one group of all operands, a product one for each.
+    linear_in: ClassVar[tuple[tuple[int, ...], ...]] = ()
+    late_sums: ClassVar[bool] = True  # partial sums of linear operands may be added up after it
+    # Traits of manual regions.
+    mixes_shards: ClassVar[bool] = False  # its body is a collective of the region around it
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -155,12 +168,9 @@ class Op:
         return self.outputs[0]
 
     @property
-    def linear(self) -> str:
-        """In which operands the op is linear, so that parts of a sum may pass through it.
-
-        "together" (as a sum is), "each" alone (as a product is), the "first", or "" for none.
-        """
-        return ""
+    def additive(self) -> bool:
+        """Whether the op is linear in all its operands together, as sums and reshapes are."""
+        return self.linear_in == (tuple(range(len(self.inputs))),)
 
     @property
     def summed_in(self) -> str:
@@ -215,8 +225,13 @@ class Op:
         return ()
 
     @property
-    def iterations(self) -> Sequence[int]:
-        """The iterations of a loop that are to be written out, in the order in which they run."""
+    def unrolled(self) -> UnrolledLoop | None:
+        """The op itself, if some of its iterations are to be written out one after the other."""
+        return None
+
+    @property
+    def repeated_ops(self) -> tuple[Op, ...]:
+        """Ops recorded before this one that its derivative records again."""
         return ()
 
     @property
@@ -275,6 +290,42 @@ class Op:
             source=self.source,
             fix="put nm.stop_gradient around its operands, define vjp() if it is an op of yours, "
             "or give it a derivative with nm.custom_vjp",
+        )
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
+        """Record the op on operands that may have a further dimension, as their first.
+
+        An op that is `elementwise` or works `by_name` needs no rule of its own: the dimension is
+        added to its operands (unless it `broadcasts`) and to the shapes among its options.
+
+        Args:
+            inputs: The operands, some of them with the dimension.
+            over: The dimension.
+
+        Returns:
+            The results, with the dimension where they depend on it; None to have the op run once
+            for each element in a loop, which is right for every op.
+        """
+        if self.bodies:
+            raise self.refuse_vmap(inputs, over)
+        if not (self.elementwise or self.by_name):
+            return None
+        if not self.broadcasts:
+            pairs = zip(inputs, self.inputs, strict=True)
+            inputs = tuple(with_dim(x, over, old.shape) for x, old in pairs)
+        shapes = {
+            name: Shape([over, *value])
+            for name, value in options_of(self).items()
+            if isinstance(value, Shape)
+        }
+        return dataclasses.replace(self, inputs=inputs, **shapes).outputs
+
+    def refuse_vmap(self, inputs: Sequence[Tensor], over: Dimension) -> NamedMeshError:
+        """Make the error for an op that is not defined along another dimension."""
+        return self.error(
+            f"vmap over {over} does not know what {self.kind} is along another dimension",
+            *map(str, inputs),
+            fix="do this outside of the function, or give it the dimension by name",
         )
 
     def flops(self) -> int:
@@ -348,8 +399,7 @@ class Op:
 
     def body_fields(self) -> dict[str, Body]:
         """Return the fields that hold a Body, by name."""
-        values = {name: getattr(self, name) for name in option_names(type(self))}
-        return {name: value for name, value in values.items() if isinstance(value, Body)}
+        return {name: value for name, value in options_of(self).items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """Make an error about this op, with the user's line.
@@ -365,8 +415,13 @@ class Op:
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)
 
 
+def options_of(op: Op) -> dict[str, Any]:
+    """Return what an op was made with besides its inputs, by field."""
+    return {name: getattr(op, name) for name in _option_names(type(op))}
+
+
 @cache
-def option_names(kind: type[Op]) -> tuple[str, ...]:
+def _option_names(kind: type[Op]) -> tuple[str, ...]:
     """Return the names of the fields that an op of a class is made with, besides its inputs."""
     return tuple(one.name for one in dataclasses.fields(kind) if one.init and one.name != "inputs")
 
@@ -466,9 +521,113 @@ class PlacementRules(Protocol):
         ...
 
 
+class UnrolledLoop(Op):
+    """A loop along a dimension whose iterations can be written out one after the other.
+
+    All of them, or those of a round, of which there are several.
+    """
+
+    body: Body
+    over: Dimension
+    carries: int  # so many first operands and results go from iteration to iteration
+
+    @property
+    def bodies(self) -> tuple[Body, ...]:
+        return (self.body,)
+
+    @property
+    def histories(self) -> tuple[Tensor, ...]:
+        return self.outputs[self.carries :]
+
+    @property
+    def loop(self) -> LoopSpec:
+        return LoopSpec(self.body, self.carries, self.over)
+
+    @property
+    def unrolled(self) -> UnrolledLoop | None:
+        return self if self.iterations else None
+
+    @property
+    @abstractmethod
+    def iterations(self) -> Sequence[int]:
+        """The iterations that are to be written out, in the order in which they run."""
+
+    @property
+    @abstractmethod
+    def rounds(self) -> Dimension:
+        """The dimension that it runs along where a round of iterations is written out."""
+
+    @abstractmethod
+    def take_iteration(self, x: Tensor, iteration: int) -> Tensor:
+        """Return what an unrolled iteration reads of a tensor, or of a round's row of it."""
+
+    @abstractmethod
+    def join_iterations(self, values: Sequence[Tensor]) -> Tensor:
+        """Stack what the iterations that are written out made, in the order of their numbers."""
+
+    @abstractmethod
+    def split_rounds(self, x: Tensor) -> Tensor:
+        """Split the loop's dimension of a tensor into rounds and the iterations of a round."""
+
+    @abstractmethod
+    def join_rounds(self, x: Tensor) -> Tensor:
+        """Undo `split_rounds`."""
+
+    @abstractmethod
+    def repeat_rounds(self, inputs: Sequence[Tensor], body: Body) -> UnrolledLoop:
+        """Record the loop along `rounds` with another body and its operands."""
+
+
+def with_dim(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
+    """Return a tensor with a dimension first, before those of a shape, also if it lacks it."""
+    return x if over in x.shape else x.broadcast([over, *shape])
+
+
 def every_op(ops: Iterable[Op]) -> Iterator[Op]:
     """Yield every op, those of loop bodies and branches included."""
     for op in ops:
         yield op
         for body in op.bodies:
             yield from every_op(body.ops)
+
+
+def describe_op(op: Op) -> Hashable:
+    """Return all that an op's lowering may read of it: its class, options and tensors."""
+    tensors = tuple((tensor.shape, tensor.dtype) for tensor in (*op.inputs, *op.outputs))
+    return describe_options(op), len(op.inputs), tensors
+
+
+def describe_options(op: Op) -> Hashable:
+    """Return what an op computes of its inputs: its class and options."""
+    return type(op), *map(describe, options_of(op).values())
+
+
+def describe(value: Any) -> Hashable:
+    """Return what tells an option apart: its contents, or the object itself if we know no more.
+
+    Numbers that compare equal may differ: 1 and True, 0.0 and -0.0.
+    """
+    if isinstance(value, (str, Dimension, Shape)) or value is None:
+        return value
+    if isinstance(value, (bool, int, float, complex)):
+        return type(value), repr(value)
+    if isinstance(value, (tuple, list)):
+        return type(value), *map(describe, value)
+    if isinstance(value, dict):
+        return dict, *((describe(key), describe(one)) for key, one in value.items())
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return np.ndarray, value.dtype.str, value.shape, value.tobytes()
+    return _Same(value)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Same:
+    """An object that equals itself alone."""
+
+    value: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)

@@ -15,17 +15,22 @@ from namedmesh.errors.errors import (
     did_you_mean,
     join_names,
 )
-from namedmesh.ir.binding import bind_specs, flatten_specs
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
-from namedmesh.ir.hoist import hoist_invariants
-from namedmesh.ir.interface import InputSpec, Specs, Variable, spec, spec_of
+from namedmesh.ir.interface import (
+    InputSpec,
+    Specs,
+    Variable,
+    bind_specs,
+    flatten_specs,
+    spec,
+    spec_of,
+)
+from namedmesh.ir.loop_motion import hoist_invariants, sink_into_loops
 from namedmesh.ir.op import Body, Op, every_op
 from namedmesh.ir.operands import check_callable
-from namedmesh.ir.prune import prune_ops
 from namedmesh.ir.recorder import active_recorder, recording
-from namedmesh.ir.simplify import simplify_ops
-from namedmesh.ir.sink import sink_into_loops
+from namedmesh.ir.simplify import prune_ops, simplify_ops
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, check_result
 from namedmesh.ir.write_out import write_out_loops

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.op import Op, option_names
+from namedmesh.ir.op import Op, options_of
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 
@@ -37,11 +37,10 @@ class Recipe:
         dim = dim or self.dim
         made = dict(zip(self.leaves, leaves, strict=True))
         for op in self.ops:
-            options = {name: getattr(op, name) for name in option_names(type(op))}
             again = dataclasses.replace(
                 op,
                 inputs=tuple(made[tensor] for tensor in op.inputs),
-                **{name: self._put(value, dim) for name, value in options.items()},
+                **{name: self._put(value, dim) for name, value in options_of(op).items()},
             )
             made[op.output] = again.output
         return made[self.result]

@@ -1,15 +1,64 @@
-"""Simplifying: sums with zeros, and what a loop carries without ever changing it, are left out.
-
-XLA leaves them out as well; a plan that kept them would have collectives that are never made.
-"""
+"""Simplifying: what nothing depends on, and what changes nothing, is left out."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
+
+
+def live_ops(
+    ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = ()
+) -> tuple[Op, ...]:
+    """Return the ops that some output depends on, in order."""
+    needed = {*outputs, *bound}
+    kept = []
+    for op in reversed(ops):
+        if any(tensor in needed for tensor in op.outputs):
+            kept.append(op)
+            needed.update(op.inputs)
+    return tuple(reversed(kept))
+
+
+def shorten_body(body: Body, keep: Sequence[int]) -> tuple[Body, list[int]]:
+    """Return a body with some of its outputs, without arguments that those do not depend on."""
+    outputs = tuple(body.outputs[i] for i in keep)
+    read = {*outputs, *(x for op in live_ops(body.ops, outputs) for x in op.inputs)}
+    stays = [i for i, tensor in enumerate(body.arguments) if tensor in read]
+    count = len(body.inputs)
+    inputs = tuple(body.arguments[i] for i in stays if i < count)
+    captures = tuple(body.arguments[i] for i in stays if i >= count)
+    captured = tuple(body.captured[i - count] for i in stays if i >= count)
+    ops = live_ops(body.ops, outputs, (*inputs, *captures))
+    return Body(ops, inputs, captures, captured, outputs), stays
+
+
+def prune_ops(
+    ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
+) -> tuple[Op, ...]:
+    """Return the ops that some output depends on, pruned themselves inside loops and branches."""
+    needed = {*outputs, *bound}
+    kept = []
+    for op in reversed(ops):
+        if any(tensor in needed for tensor in op.outputs):
+            op = prune_op(op, needed)
+            kept.append(op)
+            needed.update(op.inputs)
+    return tuple(reversed(kept))
+
+
+def prune_op(op: Op, needed: set[Tensor]) -> Op:
+    """Return an op without the results nobody needs, and its bodies without what those took."""
+    op = op.drop_results(needed)
+    bodies = op.body_fields()
+    return op.rebuild(**{name: prune_body(body) for name, body in bodies.items()}) if bodies else op
+
+
+def prune_body(body: Body) -> Body:
+    """Return a body without the ops that its outputs do not depend on."""
+    return dataclasses.replace(body, ops=prune_ops(body.ops, body.outputs, body.arguments))
 
 
 def simplify_ops(
@@ -27,7 +76,7 @@ def simplify_ops(
         if same is not None:
             stands[op.output] = same
             continue
-        if op.zero or (op.linear == "together" and {*op.inputs} <= zeros):
+        if op.zero or (op.additive and {*op.inputs} <= zeros):
             zeros.update(op.outputs)
         kept.append(op)
     return tuple(kept), tuple(stands.get(tensor, tensor) for tensor in outputs)

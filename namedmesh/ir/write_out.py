@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from namedmesh.ir.differentiate import mark_cotangent
-from namedmesh.ir.op import Body, Op, every_op
+from namedmesh.ir.op import Body, Op, UnrolledLoop, every_op
 from namedmesh.ir.recorder import recording
-from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current
@@ -22,7 +21,7 @@ def write_out_loops(
     What one such loop stores for another is handed over iteration by iteration, without being
     stacked. Where only a few iterations are written out, a loop of fewer rounds is left.
     """
-    if not any(op.iterations for op in every_op(ops)):
+    if not any(op.unrolled for op in every_op(ops)):
         return ops, tuple(outputs)
     return _Writer({}, {}).write_all(ops, outputs)
 
@@ -42,7 +41,7 @@ class _Writer:
         self.copies = copies  # of a body's tensors, by iteration
         self.readers: dict[Tensor, list[Op]] = {}
         self.histories: dict[
-            Tensor, tuple[Repetition, list[Tensor]]
+            Tensor, tuple[UnrolledLoop, list[Tensor]]
         ] = {}  # loop, and a value for an iteration
         self.rows: dict[
             tuple[Tensor, int], Tensor
@@ -65,9 +64,9 @@ class _Writer:
         """Write an op that reads what stands for its operands, or all iterations of a loop."""
         bodies = {name: self.write_body(body) for name, body in op.body_fields().items()}
         op = op.rebuild(**bodies) if bodies else op
-        if op.iterations:
-            assert isinstance(op, Repetition)
-            (self.write_rounds if op.rounds.size > 1 else self.write_iterations)(op)
+        loop = op.unrolled
+        if loop is not None:
+            (self.write_rounds if loop.rounds.size > 1 else self.write_iterations)(loop)
             return
         for tensor in op.inputs:
             self.find(tensor)
@@ -75,7 +74,7 @@ class _Writer:
 
     def write_body(self, body: Body) -> Body:
         """Return a body whose own loops are written out."""
-        if not any(op.iterations for op in every_op(body.ops)):
+        if not any(op.unrolled for op in every_op(body.ops)):
             return body
         writer = _Writer(self.stands, self.copies)
         ops, outputs = writer.write_all(body.ops, body.outputs)
@@ -104,10 +103,10 @@ class _Writer:
         if old.origin is None:
             old.describe(origin=new)  # cotangents of the old one lie where the new one lies
 
-    def write_iterations(self, loop: Repetition) -> None:
+    def write_iterations(self, loop: UnrolledLoop) -> None:
         """Write every iteration of a loop."""
-        (body,) = loop.bodies
-        total, carries = len(body.inputs), len(loop.outputs) - len(loop.histories)
+        body, carries = loop.body, loop.carries
+        total = len(body.inputs)
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
         carry = [self.find(tensor) for tensor in loop.inputs[:carries]]
         rows: dict[int, list[Tensor]] = {}
@@ -122,9 +121,9 @@ class _Writer:
         for i, history in enumerate(loop.histories):
             self.histories[history] = loop, [rows[iteration][i] for iteration in sorted(rows)]
 
-    def write_rounds(self, loop: Repetition) -> None:
+    def write_rounds(self, loop: UnrolledLoop) -> None:
         """Write a loop of fewer rounds, each of several iterations."""
-        carries, total = len(loop.outputs) - len(loop.histories), len(loop.bodies[0].inputs)
+        carries, total = loop.carries, len(loop.body.inputs)
         first = [self.find(tensor) for tensor in loop.inputs[:carries]]
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
         operands = [self.take_rounds(loop, i) for i in range(carries, total)]
@@ -141,16 +140,15 @@ class _Writer:
                     self.replace(history, loop.join_rounds(next(results)))
 
     def write_round(
-        self, loop: Repetition, operands: Sequence[Sequence[Tensor]], captured: Sequence[Tensor]
+        self, loop: UnrolledLoop, operands: Sequence[Sequence[Tensor]], captured: Sequence[Tensor]
     ) -> Body:
         """Return the iterations of a round as one body."""
-        (body,) = loop.bodies
-        carries = len(loop.outputs) - len(loop.histories)
+        body, carries = loop.body, loop.carries
         inner = Trace(self.trace)
         carry = [inner.placeholder(x.shape, x.dtype, x.label) for x in body.inputs[:carries]]
         rows = [
             [
-                inner.placeholder(x.shape.without(loop.iteration_dim.name), x.dtype, old.label)
+                inner.placeholder(x.shape.without(loop.over.name), x.dtype, old.label)
                 for x in operand
             ]
             for old, operand in zip(body.inputs[carries:], operands, strict=True)
@@ -176,7 +174,7 @@ class _Writer:
         stand_ins = tuple(inner.captures.values())
         return Body(tuple(inner.ops), inputs, stand_ins, tuple(inner.captures), tuple(outputs))
 
-    def take_rounds(self, loop: Repetition, i: int) -> list[Tensor]:
+    def take_rounds(self, loop: UnrolledLoop, i: int) -> list[Tensor]:
         """Return what rounds read of an operand: one tensor per iteration, or all in one."""
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
@@ -184,12 +182,12 @@ class _Writer:
         with self.at(loop):
             return [loop.split_rounds(self.find(tensor))]
 
-    def is_read_by_iterations(self, history: Tensor, loop: Repetition) -> bool:
+    def is_read_by_iterations(self, history: Tensor, loop: UnrolledLoop) -> bool:
         """Whether what a loop makes is read by such loops alone."""
         readers = self.readers.get(history, ())
         return bool(readers) and all(_form(other) == _form(loop) for other in readers)
 
-    def is_handed_over(self, tensor: Tensor, loop: Repetition) -> bool:
+    def is_handed_over(self, tensor: Tensor, loop: UnrolledLoop) -> bool:
         """Whether a loop reads iteration by iteration what another one made so."""
         maker = self.histories[tensor][0] if tensor in self.histories else None
         return maker is not None and _form(maker) == _form(loop)
@@ -202,7 +200,7 @@ class _Writer:
                 self.copy_op(op, known, iteration)
         return [known[tensor] for tensor in body.outputs]
 
-    def take_iteration(self, loop: Repetition, i: int, iteration: int) -> Tensor:
+    def take_iteration(self, loop: UnrolledLoop, i: int, iteration: int) -> Tensor:
         """Return what an iteration reads of an operand along the loop."""
         tensor = loop.inputs[i]
         if self.is_handed_over(tensor, loop):
@@ -212,7 +210,7 @@ class _Writer:
         # A forward loop's row is read by its iteration; a backward loop's may be read by nothing.
         first = self.rows.setdefault((source, iteration), row)
         origin = None if first is row else first
-        return row.describe(name=loop.bodies[0].arguments[i].label, origin=origin)
+        return row.describe(name=loop.body.arguments[i].label, origin=origin)
 
     def copy_op(self, op: Op, known: dict[Tensor, Tensor], iteration: int) -> None:
         """Record an op of a body anew for one iteration; known has what stands for its tensors."""
@@ -274,9 +272,6 @@ class _Writer:
 
 
 def _form(op: Op) -> object:
-    """What two loops have in common where one reads iteration by iteration what the other made."""
-    return (
-        (op.iteration_dim, len(op.iterations))
-        if isinstance(op, Repetition) and op.iterations
-        else None
-    )
+    """Return what two loops share where one reads iteration by iteration what the other made."""
+    loop = op.unrolled
+    return None if loop is None else (loop.over, len(loop.iterations))

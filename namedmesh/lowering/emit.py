@@ -8,9 +8,8 @@ from typing import Any
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.dims.sharding import Sharding, Transfer, conversion
-from namedmesh.ir.contents import describe_op
 from namedmesh.ir.context import Context
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, Op, describe_op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.fragments import Fragments
 from namedmesh.lowering.instructions import Block, Call, Choice, Repeat, Value

@@ -25,13 +25,11 @@ from namedmesh.ops.shape import transpose
 class Broadcast(Op):
     """A tensor repeated along new dimensions, all in order."""
 
+    linear_in = ((0,),)
+    by_name = True
     elementwise = True
     constant = True  # a loop may start with one: it then lies wherever the layout has it
     shape: Shape
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
@@ -50,16 +48,14 @@ SMALL = 2**20  # elements
 class Sum(Op):
     """The sum over some dimensions."""
 
+    linear_in = ((0,),)
+    by_name = True
     sums = True
     over: tuple[Dimension, ...]
 
     @property
     def rearranges(self) -> bool:  # type: ignore[override]
         return self.inputs[0].shape.elements <= SMALL  # XLA folds what is made of constants
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     @property
     def summed_in(self) -> str:

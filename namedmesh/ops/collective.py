@@ -16,8 +16,8 @@ from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.operands import check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops import broadcast, constants, windows
-from namedmesh.ops.between import active_region, record_between
 from namedmesh.ops.move import replicate, reshard
+from namedmesh.ops.region import active_region, record_collective
 from namedmesh.ops.shape import rename
 from namedmesh.ops.shard_moves import Permute, Swap
 
@@ -45,7 +45,7 @@ def sum(x: Tensor, shards: Dimension) -> Tensor:
         1
     """
     _check("collective.sum", x, shards)
-    return record_between(lambda x: [broadcast.sum(x, shards)], [x])[0]
+    return record_collective(lambda x: [broadcast.sum(x, shards)], [x])[0]
 
 
 def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
@@ -74,7 +74,7 @@ def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
     """
     _check("collective.gather", x, shards)
     _check_twin("collective.gather", x, shards, whole)
-    return record_between(lambda x: [replicate(rename(x, shards, whole), whole)], [x])[0]
+    return record_collective(lambda x: [replicate(rename(x, shards, whole), whole)], [x])[0]
 
 
 def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
@@ -103,7 +103,7 @@ def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
     """
     _check("collective.scatter_sum", x, shards, whole)
     _check_sizes("collective.scatter_sum", x, shards, whole)
-    return record_between(
+    return record_collective(
         lambda x: [reshard(rename(broadcast.sum(x, shards), whole, shards), shards)], [x]
     )[0]
 
@@ -132,7 +132,7 @@ def all_to_all(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
     """
     _check("collective.all_to_all", x, shards, whole)
     _check_sizes("collective.all_to_all", x, shards, whole)
-    return record_between(lambda x: [Swap((x,), shards, whole).output], [x])[0]
+    return record_collective(lambda x: [Swap((x,), shards, whole).output], [x])[0]
 
 
 def permute(
@@ -174,9 +174,9 @@ def permute(
             fix="pass by=1, or sources= with the sender of every shard",
         )
     if by is not None:
-        return record_between(lambda x: [windows.roll(x, shards, by)], [x])[0]
+        return record_collective(lambda x: [windows.roll(x, shards, by)], [x])[0]
     senders = _check_sources(x, shards, sources or ())
-    return record_between(lambda x: [Permute((x,), shards, senders).output], [x])[0]
+    return record_collective(lambda x: [Permute((x,), shards, senders).output], [x])[0]
 
 
 def index(shards: Dimension) -> Tensor:

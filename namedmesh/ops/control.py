@@ -13,7 +13,7 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Body, LoopSpec, Op, PlacementRules
 from namedmesh.ir.operands import check_callable
-from namedmesh.ir.prune import shorten_body
+from namedmesh.ir.simplify import shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current, trace_body
 from namedmesh.ops.shape import transpose

@@ -6,10 +6,9 @@ from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.associative import associative_scan
 from namedmesh.ops.constants import full
@@ -19,6 +18,8 @@ from namedmesh.ops.slices import shift
 class Cumulative(Op):
     """Running sums or products along a dimension."""
 
+    by_name = True
+    late_sums = False
     function: str
     dim: Dimension
     exclusive: bool
@@ -27,6 +28,10 @@ class Cumulative(Op):
     @property
     def kind(self) -> str:
         return self.function
+
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.function == "cumsum" else ()
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.inputs[0].dtype)]

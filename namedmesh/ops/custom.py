@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -12,13 +13,14 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.format import count_noun, describe_type, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Op
+from namedmesh.ir.op import Op, with_dim
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Operand, Tensor
-from namedmesh.ops.broadcast import group_by_missing
-from namedmesh.ops.pass_through import PassThrough
+from namedmesh.ops.broadcast import group_by_missing, sum
+from namedmesh.ops.recompute import PassThrough
 from namedmesh.ops.shape import transpose
+from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
 
 
@@ -28,6 +30,7 @@ class CustomVjp(PassThrough):
     Results come first, then the arguments, then the residuals.
     """
 
+    own_backward = True
     arguments: int
     residuals: Any
     structure: Any
@@ -42,7 +45,7 @@ class CustomVjp(PassThrough):
         arguments = self.inputs[self.count : self.count + self.arguments]
         saved = unflatten(self.residuals, iter(self.inputs[self.count + self.arguments :]))
         returned = self.backward(saved, unflatten(self.structure, iter(cotangents)))
-        several = list(returned) if isinstance(returned, (tuple, list)) else [returned]
+        several = as_list(returned)
         if len(several) != self.arguments:
             raise self.error(
                 f"the backward function returned {count_noun(len(several), 'cotangent')} "
@@ -71,6 +74,37 @@ class CustomVjp(PassThrough):
         gradients = [None if dx is None else transpose(dx, x.shape) for dx, x in pairs]
         rest = len(self.inputs) - self.count - self.arguments
         return [*[None] * self.count, *gradients, *[None] * rest]
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        count, last = self.count, self.count + self.arguments
+        pairs = zip(inputs[:count], self.inputs, strict=False)
+        results = [with_dim(x, over, old.shape) for x, old in pairs]
+
+        def backward(saved: Any, dy: Any) -> list[Tensor | None]:
+            present: list[bool] = []  # arguments that have a cotangent
+
+            def alone(saved: Any, dy: Any) -> list[Tensor]:
+                returned = as_list(self.backward(saved, dy))
+                present.extend(one is not None for one in returned)
+                return [one for one in returned if one is not None]
+
+            cotangents = iter(vmap(alone, over)(saved, dy))
+            gradients: list[Tensor | None] = []
+            triples = zip(present, inputs[count:last], self.inputs[count:last], strict=True)
+            for exists, x, old in triples:
+                dx = next(cotangents) if exists else None
+                if dx is not None and over not in x.shape:  # all elements share the argument
+                    dx = transpose(sum(dx, over), old.shape)
+                gradients.append(dx)
+            return gradients
+
+        inputs = (*results, *inputs[count:])
+        return dataclasses.replace(self, inputs=inputs, backward=backward).outputs
+
+
+def as_list(returned: Any) -> list[Any]:
+    """Return what a backward function returned, one cotangent or several, as a list."""
+    return list(returned) if isinstance(returned, (tuple, list)) else [returned]
 
 
 def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
@@ -213,9 +247,14 @@ class TfVjp(Op):
     """
 
     manual = True
+    late_sums = False
     of: TfCall
     wanted: tuple[int, ...]
     summed: tuple[Dimension, ...]
+
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(range(len(self.of.inputs), len(self.inputs))),)  # the cotangents
 
     @property
     def kind(self) -> str:

@@ -31,14 +31,13 @@ from namedmesh.ops.shape import transpose
 class Einsum(Op):
     """A contraction of two operands; every dimension is in at least two of the three tensors."""
 
+    by_name = True
+    broadcasts = True
+    linear_in = ((0,), (1,))
     sums = True
     kept_by_dots = True
     shape: Shape
     dtype: str  # in which products are added up
-
-    @property
-    def linear(self) -> str:
-        return "each"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.dtype)]

@@ -17,7 +17,7 @@ from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_one_dtype, check_same_sizes
-from namedmesh.ir.tensor import OPERATORS, Operand, Tensor
+from namedmesh.ir.tensor import INTEGERS, OPERATORS, Operand, Tensor
 from namedmesh.ops.broadcast import fit
 
 P = ParamSpec("P")
@@ -33,7 +33,7 @@ class Function:
     takes: str = "number"  # number, float, integer, bool or any
     gives: str | None = None  # the operands' dtype unless said
     long: bool = False
-    linear: str = ""  # see Op.linear
+    linear_in: tuple[tuple[int, ...], ...] = ()  # see Op
 
 
 FUNCTIONS: dict[str, Function] = {}
@@ -43,6 +43,7 @@ class Elementwise(Op):
     """One elementwise function of operands that broadcast by name."""
 
     elementwise = True
+    broadcasts = True
     function: str
 
     @property
@@ -50,8 +51,12 @@ class Elementwise(Op):
         return self.function
 
     @property
-    def linear(self) -> str:
-        return FUNCTIONS[self.function].linear
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return FUNCTIONS[self.function].linear_in
+
+    @property
+    def late_sums(self) -> bool:
+        return self.function != "where"
 
     @property
     def closed(self) -> bool:
@@ -104,10 +109,14 @@ class Cast(Op):
     dtype: str
 
     @property
-    def linear(self) -> str:
-        # A wider dtype has every number of a narrower one, sums of parts included.
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.output.floating or self.inputs[0].dtype in INTEGERS else ()
+
+    @property
+    def late_sums(self) -> bool:
+        # A wider dtype has every number of a narrower one, partial sums included.
         (x,) = self.inputs
-        return "together" if x.floating and x.itemsize < self.output.itemsize else ""
+        return x.floating and x.itemsize < self.output.itemsize
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape, self.dtype)]
@@ -122,6 +131,8 @@ class Cast(Op):
 class StopGradient(Op):
     """The same value, through which no gradient flows."""
 
+    linear_in = ((0,),)
+    late_sums = False
     elementwise = True
     stops_gradient = True
 
@@ -138,6 +149,8 @@ class StopGradient(Op):
 class ComputeOnce(Op):
     """The same value, behind a barrier that XLA's fusions do not cross."""
 
+    linear_in = ((0,),)
+    late_sums = False
     elementwise = True
 
     @property
@@ -186,14 +199,14 @@ def elementwise(
     takes: str = "number",
     gives: str | None = None,
     long: bool = False,
-    linear: str = "",
+    linear_in: tuple[tuple[int, ...], ...] = (),
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
     """Make a function's signature and docstring an elementwise op; its body is not run."""
 
     def declare(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         name = function.__name__
         signature = inspect.signature(function)
-        FUNCTIONS[name] = Function(compute, vjp, takes, gives, long, linear)
+        FUNCTIONS[name] = Function(compute, vjp, takes, gives, long, linear_in)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> Tensor:

@@ -27,6 +27,7 @@ from namedmesh.ops.shape import name_apart, rename, transpose
 class OneHot(Op):
     """Ones at some indices along a new last dimension, zeros elsewhere."""
 
+    by_name = True
     dim: Dimension
     dtype: str
 
@@ -53,12 +54,11 @@ class OneHot(Op):
 class Gather(Op):
     """Slices of a table at some indices along a dimension, zeros for an index outside it."""
 
+    linear_in = ((0,),)
+    by_name = True
+    broadcasts = True
     manual = True
     dim: Dimension
-
-    @property
-    def linear(self) -> str:
-        return "first"
 
     @property
     def batch(self) -> list[str]:
@@ -105,6 +105,7 @@ class Gather(Op):
 class Scatter(Op):
     """Updates combined at some indices along a dimension of a tensor that they fill."""
 
+    by_name = True
     manual = True
     function = "add"
     dim: Dimension
@@ -159,6 +160,9 @@ class Scatter(Op):
 
 class ScatterAdd(Scatter):
     """Zeros with updates added at some indices along a dimension."""
+
+    linear_in = ((1,),)
+    late_sums = False
 
     @property
     def summed_in(self) -> str:

@@ -10,9 +10,8 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 
 
@@ -183,6 +182,8 @@ class _Rows:
 class Window(Op):
     """An op that needs one dimension whole and keeps the others."""
 
+    by_name = True
+    late_sums = False
     rearranges = True
     dim: Dimension  # of the operand
 

@@ -31,11 +31,18 @@ class JaxCall(Op):
     """
 
     manual = True
+    late_sums = False
     function: Callable[..., Any]
     name: str
     specs: tuple[InputSpec, ...]
     batch: tuple[Dimension, ...]
     summed: tuple[Dimension, ...] = ()
+    cotangents: int = 0  # in so many last operands it is linear: it is a derivative
+
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        count = len(self.inputs)
+        return (tuple(range(count - self.cotangents, count)),) if self.cotangents else ()
 
     @property
     def kind(self) -> str:
@@ -113,12 +120,12 @@ class JaxCall(Op):
                 tuple(spec(self.inputs[i].shape, self.inputs[i].dtype) for i in wanted),
                 self.batch,
                 missing,
+                len(cotangents),
             ).outputs
             gradients.update(zip(wanted, results, strict=True))
         return [gradients.get(i) for i in range(len(self.inputs))]
 
-    def along(self, over: Dimension, inputs: tuple[Tensor, ...]) -> Sequence[Tensor]:
-        """Record the function for every element of a dimension that some operands have first."""
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         axes = tuple(0 if over in x.shape else None for x in inputs)
         return JaxCall(
             inputs,
@@ -127,6 +134,7 @@ class JaxCall(Op):
             tuple(spec([over, *one.shape], one.dtype) for one in self.specs),
             (*self.batch, over),
             self.summed,
+            self.cotangents,
         ).outputs
 
     def placement(self) -> Placement:

@@ -8,11 +8,10 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_has_dims, check_int, check_tensors
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.broadcast import sum as sum_over
@@ -24,12 +23,13 @@ from namedmesh.ops.slices import slice
 class Concat(Op):
     """Tensors one after the other along a dimension."""
 
+    by_name = True
     rearranges = True
     dim: Dimension  # of the result
 
     @property
-    def linear(self) -> str:
-        return "together"
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return (tuple(range(len(self.inputs))),)
 
     def results(self) -> list[tuple[Shape, str]]:
         first = self.inputs[0].shape

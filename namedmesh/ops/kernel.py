@@ -45,6 +45,9 @@ class Kernel(Op):
             f"namedmesh.{self.name}", [*read, *plain], specs, json.dumps(options, sort_keys=True)
         )
 
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        return inputs[: self.count]  # the named ops that made them are recorded already
+
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         return [*cotangents, *[None] * (len(self.inputs) - self.count)]
 

@@ -172,7 +172,7 @@ def _where_vjp(
     return [None, where(condition, dy, 0.0), where(condition, 0.0, dy)]
 
 
-@elementwise(lambda tf: tf.where, _where_vjp, takes="any")
+@elementwise(lambda tf: tf.where, _where_vjp, takes="any", linear_in=((1, 2),))
 def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
     """Return `x` where a condition is true and `y` elsewhere, broadcast by name.
 

@@ -11,19 +11,18 @@ from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.op import Body, Op
 from namedmesh.ir.operands import as_tuple, check_callable, check_dimension, check_tensor
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.prune import prune_body, shorten_body
+from namedmesh.ir.simplify import prune_body, shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
-from namedmesh.ops.between import (
-    Between,
+from namedmesh.ops.broadcast import group_by_missing
+from namedmesh.ops.partial_sums import check_partial_sums
+from namedmesh.ops.region import (
     Enclosing,
     RegionCutter,
     active_region,
     mixes_shards,
     region_over,
 )
-from namedmesh.ops.broadcast import group_by_missing
-from namedmesh.ops.partial_sums import check_partial_sums
 from namedmesh.signature.nest import unflatten
 
 
@@ -195,7 +194,7 @@ def _trace_region(
 def _ops_on_shards(ops: Sequence[Op]) -> Iterator[Op]:
     """Yield every op that works on a device's own shard, those in loops and branches included."""
     for op in ops:
-        if not isinstance(op, Between):
+        if not op.mixes_shards:
             yield op
             for body in op.bodies:
                 yield from _ops_on_shards(body.ops)

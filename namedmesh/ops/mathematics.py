@@ -39,7 +39,7 @@ def _floor_divide(tf: Any) -> Callable[[Any, Any], Any]:
     return divide
 
 
-@elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear="together")
+@elementwise(lambda tf: tf.add, lambda dy, y, a, b: [dy, dy], linear_in=((0, 1),))
 def add(x: Operand, y: Operand) -> Tensor:
     """Return the sum of two tensors, broadcast by name: `x + y`.
 
@@ -56,7 +56,7 @@ def add(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy], linear="together")
+@elementwise(lambda tf: tf.subtract, lambda dy, y, a, b: [dy, -dy], linear_in=((0, 1),))
 def subtract(x: Operand, y: Operand) -> Tensor:
     """Return the difference of two tensors, broadcast by name: `x - y`.
 
@@ -72,7 +72,7 @@ def subtract(x: Operand, y: Operand) -> Tensor:
     ...
 
 
-@elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a], linear="each")
+@elementwise(lambda tf: tf.multiply, lambda dy, y, a, b: [dy * b, dy * a], linear_in=((0,), (1,)))
 def multiply(x: Operand, y: Operand) -> Tensor:
     """Return the product of two tensors, element by element, broadcast by name: `x * y`.
 
@@ -89,7 +89,10 @@ def multiply(x: Operand, y: Operand) -> Tensor:
 
 
 @elementwise(
-    lambda tf: tf.divide, lambda dy, y, a, b: [dy / b, -(dy * y / b)], takes="float", linear="first"
+    lambda tf: tf.divide,
+    lambda dy, y, a, b: [dy / b, -(dy * y / b)],
+    takes="float",
+    linear_in=((0,),),
 )
 def divide(x: Operand, y: Operand) -> Tensor:
     """Return the quotient of two tensors, broadcast by name: `x / y`.
@@ -179,7 +182,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
 @elementwise(
     _for_unsigned("negative", lambda tf, x: tf.zeros([], x.dtype) - x),
     lambda dy, y, x: [-dy],
-    linear="together",
+    linear_in=((0,),),
 )
 def negative(x: Operand) -> Tensor:
     """Return every element with the other sign: `-x`.

@@ -18,6 +18,8 @@ from namedmesh.ir.tensor import Tensor
 class Move(Op):
     """The same value elsewhere: an op that states the sharding of its result."""
 
+    linear_in = ((0,),)
+    late_sums = False
     elementwise = True
     states_place = True
     kept_by_dots = True
@@ -43,6 +45,9 @@ class Move(Op):
 
     def lower(self, context: Context, x: Any) -> Any:
         return context.tf.identity(x)
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        raise self.refuse_vmap(inputs, over)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]

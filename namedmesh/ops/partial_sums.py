@@ -7,20 +7,11 @@ the derivative rules of ops are, a backward function of the user's own need not 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from namedmesh.errors.errors import NamedMeshError, name_all
-from namedmesh.ir.literal import Fill
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.control import Cond, While
-from namedmesh.ops.custom import CustomVjp
-from namedmesh.ops.einsum import Einsum
-from namedmesh.ops.elementwise import Elementwise
-from namedmesh.ops.join import Concat
-from namedmesh.ops.reduce import ArgReduce, Extremum, OrderKeys, Reduce
-from namedmesh.ops.scan import Scan
-from namedmesh.ops.sorting import Sort, TopK
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
 FULL: Part = frozenset()
@@ -63,86 +54,63 @@ class _Region:
         return [parts[tensor] for tensor in body.outputs]
 
     def follow_op(self, op: Op, parts: Sequence[Part]) -> list[Part]:
-        """Return what each result of an op is a partial sum over, or raises."""
-        if isinstance(op, Fill):
-            return [None if op.value == 0 else FULL]
-        if isinstance(op, Scan):
-            return self.follow_loop(op, list(parts))
-        if isinstance(op, Cond):
-            count = len(op.yes.captures)
-            yes = self.follow(op.yes, parts[1 : 1 + count])
-            no = self.follow(op.no, parts[1 + count :])
-            return [self.join(op, pair) for pair in zip(yes, no, strict=True)]
-        if isinstance(op, CustomVjp):
-            return list(parts[: op.count])
-        if op.bodies and not isinstance(op, While):
+        """Return what each result of an op is a partial sum over, or raise."""
+        if op.zero:
+            return [None] * len(op.outputs)
+        if op.passes_through:
+            return list(parts[: len(op.outputs)])
+        if op.loop is not None:
+            return self.follow_loop(op, op.loop, parts)
+        if op.branches:
+            return self.follow_branches(op, parts)
+        if op.bodies:
             return self.follow(op.bodies[0], parts)
         part = self.combine(op, parts)
         over = op.placement().reduced & self.summed
-        if over and isinstance(op, Reduce):
+        # Partial results of a manual op are added up; of others, only sums are known to be sums.
+        if over and not (op.sums or op.manual):
             raise self.error(op, over)
         if part is not None:
             part |= over
         repeated = {name for x in op.outputs for name in x.shape.names if name in (part or ())}
         if repeated:
             raise self.error(op, repeated)
-        return [part if tensor.floating else FULL for tensor in op.outputs]
+        return [part] * len(op.outputs)
 
-    def follow_loop(self, loop: Scan, parts: list[Part]) -> list[Part]:
+    def follow_loop(self, op: Op, loop: LoopSpec, parts: Sequence[Part]) -> list[Part]:
         """Follow the iterations of a loop until what is carried no longer changes."""
+        carried, rest = list(parts[: loop.carries]), parts[loop.carries :]
+        tests = 0 if loop.test is None else len(loop.test.captures)
         while True:
-            results = self.follow(loop.body, parts)
-            carried = [
-                self.join(loop, pair) for pair in zip(parts[: loop.carries], results, strict=False)
-            ]
-            if carried == parts[: loop.carries]:
+            if loop.test is not None:
+                self.follow(loop.test, [*carried, *rest[:tests]])
+            results = self.follow(loop.body, [*carried, *rest[tests:]])
+            pairs = zip(carried, results, strict=False)
+            following = [self.join(op, pair) for pair in pairs]
+            if following == carried:
                 return results
-            parts[: loop.carries] = carried
+            carried = following
+
+    def follow_branches(self, op: Op, parts: Sequence[Part]) -> list[Part]:
+        """Follow all branches of a choice, whose results must be alike."""
+        results, start = [], 1  # the first operand is the condition
+        for body in op.bodies:
+            stop = start + len(body.captures)
+            results.append(self.follow(body, parts[start:stop]))
+            start = stop
+        return [self.join(op, several) for several in zip(*results, strict=True)]
 
     def combine(self, op: Op, parts: Sequence[Part]) -> Part:
-        """Return what an op that reduces nothing makes of its operands."""
-        partial = [part for part in parts if part]
-        if isinstance(op, (ArgReduce, Extremum, OrderKeys, Reduce, Sort, TopK, While)):
-            if partial:
-                raise self.error(op, partial[0])
+        """Return what an op makes of its operands, of which it may reduce some."""
+        if any(all(parts[i] is None for i in group) for group in op.linear_in):
+            return None
+        partial = {i for i, part in enumerate(parts) if part}
+        if not partial:
             return FULL
-        if isinstance(op, Einsum):
-            return self.multiply(op, parts)
-        if isinstance(op, Concat):
-            return self.join(op, parts)
-        if isinstance(op, Elementwise):
-            return self.combine_elements(op, parts)
-        floating = [p for p, tensor in zip(parts, op.inputs, strict=True) if tensor.floating]
-        if floating and all(part is None for part in floating):
-            return None
-        return frozenset().union(*partial)
-
-    def combine_elements(self, op: Elementwise, parts: Sequence[Part]) -> Part:
-        """Return what an elementwise function makes of its operands."""
-        function = op.function
-        if function == "negative":
-            return parts[0]
-        if function in ("add", "subtract"):
-            return self.join(op, parts)
-        if function == "multiply":
-            return self.multiply(op, parts)
-        if function == "divide" and not parts[1]:
-            return parts[0]
-        if function == "where" and not parts[0]:
-            return self.join(op, parts[1:])
-        for part in parts:
-            if part:
-                raise self.error(op, part)
-        return FULL
-
-    def multiply(self, op: Op, parts: Sequence[Part]) -> Part:
-        """Return what a product is: of two partial sums at most one may be a factor."""
-        if any(part is None for part in parts):
-            return None
-        partial = [part for part in parts if part]
-        if len(partial) > 1:
-            raise self.error(op, partial[0])
-        return partial[0] if partial else FULL
+        for group in op.linear_in:
+            if partial.issubset(group):
+                return self.join(op, [parts[i] for i in group])
+        raise self.error(op, parts[min(partial)] or ())
 
     def join(self, op: Op, parts: Sequence[Part]) -> Part:
         """Return what a sum or a choice is: zeros fit everything, other operands are alike."""
@@ -151,7 +119,7 @@ class _Region:
             raise self.error(op, frozenset().union(*kinds))
         return kinds.pop() if kinds else None
 
-    def error(self, op: Op, names: Sequence[str] | frozenset[str] | set[str]) -> NamedMeshError:
+    def error(self, op: Op, names: Iterable[str]) -> NamedMeshError:
         """Make the error for an op that is not linear in a partial sum."""
         dims = name_all("dimension", sorted(names))
         tensors: Sequence[Tensor] = op.inputs

@@ -2,21 +2,179 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
+from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import check_number
+from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as number
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.halo import read_rows
 from namedmesh.ops.mathematics import floor, maximum, minimum
-from namedmesh.ops.places import Windows, WindowSum
 from namedmesh.ops.reduce import max as largest
-from namedmesh.ops.slide_options import Number, Padding, SlideOptions
-from namedmesh.ops.sliding import Slide, Sliding
+from namedmesh.ops.shape import transpose
+from namedmesh.ops.sliding import (
+    Number,
+    Padding,
+    Slide,
+    SlideOptions,
+    Sliding,
+    find_sliding_exchanges,
+)
+
+
+class Places(Op):
+    """An op on the places that windows meet along some dimensions, on each device's own shard."""
+
+    by_name = True
+    on_shards = True
+    slides: tuple[Slide, ...]
+
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.fill == 0 else ()
+
+    @property
+    def fill(self) -> float:
+        """What places hold outside."""
+        return 0
+
+    def placement(self) -> Placement:
+        windows = {slide.window for slide in self.slides} & {
+            name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names
+        }
+        return Placement(windows, exchanged=[slide.dim for slide in self.slides])
+
+    def exchanges(self, shards: Shards) -> list[Exchange] | None:
+        return find_sliding_exchanges(self.inputs[0], self.slides, shards)
+
+    def read(self, context: Context, x: Any) -> tuple[Any, list[int]]:
+        """Read the places that a device's windows meet; returns them, and how many windows."""
+        shape, counts, spread = self.inputs[0].shape, [], []
+        for slide in self.slides:
+            at, sliding = shape.position(slide.dim), slide.sliding
+            dim = shape.dims[at]
+            counts.append(-(-sliding.count // context.ways(dim)))
+            x = read_rows(context, [(x, sliding.stretch(counts[-1]))], at, dim, self.fill)
+            spread.append((sliding, at, context.position(dim), counts[-1]))
+        for sliding, at, position, count in spread:
+            x = sliding.spread(context, x, at, position, count)
+        return x, counts
+
+    def taps(self, x: Any, counts: Sequence[int]) -> list[Any]:
+        """What each element of the window meets at every position, the last dimension fastest."""
+        shape = self.inputs[0].shape
+        found = []
+        for taps in itertools.product(*(range(slide.sliding.window) for slide in self.slides)):
+            index = [slice(None)] * len(x.shape)
+            for slide, tap, count in zip(self.slides, taps, counts, strict=True):
+                start, stride = tap * slide.sliding.dilation, slide.sliding.stride
+                stop = start + (count - 1) * stride + 1
+                index[shape.position(slide.dim)] = slice(start, stop, stride)
+            found.append(x[tuple(index)])
+        return found
+
+
+class WindowSum(Places):
+    """The sum of what a window meets, at every position."""
+
+    def results(self) -> list[tuple[Shape, str]]:
+        shape = self.inputs[0].shape
+        for slide in self.slides:
+            dim = shape.dims[shape.position(slide.dim)]
+            shape = shape.replace(slide.dim, dim.resized(slide.sliding.count))
+        return [(shape, self.inputs[0].dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        x, counts = self.read(context, x)
+        first, *others = self.taps(x, counts)
+        for one in others:
+            first = first + one
+        return first
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [WindowSum((dy,), tuple(slide.back() for slide in self.slides)).output]
+
+    def flops(self) -> int:
+        taps = math.prod(slide.sliding.window for slide in self.slides)
+        return self.output.shape.elements * (taps - 1)
+
+
+class Windows(Places):
+    """What a window meets at every position, along dimensions of its own."""
+
+    rearranges = True
+    late_sums = False
+    value: float
+
+    @property
+    def fill(self) -> float:
+        return self.value
+
+    def results(self) -> list[tuple[Shape, str]]:
+        x = self.inputs[0]
+        counts = {slide.dim: slide.sliding.count for slide in self.slides}
+        dims = [dim.resized(counts.get(dim.name, dim.size)) for dim in x.shape]
+        windows = [Dimension(slide.window, slide.sliding.window) for slide in self.slides]
+        return [(Shape([*dims, *windows]), x.dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        x, counts = self.read(context, x)
+        stacked = context.tf.stack(self.taps(x, counts), -1)
+        sizes = [slide.sliding.window for slide in self.slides]
+        return context.tf.reshape(stacked, [*stacked.shape[:-1], *sizes])
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        return [FoldWindows((dy,), tuple(slide.back() for slide in self.slides)).output]
+
+
+class FoldWindows(Places):
+    """Windows put back where they came from, added up where they overlap."""
+
+    @property
+    def kind(self) -> str:
+        return "fold_windows"
+
+    def results(self) -> list[tuple[Shape, str]]:
+        dy = self.inputs[0]
+        counts = {slide.dim: slide.sliding.count for slide in self.slides}
+        windows = {slide.window for slide in self.slides}
+        dims = [dim.resized(counts.get(dim.name, dim.size)) for dim in dy.shape]
+        return [(Shape(dim for dim in dims if dim.name not in windows), dy.dtype)]
+
+    def lower(self, context: Context, dy: Any) -> Any:
+        dy, counts = self.read(context, dy)
+        shape = self.inputs[0].shape
+        places = [shape.position(slide.window) for slide in self.slides]
+        sizes = [slide.sliding.window for slide in self.slides]
+        total: Any = None
+        for left, tap in enumerate(self.taps(dy, counts)):
+            # The window is reversed on the way back.
+            index: list[Any] = [slice(None)] * len(shape)
+            for at, size in reversed(list(zip(places, sizes, strict=True))):
+                left, one = divmod(left, size)
+                index[at] = size - 1 - one
+            value = tap[tuple(index)]
+            total = value if total is None else total + value
+        return total
+
+    def vjp(self, dx: Tensor) -> list[Tensor | None]:
+        laid = Windows((dx,), tuple(slide.back() for slide in self.slides), 0.0).output
+        return [transpose(laid, self.inputs[0].shape)]
+
+    def flops(self) -> int:
+        taps = math.prod(slide.sliding.window for slide in self.slides)
+        return self.output.shape.elements * (taps - 1)
+
 
 KINDS = ("max", "mean", "sum")
 

@@ -1,21 +1,47 @@
-"""Computing again in the backward pass what a function computes, in place of storing it."""
+"""Results passed on with another derivative: computed again in the backward pass."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, Op
+from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.operands import check_callable
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import current
 from namedmesh.ops.elementwise import compute_once
-from namedmesh.ops.pass_through import PassThrough
 from namedmesh.signature.nest import flatten, unflatten
+
+
+class PassThrough(Op):
+    """The first operands passed on as they are; the others are what the derivative reads."""
+
+    elementwise = True
+    passes_through = True
+    count: int  # how many operands are passed on
+
+    @property
+    def repeatable(self) -> bool:
+        return True
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        return inputs[: self.count]
+
+    def results(self) -> list[tuple[Shape, str]]:
+        return [(x.shape, x.dtype) for x in self.inputs[: self.count]]
+
+    def lower(self, context: Context, *values: Any) -> Any:
+        return [context.tf.identity(value) for value in values[: self.count]]
+
+    def plan(self, rules: PlacementRules, times: int) -> None:
+        rules.place_pass_through(self, times)
+
 
 POLICIES = ("full", "dots")
 
@@ -30,6 +56,10 @@ class Recompute(PassThrough):
     read: tuple[Tensor, ...]
     made: tuple[Tensor, ...]
     kept: tuple[Tensor, ...]
+
+    @property
+    def repeated_ops(self) -> tuple[Op, ...]:
+        return self.ops
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         first, last = self.count, self.count + len(self.read)

@@ -11,10 +11,9 @@ import numpy as np
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op, PlacementRules
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor
 from namedmesh.ops.broadcast import check_over, leave_out, sum
 from namedmesh.ops.elementwise import cast
@@ -27,6 +26,7 @@ from namedmesh.ops.sorting import from_order_keys, order_keys
 class Reduce(Op):
     """The maximum, minimum or product over some dimensions, or whether any or all are true."""
 
+    by_name = True
     function: str
     over: tuple[Dimension, ...]
 
@@ -289,6 +289,7 @@ def all(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
 class ArgReduce(Op):
     """The index of the largest or smallest element along a dimension, the first at ties."""
 
+    by_name = True
     function: str
     over: Dimension
 

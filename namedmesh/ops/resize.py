@@ -93,14 +93,12 @@ class Grid:
 class Resize(SplitWindow):
     """Points made of the rows around them: a product with a banded matrix; or its transpose."""
 
+    linear_in = ((0,),)
+    late_sums = True
     on_shards = True
     rearranges = False
     grid: Grid
     back: bool
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     def result_dim(self) -> Dimension:
         return self.dim.resized(self.grid.rows if self.back else self.grid.points)

@@ -9,31 +9,57 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, name_all
 from namedmesh.ir.context import Context
-from namedmesh.ir.differentiate import body_vjp, mark_cotangent, zeros_like
+from namedmesh.ir.differentiate import body_vjp, mark_cotangent, repeat_op, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.op import Body, LoopSpec, PlacementRules, every_op
+from namedmesh.ir.op import Body, Op, PlacementRules, UnrolledLoop, every_op, with_dim
 from namedmesh.ir.operands import check_callable, check_has_dims
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.prune import live_ops
-from namedmesh.ir.repetition import Repetition
+from namedmesh.ir.recorder import recording
+from namedmesh.ir.simplify import live_ops
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import current, trace_body
+from namedmesh.ir.trace import Trace, current, trace_body
+from namedmesh.ops.broadcast import broadcast
 from namedmesh.ops.control import match_structure
 from namedmesh.ops.elementwise import compute_once
 from namedmesh.ops.join import stack as stack_tensors
 from namedmesh.ops.loop_storage import tensors_to_store
-from namedmesh.ops.loops import lower_loop, unroll_loop
 from namedmesh.ops.shape import name_apart, rename, reshape, transpose
 from namedmesh.ops.show import print_iterations, take_printed
-from namedmesh.ops.unrolling import Row, check_unroll
+from namedmesh.ops.slices import pad
 from namedmesh.signature.nest import flatten, unflatten
 from namedmesh.signature.printed import PrintedLine
 
 REMAT = ("none", "full", "dots")
 
 
-class Scan(Repetition):
+class Row(Op):
+    """What a tensor has at one place along a dimension, that dimension removed."""
+
+    linear_in = ((0,),)
+    by_name = True
+    rearranges = True
+    dim: Dimension
+    index: int
+
+    def results(self) -> list[tuple[Shape, str]]:
+        (x,) = self.inputs
+        return [(x.shape.without(self.dim.name), x.dtype)]
+
+    def lower(self, context: Context, x: Any) -> Any:
+        at = x.shape.rank - len(self.inputs[0].shape) + self.inputs[0].shape.position(self.dim.name)
+        return x[(*[slice(None)] * at, self.index)]
+
+    def vjp(self, dy: Tensor) -> list[Tensor | None]:
+        one, (x,) = Dimension(self.dim.name, 1), self.inputs
+        row = broadcast(dy, [one if dim == self.dim else dim for dim in x.shape])
+        return [pad(row, one, self.index, self.dim.size - self.index - 1)]
+
+    def placement(self) -> Placement:
+        return Placement(whole=[self.dim.name])
+
+
+class Scan(UnrolledLoop):
     """A loop over one dimension.
 
     Its inputs are the first carry, the tensors read along the dimension, and what the body
@@ -41,9 +67,6 @@ class Scan(Repetition):
     """
 
     control = True
-    body: Body
-    over: Dimension
-    carries: int
     reverse: bool
     remat: str
     unroll: int = 1  # how many iterations are written out one after the other
@@ -51,31 +74,15 @@ class Scan(Repetition):
     overwrites: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
-    def bodies(self) -> tuple[Body, ...]:
-        return (self.body,)
-
-    @property
-    def loop(self) -> LoopSpec:
-        return LoopSpec(self.body, self.carries, self.over)
-
-    @property
     def stacked(self) -> int:
         """How many inputs are read along the dimension."""
         return len(self.body.inputs) - self.carries
-
-    @property
-    def histories(self) -> tuple[Tensor, ...]:
-        return self.outputs[self.carries :]
 
     @property
     def iterations(self) -> Sequence[int]:
         written = self.unroll > 1 or self.over.size == 1
         order = range(self.unroll if written else 0)
         return order[::-1] if self.reverse else order
-
-    @property
-    def iteration_dim(self) -> Dimension:
-        return self.over
 
     def take_iteration(self, x: Tensor, iteration: int) -> Tensor:
         return Row((x,), self._round, iteration).output
@@ -164,6 +171,30 @@ class Scan(Repetition):
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         return differentiate_scan(self, cotangents)
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        carried = zip(inputs[: self.carries], self.inputs, strict=False)
+        first = [with_dim(x, over, old.shape) for x, old in carried]
+        inputs = (*first, *inputs[self.carries :])
+        inner = Trace(current("vmap"))
+        arguments = tuple(
+            inner.placeholder(
+                Shape([over, *old.shape]) if over in x.shape else old.shape, x.dtype, old.label
+            )
+            for x, old in zip(inputs, self.body.arguments, strict=True)
+        )
+        with recording(inner):
+            known = batch_body(self.body, arguments, over)
+            outputs = [known[one] for one in self.body.outputs]
+            for i, one in enumerate(self.body.outputs[: self.carries]):
+                outputs[i] = with_dim(outputs[i], over, one.shape)
+        assert not inner.captures, "a loop reads what it did not read before"
+        count = len(self.body.inputs)
+        body = Body(
+            tuple(inner.ops), arguments[:count], arguments[count:], inputs[count:],
+            tuple(outputs), self.body.stacked,
+        )  # fmt: skip
+        return dataclasses.replace(self, inputs=inputs, body=body, overwrites=()).outputs
 
     def drop_results(self, needed: set[Tensor]) -> Scan:
         """Return the loop without unneeded results, and carries that only those depend on."""
@@ -405,3 +436,189 @@ def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles:
             *map(str, having),
             fix=f"rename it, e.g. nm.rename(x, {over.name}, {other})",
         )
+
+
+def check_unroll(unroll: bool | int, over: Dimension) -> int:
+    """Return how many iterations are written out one after the other, or raises."""
+    if isinstance(unroll, bool):
+        return over.size if unroll else 1
+    divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]
+    if not isinstance(unroll, int):
+        raise NamedMeshError(
+            f"scan: unroll={format_value(unroll)} is neither a bool nor a number of iterations",
+            fix=f"give True for all iterations of {over}, or a number that divides them",
+        )
+    if unroll < 1 or over.size % unroll:
+        raise NamedMeshError(
+            f"scan: unroll={format_value(unroll)} does not divide the {over.size} iterations "
+            f"of {over}",
+            fix=f"give True for all of them{', or ' if divisors else ''}{' or '.join(divisors)}",
+        )
+    return unroll
+
+
+def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]:
+    """Lower a scan as one while loop over buffers: its size does not depend on the length."""
+    tf, size = context.tf, loop.over.size
+    carries, stacked = loop.carries, loop.stacked
+    first, xs = values[:carries], values[carries : carries + stacked]
+    captured = values[carries + stacked :]
+    positions = row_positions(loop)
+    shared = find_shared_buffers(loop, context)
+
+    def step(i: Any, *carried: Any) -> list[Any]:
+        index = i
+        if loop.reverse:
+            index = context.compute(("from the end", size), lambda i: size - 1 - i, i)
+        slices = []
+        for k, (x, at) in enumerate(zip(xs, positions, strict=True), carries):
+            x = carried[shared[k]] if k in shared else x
+            read = lambda x, index, at=at: read_row(tf, x, at, index)
+            slices.append(context.compute(("read", at), read, context.hold(x, loop, k), index))
+        results = context.run(loop.body, [*carried[:carries], *slices, *captured])
+        written = []
+        buffers = zip(carried[carries:], results[carries:], loop.histories, strict=True)
+        for buffer, value, tensor in buffers:
+            at = len(context.part_sizes(tensor))
+            write = lambda buffer, value, index, at=at: write_row(context, buffer, value, at, index)
+            buffer = context.place(buffer, tensor)
+            buffer = context.compute(("write", at), write, buffer, value, index)
+            written.append(context.place(buffer, tensor))
+        following = context.compute("count", lambda i: i + 1, i)
+        return [following, *results[:carries], *written]
+
+    taken = {carried: values[k] for k, carried in shared.items()}
+    start = context.compute("start", lambda: tf.constant(0))
+    buffers = [
+        taken[i] if i in taken else make_buffer(context, tensor)
+        for i, tensor in enumerate(loop.histories, carries)
+    ]
+    _, *results = context.while_loop(
+        lambda i, *_: context.compute(("is below", size), lambda i: i < size, i),
+        step,
+        [start, *first, *buffers],
+    )
+    return results
+
+
+def find_shared_buffers(loop: Scan, context: Context) -> dict[int, int]:
+    """Find histories that take the buffers of what is read along the loop.
+
+    Every iteration reads its row before it writes it, and no other iteration reads it.
+    """
+    positions = row_positions(loop)
+    results = {tensor: i for i, tensor in enumerate(loop.body.outputs)}
+    inputs = {tensor: i for i, tensor in enumerate(loop.body.inputs)}
+    shared = {}
+    for written, read in loop.overwrites:
+        if written in results and read in inputs:
+            result, k = results[written], inputs[read]
+            first = positions[k - loop.carries] == 0
+            if first and context.lies_alike(loop.histories[result - loop.carries], loop, k):
+                shared[k] = result
+    return shared
+
+
+def make_buffer(context: Context, tensor: Tensor) -> Any:
+    """Make the buffer that holds a value for every iteration."""
+    sizes = (*context.part_sizes(tensor), *context.sizes(tensor.shape))
+    zeros = lambda: context.tf.zeros(sizes, context.dtype(tensor.dtype))
+    return context.place(context.compute(("buffer", sizes, tensor.dtype), zeros), tensor)
+
+
+def unroll_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]:
+    """Run a scan iteration by iteration and stacks what each makes."""
+    tf = context.tf
+    carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
+    captured = values[loop.carries + loop.stacked :]
+    positions = row_positions(loop)
+    iterations = []
+    order = range(loop.over.size)
+    for index in reversed(order) if loop.reverse else order:
+        slices = [read_row(tf, x, at, index) for x, at in zip(xs, positions, strict=True)]
+        results = context.run(loop.body, [*carry, *slices, *captured])
+        carry = results[: loop.carries]
+        iterations.append(results[loop.carries :])
+    if loop.reverse:
+        iterations.reverse()
+    return [*carry, *(tf.stack(column) for column in zip(*iterations, strict=True))]
+
+
+def row_positions(loop: Scan) -> list[int]:
+    """Return where the loop's dimension stands in each tensor that is read along it."""
+    rows = loop.inputs[loop.carries : loop.carries + loop.stacked]
+    return [x.shape.position(loop.over.name) for x in rows]
+
+
+def slice_begin(tf: Any, index: Any, rank: int, at: int) -> Any:
+    """Return where a slice along one dimension starts."""
+    return tf.stack([index if i == at else 0 for i in range(rank)])
+
+
+def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
+    """Read one slice along a dimension, that dimension removed."""
+    sizes = x.shape.as_list()
+    begin = slice_begin(tf, index, len(sizes), at)
+    shard = tf.slice(x, begin, [1 if i == at else size for i, size in enumerate(sizes)])
+    return tf.squeeze(shard, at)
+
+
+def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:
+    """Write one slice along a dimension, which the value lacks."""
+    tf = context.tf
+    begin = slice_begin(tf, index, buffer.shape.rank, at)
+    return context.xla.dynamic_update_slice(buffer, tf.expand_dims(value, at), begin)
+
+
+def batch_body(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tensor, Tensor]:
+    """Record the ops of a body with a further dimension; return what stands for each tensor.
+
+    What has the dimension has it first, before the dimensions that the body knows, in its order.
+    """
+    pairs = zip(body.arguments, values, strict=True)
+    known = {inner: _put_first(value, over, inner.shape) for inner, value in pairs}
+    for op in body.ops:
+        if op.given:
+            continue
+        inputs = tuple(known[x] for x in op.inputs)
+        if any(over in x.shape for x in inputs):
+            outputs = _batch_op(op, inputs, over)
+        else:
+            outputs = repeat_op(op, inputs).outputs
+        for old, new in zip(op.outputs, outputs, strict=True):
+            if new.name is None and old.name is not None:
+                new.describe(name=old.name)
+            known[old] = _put_first(new, over, old.shape)
+    return known
+
+
+def _put_first(x: Tensor, over: Dimension, shape: Shape) -> Tensor:
+    """Put the dimension first, where a tensor has it."""
+    return transpose(x, [over, *shape]) if over in x.shape else x
+
+
+def _batch_op(op: Op, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+    """Record an op along a dimension as it says, or else once for each element, in a loop."""
+    with current("vmap").at(op.source, derived=op.derived, scope=op.scope):
+        outputs = op.vmap(inputs, over)
+        if outputs is None:
+            return _run_each(op, inputs, over)
+    expected = [({over, *x.shape}, x.dtype) for x in op.outputs]
+    if [({over, *x.shape}, x.dtype) for x in outputs] != expected:
+        raise op.error(
+            f"its vmap() over {over} returned {', '.join(map(str, outputs))}",
+            *(f"expected {over} and {x}" for x in op.outputs),
+            fix="return every result with the dimension, or None to have the op run in a loop",
+        )
+    return outputs
+
+
+def _run_each(op: Op, inputs: Sequence[Tensor], over: Dimension) -> Sequence[Tensor]:
+    """Record an op once, in a loop over the elements of a dimension that some operands have."""
+    rows = {str(i): x for i, x in enumerate(inputs) if over in x.shape}
+
+    def run(_: Any, row: dict[str, Tensor]) -> tuple[list[Any], list[Tensor]]:
+        values = (row.get(str(i), x) for i, x in enumerate(inputs))
+        return [], list(repeat_op(op, tuple(values)).outputs)
+
+    return scan(run, [], rows, over=over)[1]

@@ -23,12 +23,9 @@ from namedmesh.ir.tensor import Tensor
 class Transpose(Op):
     """The same dimensions in another order."""
 
+    linear_in = ((0,),)
     elementwise = True
     shape: Shape
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.shape, self.inputs[0].dtype)]
@@ -43,13 +40,11 @@ class Transpose(Op):
 class Rename(Op):
     """One dimension under another name."""
 
+    linear_in = ((0,),)
+    by_name = True
     rearranges = True
     old: Dimension
     new: Dimension
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[0].shape.replace(self.old.name, self.new), self.inputs[0].dtype)]
@@ -67,13 +62,11 @@ class Rename(Op):
 class Reshape(Op):
     """Some neighbouring dimensions merged into one, or one split into several, row-major."""
 
+    linear_in = ((0,),)
+    by_name = True
     rearranges = True
     old: tuple[Dimension, ...]
     new: tuple[Dimension, ...]
-
-    @property
-    def linear(self) -> str:
-        return "together"
 
     def results(self) -> list[tuple[Shape, str]]:
         shape = self.inputs[0].shape

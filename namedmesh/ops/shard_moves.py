@@ -7,9 +7,8 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 
 
@@ -19,6 +18,9 @@ class Swap(Op):
     Where the first is split, every device sends a shard of the second to every other.
     """
 
+    linear_in = ((0,),)
+    by_name = True
+    late_sums = False
     dim: Dimension
     other: Dimension
 
@@ -53,6 +55,9 @@ class Permute(Op):
     sources: For each position the one it comes from; -1 stands for zeros.
     """
 
+    linear_in = ((0,),)
+    by_name = True
+    late_sums = False
     dim: Dimension
     sources: tuple[int, ...]
 

@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.literal import as_tensor, check_number
+from namedmesh.ir.op import with_dim
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
+from namedmesh.ops.constants import range as number_along
 from namedmesh.ops.constants import zeros
+from namedmesh.ops.gather import gather
 from namedmesh.ops.halo import SplitWindow, Stretch, Window, find_exchanges, read_rows
-from namedmesh.ops.mathematics import negative
+from namedmesh.ops.logic import where
+from namedmesh.ops.mathematics import clip, negative
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 class Slice(SplitWindow):
     """Elements in a row, or every so many."""
 
+    linear_in = ((0,),)
     start: int
     size: int
     stride: int
@@ -55,6 +61,10 @@ class Pad(SplitWindow):
     high: int
     interior: int
     value: float
+
+    @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.value == 0 else ()
 
     def result_dim(self) -> Dimension:
         return self.dim.resized(
@@ -110,6 +120,8 @@ class Pad(SplitWindow):
 class Reverse(SplitWindow):
     """The elements from last to first."""
 
+    linear_in = ((0,),)
+
     def stretches(self, ways: int, shard: int, size: int) -> list[Stretch]:
         return [Stretch(-shard, self.dim.size - shard, shard, self.dim.size)]
 
@@ -133,6 +145,10 @@ class Shift(SplitWindow):
     value: float
 
     @property
+    def linear_in(self) -> tuple[tuple[int, ...], ...]:
+        return ((0,),) if self.value == 0 else ()
+
+    @property
     def fill(self) -> float:
         return self.value
 
@@ -153,6 +169,7 @@ class Shift(SplitWindow):
 class Roll(SplitWindow):
     """The elements moved on; those that leave at the end enter at the start."""
 
+    linear_in = ((0,),)
     by: int
 
     def whole(self, context: Context, x: Any) -> Any:
@@ -299,6 +316,8 @@ def shift(x: Tensor, dim: Dimension, by: int, value: float = 0) -> Tensor:
 class TracedRoll(Window):
     """A roll by a number that is known only when the step runs."""
 
+    linear_in = ((0,),)
+
     @property
     def kind(self) -> str:
         return "roll"
@@ -319,6 +338,13 @@ class TracedRoll(Window):
             moved = read_rows(context, sources, self.at, self.dim, 0)
             x = tf.where(tf.bitwise.bitwise_and(by, distance) > 0, moved, x)
         return x
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
+        x, by = inputs
+        if over in by.shape:
+            return None
+        x = with_dim(x, over, self.inputs[0].shape)
+        return dataclasses.replace(self, inputs=(x, by)).outputs
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [TracedRoll((dy, negative(self.inputs[1])), self.dim).output, None]
@@ -347,9 +373,22 @@ def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stret
     return [Stretch(shard, -by, shard, dim.size), Stretch(shard, dim.size - by, shard, dim.size)]
 
 
+def _batch_start(
+    op: DynamicSlice | DynamicUpdate, inputs: Sequence[Tensor], over: Dimension
+) -> tuple[list[Tensor], Tensor]:
+    """Return the operands of a window with a further dimension, and its start, moved inside."""
+    *values, start = inputs
+    pairs = zip(values, op.inputs, strict=False)
+    values = [with_dim(x, over, old.shape) for x, old in pairs]
+    if over in start.shape:
+        start = clip(start, 0, op.dim.size - op.window.size)
+    return values, start
+
+
 class DynamicSlice(Window):
     """A window whose start is known only when the step runs, moved inside the dimension."""
 
+    linear_in = ((0,),)
     window: Dimension
 
     def result_dim(self) -> Dimension:
@@ -366,6 +405,13 @@ class DynamicSlice(Window):
         sizes = context.sizes(self.inputs[0].shape)
         sizes[self.at] = size
         return tf.slice(x, tf.stack(begin), sizes)
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        (x,), start = _batch_start(self, inputs, over)
+        if over not in start.shape:
+            return dataclasses.replace(self, inputs=(x, start)).outputs
+        rows = gather(x, start + number_along(self.window), self.dim)
+        return [transpose(rows, [over, *self.output.shape])]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         x, start = self.inputs
@@ -387,6 +433,7 @@ class DynamicSlice(Window):
 class DynamicUpdate(Window):
     """A tensor with a window replaced whose start is known only when the step runs."""
 
+    linear_in = ((0, 1),)
     window: Dimension
 
     def lower(self, context: Context, x: Any, update: Any, start: Any) -> Any:
@@ -407,6 +454,15 @@ class DynamicUpdate(Window):
             return context.xla.dynamic_update_slice(x, update, tf.stack(begin))
         before, after = x[self.index(0, start)], x[self.index(start + size, None)]
         return tf.concat([before, update, after], self.at)
+
+    def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
+        (x, update), start = _batch_start(self, inputs, over)
+        if over not in start.shape:
+            return dataclasses.replace(self, inputs=(x, update, start)).outputs
+        rows = number_along(self.dim) - start
+        inside = (rows >= 0) & (rows < self.window.size)
+        changed = where(inside, gather(update, rows, self.window), x)
+        return [transpose(changed, [over, *self.output.shape])]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         _x, update, start = self.inputs

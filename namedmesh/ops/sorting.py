@@ -9,10 +9,9 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.exchange import Exchange, Shards
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import check_dimension, check_dtype_kind, check_has_dims
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.gather import ScatterAdd
@@ -57,6 +56,7 @@ def sort_keys(tf: Any, x: Any) -> Any:
 class TopK(Op):
     """The largest elements along a dimension, in order, and their indices."""
 
+    by_name = True
     manual = True
     dim: Dimension
     k: Dimension
@@ -168,6 +168,7 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
 class Sort(Op):
     """Elements in order along a dimension, their indices, or another tensor's elements in it."""
 
+    by_name = True
     manual = True
     dim: Dimension
     descending: bool = False

@@ -11,9 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from namedmesh.dims.sharding import Sharding
-from namedmesh.ir.exchange import Shards
 from namedmesh.ir.op import Op
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import Claim, Conflict, Fix, Solution, conflict_error
 from namedmesh.planning.planner import Axes, Planner

@@ -236,7 +236,7 @@ def _is_only_added_to(planner: Planner, body: Body, i: int) -> bool:
         reader = planner.uses.sole_reader(total)
         if reader is None:
             return total is body.outputs[i] and total is not body.inputs[i]
-        adds = reader.adds_operands or (reader.elementwise and reader.linear == "together")
+        adds = reader.elementwise and reader.additive and reader.late_sums
         several = len({*reader.inputs} - planner.state.constants.keys()) > 1
         if not adds or not several or reader.output.shape != total.shape:
             return False
@@ -254,7 +254,7 @@ def find_accumulated(planner: Planner, op: Op, total: Tensor) -> Tensor | None:
             outer = op.inputs[capture.operand]
             return outer if outer.shape == total.shape else None
         producer = planner.uses.producers[tensor]
-        if producer.adds_operands or (producer.elementwise and producer.linear):
+        if producer.elementwise and producer.linear_in and producer.late_sums:
             terms = [x for x in producer.inputs if x.shape == total.shape and x not in seen]
             pending += terms
             seen.update(terms)

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import name_all, suggest_names
-from namedmesh.ir.exchange import Shards
 from namedmesh.ir.op import Op
-from namedmesh.ir.placement import Placement
+from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.agreement import Agreement
 from namedmesh.planning.planner import Axes, Planner
@@ -201,9 +200,8 @@ def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | No
     if place is None:
         axes, _ = planner.take_idle_axes(tensor, {}, frozenset(), planner.layout_of(op))
         place = Sharding.of(axes)
-    linear = op.linear == "together" or op.states_place or op.adds_operands
-    zeros = bool(op.inputs) and all(x in state.zeros for x in op.inputs)
-    state.mark_constant(tensor, zero=op.zero or (linear and zeros))
+    zeros = op.additive and all(x in state.zeros for x in op.inputs)
+    state.mark_constant(tensor, zero=op.zero or zeros)
     planner.place_result(op, tensor, place.with_partial(()), place.with_partial(()), 1)
 
 
@@ -280,17 +278,14 @@ def find_passing_axes(
         return ()
     if op.same_value and not is_accumulated(planner, op.output):
         return ()  # a sum is sent in the narrower dtype, unless it is sent once for many iterations
-    if op.linear == "together":
-        fits = all(
-            one == passing or x in state.zeros or x in state.accumulators
-            for x, one in zip(op.inputs, pending, strict=True)
-        )
-        # A scalar, or a sum that a loop carries, is put off even if only the first device adds
-        # to it: the sum is then added up once, at its end.
-        running = op.output in state.running_sums or not len(op.output.shape)
-        allowed = fits or (op.elementwise and running and planner.uses.count_uses(op.output) == 1)
-    else:
-        allowed = bool(carriers)
+    fits = all(
+        pending[i] == passing or op.inputs[i] in state.zeros or op.inputs[i] in state.accumulators
+        for i in carriers
+    )
+    # A scalar, or a sum that a loop carries, is put off even if only the first device adds
+    # to it: the sum is then added up once, at its end.
+    running = op.output in state.running_sums or not len(op.output.shape)
+    allowed = fits or (op.elementwise and running and planner.uses.count_uses(op.output) == 1)
     place, mesh = Sharding.of(dict(axes)), planner.mesh
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
@@ -303,12 +298,10 @@ def find_carriers(planner: Planner, op: Op) -> set[int]:
     A product is linear in each of its operands, but not in several at once: the largest stays
     partial, and the others are added up before.
     """
-    if op.linear == "together":
-        return {*range(len(op.inputs))}
-    pending = [i for i, x in enumerate(op.inputs) if planner.state.pending_axes(x)]
-    if op.linear == "each" and pending:
-        return {max(pending, key=lambda i: op.inputs[i].shape.elements)}
-    return {0} if op.linear == "first" and pending else set()
+    pending = {i for i, x in enumerate(op.inputs) if planner.state.pending_axes(x)}
+    groups = [group for group in op.linear_in if op.late_sums and not pending.isdisjoint(group)]
+    largest = lambda group: max(op.inputs[i].shape.elements for i in pending.intersection(group))
+    return {*max(groups, key=largest)} if groups else set()
 
 
 def is_accumulated(planner: Planner, tensor: Tensor) -> bool:

@@ -17,7 +17,6 @@ import networkx as nx
 from namedmesh.cost.cost import Cost
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
-from namedmesh.ir.repetition import Repetition
 from namedmesh.ir.tensor import Tensor
 
 Role = frozenset[str]  # the dimensions that one axis splits
@@ -124,7 +123,7 @@ def find_facts(cost: Cost, devices: int) -> ProgramFacts:
     program = cost.plan.program
     work = _find_work(cost)
     state = _find_state(program)
-    loops = {op.iteration_dim.name for op in every_op(program.ops) if isinstance(op, Repetition)}
+    loops = {op.loop.over.name for op in every_op(program.ops) if op.loop and op.loop.over}
     parameters = _merge(
         Stored(frozenset(one.shape.names) - loops - one.whole, _bytes(one.tensor), True)
         for one in program.parameters.values()
@@ -304,14 +303,14 @@ def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
 
     def follow(ops: Iterable[Op]) -> None:
         for op in ops:
-            if isinstance(op, Repetition):
+            if op.loop and op.loop.over:
                 (body,) = op.bodies
                 for known in (weights, gradients):
                     pairs = zip(op.inputs, body.arguments, strict=True)
                     known.update(inner for outer, inner in pairs if outer in known)
             for body in op.bodies:
                 follow(body.ops)
-            if isinstance(op, Repetition):
+            if op.loop and op.loop.over:
                 (body,) = op.bodies
                 pairs = zip(body.outputs, op.outputs, strict=True)
                 gradients.update(outer for inner, outer in pairs if inner in gradients)
@@ -333,7 +332,7 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
     """Yield every op, and how often it runs in a step."""
     for op in ops:
         yield op, times
-        iterations = op.iteration_dim.size if isinstance(op, Repetition) else 1
+        iterations = op.loop.length if op.loop else 1
         for body in op.bodies:
             yield from _walk(body.ops, times * iterations)
 

@@ -21,7 +21,7 @@ from namedmesh.cost.cost import cost
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.hardware import Hardware
-from namedmesh.ir.op import every_op, option_names
+from namedmesh.ir.op import every_op, options_of
 from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
@@ -172,7 +172,7 @@ def _describe_program(program: Program) -> Iterator[object]:
     for name, one in program.variables.items():
         yield name, sorted(one.whole), one.trainable, one.at_rest, one.owner, count([one.tensor])
     for op in every_op(program.ops):
-        options = [_describe_option(getattr(op, name)) for name in option_names(type(op))]
+        options = [_describe_option(value) for value in options_of(op).values()]
         shapes = [(str(one.shape), one.dtype) for one in op.outputs]
         yield op.kind, op.phase, options, shapes, count(op.inputs), count(op.outputs)
         for body in op.bodies:

@@ -5,7 +5,7 @@ import pytest
 from jaxlib.mlir.dialects import stablehlo
 
 import namedmesh as nm
-from namedmesh.ir.contents import describe, describe_op
+from namedmesh.ir.op import describe, describe_op
 from namedmesh.jax_internals import module_context
 from namedmesh.lowering import fragments
 

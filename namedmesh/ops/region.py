@@ -1,4 +1,4 @@
-"""Between: what mixes the shards of a manual region, and how the region is recorded around it."""
+"""Collectives inside manual regions, and how regions are recorded between them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,12 @@ from typing import Any
 
 from namedmesh.dims.dimension import Shape
 from namedmesh.ir.context import Context
-from namedmesh.ir.differentiate import body_vjp, repeat_op, repeat_ops
+from namedmesh.ir.differentiate import body_vjp, follow_ops, repeat_op, repeat_ops
 from namedmesh.ir.op import Body, Op, every_op
-from namedmesh.ir.reach import follow_ops
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import Trace, current, trace_body
-from namedmesh.ops.custom import CustomVjp
 from namedmesh.ops.move import Move
-from namedmesh.ops.recompute import Recompute
 
 # The dimensions over which the region being traced is split; None outside of regions.
 _region: ContextVar[frozenset[str] | None] = ContextVar("namedmesh_region", default=None)
@@ -61,8 +58,10 @@ class Enclosing(Op):
         return not reached.isdisjoint(self.body.outputs)
 
 
-class Between(Enclosing):
+class RegionCollective(Enclosing):
     """Ops that mix the shards of a manual region: one of its collectives."""
+
+    mixes_shards = True
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         count = len(self.inputs)
@@ -72,12 +71,12 @@ class Between(Enclosing):
             return body_vjp(self.body, values[:count], values[count:], reached)
 
         found = dict(
-            zip(reached, record_between(backward, (*self.inputs, *cotangents)), strict=True)
+            zip(reached, record_collective(backward, (*self.inputs, *cotangents)), strict=True)
         )
         return [found.get(i) for i in range(count)]
 
 
-def record_between(
+def record_collective(
     function: Callable[..., Sequence[Tensor]], tensors: Sequence[Tensor]
 ) -> Sequence[Tensor]:
     """Record ops that mix shards: as one op in a region, and as they are outside of one."""
@@ -85,12 +84,12 @@ def record_between(
         return function(*tensors)
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
     body, _ = trace_body(function, specs, outer=tensors)
-    return Between((*tensors, *body.captured), body).outputs
+    return RegionCollective((*tensors, *body.captured), body).outputs
 
 
 def mixes_shards(ops: Sequence[Op]) -> bool:
     """Return whether some ops, those of loops and branches included, have a collective."""
-    return any(isinstance(op, Between) for op in every_op(ops))
+    return any(op.mixes_shards for op in every_op(ops))
 
 
 class RegionCutter:
@@ -113,7 +112,7 @@ class RegionCutter:
             if op.given or op.outputs[0] in self._free:
                 continue
             # What has a derivative of its own may use collectives there: it stands outside regions.
-            apart = mixes_shards([op]) or isinstance(op, CustomVjp)
+            apart = mixes_shards([op]) or op.own_backward
             if run and (apart or self._over_of(run[-1]) != self._over_of(op)):
                 self._record_run(run, known)
                 run = []
@@ -159,16 +158,17 @@ class RegionCutter:
 
     def _repeat(self, op: Op, known: dict[Tensor, Tensor]) -> None:
         """Record an op again; collectives as the ops they are, loops with their bodies cut."""
-        if isinstance(op, Recompute) and mixes_shards(op.ops):
+        if mixes_shards(op.repeated_ops):
             raise op.error(
                 "a function with collectives cannot be computed again inside a manual region",
                 fix="put nm.checkpoint around nm.manual",
             )
         inputs = tuple(self._find(tensor, known) for tensor in op.inputs)
         found: Sequence[Tensor]
-        if isinstance(op, Between):
-            _, inside = repeat_ops(op.body, inputs)
-            found = [inside[tensor] for tensor in op.body.outputs]
+        if op.mixes_shards:
+            (body,) = op.bodies
+            _, inside = repeat_ops(body, inputs)
+            found = [inside[tensor] for tensor in body.outputs]
         elif mixes_shards([op]):
             found = self._record_loop(op, inputs)
         else:

@@ -1,7 +1,4 @@
-"""Sinking: what is made of a loop's results row by row is made in the loop, iteration by iteration.
-
-So weights are updated while the backward loop runs, and no gradient outlives its iteration.
-"""
+"""Loop motion: ops move out of loops or into them."""
 
 from __future__ import annotations
 
@@ -10,27 +7,119 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.ir.op import Op, option_names
-from namedmesh.ir.repetition import Repetition
+from namedmesh.ir.op import LoopSpec, Op, describe_options, options_of
 from namedmesh.ir.tensor import Tensor
+
+
+def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
+    """Move reductions and reshards that are the same in every iteration before their loops.
+
+    So is what takes no more memory than it is made of, such as a cast weight. Other invariant ops
+    stay where they are: to compute them again costs less than to keep them. A backward pass
+    computes what its forward pass did again: what both hoist is done once.
+    """
+    result: list[Op] = []
+    done: dict[object, Op] = {}
+    for op in ops:
+        bodies = {
+            name: dataclasses.replace(body, ops=hoist_invariants(body.ops))
+            for name, body in op.body_fields().items()
+        }
+        op = op.rebuild(**bodies) if bodies else op
+        if op.loop is not None and op.loop.over is not None:
+            before, op = _split_loop(op, done)
+            result += before
+        result.append(op)
+    return tuple(result)
+
+
+def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
+    """Return what to do before a loop, and the loop that reads the results of that.
+
+    done has what earlier loops hoisted, by what it computes.
+    """
+    (body,) = loop.bodies
+    invariant, roots = _find_invariants(body.ops, {*body.captures})
+    if not roots:
+        return [], loop
+    moved_out = {*roots}
+    needed = {tensor for op in roots for tensor in op.inputs}
+    for op in reversed(invariant):
+        if any(tensor in needed for tensor in op.outputs):
+            needed.update(op.inputs)
+    outside = dict(zip(body.captures, body.captured, strict=True))
+    before: list[Op] = []
+    for op in invariant:
+        if op in moved_out or any(tensor in needed for tensor in op.outputs):
+            outputs = tuple(Tensor(t.shape, t.dtype, t.kind, t.source, t.name) for t in op.outputs)
+            inputs = tuple(outside[tensor] for tensor in op.inputs)
+            moved = op.rebuild(inputs=inputs, outputs=outputs, identity=object())
+            computes = describe_options(moved), tuple(map(id, inputs))
+            made = done.setdefault(computes, moved)
+            if made is moved:
+                before.append(moved)
+            outside.update(zip(op.outputs, made.outputs, strict=True))
+    results = [op.output for op in roots]
+    bound = dict(zip(roots, body.bind(results), strict=True))
+    ops = tuple(bound.get(op, op) for op in body.ops)
+    brought = tuple(outside[tensor] for tensor in results)
+    longer = dataclasses.replace(
+        body,
+        ops=ops,
+        captures=(*body.captures, *results),
+        captured=(*body.captured, *brought),
+    )
+    return before, loop.rebuild(inputs=(*loop.inputs, *brought), body=longer)
+
+
+def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], list[Op]]:
+    """Find ops that depend on captures alone, and those of them that are worth doing once."""
+    invariant: list[Op] = []
+    made_of = {tensor: _count_bytes(tensor) for tensor in known}  # captures, in bytes
+    for op in ops:
+        if not (op.given or op.bodies) and all(tensor in known for tensor in op.inputs):
+            known.update(op.outputs)
+            invariant.append(op)
+            source = sum(made_of.get(tensor, 0) for tensor in op.inputs)
+            made_of.update((tensor, source) for tensor in op.outputs)
+    stays = {*invariant}
+    read = {tensor for op in ops if op not in stays for tensor in op.inputs}
+    roots = []
+    for op in invariant:
+        tensor = op.outputs[0]
+        if len(op.outputs) > 1 or tensor.primal is not None or not made_of[tensor]:
+            continue  # nothing is captured for what is made of constants alone
+        small = tensor in read and _count_bytes(tensor) <= made_of[tensor]
+        if small or op.placement().reduced or op.states_place or op.adds_operands:
+            roots.append(op)
+    return invariant, roots
+
+
+def _count_bytes(tensor: Tensor) -> int:
+    """What a tensor takes, all devices together."""
+    return tensor.shape.elements * tensor.itemsize
 
 
 def sink_into_loops(
     ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
 ) -> tuple[Op, ...]:
     """Return the ops, of which those that lead to some tensors are in loops where possible."""
-    for loop in [op for op in ops if isinstance(op, Repetition) and op.histories] if wanted else ():
-        ops = _sink_into(loop, ops, outputs, wanted)
+    for op in list(ops) if wanted else ():
+        if op.loop is not None and op.loop.over is not None and op.histories:
+            ops = _sink_into(op, _Rows(op, op.loop, op.loop.over), ops, outputs, wanted)
     return tuple(ops)
 
 
 def _sink_into(
-    loop: Repetition, ops: Sequence[Op], outputs: Sequence[Tensor], wanted: Mapping[Tensor, Tensor]
+    loop: Op,
+    rows: _Rows,
+    ops: Sequence[Op],
+    outputs: Sequence[Tensor],
+    wanted: Mapping[Tensor, Tensor],
 ) -> Sequence[Op]:
     """Return the ops with a loop that makes more, and without what it makes."""
     at = ops.index(loop)
     before, after = ops[:at], ops[at + 1 :]
-    rows = _Rows(loop)
     late = {*loop.outputs}  # what depends on the loop
     for op in after:
         if all(tensor in rows.known or tensor not in late for tensor in op.inputs):
@@ -51,10 +140,9 @@ def _sink_into(
 class _Rows:
     """The rows, inside of a loop, of tensors outside that have its dimension."""
 
-    def __init__(self, loop: Repetition):
-        (self.body,) = loop.bodies
-        self.loop, self.dim = loop, loop.iteration_dim
-        carries, total = len(loop.outputs) - len(loop.histories), len(self.body.inputs)
+    def __init__(self, loop: Op, spec: LoopSpec, dim: Dimension):
+        self.loop, self.dim, self.body = loop, dim, spec.body
+        carries, total = spec.carries, len(self.body.inputs)
         made = self.body.outputs[carries:]
         self.histories = dict(zip(loop.histories, made, strict=True))
         self.known = dict(self.histories)
@@ -72,7 +160,7 @@ class _Rows:
             return
         if any(tensor.shape.dims[:1] != (self.dim,) for tensor in op.outputs):
             return
-        options = {name: self._drop_dim(getattr(op, name)) for name in option_names(type(op))}
+        options = {name: self._drop_dim(value) for name, value in options_of(op).items()}
         if any(value is _HAS_DIM for value in options.values()):
             return
         inputs = tuple(self._find_row(tensor) for tensor in op.inputs)
