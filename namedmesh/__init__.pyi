@@ -174,6 +174,7 @@ from namedmesh.ops.variables import param as param
 from namedmesh.ops.variables import parameters as parameters
 from namedmesh.ops.variables import scope as scope
 from namedmesh.ops.variables import state as state
+from namedmesh.ops.variables import update_in_loops as update_in_loops
 from namedmesh.ops.vmap import vmap as vmap
 from namedmesh.planning.conflicts import LayoutConflict as LayoutConflict
 from namedmesh.planning.plan import Plan as Plan

@@ -307,7 +307,7 @@ class Op:
             for each element in a loop, which is right for every op.
         """
         if self.bodies:
-            raise self.refuse_vmap(inputs, over)
+            raise vmap_error(self, inputs, over)
         if not (self.elementwise or self.by_name):
             return None
         if not self.broadcasts:
@@ -319,14 +319,6 @@ class Op:
             if isinstance(value, Shape)
         }
         return dataclasses.replace(self, inputs=inputs, **shapes).outputs
-
-    def refuse_vmap(self, inputs: Sequence[Tensor], over: Dimension) -> NamedMeshError:
-        """Make the error for an op that is not defined along another dimension."""
-        return self.error(
-            f"vmap over {over} does not know what {self.kind} is along another dimension",
-            *map(str, inputs),
-            fix="do this outside of the function, or give it the dimension by name",
-        )
 
     def flops(self) -> int:
         """Count floating point operations, over all devices."""
@@ -576,6 +568,15 @@ class UnrolledLoop(Op):
     @abstractmethod
     def repeat_rounds(self, inputs: Sequence[Tensor], body: Body) -> UnrolledLoop:
         """Record the loop along `rounds` with another body and its operands."""
+
+
+def vmap_error(op: Op, inputs: Sequence[Tensor], over: Dimension) -> NamedMeshError:
+    """Make the error for an op that is not defined along another dimension."""
+    return op.error(
+        f"vmap over {over} does not know what {op.kind} is along another dimension",
+        *map(str, inputs),
+        fix="do this outside of the function, or give it the dimension by name",
+    )
 
 
 def with_dim(x: Tensor, over: Dimension, shape: Shape) -> Tensor:

@@ -255,7 +255,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     ops = prune_ops(hoist_invariants(ops), results, held)
     outputs, changed = results[: len(outputs)], results[len(outputs) :]
     new = dict(zip(root.updates, changed, strict=True))
-    in_loops = {new[key]: root.variables[key].tensor for key in root.made_in_loops}
+    in_loops = {new[key]: root.variables[key].tensor for key in root.updated_in_loops}
     ops = sink_into_loops(ops, results, in_loops)
     ops = prune_ops(ops, results, held)
     updates = {key: new[key] for key in root.variables if key in new}

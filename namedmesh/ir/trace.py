@@ -42,7 +42,7 @@ class Trace(Recorder):
         self.arguments: dict[Tensor, Tensor] = {}  # what a body is called with, by the tensor here
         self.variables: dict[str, Variable] = {}
         self.updates: dict[str, Tensor] = {}
-        self.made_in_loops: set[str] = set()  # updates that may be made iteration by iteration
+        self.updated_in_loops: set[str] = set()  # variables; see nm.update_in_loops
         self.assigned: dict[str, Source] = {}  # where each update was written
         self.printed: list[PrintedLine] = []
         self.notes: dict[str, None] = {}  # at the top: what plans say of the program

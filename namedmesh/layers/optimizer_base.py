@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import KW_ONLY, dataclass, replace
 from typing import TypeAlias
 
@@ -196,15 +197,13 @@ class Optimizer:
         if self.clip_norm is not None:
             clipped, metrics["grad_norm"] = clip_by_global_norm(clipped, self.clip_norm)
         rule = self.rule(step, rate)
-        before = {*trace.root.updates}
-        for name, update in updates.items():
-            value = rule(replace(update, grad=clipped[name]))
-            nm.assign(update.value, value)
-            if self.average is not None:
-                average = ParameterUpdate(update.value, update.grad, AVERAGE)
-                average.average(name, value, _average_share(self.average, step))
-        if self.layer_by_layer:
-            trace.root.made_in_loops |= trace.root.updates.keys() - before
+        with nm.update_in_loops() if self.layer_by_layer else nullcontext():
+            for name, update in updates.items():
+                value = rule(replace(update, grad=clipped[name]))
+                nm.assign(update.value, value)
+                if self.average is not None:
+                    average = ParameterUpdate(update.value, update.grad, AVERAGE)
+                    average.average(name, value, _average_share(self.average, step))
         return metrics
 
     def rule(self, step: nm.Tensor, rate: nm.Tensor) -> UpdateRule:

@@ -15,7 +15,7 @@ from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError, join_names
 from namedmesh.ir.operands import check_dimension, check_has_dims
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops import broadcast, constants, windows
+from namedmesh.ops import broadcast, constants, slices
 from namedmesh.ops.move import replicate, reshard
 from namedmesh.ops.region import active_region, record_collective
 from namedmesh.ops.shape import rename
@@ -174,7 +174,7 @@ def permute(
             fix="pass by=1, or sources= with the sender of every shard",
         )
     if by is not None:
-        return record_collective(lambda x: [windows.roll(x, shards, by)], [x])[0]
+        return record_collective(lambda x: [slices.roll(x, shards, by)], [x])[0]
     senders = _check_sources(x, shards, sources or ())
     return record_collective(lambda x: [Permute((x,), shards, senders).output], [x])[0]
 

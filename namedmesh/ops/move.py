@@ -10,7 +10,7 @@ from namedmesh.errors.errors import NamedMeshError, check_identifier, join_names
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import Cotangent
 from namedmesh.ir.format import format_value
-from namedmesh.ir.op import Op, PlacementRules
+from namedmesh.ir.op import Op, PlacementRules, vmap_error
 from namedmesh.ir.operands import as_tuple, check_has_dims, check_tensor
 from namedmesh.ir.tensor import Tensor
 
@@ -47,7 +47,7 @@ class Move(Op):
         return context.tf.identity(x)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
-        raise self.refuse_vmap(inputs, over)
+        raise vmap_error(self, inputs, over)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Cotangent((dy,)).output]

@@ -274,6 +274,33 @@ def assign(variable: Tensor, value: Operand) -> None:
     trace.updates[target.name] = transpose(trace.bring(tensor), target.shape)
 
 
+@contextlib.contextmanager
+def update_in_loops() -> Iterator[None]:
+    """Let what is assigned within be computed in the loop that computes it, row by row.
+
+    The weights of layers in a loop, assigned from their gradients, are so updated while the
+    backward loop runs, and no gradient outlives its iteration.
+
+    Returns:
+        A context manager.
+
+    Example:
+        >>> L, M = nm.dims("layer=3 model=4")
+        >>> def step(x):
+        ...     layer = lambda x, _: (nm.sin(x * nm.param("w", [M])), None)
+        ...     loss = nm.sum(nm.scan(layer, x, over=L, stack=True)[0])
+        ...     with nm.update_in_loops():
+        ...         for name, w in nm.parameters().items():
+        ...             nm.assign(w, w - 0.1 * nm.grad(loss, w))
+        >>> nm.trace(step, nm.spec([M])).ops[-1].kind
+        'scan'
+    """
+    root = current("update_in_loops").root
+    before = {*root.updates}
+    yield
+    root.updated_in_loops |= root.updates.keys() - before
+
+
 def scope(name: str) -> contextlib.AbstractContextManager[None]:
     """Return a context manager that prefixes the names of variables and ops made within it.
 
