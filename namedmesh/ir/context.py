@@ -10,11 +10,7 @@ from namedmesh.dims.hop import Hop
 
 
 class Context:
-    """Plain, unsharded lowering; the sharded lowering overrides what differs on a mesh.
-
-    TensorFlow is asked for here, when something is lowered, so that programs are traced and planned
-    without importing it.
-    """
+    """Plain, unsharded lowering; the sharded lowering overrides what differs on a mesh."""
 
     compiled = False  # whether XLA-only TensorFlow ops may be used
     precision = "default"
@@ -65,7 +61,7 @@ class Context:
         return 0
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
-        """Send a value to another device along a dimension's axes; who gets nothing has zeros."""
+        """Send a value to another device along a dimension's axes; zeros where nothing arrives."""
         raise NotImplementedError
 
     def gather(self, value: Any, dim: Dimension) -> Any:
@@ -77,7 +73,7 @@ class Context:
         raise NotImplementedError
 
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
-        """Cut a value along one position and joins what all shards of a dimension send it."""
+        """Cut a value along one position and join what all shards of a dimension send."""
         raise NotImplementedError
 
     def place(self, value: Any, tensor: Any) -> Any:
@@ -107,7 +103,7 @@ class Context:
     def while_loop(
         self, test: Callable[..., Any], body: Callable[..., Any], start: Sequence[Any]
     ) -> Sequence[Any]:
-        """Repeats a body on what it carries while a test holds."""
+        """Repeat a body on what it carries while a test holds."""
         return self.tf.while_loop(test, body, list(start), parallel_iterations=1)
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> Any:
@@ -123,7 +119,7 @@ class Context:
         return self.tf.constant(bool(value) if dtype == self.tf.bool else value, dtype)
 
     def align(self, value: Any, shape: Shape, order: Shape) -> Any:
-        """Transposes and expands a value so that it broadcasts against dims in that order."""
+        """Transpose and expand a value so that it broadcasts against dims in that order."""
         present = [dim.name for dim in order if dim.name in shape.names]
         value = self.arrange(value, shape, present)
         if present == [dim.name for dim in order][len(order) - len(present) :]:
@@ -132,7 +128,7 @@ class Context:
         return self.tf.reshape(value, [next(sizes) if dim.name in present else 1 for dim in order])
 
     def arrange(self, value: Any, shape: Shape, names: Sequence[str]) -> Any:
-        """Transposes a value so that its dimensions come in the order of names."""
+        """Transpose a value so that its dimensions come in the order of names."""
         permutation = [shape.position(name) for name in names]
         if permutation == sorted(permutation):
             return value

@@ -57,7 +57,7 @@ def check_arguments(trace: Trace, results: Iterable[Tensor], reached: set[Tensor
 
 
 class Cotangent(Op):
-    """The cotangent of a tensor: the sum of what its readers send back. It lies where that lies."""
+    """The cotangent of a tensor: the sum of what its readers send back, sharded like the tensor."""
 
     elementwise = True
     adds_operands = True
@@ -84,27 +84,19 @@ class Cotangent(Op):
 
 
 def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
-    """Differentiates a scalar with respect to tensors.
+    """Return the gradients of a scalar with respect to tensors, nested as `wrt` is.
 
-    Ops traced before count as forward in the plan, those made here as backward, later ones as
-    update. Inside the body of a loop, a branch or a manual region, the gradient also flows through
-    ops outside; a loop's carry counts as a value of its own.
+    A tensor that the loss does not depend on has zeros. Ops traced before count as forward in
+    plans, those made here as backward, later ones as update. Inside of loop bodies, branches and
+    manual regions, the gradient also flows through ops outside; a loop's carry is a value of its
+    own.
 
     Args:
         loss: The scalar; with a cotangent, a tensor of any shape.
-        wrt: The tensors to differentiate with respect to, nested as you like; by default every
-            parameter made so far, as a dict by name.
+        wrt: The tensors, nested as you like; by default every parameter made so far, by name.
         cotangent: A tensor like loss: the result is then the vector-Jacobian product.
 
-    Returns:
-        The gradients, nested as wrt is. A tensor that the loss does not depend on has zeros.
-
-    Raises:
-        NamedMeshError: The loss is not a floating point scalar, wrt is empty, or the loss is in the
-            body of a loop or region and depends on a tensor of wrt through the body's arguments.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> nm.evaluate(lambda x: nm.grad(nm.sum(x * x), x), x=([M], [1.0, 3.0]))
         array([2., 6.], dtype=float32)
@@ -143,10 +135,7 @@ def grad(loss: Tensor, wrt: Any = None, cotangent: Tensor | None = None) -> Any:
 def _reverse_traces(
     trace: Trace, loss: Tensor, start: Tensor, targets: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Record the reverse pass through a trace and, from a body, through the traces around it.
-
-    All of it is recorded in the innermost trace: ops outside read their operands as captures.
-    """
+    """Record the reverse pass in the innermost trace, also through the traces around it."""
     traces = enclosing_traces(trace)
     brought = [trace.bring(target) for target in targets]
     reached = reach_tensors(traces, targets)
@@ -182,7 +171,7 @@ def _check_targets(targets: Sequence[Any]) -> None:
 
 
 def _start(loss: Tensor, cotangent: Tensor | None) -> Tensor:
-    """The cotangent that the reverse pass starts from."""
+    """Return the cotangent that the reverse pass starts from."""
     if cotangent is None:
         return fill(loss.shape, 1.0, loss.dtype, "full")
     start = check_tensor("grad: cotangent", cotangent)

@@ -18,17 +18,14 @@ from namedmesh.ir.tensor import DTYPES, Tensor
 
 @dataclass(frozen=True)
 class InputSpec:
-    """The shape and dtype of a program input, and the dimensions that no layout splits.
-
-    `nm.spec` makes one, and checks it.
+    """The shape and dtype of a program input; `nm.spec` makes one.
 
     Attributes:
-        shape: The named dimensions, in the order of the array that will be given.
+        shape: The named dimensions, in the order of the array.
         dtype: The element type: float32, bfloat16, int32, bool ...
-        whole: The names of the dimensions that stay unsplit under every layout.
+        whole: The names of the dimensions that no layout shards.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=4 model=8")
         >>> nm.spec([B, M], "bfloat16", whole=[M])
         InputSpec(shape=[batch=4, model=8], dtype='bfloat16', whole=frozenset({'model'}))
@@ -61,7 +58,7 @@ class Variable:
 
 
 def check_dtype(dtype: str) -> str:
-    """Return the name of a dtype that tensors can have, or raises."""
+    """Return the name of a dtype that tensors can have, or raise."""
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise NamedMeshError(
             f"{format_value(dtype)} is not a dtype of tensors", fix=did_you_mean(str(dtype), DTYPES)
@@ -70,7 +67,7 @@ def check_dtype(dtype: str) -> str:
 
 
 def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozenset[str]:
-    """Return the names of dimensions asked to stay whole, or raises for those not in the shape."""
+    """Return the names of dimensions that stay whole, or raise for those not in the shape."""
     dims = as_tuple(whole)
     for dim in dims:
         if not isinstance(dim, Dimension) or dim not in shape.dims:
@@ -85,21 +82,14 @@ def check_whole(shape: Shape, whole: Sequence[Dimension], what: str) -> frozense
 def spec(
     dims: Sequence[Dimension], dtype: str = "float32", whole: Sequence[Dimension] = ()
 ) -> InputSpec:
-    """Describe an input of a program.
+    """Return the description of a program input, for `nm.trace`, `nm.compile` and `nm.call_tf`.
 
     Args:
-        dims: The named dimensions, in the order of the array that will be given.
+        dims: The named dimensions, in the order of the array.
         dtype: The element type: float32, bfloat16, int32, bool ...
-        whole: Dimensions that stay unsplit under every layout.
-
-    Returns:
-        The description, for `nm.trace`, `nm.compile` and `nm.call_tf`.
-
-    Raises:
-        NamedMeshError: The dims are not dimensions, the dtype is unknown, or whole names others.
+        whole: Dimensions that stay unsharded under every layout.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=4 model=8")
         >>> nm.spec([B, M], "int32").shape
         [batch=4, model=8]
@@ -135,7 +125,7 @@ def spec_of(example: Example, name: str) -> InputSpec:
 def bind_specs(
     function: Callable[..., Any], name: str, specs: Sequence[Specs], named: Mapping[str, Specs]
 ) -> inspect.BoundArguments:
-    """Bind specs to the arguments of a function, or raises if they do not fit."""
+    """Bind specs to the arguments of a function, or raise if they do not fit."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -155,10 +145,7 @@ def bind_specs(
 def flatten_specs(
     function: Callable[..., Any], name: str, bound: inspect.BoundArguments
 ) -> tuple[dict[str, InputSpec], dict[str, tuple[str, ...]]]:
-    """The specs by name, and the names of those that come from one argument.
-
-    A dict argument contributes its entries; *args are numbered.
-    """
+    """Return the specs by name (*args numbered), and the names of those of one argument."""
     parameters = inspect.signature(function).parameters
     flat: dict[str, Any] = {}
     groups: dict[str, tuple[str, ...]] = {}

@@ -1,4 +1,4 @@
-"""Loop motion: ops move out of loops or into them."""
+"""Loop motion: invariant ops move before loops, updates of weights into the backward loop."""
 
 from __future__ import annotations
 
@@ -12,12 +12,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
-    """Move reductions and reshards that are the same in every iteration before their loops.
-
-    So is what takes no more memory than it is made of, such as a cast weight. Other invariant ops
-    stay where they are: to compute them again costs less than to keep them. A backward pass
-    computes what its forward pass did again: what both hoist is done once.
-    """
+    """Move reductions, reshards and shrinking ops that are loop-invariant before their loops."""
     result: list[Op] = []
     done: dict[object, Op] = {}
     for op in ops:
@@ -34,10 +29,7 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
 
 
 def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
-    """Return what to do before a loop, and the loop that reads the results of that.
-
-    done has what earlier loops hoisted, by what it computes.
-    """
+    """Return the ops to run before a loop, and the loop that reads their results."""
     (body,) = loop.bodies
     invariant, roots = _find_invariants(body.ops, {*body.captures})
     if not roots:

@@ -1,4 +1,4 @@
-"""Op: a shape rule, a lowering, a derivative and a FLOP count, side by side; and Body."""
+"""Op: a shape rule, a lowering, a derivative, batching and traits side by side; and Body."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ from namedmesh.ir.tensor import DTYPES, Tensor
 class Op:
     """One named operation. Making one records it in the program being traced.
 
-    An op is one class: subclasses are frozen dataclasses (without a decorator) whose fields are the
-    op's options, and define `results`, `lower`, and where it applies `vjp`, `flops` and
-    `placement`. What the passes need to know besides is a trait: a class attribute or property
-    listed below. No pass of namedmesh knows an op by its class, so an op of your own needs no
-    change anywhere else.
+    Subclasses are frozen dataclasses (without a decorator) whose fields are the op's options. They
+    define `results` and `lower`, and where it applies `vjp`, `vmap`, `flops` and `placement`. All
+    else that passes need to know is a trait below: no pass asks for the class of an op.
 
     Args:
         inputs: The tensors the op reads.
 
     Example:
-        >>> import namedmesh as nm
         >>> class Double(nm.Op):
+        ...     elementwise = True
+        ...     linear_in = ((0,),)
+        ...
         ...     def results(self):
         ...         return [(self.inputs[0].shape, self.inputs[0].dtype)]
         ...
@@ -135,7 +135,7 @@ class Op:
             )
 
     def _checked_results(self) -> list[tuple[Shape, str]]:
-        """What the shape rule says, each result a shape and the name of a dtype."""
+        """Return the results of the shape rule, or raise unless they are pairs."""
         results = self.results()
         entries = list(results) if isinstance(results, (list, tuple)) else []
         for entry in entries or [results]:
@@ -164,7 +164,7 @@ class Op:
 
     @property
     def output(self) -> Tensor:
-        """The one result."""
+        """The only result."""
         return self.outputs[0]
 
     @property
@@ -184,24 +184,17 @@ class Op:
 
     @property
     def lowering_fix(self) -> str:
-        """What to do when the lowering raises an exception that is not a NamedMeshError."""
+        """The advice for a lowering that raises an exception which is not a NamedMeshError."""
         return "fix lower(), or the function it calls"
 
     @property
     def closed(self) -> bool:
-        """Whether to lower like a manual op where sizes divide, or there are no operands.
-
-        For ops that become many XLA ops: XLA merges equal constants before it partitions, and one
-        that is shared with a tensor lying elsewhere would draw the op there and back.
-        """
+        """Whether to lower like a manual op where sizes divide, or there are no operands."""
         return False
 
     @property
     def repeatable(self) -> bool:
-        """Whether a backward loop may compute it again instead of storing it.
-
-        For ops that XLA fuses with what reads them, and that communicate nothing.
-        """
+        """Whether a backward loop may compute it again: XLA fuses it, and nothing is sent."""
         return (self.elementwise or self.constant) and self.inherits_sharding
 
     @property
@@ -236,53 +229,35 @@ class Op:
 
     @property
     def taken_dims(self) -> tuple[str, ...]:
-        """Dimensions that this op makes the holders of their axes."""
+        """Dimensions that this op shards over the axes of the layout."""
         return ()
 
     @property
     def given_dims(self) -> tuple[str, ...]:
-        """Dimensions that this op makes whole."""
+        """Dimensions that this op replicates."""
         return ()
 
     def results(self) -> list[tuple[Shape, str]]:
-        """The shape rule: returns each result's shape and dtype, or raises for unfit operands.
-
-        Returns:
-            A shape and a dtype for each result.
-
-        Raises:
-            NamedMeshError: The operands do not fit the op; `self.error` makes one.
-        """
+        """Return a shape and the name of a dtype for each result, or raise `self.error(...)`."""
         raise NotImplementedError(f"{type(self).__name__} defines no results()")
 
     # Any signature is a proper override of (*args, **options): an op names its own values.
     def lower(self, *args: Any, **options: Any) -> Any:
-        """Compute the results with TensorFlow: write `def lower(self, context, x, y)`.
+        """Return the results, one or a list, by TensorFlow: write `def lower(self, context, x, y)`.
 
         Args:
-            *args: The context (a `Context`, whose `tf` is TensorFlow), then a value for each of
-                `inputs`, with its tensor's dimensions in order; inside a manual op, one device's
-                shard of them (`context.size(dim)`).
-            **options: Nothing is given by name.
-
-        Returns:
-            One value, or a list if there are several results.
+            *args: The context (its `tf` is TensorFlow), then a value for each of `inputs`, with its
+                dimensions in order; inside a manual op, one device's shard (`context.size(dim)`).
+            **options: Nothing is passed by name.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no lower()")
 
     def vjp(self, *args: Any, **options: Any) -> Sequence[Tensor | None]:
-        """The derivative, in named ops: write `def vjp(self, dy)`.
+        """Return a cotangent like each input, or None for no gradient: write `def vjp(self, dy)`.
 
         Args:
             *args: The cotangent of each result.
-            **options: Nothing is given by name.
-
-        Returns:
-            A cotangent of the same dims and dtype for each input, or None for one that gets no
-            gradient.
-
-        Raises:
-            NamedMeshError: The op has no derivative.
+            **options: Nothing is passed by name.
         """
         raise NamedMeshError(
             f"{self.kind} has no derivative",
@@ -293,18 +268,18 @@ class Op:
         )
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor] | None:
-        """Record the op on operands that may have a further dimension, as their first.
+        """Record the op on operands of which some have a further dimension, as their first.
 
         An op that is `elementwise` or works `by_name` needs no rule of its own: the dimension is
         added to its operands (unless it `broadcasts`) and to the shapes among its options.
 
         Args:
-            inputs: The operands, some of them with the dimension.
+            inputs: The operands.
             over: The dimension.
 
         Returns:
-            The results, with the dimension where they depend on it; None to have the op run once
-            for each element in a loop, which is right for every op.
+            The results, with the dimension where they depend on it; None to run the op once for
+            each element in a loop, which is right for every op.
         """
         if self.bodies:
             raise vmap_error(self, inputs, over)
@@ -325,7 +300,7 @@ class Op:
         return 0
 
     def placement(self) -> Placement:
-        """Say what the op asks of the places of its operands."""
+        """Return what the op asks of the shardings of its operands."""
         return Placement()
 
     def plan(self, rules: PlacementRules, times: int) -> None:
@@ -338,15 +313,10 @@ class Op:
         rules.place_by_name(self, times)
 
     def exchanges(self, shards: Shards) -> Sequence[Exchange] | None:
-        """Say what the op sends between devices by itself, when dimensions are split so.
-
-        Only dimensions that its placement calls `exchanged` are asked for.
+        """Return the collectives that the op makes itself; None to gather a dimension before.
 
         Args:
-            shards: Into how many shards each dimension is split.
-
-        Returns:
-            Its collectives; None if a dimension should rather be gathered before.
+            shards: The number of shards of each dimension that is `exchanged`.
         """
         return ()
 
@@ -355,9 +325,6 @@ class Op:
 
         Args:
             needed: The results that something depends on.
-
-        Returns:
-            An op with fewer results, or this one.
         """
         return self
 
@@ -366,24 +333,18 @@ class Op:
         return self, {}
 
     def find_equal(self, zeros: Container[Tensor]) -> Tensor | None:
-        """Find the operand that the only result equals.
+        """Return the operand that the only result equals, if there is one.
 
         Args:
             zeros: Tensors that are zero everywhere.
-
-        Returns:
-            The operand, if there is one.
         """
         return None
 
     def rebuild(self, **changes: Any) -> Self:
-        """Return a copy with some attributes changed, which is recorded nowhere by itself.
+        """Return a copy with some attributes changed, which is not recorded.
 
         Args:
             **changes: The new values, by attribute.
-
-        Returns:
-            The copy.
         """
         other = copy.copy(self)
         other._set(**changes)
@@ -394,15 +355,12 @@ class Op:
         return {name: value for name, value in options_of(self).items() if isinstance(value, Body)}
 
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
-        """Make an error about this op, with the user's line.
+        """Return an error about this op, with the user's line.
 
         Args:
             problem: What is wrong, in one line.
-            *details: The tensors and dimensions it is about, each on a line of its own.
+            *details: The tensors and dimensions it is about, a line each.
             fix: What to do about it.
-
-        Returns:
-            The error, to be raised.
         """
         return NamedMeshError(f"{self.kind}: {problem}", *details, fix=fix, source=self.source)
 
@@ -514,10 +472,7 @@ class PlacementRules(Protocol):
 
 
 class UnrolledLoop(Op):
-    """A loop along a dimension whose iterations can be written out one after the other.
-
-    All of them, or those of a round, of which there are several.
-    """
+    """A loop along a dimension whose iterations can be written out, all or in rounds."""
 
     body: Body
     over: Dimension
@@ -604,10 +559,7 @@ def describe_options(op: Op) -> Hashable:
 
 
 def describe(value: Any) -> Hashable:
-    """Return what tells an option apart: its contents, or the object itself if we know no more.
-
-    Numbers that compare equal may differ: 1 and True, 0.0 and -0.0.
-    """
+    """Return what tells an option apart: its contents, or the object itself."""
     if isinstance(value, (str, Dimension, Shape)) or value is None:
         return value
     if isinstance(value, (bool, int, float, complex)):

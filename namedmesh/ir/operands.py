@@ -1,7 +1,4 @@
-"""Checks of what a user hands to an op.
-
-Labels are looked up only for an error, since that reads source files.
-"""
+"""Checks of operands; labels are looked up only for an error, since that reads source files."""
 
 from __future__ import annotations
 

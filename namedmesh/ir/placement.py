@@ -12,22 +12,20 @@ from namedmesh.errors.errors import NamedMeshError
 
 @dataclass(frozen=True)
 class Placement:
-    """What an op asks of the places of its operands; every other dimension passes through by name.
+    """What an op asks of its operands' shardings; other dimensions pass through by name.
 
     Args:
-        whole: Dimensions the op needs unsplit.
-        reduced: Dimensions it reduces over, which split ones turn into an AllReduce. XLA knows how
-            to combine partial results of an ordinary op; those of a manual op are added up, so a
-            manual op may only sum over split dimensions and needs others whole.
-        renames: Operand dimension to the result dimension that takes its place.
-        divisible: Dimensions that may be split only where the devices divide their size evenly,
-            each with another size that must divide too (of the dimension that takes its place).
-        exchanged: Dimensions that may be split because the op itself sends between devices what it
-            needs of other shards; `Op.exchanges` says what.
+        whole: Dimensions that must not be sharded.
+        reduced: Dimensions that are reduced over: an AllReduce if they are sharded. Partial
+            results of a manual op are added up: it may only sum over sharded dimensions.
+        renames: The result dimension that takes the place of an operand's.
+        divisible: Dimensions that may be sharded only if the devices divide their size, each with
+            another size that they must divide.
+        exchanged: Dimensions that may be sharded because the op sends what it needs of other shards
+            itself; see `Op.exchanges`.
 
     Example:
-        >>> from namedmesh import Placement
-        >>> Placement(reduced=["model"]).reduced
+        >>> nm.Placement(reduced=["model"]).reduced
         frozenset({'model'})
     """
 
@@ -59,16 +57,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Exchange:
-    """One collective that an op makes on the shards of a split dimension.
-
-    Attributes:
-        kind: Such as `CollectivePermute`.
-        dim: The dimension along whose axes devices communicate.
-        elements: What one device sends or receives, whichever is more.
-        dtype: The dtype of the elements.
-        operand: The number of the operand that is sent.
-        hop: Who sends to whom, in a CollectivePermute.
-    """
+    """One collective that an op makes on the shards of a sharded dimension."""
 
     kind: str
     dim: str

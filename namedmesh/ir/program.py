@@ -49,26 +49,18 @@ class Program:
         inputs: The tensors that stand for the inputs, by name.
         specs: The inputs as they were declared.
         variables: Parameters and other state, by name.
-        updates: For each variable that the step changes, the tensor that is its next value.
+        updates: The next value of each variable that the step changes.
         structure: What the function returned, tensors included.
         outputs: The tensors in it, in order.
         initializers: For each variable, the program that makes its first value from a seed.
         groups: The names of the inputs that each dict argument of the function has.
-        notes: What holds under every layout and plans say, such as the idle iterations of a
-        pipeline.
+        notes: What plans print under every layout, such as the idle iterations of a pipeline.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=4 model=8")
-        >>> def scale(x):
-        ...     return x * nm.param("w", [M])
-        >>> program = nm.trace(scale, x=nm.spec([B, M]))
-        >>> [op.kind for op in program.ops]
-        ['placeholder', 'placeholder', 'multiply']
-        >>> list(program.inputs), list(program.variables)
-        (['x'], ['w'])
-        >>> program.dims
-        {'batch': [4], 'model': [8]}
+        >>> program = nm.trace(lambda x: x * nm.param("w", [M]), x=nm.spec([B, M]))
+        >>> list(program.inputs), list(program.variables), program.dims
+        (['x'], ['w'], {'batch': [4], 'model': [8]})
     """
 
     name: str
@@ -116,33 +108,23 @@ class Program:
         return Body(self.ops, arguments, (), (), (*self.outputs, *self.updates.values()))
 
     def flops(self, phase: str | None = None) -> int:
-        """Count the floating point operations of one run, over all devices.
+        """Return the number of floating point operations of one run, over all devices.
 
         Args:
             phase: forward, backward or update alone; all of them by default.
-
-        Returns:
-            The count.
         """
         if phase is not None:
             check_word("phase", phase, ("forward", "backward", "update"))
         return sum(op.flops() for op in self.ops if phase in (None, op.phase))
 
     def evaluate(self, state: Mapping[str, Any], /, **inputs: Any) -> tuple[dict[str, Any], Any]:
-        """Run op by op in eager TensorFlow, unsharded: the reference of every sharded run.
+        """Return the next state and results, op by op in eager TensorFlow: the reference.
 
         Args:
             state: A value for each variable, e.g. from `initial_state`.
             **inputs: An array for each input, or a dict of them for a dict argument.
 
-        Returns:
-            The next state, and what the function returned with values for tensors.
-
-        Raises:
-            NamedMeshError: An input or variable is missing, unknown, or of another shape or dtype.
-
         Example:
-            >>> import namedmesh as nm
             >>> M = nm.Dimension("model", 3)
             >>> program = nm.trace(lambda x: nm.sum(x * nm.param("w", [M])), x=nm.spec([M]))
             >>> state, total = program.evaluate({"w": [1.0, 2.0, 3.0]}, x=[1.0, 1.0, 2.0])
@@ -175,16 +157,12 @@ class Program:
         return updated, unwrap_results(nested)
 
     def initial_state(self, seed: int = 0) -> dict[str, Any]:
-        """Run the initializers in eager TensorFlow, unsharded.
+        """Return the first value of every variable, by name, from eager TensorFlow.
 
-        The random bits are those of `step.init`; what is computed from them, such as normal values,
-        differs by the rounding of two compilers.
+        The random bits are those of `step.init`; what is computed from them differs by rounding.
 
         Args:
-            seed: What the random values are drawn from.
-
-        Returns:
-            The first value of every variable, by name.
+            seed: The seed of the random values.
         """
         return {
             name: program.evaluate({}, seed=seed)[1] for name, program in self.initializers.items()
@@ -200,24 +178,19 @@ class Program:
 
 
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
-    """Run a function on named tensors and records what it does.
+    """Run a function on named tensors and record it as a program.
 
     Args:
         function: Takes tensors (or dicts of them) and returns tensors, nested in tuples, lists and
-            dicts as it likes. It may make parameters, differentiate and assign.
-        *specs: An `nm.spec`, or a dict of them, for each positional argument. A dict's entries
-            become inputs of the program under their own names: `step(state, tokens=..., mask=...)`.
-            In place of a spec, an example: dimensions and an array, `([B, M], array)`.
+            dicts. It may make parameters, differentiate and assign.
+        *specs: For each positional argument an `nm.spec`, an example (dimensions and an array,
+            `([B, M], array)`), or a dict of them, whose entries become inputs of their own names.
         **named: The same, by the argument's name.
 
     Returns:
         The program, without the ops that no result depends on.
 
-    Raises:
-        NamedMeshError: The specs do not fit the function, or something in it is wrong.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=4 model=8")
         >>> def norm(x):
         ...     return nm.sqrt(nm.sum(x * x, over=M))
@@ -279,7 +252,7 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
 
 
 def _flatten_results(name: str, structure: Any) -> list[Any]:
-    """The leaves of what a function returned."""
+    """Return the leaves of what a function returned."""
     try:
         return flatten(structure)
     except RecursionError:
@@ -292,7 +265,7 @@ def _flatten_results(name: str, structure: Any) -> list[Any]:
 def _check_variable_names(
     name: str, inputs: Mapping[str, Tensor], variables: Mapping[str, Variable]
 ) -> None:
-    """Raise for variables that have the name of an input: one name, one thing."""
+    """Raise for variables that have the name of an input."""
     both = [key for key in variables if key in inputs]
     if both:
         tensors = [tensor for key in both for tensor in (inputs[key], variables[key].tensor)]
@@ -306,21 +279,14 @@ def _check_variable_names(
 
 
 def evaluate(function: Callable[..., Any], /, **arguments: tuple[Sequence[Dimension], Any]) -> Any:
-    """Run a function of named tensors on arrays at once, unsharded: to try an op or a layer.
+    """Return what a function of named tensors makes of arrays, unsharded: to try an op or a layer.
 
     Args:
         function: Takes tensors by name and returns tensors. Parameters it makes start from seed 0.
-        **arguments: For each tensor its dimensions and its values. float64 values become float32,
-            int64 ones int32.
-
-    Returns:
-        What the function returned, with numpy arrays for tensors.
-
-    Raises:
-        NamedMeshError: The values do not have the dimensions' sizes, or the function is wrong.
+        **arguments: The dimensions and values of each tensor. float64 values become float32, int64
+            ones int32.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=2 model=3")
         >>> nm.evaluate(lambda x: nm.mean(x, over=M), x=([B, M], [[1, 2, 3.5], [4, 5, 6]]))
         array([2.1666667, 5.       ], dtype=float32)

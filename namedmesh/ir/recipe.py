@@ -1,7 +1,4 @@
-"""Recipes: how a tensor is made element by element, so that a shard of it can be made by itself.
-
-A mask of queries times keys, for one, is made of positions and segments, which are much smaller.
-"""
+"""Recipes: the elementwise ops that make a tensor, so that a shard of it can be made alone."""
 
 from __future__ import annotations
 
@@ -18,14 +15,7 @@ from namedmesh.ir.trace import current
 
 @dataclass(frozen=True)
 class Recipe:
-    """Ops that make a tensor from others, and treat every element along a dimension by itself.
-
-    Attributes:
-        dim: The dimension.
-        leaves: What the ops start from.
-        ops: The ops, in order.
-        result: The tensor.
-    """
+    """Ops that make a tensor from leaves and treat every element along a dimension by itself."""
 
     dim: Dimension
     leaves: tuple[Tensor, ...]

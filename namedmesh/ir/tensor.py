@@ -75,18 +75,15 @@ class Tensor:
         primal: Tensor | None = None,
         origin: Tensor | None = None,
     ) -> Tensor:
-        """Write facts about a tensor that was just made; each can be written once.
+        """Set facts about a new tensor, each once, and return it.
 
         Args:
-            name: What plans and errors call it.
+            name: Its name in plans and errors.
             primal: The tensor it is the cotangent of.
             origin: The tensor it is computed again in place of.
 
         Returns:
             The tensor itself.
-
-        Raises:
-            RuntimeError: A fact was written before.
         """
         for fact, value in (("name", name), ("primal", primal), ("origin", origin)):
             if value is None:

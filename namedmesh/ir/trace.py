@@ -56,7 +56,7 @@ class Trace(Recorder):
         self._positions: dict[object, int] = {}  # of each record in ops
 
     def record(self, op: Op) -> None:
-        """Append an op and owns its results."""
+        """Append an op and own its results."""
         self._positions[op.identity] = len(self.ops)
         self.ops.append(op)
         self.owned.update(dict.fromkeys(op.outputs, op))
@@ -117,10 +117,7 @@ class Trace(Recorder):
         derived: bool = False,
         scope: str | None = None,
     ) -> Iterator[None]:
-        """Attributes the ops made within to a line, phase and scope.
-
-        derived says that a derivative rule makes them.
-        """
+        """Attribute the ops made within to a line, phase, scope and derivative rule."""
         saved = self.source, self.phase, self.derived, self.scope
         self.source, self.phase, self.derived = source, phase or self.phase, derived
         self.scope = self.scope if scope is None else scope
@@ -141,14 +138,14 @@ class Trace(Recorder):
 
 
 def current(what: str) -> Trace:
-    """Return the trace under construction, or raises for a call outside a traced function."""
+    """Return the trace under construction, or raise outside a traced function."""
     trace = require_recorder(what)
     assert isinstance(trace, Trace)
     return trace
 
 
 def check_result(value: Any, what: str) -> Tensor:
-    """Return a result that is a Tensor or a plain number as a tensor, or raises."""
+    """Return a result that is a Tensor or a plain number as a tensor, or raise."""
     if isinstance(value, Tensor) or plain_number(value) is not None:
         return as_tensor(what, value)
     raise NamedMeshError(
@@ -163,11 +160,7 @@ def trace_body(
     stack: Dimension | None = None,
     outer: Sequence[Tensor] = (),
 ) -> tuple[Body, Any]:
-    """Trace a loop body or a branch, and what it captures, inside the program being traced.
-
-    With stack, variables made inside are stacked along that dimension, a slice for each iteration.
-    outer are the tensors that the body's inputs come from.
-    """
+    """Trace a loop body or a branch inside the program being traced."""
     inner = Trace(current("a loop body"))
     inner.stack = stack
     inputs = tuple(inner.placeholder(shape, dtype, name) for shape, dtype, name in specs)

@@ -16,22 +16,14 @@ from namedmesh.ir.trace import Trace, current
 def write_out_loops(
     ops: Sequence[Op], outputs: Sequence[Tensor]
 ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
-    """Return ops without the loops that are to be written out, and what are then the outputs.
-
-    What one such loop stores for another is handed over iteration by iteration, without being
-    stacked. Where only a few iterations are written out, a loop of fewer rounds is left.
-    """
+    """Return ops without the loops that are to be written out, and what are then the outputs."""
     if not any(op.unrolled for op in every_op(ops)):
         return ops, tuple(outputs)
     return _Writer({}, {}).write_all(ops, outputs)
 
 
 class _Writer:
-    """The ops written so far, and what stands for the tensors of loops that are gone.
-
-    Bodies have writers of their own, which know the same tensors: a backward loop's are made in
-    place of a forward loop's.
-    """
+    """The ops written so far, and what stands for the tensors of loops that are gone."""
 
     def __init__(
         self, stands: dict[Tensor, Tensor], copies: dict[tuple[Tensor, int], Tensor]
@@ -50,7 +42,7 @@ class _Writer:
     def write_all(
         self, ops: Sequence[Op], outputs: Sequence[Tensor]
     ) -> tuple[Sequence[Op], tuple[Tensor, ...]]:
-        """Write ops, and returns them and what stands for their outputs."""
+        """Write ops, and return them and what stands for their outputs."""
         with recording(self.trace):
             for op in ops:
                 for tensor in op.inputs:
@@ -90,11 +82,11 @@ class _Writer:
         return self.stands.get(tensor, tensor)
 
     def at(self, op: Op):
-        """Attributes what is made within to an op's line, phase and scope."""
+        """Attribute what is made within to an op's line, phase and scope."""
         return self.trace.at(op.source, op.phase, op.derived, op.scope)
 
     def replace(self, old: Tensor, new: Tensor) -> None:
-        """Lets a tensor stand for one that a loop made."""
+        """Let a tensor stand for one that a loop made."""
         if old.primal is not None:
             new = mark_cotangent(new, self.stands.get(old.primal, old.primal))
         elif new.name is None and old.name is not None:
@@ -193,7 +185,7 @@ class _Writer:
         return maker is not None and _form(maker) == _form(loop)
 
     def copy_iteration(self, body: Body, values: Sequence[Tensor], iteration: int) -> list[Tensor]:
-        """Record the ops of an iteration anew, on some values, and returns its results."""
+        """Record the ops of an iteration anew, on some values, and return its results."""
         known = dict(zip(body.arguments, values, strict=True))
         for op in body.ops:
             if not op.given:

@@ -276,13 +276,10 @@ def assign(variable: Tensor, value: Operand) -> None:
 
 @contextlib.contextmanager
 def update_in_loops() -> Iterator[None]:
-    """Let what is assigned within be computed in the loop that computes it, row by row.
+    """Return a context manager in which assigned values are computed inside loops where possible.
 
-    The weights of layers in a loop, assigned from their gradients, are so updated while the
+    The weights of layers in a loop, assigned from their gradients, are then updated while the
     backward loop runs, and no gradient outlives its iteration.
-
-    Returns:
-        A context manager.
 
     Example:
         >>> L, M = nm.dims("layer=3 model=4")
