@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 _MOST = 200  # rows of a table: what a notebook keeps in its file
 # Colours come from the notebook; lines are grey at a third of its strength, which shows on both
@@ -36,6 +36,13 @@ def html_table(
     lines = [_html_row("th", head, kinds), *(_html_row("td", row, kinds) for row in rows[:_MOST])]
     more = html_text(f"and {len(rows) - _MOST} more") if len(rows) > _MOST else ""
     return f"<div><table>{''.join(lines)}</table></div>{more}"
+
+
+def html_dimensions(title: str, sizes: Mapping[str, int], note: str) -> str:
+    """Format a tensor: its dimensions with their sizes, and a line of text."""
+    rows = [(name, f"{size:,}") for name, size in sizes.items()]
+    table = html_table(("dimension", "size"), rows, ["size"]) if rows else ""
+    return html_block(title, table, html_text(note))
 
 
 def html_details(summary: str, *parts: str) -> str:

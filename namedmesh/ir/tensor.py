@@ -7,7 +7,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.display.html import html_block, html_table, html_text
+from namedmesh.display.html import html_dimensions
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.errors.mistakes import explain_calls, foreign_call, missing_attribute
@@ -48,7 +48,6 @@ class Tensor:
         name: Its own name, where it has one: inputs and variables do.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=4 model=8")
         >>> program = nm.trace(lambda x, b: x * 2.0 + b, x=nm.spec([B, M]), b=nm.spec([M]))
         >>> program.outputs[0].shape
@@ -119,12 +118,9 @@ class Tensor:
         return f"Tensor({self})"
 
     def _repr_html_(self) -> str:
-        rows = [(dim.name, f"{dim.size:,}") for dim in self.shape]
-        table = html_table(("dimension", "size"), rows, ["size"]) if rows else ""
+        sizes = {dim.name: dim.size for dim in self.shape}
         size = human(self.shape.elements * self.itemsize)
-        return html_block(
-            self.label, table, html_text(f"{self.dtype}, {size}, made at {self.source}")
-        )
+        return html_dimensions(self.label, sizes, f"{self.dtype}, {size}, made at {self.source}")
 
     def __bool__(self) -> bool:
         raise NamedMeshError(

@@ -21,12 +21,12 @@ from namedmesh.signature.nest import flatten, unflatten
 def associative_scan(
     function: Callable[[Any, Any], Any], xs: Any, dim: Dimension, reverse: bool = False
 ) -> Any:
-    """Take running results of an associative function along a dimension.
+    """Return running results of an associative function along a dimension, in parallel.
 
     The first result is the first element, the next is the function of that and the second element,
     and so on: `nm.cumsum` is the one of addition. All are found in 2 log2(size) calls on whole
-    tensors, where `nm.scan` makes one after the other. A linear recurrence, as of state space
-    models, is one of pairs: see the example.
+    tensors, where `nm.scan` makes one after the other. A linear recurrence is one of pairs: see the
+    example.
 
     Args:
         function: Takes two values, each nested as `xs` is, with the dimension at some smaller size,
@@ -35,15 +35,7 @@ def associative_scan(
         dim: The dimension.
         reverse: Whether to start at the end.
 
-    Returns:
-        The running results, nested as `xs` is.
-
-    Raises:
-        NamedMeshError: A tensor of `xs` lacks the dimension, or the function returns others than it
-            was given.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 4)
         >>> def step(first, second):  # h = a h + b, as pairs (a, b)
         ...     (a, b), (c, d) = first, second
@@ -93,7 +85,7 @@ def _halve(
     xs: Sequence[Tensor],
     dim: Dimension,
 ) -> list[Tensor]:
-    """Combines neighbours, scans what is half as long, and fills in those between."""
+    """Combine neighbours, scan what is half as long, and fill in those between."""
     size = dim.size
     if size < 2:
         return list(xs)

@@ -1,9 +1,7 @@
-"""Named collectives: what shards of a dimension send each other, in names.
+"""Named collectives: what shards of a dimension send each other.
 
-The shards are a dimension of their own, and the layout says which axes number them: with `shard=4`
-and `"shard:data"`, every device along `data` has one. Inside `nm.manual` these are the ops that
-communicate, each a line of the plan; outside of it they are the named ops that they are made of.
-Without a layout they are functions of arrays like any other, and all have derivatives.
+The shards are a dimension of their own, which the layout maps to mesh axes. Inside `nm.manual`
+these ops communicate; outside they are the named ops that they are made of.
 """
 
 from __future__ import annotations
@@ -23,20 +21,13 @@ from namedmesh.ops.shard_moves import Permute, Swap
 
 
 def sum(x: Tensor, shards: Dimension) -> Tensor:
-    """Add up what all shards have: an AllReduce, where they are split.
+    """Return the sum of what all shards have: an AllReduce, where they are sharded.
 
     Args:
         x: A tensor of numbers that has the dimension of shards.
-        shards: The dimension.
-
-    Returns:
-        The sum, without the dimension: every shard has it.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, or the region is not split over it.
+        shards: The dimension, which the result lacks.
 
     Example:
-        >>> import namedmesh as nm
         >>> P, M = nm.dims("shard=4 model=3")
         >>> def normalize(x):
         ...     return x / nm.collective.sum(nm.sum(x, M), P)
@@ -49,22 +40,14 @@ def sum(x: Tensor, shards: Dimension) -> Tensor:
 
 
 def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Give every shard what all of them have: an AllGather, where they are split.
+    """Return what all shards have, whole on every device: an AllGather.
 
     Args:
         x: A tensor that has the dimension of shards.
         shards: The dimension.
-        whole: What it is called in the result, which is whole on every device.
-
-    Returns:
-        The same values, with one dimension in the place of the other.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, the other one has another size, or the
-            region is not split over it.
+        whole: The dimension that takes its place in the result.
 
     Example:
-        >>> import namedmesh as nm
         >>> P, A, M = nm.dims("shard=4 all=4 model=3")
         >>> def largest(x):
         ...     return x - nm.max(nm.collective.gather(x, P, A), A)
@@ -78,22 +61,14 @@ def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
 
 
 def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Add up what all shards have, and gives each its share: a ReduceScatter.
+    """Return to each shard its share of the sum of what all have: a ReduceScatter.
 
     Args:
         x: A tensor of numbers that has both dimensions.
         shards: The dimension of shards.
-        whole: A dimension of the same size: the element p along it is for shard p.
-
-    Returns:
-        The sums, without the second dimension.
-
-    Raises:
-        NamedMeshError: `x` lacks one of them, their sizes differ, or the region is not split over
-            the shards.
+        whole: A dimension of the same size, which the result lacks: element p is for shard p.
 
     Example:
-        >>> import namedmesh as nm
         >>> P, A, M = nm.dims("shard=2 all=2 model=1")
         >>> def share(x):
         ...     return nm.collective.scatter_sum(x, P, A)
@@ -109,22 +84,14 @@ def scatter_sum(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
 
 
 def all_to_all(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
-    """Send a part of every shard to every other: an AllToAll.
+    """Return a tensor of the same shape in which what was at (p, q) is at (q, p): an AllToAll.
 
     Args:
         x: A tensor that has both dimensions.
         shards: The dimension of shards.
-        whole: A dimension of the same size: the element q along it is for shard q.
-
-    Returns:
-        A tensor of the same shape; what was at (p, q) is at (q, p).
-
-    Raises:
-        NamedMeshError: `x` lacks one of them, their sizes differ, or the region is not split over
-            the shards.
+        whole: A dimension of the same size: element q is for shard q.
 
     Example:
-        >>> import namedmesh as nm
         >>> P, A = nm.dims("shard=2 all=2")
         >>> nm.evaluate(lambda x: nm.collective.all_to_all(x, P, A), x=([P, A], [[1, 2], [3, 4]]))
         array([[1, 3],
@@ -141,7 +108,7 @@ def permute(
     by: int | None = None,
     sources: Sequence[int | None] | None = None,
 ) -> Tensor:
-    """Send every shard to another: a CollectivePermute.
+    """Return a tensor in which every shard is where another one was: a CollectivePermute.
 
     Args:
         x: A tensor that has the dimension of shards.
@@ -150,15 +117,7 @@ def permute(
         sources: Instead: for every shard the one whose values it gets, None where it gets zeros. Of
             several shards on one device these are gathered.
 
-    Returns:
-        A tensor of the same shape.
-
-    Raises:
-        NamedMeshError: `x` does not have the dimension, the region is not split over it, both `by`
-            and `sources` are given or neither, or a shard is sent twice.
-
     Example:
-        >>> import namedmesh as nm
         >>> P, = nm.dims("shard=3")
         >>> nm.evaluate(lambda x: nm.collective.permute(x, P, by=1), x=([P], [1, 2, 3]))
         array([3, 1, 2], dtype=int32)
@@ -180,19 +139,12 @@ def permute(
 
 
 def index(shards: Dimension) -> Tensor:
-    """Numbers the shards: each has its own number.
+    """Return the number of each shard, an int32 tensor.
 
     Args:
         shards: The dimension of shards.
 
-    Returns:
-        An int32 tensor of that dimension, from 0.
-
-    Raises:
-        NamedMeshError: It is not a Dimension.
-
     Example:
-        >>> import namedmesh as nm
         >>> P, = nm.dims("shard=3")
         >>> nm.evaluate(lambda: nm.collective.index(P))
         array([0, 1, 2], dtype=int32)
@@ -229,7 +181,7 @@ def _check_twin(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> No
 
 
 def _check_sources(x: Tensor, shards: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:
-    """Return the sender of every shard, -1 for none; raises where they make no permutation."""
+    """Return the sender of every shard, -1 for none, or raise unless they are a permutation."""
     try:
         senders = tuple(-1 if one is None else operator.index(one) for one in sources)
     except (TypeError, ValueError):

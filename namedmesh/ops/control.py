@@ -140,10 +140,7 @@ class While(Op):
 
 
 def match_structure(what: str, result: Any, expected: Any, structure: str) -> list[Tensor]:
-    """Return the leaves of a result in the order of the expected ones, or raises.
-
-    Each leaf has the dimensions and dtype of the expected one; their order is restored.
-    """
+    """Return a result's leaves in the order, dims and dtypes of the expected ones, or raise."""
     leaves, wanted = match_leaves(expected, result), flatten(expected)
     if leaves is None:
         label = lambda leaf: leaf.label if isinstance(leaf, Tensor) else format_value(leaf)
@@ -172,7 +169,7 @@ def match_structure(what: str, result: Any, expected: Any, structure: str) -> li
 
 
 def _check_condition(what: str, condition: Any) -> Tensor:
-    """Return the condition when it is a bool scalar, or raises."""
+    """Return the condition when it is a bool scalar, or raise."""
     if not isinstance(condition, Tensor):
         raise NamedMeshError(
             f"{what}: the condition {format_value(condition)} is not a Tensor",
@@ -193,24 +190,19 @@ def cond(
     """Run one of two functions, chosen by a bool scalar when the step runs.
 
     Use Python's own `if` for a choice that is known while tracing, and `nm.where` for a choice per
-    element. Both functions may use tensors from outside; the gradient flows through the one that
-    ran.
+    element. The gradient flows through the function that ran.
 
     Args:
         condition: A bool tensor without dimensions.
         yes: Called with the operands where the condition is true.
         no: Called with the operands where it is false; returns tensors nested as those of `yes`,
             each of the same dimensions and dtype.
-        *operands: Tensors that both functions take.
+        *operands: Tensors that both functions take; both may also use tensors from outside.
 
     Returns:
-        What `yes` returns.
-
-    Raises:
-        NamedMeshError: The condition is not a bool scalar, or the functions' results differ.
+        What the function that ran returned.
 
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def halve_if_large(x):
         ...     return nm.cond(nm.sum(x) > 5.0, lambda x: x / 2.0, lambda x: x, x)
@@ -232,28 +224,21 @@ def cond(
 
 
 def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: Any) -> Any:
-    """Repeats a function while a condition holds.
+    """Repeat a function while a condition holds.
 
     The number of iterations is known only when the step runs, so the loop has no derivative; use
     `nm.scan` for one that is differentiated.
 
     Args:
         test: Called with the carried values; returns a bool scalar.
-        body: Called with the carried values; returns the next ones: one value where there is one,
-            else a tuple or list, each nested as the first ones and of the same dimensions and
-            dtypes.
-        *start: The values of the first iteration: tensors, numbers, or tuples, lists and dicts of
-        them.
+        body: Called with the carried values; returns the next ones, one value or a tuple, nested as
+            the first ones and of the same dimensions and dtypes.
+        *start: The first values: tensors, numbers, or tuples, lists and dicts of them.
 
     Returns:
         The values of the last iteration: a single value itself, several as a tuple.
 
-    Raises:
-        NamedMeshError: The test does not return a bool scalar, or the body's results do not have
-            the structure, dimensions and dtypes of what is carried.
-
     Example:
-        >>> import namedmesh as nm
         >>> def double_to_100(x):
         ...     return nm.while_loop(lambda x: x < 100, lambda x: x * 2, x)
         >>> nm.evaluate(double_to_100, x=([], 3))

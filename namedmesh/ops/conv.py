@@ -34,11 +34,7 @@ from namedmesh.ops.sliding import (
 
 
 class Sliders(Op):
-    """An op of a tensor along whose dimensions windows slide, on each device's own shard.
-
-    Of a dimension that is split each device reads the rows that its positions meet; zeros outside,
-    padding of shards included, add nothing.
-    """
+    """An op of a tensor along whose dimensions windows slide, on each device's own shard."""
 
     linear_in = ((0,), (1,))
     broadcasts = True
@@ -207,7 +203,7 @@ def _convolve(
     shape: Shape,
     order: Sequence[str],
 ) -> Any:
-    """Has XLA slide a window over values arranged for it."""
+    """Have XLA slide a window over values arranged for it."""
     tf, rank = context.tf, len(strides)
     sizes, window = [int(n) for n in x.shape], [int(n) for n in w.shape]
     lead, groups = sizes[:batch], sizes[batch + rank : batch + rank + kept]
@@ -253,12 +249,12 @@ def conv(
     padding: Padding | Mapping[Dimension, Padding] = "same",
     keep: Dimension | Sequence[Dimension] = (),
 ) -> Tensor:
-    """Slides a window along one dimension or several, and multiplies and sums at every position.
+    """Slide a window along one dimension or several, and multiply and sum at every position.
 
     Dimensions that both tensors have are summed over, as channels are, unless `keep` names them:
     those are groups, each with a window of its own (all channels of a depthwise convolution). A
-    dimension of `x` that is split stays so: each device gets from its neighbours the rows that its
-    windows reach over the edge.
+    dimension of `x` that is sharded stays so: each device gets the rows over its edge from its
+    neighbours.
 
     Args:
         x: The tensor, floating.
@@ -275,12 +271,7 @@ def conv(
         A tensor with the dimensions of `x` that are not summed over, those that windows slide along
         with the number of positions, then those that only the window has.
 
-    Raises:
-        NamedMeshError: The tensors do not have these dimensions, a window does not fit, or an
-            option is not a number.
-
     Example:
-        >>> import namedmesh as nm
         >>> R, K, C, D = nm.dims("rows=4 window=3 channels=1 out=1")
         >>> add = lambda x, w: nm.conv(x, w, {R: K})
         >>> ones = [[[1.0]], [[1.0]], [[1.0]]]
@@ -313,7 +304,7 @@ def conv_transpose(
     padding: Padding | Mapping[Dimension, Padding] = "same",
     keep: Dimension | Sequence[Dimension] = (),
 ) -> Tensor:
-    """Slides a window back: the derivative of `nm.conv` by its operand, as decoders use it.
+    """Return the derivative of `nm.conv` by its operand, as decoders use it.
 
     With stride s the result is about s times as long: exactly so with padding `"same"`, and
     (n - 1) * s + (k - 1) * dilation + 1 with `"valid"`.
@@ -322,20 +313,12 @@ def conv_transpose(
         x: The tensor, floating.
         w: The window: its own dimensions, channels in and channels out.
         over: The dimension of the window that slides along each dimension of `x`.
-        stride: The distance at which the elements of `x` lie in the result.
+        stride: The distance between two elements of `x` in the result.
         dilation: The distance between two elements of the window.
         padding: That of the convolution whose derivative this is.
         keep: Dimensions of both tensors that the result has too.
 
-    Returns:
-        A tensor with the dimensions of `x` that are not summed over, longer where windows slide,
-        then those that only the window has.
-
-    Raises:
-        NamedMeshError: The tensors do not have these dimensions, or an option is not a number.
-
     Example:
-        >>> import namedmesh as nm
         >>> R, K, C, D = nm.dims("rows=2 window=2 channels=1 out=1")
         >>> double = lambda x, w: nm.conv_transpose(x, w, {R: K}, stride=2)
         >>> x, w = [[1.0], [2.0]], [[[1.0]], [[1.0]]]

@@ -25,10 +25,7 @@ from namedmesh.signature.nest import flatten, unflatten
 
 
 class CustomVjp(PassThrough):
-    """Results passed on as they are, whose cotangents go to the user's own backward function.
-
-    Results come first, then the arguments, then the residuals.
-    """
+    """Results, arguments and residuals: the results passed on, with the user's own derivative."""
 
     own_backward = True
     arguments: int
@@ -108,7 +105,7 @@ def as_list(returned: Any) -> list[Any]:
 
 
 def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a function a derivative of its own.
+    """Return a function with a derivative of its own.
 
     Args:
         forward: Called with tensors; returns (result, residuals), both nested as you like. The
@@ -116,16 +113,7 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
         backward: Called with the residuals and the cotangent of the result; returns a cotangent, or
             None, for each argument of `forward`: a tuple or list where there are several.
 
-    Returns:
-        A function of the arguments of `forward` that returns its result.
-
-    Raises:
-        NamedMeshError: `forward` does not return a pair, or `backward` returns too many or too few
-            cotangents, or some of another shape or dtype than the argument. This is raised when the
-            function is called or differentiated.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> clip_gradient = nm.custom_vjp(
         ...     lambda x: (x, None),
@@ -241,10 +229,7 @@ class TfCall(Op):
 
 
 class TfVjp(Op):
-    """TensorFlow's gradient of a TensorFlow function, in some of its arguments.
-
-    These arguments lack the batch dimensions in summed, so their gradients are sums over them.
-    """
+    """TensorFlow's gradient of a function in some arguments, summed over batch dims they lack."""
 
     manual = True
     late_sums = False
@@ -312,7 +297,7 @@ def call_tf(
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
 ) -> Tensor | tuple[Tensor, ...]:
-    """Call any TensorFlow function as a named op, differentiated by TensorFlow.
+    """Return what any TensorFlow function makes; TensorFlow differentiates it.
 
     All dimensions but those in `batch` are made whole first. Prefer named ops where they exist:
     what a TensorFlow function does is not seen by the plan.
@@ -321,20 +306,12 @@ def call_tf(
         function: Takes TensorFlow tensors whose dimensions come in the order of the named ones.
         *tensors: The named tensors it is called with.
         result: The dimensions and dtype of what it returns: an `nm.spec`, or a list of them.
-        batch: Dimensions that may stay split: the function sees one device's shard of them, and
+        batch: Dimensions that may stay sharded: the function sees one device's shard of them, and
             must treat their elements independently of each other.
 
-    Returns:
-        A tensor, or a tuple of them where `result` is a list.
-
-    Raises:
-        NamedMeshError: `result` holds no spec, or a batch dimension is in no tensor or is missing
-            in a result. When the step is compiled: the function returns other shapes or dtypes.
-
     Example:
-        >>> import namedmesh as nm
-        >>> M = nm.Dimension("model", 2)
         >>> import tensorflow as tf
+        >>> M = nm.Dimension("model", 2)
         >>> def flip(x):
         ...     return nm.call_tf(lambda value: tf.reverse(value, [0]), x, result=nm.spec([M]))
         >>> nm.evaluate(flip, x=([M], [1.0, 2.0]))
@@ -351,7 +328,7 @@ def call_tf(
 def check_specs(
     what: str, operands: Sequence[Tensor], result: InputSpec | Sequence[InputSpec]
 ) -> tuple[InputSpec, ...]:
-    """Return what a function is said to make, or raises."""
+    """Return the specs of what a function makes, or raise."""
     specs = as_tuple(result)
     if not specs or not all(isinstance(one, InputSpec) for one in specs):
         raise NamedMeshError(
@@ -368,7 +345,7 @@ def check_batch_dims(
     specs: Sequence[InputSpec],
     batch: Dimension | Sequence[Dimension],
 ) -> tuple[Dimension, ...]:
-    """Return the dimensions that may stay split for a function, or raises."""
+    """Return the dimensions that may stay sharded for a function, or raise."""
     split = tuple(check_dimension(what, dim, *operands) for dim in as_tuple(batch))
     unknown = [dim.name for dim in split if not any(dim in x.shape for x in operands)]
     if unknown:

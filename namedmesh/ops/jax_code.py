@@ -25,10 +25,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 
 
 class JaxCall(Op):
-    """A jax function; dimensions in batch may be split, all others are whole.
-
-    summed: Batch dimensions that its results lack: they are sums over them.
-    """
+    """A jax function; dims in batch may be sharded; results are sums over those in summed."""
 
     manual = True
     late_sums = False
@@ -76,7 +73,7 @@ class JaxCall(Op):
         return results
 
     def _call(self, *arrays: Any) -> list[Any]:
-        """Call the function, and returns a list whatever it returns."""
+        """Call the function, and return a list whatever it returns."""
         import jax
 
         return jax.tree.leaves(self.function(*arrays))
@@ -206,29 +203,20 @@ def call_jax(
     result: InputSpec | Sequence[InputSpec],
     batch: Sequence[Dimension] = (),
 ) -> Tensor | tuple[Tensor, ...]:
-    """Call any jax function as a named op, Pallas kernels included, differentiated by jax.
+    """Return what any jax function makes, Pallas kernels included; jax differentiates it.
 
-    All dimensions but those in `batch` are made whole first. The function is lowered to StableHLO
-    for CPUs, GPUs and TPUs when the step is exported, for those of them that jax can lower it for;
-    the Artifact runs without the function. Prefer named ops where they exist: what a jax function
-    does is not seen by the plan.
+    All dimensions but those in `batch` are made whole first. The Artifact carries StableHLO for
+    each of CPUs, GPUs and TPUs that jax can lower the function for, and runs without it. Prefer
+    named ops where they exist: what a jax function does is not seen by the plan.
 
     Args:
         function: Takes jax arrays whose dimensions come in the order of the named ones.
         *tensors: The named tensors it is called with.
         result: The dimensions and dtype of what it returns: an `nm.spec`, or a list of them.
-        batch: Dimensions that may stay split: the function sees one device's shard of them, and
+        batch: Dimensions that may stay sharded: the function sees one device's shard of them, and
             must treat their elements independently of each other.
 
-    Returns:
-        A tensor, or a tuple of them where `result` is a list.
-
-    Raises:
-        NamedMeshError: The function makes other shapes or dtypes than `result` says, or raises, or
-            a batch dimension is in no tensor or is missing in a result.
-
     Example:
-        >>> import namedmesh as nm
         >>> import jax.numpy as jnp
         >>> M = nm.Dimension("model", 2)
         >>> def flip(x):
@@ -252,7 +240,7 @@ def _check_function(
     operands: Sequence[Tensor],
     specs: Sequence[InputSpec],
 ) -> None:
-    """Raise unless a function makes what it is said to make."""
+    """Raise unless a function makes what its specs describe."""
     import jax
 
     types = [jax.ShapeDtypeStruct(x.shape.sizes, x.dtype) for x in operands]

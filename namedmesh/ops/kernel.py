@@ -13,12 +13,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 class Kernel(Op):
-    """Results made by named ops, passed on; a backend that has the kernel makes them by it instead.
-
-    The named ops are then not computed at all. Where the operands do not lie as the kernel reads
-    them, whole but for the dimensions along which it treats every element by itself, there is
-    nothing to choose.
-    """
+    """Results of named ops, which a backend that has the kernel computes by it instead."""
 
     passes_through = True
     offers_kernel = True
@@ -62,6 +57,6 @@ def offer_kernel(
     parallel: Sequence[Dimension],
     **options: Any,
 ) -> tuple[Tensor, ...]:
-    """Lets a backend make tensors by a kernel instead of the named ops that made them."""
+    """Let a backend make tensors by a kernel instead of the named ops that made them."""
     names = tuple(dim.name for dim in parallel)
     return Kernel((*plain, *reads), name, len(plain), names, options).outputs

@@ -12,10 +12,7 @@ from namedmesh.ir.trace import current, trace_body
 
 
 def tensors_to_store(body: Body, floating: Sequence[int], remat: str, along: str) -> list[Tensor]:
-    """Choose the tensors of a loop's body that are stored for the backward pass.
-
-    A tensor that has the loop's own dimension cannot be stacked along it and is computed again.
-    """
+    """Choose the tensors of a loop's body that are stored for the backward pass."""
     if remat == "full":
         return []
     if remat == "dots":
@@ -45,13 +42,10 @@ def find_needed(body: Body, floating: Sequence[int]) -> set[Tensor]:
 
 
 def find_smallest(body: Body, needed: Collection[Tensor], along: str) -> set[Tensor]:
-    """Find the fewest bytes from which all that is needed follows by ops that fuse.
-
-    Casts, masks, random bits and what a norm makes of its mean are computed again from less; no
-    product, no reduction and no communication is. This is a minimum cut between the tensors that
-    cannot be computed again and those that are needed, in which a tensor costs its bytes; of equal
-    cuts, the one closest to the needed tensors.
-    """
+    """Find the fewest bytes from which all that is needed follows by ops that fuse."""
+    # A minimum cut between the tensors that cannot be computed again (products, reductions, what is
+    # communicated) and those that are needed, in which a tensor costs its bytes; of equal cuts, the
+    # one closest to the needed tensors.
     import networkx  # takes as long to import as a large program to trace
 
     graph: Any = networkx.DiGraph()
@@ -84,10 +78,7 @@ def _find_edges(
 
 
 def is_repeated(body: Body, op: Op) -> bool:
-    """Whether the backward pass may compute an op again.
-
-    A dimension that is renamed may be gathered. A loop's carry under another name is not worth
-    storing all the same.
-    """
+    """Return whether the backward pass may compute an op again."""
+    # A renamed dimension may be gathered, but a carry under another name is not worth storing.
     renamed = op.rearranges and {*op.inputs} <= {*body.arguments}
     return op.repeatable or (renamed and bool(op.placement().renames))

@@ -27,10 +27,7 @@ from namedmesh.signature.nest import unflatten
 
 
 class Manual(Enclosing):
-    """A region that each device runs on its own shard, without any communication.
-
-    Its results are partial sums over the dimensions in summed, which are added up after it.
-    """
+    """A region that each device runs on its own shard; its results are sums over summed."""
 
     manual = True
     over: tuple[Dimension, ...]
@@ -77,28 +74,20 @@ class Manual(Enclosing):
 def manual(
     function: Callable[..., Any], *tensors: Tensor, over: Dimension | Sequence[Dimension]
 ) -> Any:
-    """Run a function on each device's own shard of some dimensions.
+    """Return what a function makes of each device's own shard of some dimensions.
 
-    Inside, no op mixes the elements of the dimensions in `over` (that is checked) but the
-    collectives of `nm.collective`, so the result is the same under every layout, and nothing else
-    is communicated. All other dimensions are whole inside: they are gathered before.
-    The gradient of a tensor that lacks a dimension of `over` is an AllReduce after the region.
+    Inside, only the collectives of `nm.collective` mix the elements of the dimensions in `over`
+    (that is checked), so the result is the same under every layout. All other dimensions are
+    gathered before. The gradient of a tensor that lacks a dimension of `over` is an AllReduce after
+    the region.
 
     Args:
         function: Called with the tensors; returns tensors, nested as you like, that all have the
             dimensions in `over`. It may use tensors from outside.
         *tensors: What it is called with.
-        over: One dimension or several that may stay split inside.
-
-    Returns:
-        What the function returns.
-
-    Raises:
-        NamedMeshError: An op in the function mixes elements of a dimension in `over` or moves a
-            tensor, or a result lacks one of these dimensions.
+        over: One dimension or several that may stay sharded inside.
 
     Example:
-        >>> import namedmesh as nm
         >>> B, M = nm.dims("batch=8 model=4")
         >>> def sort_rows(x):
         ...     return nm.manual(lambda x: nm.sort(x, M), x, over=B)
@@ -165,7 +154,7 @@ def _trace_region(
     over: tuple[Dimension, ...],
     summed: tuple[Dimension, ...],
 ) -> tuple[Body, Any]:
-    """Trace the function of a region, and checks what its ops mix."""
+    """Trace the function of a region, and check what its ops mix."""
     specs = [(tensor.shape, tensor.dtype, tensor.label) for tensor in tensors]
     body, structure = trace_body(function, specs, outer=tensors)
     body = prune_body(body)

@@ -1,8 +1,7 @@
-"""Partial sums inside a manual region: what may be done to them before they are added up.
+"""Partial sums inside a manual region: its gradients are added up after it.
 
-The derivative of a region sums over split dimensions, so each device has a part of the sum, and the
-parts are added up after the region. That is right only if the ops in between are linear in the sum:
-the derivative rules of ops are, a backward function of the user's own need not be.
+That is right only if the ops in between are linear in the sum: derivative rules are, a backward
+function of the user's own need not be.
 """
 
 from __future__ import annotations

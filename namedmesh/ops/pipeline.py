@@ -29,14 +29,12 @@ def pipeline(
     batches: Dimension,
     remat: str = "full",
 ) -> Any:
-    """Send microbatches through stages, all of which work at one time (GPipe).
+    """Return what stages, all of which work at one time, make of microbatches (GPipe).
 
-    In each iteration every stage works on what the one before it made in the last iteration, and
-    the first on the next microbatch. Map `stages` to a mesh axis: each device then has the weights
-    of its own stages alone, and an iteration takes one CollectivePermute of a microbatch. The
-    result is that of the stages one after the other, under every layout. For m microbatches and s
-    stages there are m + s - 1 iterations, of which a stage is idle in s - 1: a share of (s - 1) /
-    (m + s - 1), which `print(plan)` says.
+    In each iteration every stage works on what the one before it made in the last, and the first on
+    the next microbatch. Map `stages` to a mesh axis: each device then has the weights of its own
+    stages alone, and an iteration takes one CollectivePermute. For m microbatches and s stages
+    there are m + s - 1 iterations, of which a stage is idle in s - 1, as `print(plan)` states.
 
     Args:
         function: One stage: takes a microbatch and returns another of the same structure,
@@ -48,15 +46,7 @@ def pipeline(
         remat: What is stored for the backward pass, as for `nm.scan`: "full" keeps what enters each
             stage, and computes the stage again.
 
-    Returns:
-        What the last stage made of each microbatch, nested as `x` is.
-
-    Raises:
-        NamedMeshError: A tensor lacks `batches` or has `stages`, or a stage returns something else
-            than it takes.
-
     Example:
-        >>> import namedmesh as nm
         >>> S, N, B, M = nm.dims("stage=4 micro=8 batch=2 model=6")
         >>> def stage(x):
         ...     return nm.tanh(x * nm.param("w", [M]))
@@ -121,7 +111,7 @@ def pipeline(
 
 
 def describe_bubbles(stages: Dimension, batches: Dimension) -> str:
-    """Say how long a stage of a pipeline waits: for the first microbatch, and after the last."""
+    """Describe how long a stage of a pipeline waits for the first microbatch and after the last."""
     idle, iterations = stages.size - 1, batches.size + stages.size - 1
     share = f"{idle} of {iterations} iterations ({idle / iterations:.0%})"
     return f"pipeline, {stages}, {batches}: each stage is idle in {share}"

@@ -188,10 +188,10 @@ def windows(
     padding: Padding | Mapping[Dimension, Padding] = "valid",
     value: float = 0,
 ) -> Tensor:
-    """Lay out what a window meets at every position, along dimensions of its own.
+    """Return what a window meets at every position, along dimensions of its own.
 
-    Reduce over these dimensions for any kind of pooling. A dimension that is split stays so: each
-    device gets from its neighbours what its windows reach over the edge.
+    Reduce over these dimensions for any kind of pooling. A dimension that is sharded stays so: each
+    device gets what its windows reach over the edge from its neighbours.
 
     Args:
         x: The tensor.
@@ -199,18 +199,9 @@ def windows(
         stride: The distance between two positions, for all dimensions or by dimension.
         dilation: The distance between two elements of the window.
         padding: `"valid"`, `"same"`, or how many elements to put before and after.
-        value: What these hold, a number known while tracing.
-
-    Returns:
-        A tensor with the dimensions of `x`, those that windows slide along with the number of
-        positions, then those of the window.
-
-    Raises:
-        NamedMeshError: `x` lacks a dimension or has one of the window's, a window does not fit, or
-            an option is not a number.
+        value: The number to pad with.
 
     Example:
-        >>> import namedmesh as nm
         >>> S, K = nm.dims("seq=4 window=2")
         >>> nm.evaluate(lambda x: nm.windows(x, {S: K}), x=([S], [1, 2, 3, 4]))
         array([[1, 2],
@@ -239,10 +230,10 @@ def pool(
     dilation: Number = 1,
     padding: Padding | Mapping[Dimension, Padding] = "valid",
 ) -> Tensor:
-    """Reduce what a window meets at every position to its largest element, its mean or its sum.
+    """Return the largest element, the mean or the sum of what a window meets at every position.
 
     Padding counts for nothing: it is never the largest, and a mean is that of the elements there
-    are. A dimension that is split stays so, as for `nm.conv`.
+    are. A dimension that is sharded stays so, as for `nm.conv`.
 
     Args:
         x: The tensor, floating.
@@ -252,15 +243,7 @@ def pool(
         dilation: The distance between two elements of the window.
         padding: `"valid"`, `"same"`, or how many elements to put before and after.
 
-    Returns:
-        A tensor with the dimensions of `x`, those that windows slide along with the number of
-        positions.
-
-    Raises:
-        NamedMeshError: `x` lacks a dimension, a window does not fit, or an option is unknown.
-
     Example:
-        >>> import namedmesh as nm
         >>> S = nm.Dimension("seq", 4)
         >>> nm.evaluate(lambda x: nm.pool(x, {S: 2}, "mean"), x=([S], [1.0, 2.0, 3.0, 4.0]))
         array([1.5, 3.5], dtype=float32)

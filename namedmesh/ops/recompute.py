@@ -47,10 +47,7 @@ POLICIES = ("full", "dots")
 
 
 class Recompute(PassThrough):
-    """Results passed on as they are, whose derivative computes them again first.
-
-    Results come first, then what the ops read, then what is kept of them.
-    """
+    """Results, what made them and what is kept; its derivative computes the results again."""
 
     ops: tuple[Op, ...]
     read: tuple[Tensor, ...]
@@ -74,25 +71,18 @@ class Recompute(PassThrough):
 
 
 def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[..., Any]:
-    """Make a function whose backward pass computes it again, in place of storing what it made.
+    """Return a function whose backward pass computes it again instead of storing what it made.
 
-    It trades time for memory: of the function only its arguments, and the parameters that it
-    reads, are kept for the backward pass. Layers in a loop have the same by `remat` of `nm.scan`,
-    which saves memory on CPUs too; outside of loops XLA for CPUs merges what is computed twice.
+    Only its arguments, and the parameters that it reads, are kept. Layers in a loop have the same
+    by `remat` of `nm.scan`, which saves memory on CPUs too; outside of loops XLA for CPUs merges
+    what is computed twice.
 
     Args:
         function: Takes tensors, nested as you like, and returns some.
         policy: "full" computes everything again; "dots" keeps the results of einsums and reshards,
             so that no product and no communication is made twice.
 
-    Returns:
-        A function of the same arguments that returns the same results.
-
-    Raises:
-        NamedMeshError: The policy is not one of these.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def slope(x):
         ...     return nm.grad(nm.sum(nm.checkpoint(nm.exp)(x)), x)

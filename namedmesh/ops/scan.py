@@ -60,11 +60,7 @@ class Row(Op):
 
 
 class Scan(UnrolledLoop):
-    """A loop over one dimension.
-
-    Its inputs are the first carry, the tensors read along the dimension, and what the body
-    captures.
-    """
+    """A loop over one dimension: first carries, tensors read along it, captures."""
 
     control = True
     reverse: bool
@@ -331,49 +327,35 @@ def scan(
     stack: bool = False,
     unroll: bool | int = False,
 ) -> tuple[Any, Any]:
-    """Repeats a function along a dimension: a loop over time, layers or microbatches.
+    """Repeat a function along a dimension: a loop over time, layers or microbatches.
 
-    The program's size does not depend on the length. The loop is differentiable; its backward pass
-    runs the other way round.
+    The program's size does not depend on the length. The backward pass runs the other way round.
 
     Args:
         function: Called with the carry and a slice of `xs`; returns (carry, y): the next carry,
             nested as the first and of the same dimensions and dtypes, and what to keep of this
             iteration, nested as you like, or None.
         carry: The first carry: tensors, numbers, or tuples, lists and dicts of them.
-        xs: Tensors that have the dimension, nested as you like; the function sees slices without
-            it.
+        xs: Tensors that have the dimension, nested as you like; the function sees slices.
         over: The dimension.
         reverse: Whether to start at the end.
         remat: What is stored for the backward pass. "none": the fewest bytes from which it follows
-            without a product, a reduction or a communication made twice; casts, masks and other ops
-            that fuse are computed again. "full": the carries; each iteration is computed again.
-            "dots": the results of einsums and reshards besides, so that nothing is communicated
-            twice.
+            without a product, a reduction or a communication made twice. "full": the carries; each
+            iteration is computed again. "dots": the results of einsums and reshards besides.
         stack: Whether a variable made in the function has a slice for each iteration, stacked along
             the dimension: a stack of layers. Otherwise all iterations share it.
-        unroll: Whether all iterations are written out one after the other, in the backward pass
-            too, or how many of them, which divides their number: the rest is a loop. What is stored
-            for a iteration that is written out needs no buffer that is filled, cut and copied,
-            which a GPU spends up to a fifth of a step on; the program grows, and so does the time
-            to compile.
+        unroll: Whether all iterations are written out one after the other, or how many of them,
+            which divides their number. What these store needs no buffer, which can save a GPU a
+            fifth of a step; program and compile time grow.
 
     Returns:
         The last carry, and what was kept, stacked along the dimension, which comes first.
 
-    Raises:
-        NamedMeshError: A tensor of `xs` lacks the dimension, the carry or a y has it, the function
-            does not return a pair, its carry has another structure, shape or dtype than the first,
-            or `unroll` does not divide the number of iterations.
-
     Example:
-        >>> import namedmesh as nm
         >>> T = nm.Dimension("time", 4)
         >>> def add(total, x):
         ...     return total + x, total + x
-        >>> def sums(x):
-        ...     return nm.scan(add, 0.0, x, over=T)
-        >>> nm.evaluate(sums, x=([T], [1.0, 2.0, 3.0, 4.0]))
+        >>> nm.evaluate(lambda x: nm.scan(add, 0.0, x, over=T), x=([T], [1.0, 2.0, 3.0, 4.0]))
         (array(10., dtype=float32), array([ 1.,  3.,  6., 10.], dtype=float32))
     """
     if not isinstance(over, Dimension):
@@ -439,7 +421,7 @@ def _check_without(over: Dimension, tensors: Sequence[Tensor], role: str, roles:
 
 
 def check_unroll(unroll: bool | int, over: Dimension) -> int:
-    """Return how many iterations are written out one after the other, or raises."""
+    """Return how many iterations are written out one after the other, or raise."""
     if isinstance(unroll, bool):
         return over.size if unroll else 1
     divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]
@@ -502,10 +484,7 @@ def lower_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]
 
 
 def find_shared_buffers(loop: Scan, context: Context) -> dict[int, int]:
-    """Find histories that take the buffers of what is read along the loop.
-
-    Every iteration reads its row before it writes it, and no other iteration reads it.
-    """
+    """Find histories that take the buffers of what is read along the loop."""
     positions = row_positions(loop)
     results = {tensor: i for i, tensor in enumerate(loop.body.outputs)}
     inputs = {tensor: i for i, tensor in enumerate(loop.body.inputs)}
@@ -527,7 +506,7 @@ def make_buffer(context: Context, tensor: Tensor) -> Any:
 
 
 def unroll_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any]:
-    """Run a scan iteration by iteration and stacks what each makes."""
+    """Run a scan iteration by iteration and stack what each makes."""
     tf = context.tf
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
     captured = values[loop.carries + loop.stacked :]
@@ -571,10 +550,7 @@ def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) ->
 
 
 def batch_body(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tensor, Tensor]:
-    """Record the ops of a body with a further dimension; return what stands for each tensor.
-
-    What has the dimension has it first, before the dimensions that the body knows, in its order.
-    """
+    """Record the ops of a body with a dimension more; return what stands for each tensor."""
     pairs = zip(body.arguments, values, strict=True)
     known = {inner: _put_first(value, over, inner.shape) for inner, value in pairs}
     for op in body.ops:

@@ -13,10 +13,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 class Swap(Op):
-    """The same tensor with two dimensions of one size in each other's places.
-
-    Where the first is split, every device sends a shard of the second to every other.
-    """
+    """Two dimensions of one size in each other's places; an AllToAll if the first is sharded."""
 
     linear_in = ((0,),)
     by_name = True
@@ -50,10 +47,7 @@ class Swap(Op):
 
 
 class Permute(Op):
-    """Every position along a dimension has what another one had, or zeros.
-
-    sources: For each position the one it comes from; -1 stands for zeros.
-    """
+    """Every position along a dimension has what another one had, or zeros (source -1)."""
 
     linear_in = ((0,),)
     by_name = True

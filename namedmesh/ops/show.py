@@ -22,11 +22,7 @@ def print(*values: Any) -> None:
     Args:
         *values: Tensors, and anything else by its text.
 
-    Raises:
-        NamedMeshError: There is no tensor among the values.
-
     Example:
-        >>> import namedmesh as nm
         >>> B, = nm.dims("batch=3")
         >>> def mean(x):
         ...     nm.print("the largest is", nm.max(x, B), "of", x)
@@ -48,7 +44,7 @@ def print(*values: Any) -> None:
 
 
 def take_printed(lines: list[PrintedLine]) -> list[Tensor]:
-    """Take the lines that the loop body being traced prints, and returns their values."""
+    """Take the lines that the loop body being traced prints, and return their values."""
     trace = current("print")
     taken, trace.printed = trace.printed, []
     lines += taken

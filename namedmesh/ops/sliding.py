@@ -21,26 +21,17 @@ from namedmesh.ops.halo import Stretch, find_exchanges
 class Sliding:
     """A window that slides along a dimension.
 
-    At its position o, element k of the window meets place o * stride + k * dilation - low; row i of
-    the operand lies at place i * base, and all other places hold zero.
-
-    Attributes:
-        size: The rows of the operand.
-        window: The elements of the window.
-        stride: The distance between two positions.
-        dilation: The distance between two elements of the window.
-        base: The distance between two rows of the operand.
-        low: The places before the first row.
-        high: The places after the last.
+    At position o, element k of the window meets place o * stride + k * dilation - low; row i of the
+    operand is at place i * base, and all other places hold zero.
     """
 
-    size: int
-    window: int
-    stride: int = 1
-    dilation: int = 1
-    base: int = 1
-    low: int = 0
-    high: int = 0
+    size: int  # the rows of the operand
+    window: int  # the elements of the window
+    stride: int = 1  # between two positions
+    dilation: int = 1  # between two elements of the window
+    base: int = 1  # between two rows of the operand
+    low: int = 0  # places before the first row
+    high: int = 0  # places after the last row
 
     @property
     def extent(self) -> int:
@@ -86,7 +77,7 @@ class Sliding:
         return Stretch(step, self.base - 1 - self.low, length, self.size, self.base)
 
     def spread(self, context: Context, x: Any, at: int, position: Any, count: int) -> Any:
-        """Spreads the rows that a device read over the places that its positions meet."""
+        """Spread the rows that a device read over the places that its positions meet."""
         if self.base == 1:
             return x
         tf, rank = context.tf, len(x.shape)

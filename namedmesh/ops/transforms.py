@@ -18,7 +18,7 @@ from namedmesh.signature.nest import flatten, unflatten
 def value_and_grad(
     function: Callable[..., Any], wrt: int | Sequence[int] | None = None, has_aux: bool = False
 ) -> Callable[..., tuple[Any, Any]]:
-    """Make a function that returns what a function returns, and its gradients.
+    """Return a function that returns what a function returns, and its gradients.
 
     Args:
         function: Returns a floating point scalar.
@@ -26,15 +26,7 @@ def value_and_grad(
             every parameter made so far, as a dict by name.
         has_aux: Whether the function returns (scalar, anything else).
 
-    Returns:
-        A function of the same arguments that returns (what the function returned, gradients),
-        gradients nested as the argument is.
-
-    Raises:
-        NamedMeshError: There is no such argument, or what `nm.grad` raises.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> square = nm.value_and_grad(lambda x: nm.sum(x * x), wrt=0)
         >>> nm.evaluate(lambda x: square(x), x=([M], [1.0, 3.0]))
@@ -72,23 +64,14 @@ def _choose(what: str, arguments: Sequence[Any], wrt: int | Sequence[int] | None
 
 
 def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any, Any]:
-    """Take a function's results, and how they change along a direction.
-
-    It is found with the derivative of the derivative, which is linear in the cotangent.
+    """Return a function's results, and how they change along a direction.
 
     Args:
         function: Takes tensors and returns some, nested as you like.
         primals: Its arguments: a tuple or list, one entry for each.
         tangents: The direction: floating point tensors, nested as the arguments are.
 
-    Returns:
-        The results, and their changes, nested as the results are.
-
-    Raises:
-        NamedMeshError: Tangents and arguments differ in structure, shape or dtype.
-
     Example:
-        >>> import namedmesh as nm
         >>> M = nm.Dimension("model", 2)
         >>> def change(x, v):
         ...     return nm.jvp(lambda x: x * x, (x,), (v,))[1]
@@ -103,6 +86,7 @@ def jvp(function: Callable[..., Any], primals: Any, tangents: Any) -> tuple[Any,
     inputs = [as_tensor("jvp", leaf) for leaf in flatten(list(primals))]
     direction = [as_tensor("jvp", leaf) for leaf in flatten(list(tangents))]
     _check_direction(inputs, direction)
+    # By the derivative of the derivative, which is linear in the cotangent.
     # Tensors of its own: what the function reads besides its arguments does not change.
     moved = [x + zeros_like(x) for x in inputs]
     structure = function(*unflatten(list(primals), iter(moved)))

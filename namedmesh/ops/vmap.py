@@ -17,31 +17,22 @@ from namedmesh.signature.nest import flatten, unflatten
 
 
 def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> Callable[..., Any]:
-    """Make a function that works along a dimension it does not know of.
+    """Return a function that works along a dimension it does not know of.
 
     Ops broadcast by name, so most functions take a further dimension as they are. This is for those
-    that name all dimensions of their results, as `nm.einsum` does, and for layers that have
-    weights of their own along the dimension. Every op of the function is recorded with it:
-    plans, layouts and derivatives are those of the ops. An op that is not defined along other
-    dimensions (`nm.call_tf`, random bits by a key that has the dimension, an `nm.Op` of yours that
-    neither is elementwise nor works by name nor defines `vmap`) runs in a loop.
+    that name all dimensions of their results, as `nm.einsum` does, and for layers with weights of
+    their own along the dimension. Ops that are not defined along other dimensions run in a loop:
+    `nm.call_tf`, random bits of a key that has the dimension, an `nm.Op` of yours without `vmap`
+    that is neither elementwise nor works by name. Branches, loops of unknown length, manual regions
+    and moves are refused.
 
     Args:
         function: Takes tensors, nested as you like, and returns some.
-        over: The dimension. The function sees tensors without it, and arguments that lack it as
-            they are.
+        over: The dimension, which the function's arguments lose and its results have first.
         stack: Whether a variable made in the function has a slice for each element, stacked along
             the dimension. Otherwise all share it.
 
-    Returns:
-        A function of the same arguments whose results have the dimension first.
-
-    Raises:
-        NamedMeshError: The function has a loop whose end is not known, a branch, a manual region or
-            a move (`nm.reshard`, `nm.replicate`).
-
     Example:
-        >>> import namedmesh as nm
         >>> E, M, H = nm.dims("expert=2 model=3 hidden=4")
         >>> def layer(x):
         ...     return nm.einsum([x, nm.param("w", [M, H])], [H])
