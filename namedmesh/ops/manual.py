@@ -93,7 +93,7 @@ def manual(
         ...     return nm.manual(lambda x: nm.sort(x, M), x, over=B)
         >>> program = nm.trace(sort_rows, x=nm.spec([B, M]))
         >>> nm.plan(program, nm.Mesh(data=8), "batch:data").collectives
-        []
+        ()
     """
     check_callable("manual", function)
     for tensor in tensors:
