@@ -14,7 +14,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.records.codec import InvalidRecordError, format_wrong, read_value, write_value
 from namedmesh.records.collective import Collective
-from namedmesh.signature.structure import NamedStructure, ResultStructure
+from namedmesh.signature.nest import NamedStructure, ResultStructure
 
 Precision = Literal["default", "high", "highest"]
 PRECISIONS = get_args(Precision)

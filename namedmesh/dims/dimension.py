@@ -1,4 +1,4 @@
-"""Dimension and Shape: what a name is."""
+"""Dimension and Shape: named sizes, and their order in a tensor."""
 
 import math
 import re
@@ -11,9 +11,7 @@ from namedmesh.errors.errors import NamedMeshError, check_identifier, check_size
 
 @dataclass(frozen=True)
 class Dimension:
-    """A named dimension of a known size.
-
-    Ops match dimensions by name; a layout maps names to mesh axes.
+    """A named dimension of a known size; ops match names, layouts map them to mesh axes.
 
     Args:
         name: An identifier.
@@ -37,9 +35,6 @@ class Dimension:
 
         Args:
             size: A positive whole number.
-
-        Returns:
-            The new dimension.
         """
         return Dimension(self.name, size)
 
@@ -48,10 +43,7 @@ class Dimension:
 
 
 class Shape(Sequence[Dimension]):
-    """Dimensions in order, each name once: the shape of a tensor.
-
-    Shapes are immutable sequences of dimensions; equal ones have equal dimensions in the same
-    order.
+    """The shape of a tensor: an immutable sequence of dimensions, each name once.
 
     Args:
         dims: The dimensions.
@@ -106,17 +98,14 @@ class Shape(Sequence[Dimension]):
 
     @property
     def elements(self) -> int:
-        """How many elements a tensor of this shape has."""
+        """The number of elements of a tensor of this shape."""
         return math.prod(self.sizes)
 
     def named(self, name: str) -> Dimension | None:
-        """Return the dimension of that name, if there is one.
+        """Return the dimension of that name, or None.
 
         Args:
-            name: The name to look for.
-
-        Returns:
-            The dimension, or None.
+            name: A name.
         """
         return next((dim for dim in self.dims if dim.name == name), None)
 
@@ -125,9 +114,6 @@ class Shape(Sequence[Dimension]):
 
         Args:
             name: The name of a dimension of this shape.
-
-        Returns:
-            The size.
         """
         return self.dims[self.position(name)].size
 
@@ -136,9 +122,6 @@ class Shape(Sequence[Dimension]):
 
         Args:
             name: The name of a dimension of this shape.
-
-        Returns:
-            The position, counted from 0.
         """
         return self.names.index(name)
 
@@ -146,10 +129,7 @@ class Shape(Sequence[Dimension]):
         """Return this shape without some dimensions.
 
         Args:
-            *names: The names to leave out; those that the shape does not have are ignored.
-
-        Returns:
-            The other dimensions, in order.
+            *names: The names to leave out; those that the shape lacks are ignored.
         """
         return Shape(dim for dim in self.dims if dim.name not in names)
 
@@ -158,22 +138,16 @@ class Shape(Sequence[Dimension]):
 
         Args:
             name: The name of the dimension to replace.
-            *dims: What takes its place: any number of dimensions.
-
-        Returns:
-            The new shape.
+            *dims: Any number of dimensions.
         """
         at = self.position(name)
         return Shape(self.dims[:at] + dims + self.dims[at + 1 :])
 
     def select(self, names: Iterable[str]) -> "Shape":
-        """Return the dimensions of some names.
+        """Return the dimensions of some names, in the order of the names.
 
         Args:
-            names: The names of dimensions of this shape, each once.
-
-        Returns:
-            A shape of these dimensions, in the order of the names.
+            names: Names of dimensions of this shape, each once.
         """
         return Shape(self.dims[self.position(name)] for name in names)
 
@@ -205,13 +179,10 @@ class Shape(Sequence[Dimension]):
 
 
 def dims(text: str) -> list[Dimension]:
-    """Make dimensions from one line of text, in order.
+    """Return dimensions from one line of text, in order.
 
     Args:
         text: Names with sizes, such as 'batch=8 model=16', separated by spaces or commas.
-
-    Returns:
-        The dimensions.
 
     Example:
         >>> G, S = nm.dims("group=64 seq=128")

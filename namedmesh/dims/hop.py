@@ -1,4 +1,4 @@
-"""Hop: who sends to whom when every device of some axes sends to one other."""
+"""Hop: senders and receivers when every device of some axes sends to one other."""
 
 from __future__ import annotations
 
@@ -26,29 +26,16 @@ def list_groups(axes: Sequence[str], mesh: Mesh) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Hop:
-    """One permutation of devices, by their position along the axes of a dimension.
+    """One permutation of devices, by their position along the axes of a dimension."""
 
-    The device at position p, from `first` to `last`, gets what the one at p + by has. A `mirrored`
-    hop comes from by - p instead, and a `cyclic` one goes round at the ends. A hop with `sources`
-    lists for every position where what it gets comes from, and -1 where it gets nothing.
-
-    Attributes:
-        by: How far away the sender is.
-        first: The first position that gets something.
-        last: The last one.
-        mirrored: Whether positions are counted from the other end.
-        cyclic: Whether the last position has the first as its neighbour.
-        axes: The mesh axes that number the positions, in order.
-        sources: The sender of every position, where no rule says who sends to whom.
-    """
-
+    # The device at position p, from first to last, receives from the one at p + by.
     by: int = 0
     first: int = 0
     last: int = 0
-    mirrored: bool = False
-    cyclic: bool = False
-    axes: tuple[str, ...] = ()
-    sources: tuple[int, ...] = ()
+    mirrored: bool = False  # from by - p instead
+    cyclic: bool = False  # the last position has the first as its neighbour
+    axes: tuple[str, ...] = ()  # mesh axes that number the positions, in order
+    sources: tuple[int, ...] = ()  # in place of all that: the sender of every position, or -1
 
     def __str__(self) -> str:
         if self.sources:
@@ -58,7 +45,7 @@ class Hop:
 
     @property
     def direction(self) -> str:
-        """Where what a device gets comes from, in a word."""
+        """The direction that a device receives from, in a word."""
         if self.sources:
             return "as listed"
         if self.mirrored:
@@ -72,25 +59,25 @@ class Hop:
         if listed:
             sources = tuple(map(int, listed[1].split(",")))
             return cls(axes=tuple(listed[2].split("+")), sources=sources)
-        found = _TEXT.fullmatch(text)
-        if not found:
+        match = _TEXT.fullmatch(text)
+        if not match:
             raise NamedMeshError(
                 f"{text!r} is not a hop", fix="write e.g. '1-3 from -1 along space'"
             )
-        first, last, by, mirrored, cyclic, axes = found.groups()
+        first, last, by, mirrored, cyclic, axes = match.groups()
         named = tuple(axes.split("+"))
         return cls(int(by), int(first), int(last), bool(mirrored), bool(cyclic), named)
 
     def pairs(self, mesh: Mesh) -> list[tuple[int, int]]:
         """List sender and receiver of everything that is sent."""
-        rows, ways = list_groups(self.axes, mesh), mesh.size(self.axes)
+        rows, count = list_groups(self.axes, mesh), mesh.size(self.axes)
         if self.sources:
-            receivers, senders = np.arange(ways), np.array(self.sources)
+            receivers, senders = np.arange(count), np.array(self.sources)
         else:
-            receivers = np.arange(self.first, min(self.last, ways - 1) + 1)
+            receivers = np.arange(self.first, min(self.last, count - 1) + 1)
             senders = self.by + (-receivers if self.mirrored else receivers)
         if self.cyclic:
-            senders %= ways
-        there = (senders >= 0) & (senders < ways)
+            senders %= count
+        there = (senders >= 0) & (senders < count)
         sent = rows[:, senders[there]].ravel().tolist(), rows[:, receivers[there]].ravel().tolist()
         return list(zip(*sent, strict=True))

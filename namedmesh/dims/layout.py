@@ -1,4 +1,4 @@
-"""Layout: which dimension names lie on which mesh axes."""
+"""Layout: which dimensions are sharded over which mesh axes."""
 
 import fnmatch
 import os
@@ -10,27 +10,21 @@ from typing import TypeAlias
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, check_identifier, name_all, suggest_names
 
-LayoutLike: TypeAlias = (
-    "Layout | str | Mapping[str, str | Iterable[str]]"  # what a layout is made of
-)
+LayoutLike: TypeAlias = "Layout | str | Mapping[str, str | Iterable[str]]"
 
 
 class Layout:
-    """Which dimensions are split over which mesh axes, by name.
+    """Which dimensions are sharded over which mesh axes, by name.
 
-    Where a dimension lies on several axes, those that other dimensions share come last, in whatever
-    order they were written: moving the last axis to another dimension is one AllToAll, moving an
-    earlier one costs a CollectivePermute as well.
+    In a layout of parameters at rest, `!*scale` exempts the parameters of such names.
 
     Args:
-        rules: A line such as 'group:data+expert, hidden:model', a dict from dimension to an axis or
-            a list of axes, or a Layout. In the layout of parameters at rest, `!*scale` exempts the
-            parameters of such names: they lie as in use.
-        exempt: Such patterns, beside a dict.
+        rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
+        exempt: Patterns of parameters' names, beside a dict.
 
     Attributes:
-        rules: The axes of each dimension, by name.
-        exempt: The patterns of names that the layout does not concern.
+        rules: A line such as 'group:data+expert, hidden:model', a dict, or a Layout.
+        exempt: Patterns of parameters' names, beside a dict.
 
     Example:
         >>> nm.Layout("group:data+expert, expert:expert")
@@ -41,11 +35,7 @@ class Layout:
         True
     """
 
-    def __init__(
-        self,
-        rules: "str | Mapping[str, str | Iterable[str]] | Layout" = "",
-        exempt: Iterable[str] = (),
-    ):
+    def __init__(self, rules: LayoutLike = "", exempt: Iterable[str] = ()):
         self.exempt = _check_patterns(exempt)
         if isinstance(rules, Layout):
             entries = list(rules.rules.items())
@@ -63,6 +53,8 @@ class Layout:
                 "or Layout.from_yaml(path)",
             )
         written = f"layout: {rules}"
+        # Axes that several dimensions share come last: moving the last axis of a dimension to
+        # another one is an AllToAll, moving an earlier one costs a CollectivePermute as well.
         shared = Counter(axis for _, axes in entries for axis in axes)
         self.rules: dict[str, tuple[str, ...]] = {}
         for name, axes in entries:
@@ -88,14 +80,10 @@ class Layout:
 
     @classmethod
     def from_yaml(cls, text_or_path: str | os.PathLike) -> "Layout":
-        """Make a layout from YAML: a mapping from dimension to an axis or a list of axes.
+        """Return a layout from YAML: a mapping from dimension to an axis or a list of axes.
 
         Args:
-            text_or_path: The text itself, or the path of a file: a Path, or a string that ends
-                in .yaml or .yml.
-
-        Returns:
-            The layout.
+            text_or_path: The text, or a path: a Path, or a string that ends in .yaml or .yml.
 
         Example:
             >>> nm.Layout.from_yaml("group: [data, expert]")
@@ -144,24 +132,18 @@ class Layout:
         return cls(rules)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Return the axes that a dimension is split over.
+        """Return the mesh axes that a dimension is sharded over; none if it is not mapped.
 
         Args:
             name: The name of a dimension.
-
-        Returns:
-            The mesh axes; none for a dimension that is not mapped.
         """
         return self.rules.get(name, ())
 
     def only(self, names: Iterable[str]) -> "Layout":
-        """Restricts the layout to some dimensions, for a program that has fewer.
+        """Return the layout of some dimensions, for a program that has fewer.
 
         Args:
             names: The names to keep, such as `program.dims`.
-
-        Returns:
-            The restricted layout.
 
         Example:
             >>> nm.Layout("batch:data, hidden:model").only(["batch"])
@@ -172,13 +154,10 @@ class Layout:
         return Layout(rules, self.exempt)
 
     def exempts(self, name: str) -> bool:
-        """Whether the layout does not concern a parameter.
+        """Return whether a pattern such as `!*scale` exempts a parameter.
 
         Args:
             name: The parameter's name, scopes included.
-
-        Returns:
-            Whether a pattern such as `!*scale` has it.
         """
         return any(fnmatch.fnmatchcase(name, pattern) for pattern in self.exempt)
 
@@ -195,8 +174,8 @@ class Layout:
         Args:
             mesh: The mesh whose axes it may name.
             sizes: The sizes of every dimension it may name.
-            label: What an error calls the layout.
-            owner: What an error says the dimensions belong to.
+            label: The layout's name in errors.
+            owner: What the dimensions belong to, in errors.
             known: The expression that the fix names for those dimensions.
         """
         without_axis = {
@@ -233,10 +212,8 @@ class Layout:
         return ", ".join([*mapped, *(f"!{pattern}" for pattern in self.exempt)])
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Layout) and (self.rules, self.exempt) == (
-            other.rules,
-            other.exempt,
-        )
+        alike = isinstance(other, Layout) and self.rules == other.rules
+        return alike and self.exempt == other.exempt
 
     def __hash__(self) -> int:
         return hash((frozenset(self.rules.items()), self.exempt))
@@ -249,7 +226,7 @@ class Layout:
 
 
 def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
-    """Return one entry of a mapping as a name and its axes, or raises."""
+    """Return one entry of a mapping as a name and its axes, or raise."""
     if axes is None:
         axes = ()
     if isinstance(axes, str):
@@ -264,7 +241,7 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
 
 
 def _check_patterns(exempt: object) -> tuple[str, ...]:
-    """Return patterns of names, or raises."""
+    """Return patterns of names, or raise."""
     patterns = [exempt] if isinstance(exempt, str) else exempt
     if isinstance(patterns, (list, tuple)) and all(isinstance(one, str) for one in patterns):
         return tuple(patterns)
@@ -282,7 +259,7 @@ def _split_patterns(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _parse(text: str) -> list[tuple[str, tuple[str, ...]]]:
-    """Read one line such as 'group:data+expert, hidden:model', or raises with a caret."""
+    """Read one line such as 'group:data+expert, hidden:model', or raise with a caret."""
     entries: list[tuple[str, tuple[str, ...]]] = []
     for match in re.finditer(r"[^,;\n]+", text):
         part = match.group()

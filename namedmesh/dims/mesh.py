@@ -17,21 +17,22 @@ from namedmesh.errors.errors import (
 class Mesh:
     """Devices in a grid of named axes, the last axis changing fastest.
 
-    Devices lie on hosts in equal runs, so the first axes go across hosts and the last ones stay
-    inside. A mesh that says nothing of hosts counts as one host.
+    Hosts have equal runs of devices, so the first axes go across hosts and the last ones stay
+    inside. Without `hosts` all devices are on one host.
 
     Args:
-        device_assignment: For each place of the grid, in row-major order, the number of the device
-            that takes it; by default devices take their places in order.
-        hosts: How many hosts the devices lie on; by default as many as slices.
-        slices: How many TPU slices they lie on, which the data-centre network joins; a slice may
-            have many hosts.
+        device_assignment: The number of the device at each place of the grid, in row-major order;
+            by default in order.
+        hosts: The number of hosts; by default that of slices.
+        slices: The number of TPU slices, which the data-centre network joins.
         **axes: The size of each axis.
 
     Attributes:
         axes: The size of each axis, by name.
-        hosts: How many hosts there are.
-        slices: How many slices there are.
+        hosts: The number of hosts; by default that of slices.
+        slices: The number of TPU slices, which the data-centre network joins.
+        device_assignment: The number of the device at each place of the grid, in row-major order;
+            by default in order.
 
     Example:
         >>> mesh = nm.Mesh(data=2, expert=4)
@@ -50,12 +51,10 @@ class Mesh:
         **axes: int,
     ):
         written = f"mesh: Mesh({', '.join(f'{name}={size!r}' for name, size in axes.items())})"
-        self.axes: dict[str, int] = {
-            check_identifier(name, "mesh axis", written): check_size(
-                size, f"mesh axis {name}", written
-            )
-            for name, size in axes.items()
-        }
+        self.axes: dict[str, int] = {}
+        for name, size in axes.items():
+            check_identifier(name, "mesh axis", written)
+            self.axes[name] = check_size(size, f"mesh axis {name}", written)
         if not self.axes:
             reason = "" if device_assignment is None else f", and {device_assignment!r} names none"
             raise NamedMeshError(
@@ -80,9 +79,8 @@ class Mesh:
     def _check_blocks(self, what: str, count: int) -> None:
         """Raise unless so many runs of devices are equal blocks of the grid."""
         if self.devices % count:
-            fitting = [
-                str(n) for n in range(1, min(self.devices, 4096) + 1) if not self.devices % n
-            ]
+            divisors = range(1, min(self.devices, 4096) + 1)
+            fitting = [str(n) for n in divisors if not self.devices % n]
             raise NamedMeshError(
                 f"{self.devices} devices do not divide among {count} {what}",
                 f"mesh: {self}",
@@ -99,7 +97,7 @@ class Mesh:
             inside = max(1, inside // size)
 
     def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
-        """Return the assignment when it has every device once, or raises."""
+        """Return the assignment when it has every device once, or raise."""
         numbers: list[int] = []
         if isinstance(assignment, Iterable):
             # A 0-d array is Iterable, and raises when it is iterated over.
@@ -127,20 +125,14 @@ class Mesh:
 
     @classmethod
     def parse(cls, text: str) -> "Mesh":
-        """Make a mesh from one line of text.
+        """Return a mesh from one line of text.
 
         Args:
-            text: Axes with sizes, such as 'data=2 expert=4', separated by spaces or commas, and
-                hosts and slices in the same way.
-
-        Returns:
-            The mesh.
+            text: Axes with sizes, such as 'data=2 expert=4 hosts=2', separated by spaces or commas.
 
         Example:
-            >>> nm.Mesh.parse("data=2 expert=4")
-            Mesh(data=2, expert=4)
-            >>> nm.Mesh.parse("data=2 expert=4 hosts=2").hosts
-            2
+            >>> nm.Mesh.parse("data=2 expert=4 hosts=2")
+            Mesh(data=2, expert=4, hosts=2)
         """
         axes: dict[str, int] = {}
         for match in re.finditer(r"[^\s,;]+", check_text(text, "a mesh", "data=2 expert=4")):
@@ -159,17 +151,14 @@ class Mesh:
 
     @property
     def devices(self) -> int:
-        """How many devices the mesh has."""
+        """The number of devices."""
         return math.prod(self.axes.values())
 
     def size(self, axes: Sequence[str]) -> int:
-        """Return how many devices lie along the axes together.
+        """Return the number of devices along some axes together; 1 for no axis.
 
         Args:
             axes: Names of axes of the mesh.
-
-        Returns:
-            The product of their sizes; 1 for no axis.
         """
         try:
             return math.prod(self.axes[axis] for axis in axes)
@@ -196,7 +185,7 @@ class Mesh:
 
     @property
     def blocks(self) -> dict[str, int]:
-        """How many hosts and slices there are, where there are several; slices that are hosts once.
+        """The number of hosts and of slices, where there are several; slices that are hosts once.
 
         Example:
             >>> Mesh(data=8, hosts=4, slices=2).blocks, Mesh(data=8, slices=2).blocks
@@ -206,14 +195,11 @@ class Mesh:
         return {name: count for name, count in counts.items() if count > 1}
 
     def members_of_block(self, axes: Sequence[str], blocks: int) -> int:
-        """Count the devices of a group that lie in one block of the mesh.
+        """Return the number of devices of a group in one block of the mesh.
 
         Args:
             axes: The axes along which the devices of the group differ.
-            blocks: How many equal blocks there are, such as hosts.
-
-        Returns:
-            The count, the same for every group and every block that has some of it.
+            blocks: The number of equal blocks, such as hosts.
 
         Example:
             >>> mesh = Mesh(data=4, expert=4, hosts=2)
@@ -223,13 +209,10 @@ class Mesh:
         return self.one_block(blocks).size(axes)
 
     def one_block(self, blocks: int) -> "Mesh":
-        """Return the part of the mesh that lies in the first of so many equal blocks.
+        """Return the part of the mesh in the first of so many equal blocks.
 
         Args:
-            blocks: How many blocks there are, such as hosts.
-
-        Returns:
-            A mesh of the same axes, of which those across blocks are shorter.
+            blocks: The number of blocks, such as hosts.
 
         Example:
             >>> Mesh(data=4, expert=4, hosts=2).one_block(2)
@@ -247,7 +230,7 @@ class Mesh:
         return Mesh(first, **{axis: sizes[axis] for axis in self.axes})
 
     def to_json(self) -> dict[str, int]:
-        """Return what the mesh is made with: the axes, then hosts and slices if there are several.
+        """Return the axes, then hosts and slices if there are several.
 
         Example:
             >>> Mesh(data=2, expert=4, hosts=2).to_json()
@@ -256,7 +239,7 @@ class Mesh:
         return {**self.axes, **{f"{name}s": count for name, count in self.blocks.items()}}
 
     def _key(self) -> tuple[object, ...]:
-        """What equal meshes have in common."""
+        """Return what equal meshes have in common."""
         return tuple(self.axes.items()), self.device_assignment, self.hosts, self.slices
 
     def __eq__(self, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""The sharding algebra: which dimension holds which mesh axes, and what moving them costs."""
+"""The sharding algebra: the mesh axes of each dimension, and what moving them costs."""
 
 import itertools
 import math
@@ -12,16 +12,12 @@ from namedmesh.dims.mesh import Mesh
 
 @dataclass(frozen=True)
 class Sharding:
-    """For one tensor, the axes each of its dimensions holds; each axis is held at most once.
+    """For one tensor, the mesh axes that each of its dimensions is sharded over."""
 
-    whole names the dimensions that were asked to stay whole whatever the layout says; equality
-    ignores it, since it does not say where the data is. partial names the axes along which every
-    device has only its own part of a sum: the value is the sum of the parts.
-    """
-
-    held: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    held: tuple[tuple[str, tuple[str, ...]], ...] = ()  # each axis at most once
+    # Dimensions that were asked to stay whole under every layout; no part of where the data is.
     whole: frozenset[str] = field(default=frozenset(), compare=False)
-    partial: tuple[str, ...] = ()
+    partial: tuple[str, ...] = ()  # axes along which every device has its own partial sum
 
     @classmethod
     def of(
@@ -37,34 +33,34 @@ class Sharding:
 
     @property
     def mapping(self) -> dict[str, tuple[str, ...]]:
-        """The held axes by dimension name."""
+        """The axes by dimension name."""
         return dict(self.held)
 
     def axes(self, name: str) -> tuple[str, ...]:
-        """Return the axes that a dimension holds."""
+        """Return the axes that a dimension is sharded over."""
         return self.mapping.get(name, ())
 
     def holder(self, axis: str) -> str | None:
-        """Return the dimension that holds an axis, or None."""
+        """Return the dimension that is sharded over an axis, or None."""
         return next((name for name, axes in self.held if axis in axes), None)
 
     @property
     def used(self) -> tuple[str, ...]:
-        """Every axis that some dimension holds."""
+        """Every axis that some dimension is sharded over."""
         return tuple(axis for _, axes in self.held for axis in axes)
 
     def with_partial(self, axes: Iterable[str]) -> "Sharding":
-        """Return the same places, with parts of sums along these axes."""
+        """Return the same sharding, with partial sums along these axes."""
         return Sharding(self.held, self.whole, tuple(sorted(axes)))
 
     def only(self, names: Iterable[str]) -> "Sharding":
-        """Restricts the sharding to some dimensions."""
+        """Return the sharding of some dimensions."""
         names = set(names)
         held = {name: axes for name, axes in self.held if name in names}
         return Sharding.of(held, self.whole & names, self.partial)
 
     def kept_whole(self, names: Iterable[str]) -> "Sharding":
-        """Return the same places, with these dimensions asked to stay whole."""
+        """Return the same sharding, with these dimensions asked to stay whole."""
         return Sharding(self.held, frozenset(names), self.partial)
 
     def local_sizes(self, shape: Shape, mesh: Mesh) -> tuple[int, ...]:
@@ -76,7 +72,7 @@ class Sharding:
         return math.prod(self.local_sizes(shape, mesh))
 
     def divides(self, shape: Shape, mesh: Mesh) -> bool:
-        """Return whether every held dimension divides evenly."""
+        """Return whether every sharded dimension divides evenly."""
         return all(dim.size % mesh.size(self.axes(dim.name)) == 0 for dim in shape)
 
     def waste(self, shape: Shape, mesh: Mesh) -> float:
@@ -88,43 +84,31 @@ class Sharding:
         return 1 - shape.elements / padded
 
     def text(self, shape: Shape) -> str:
-        """Format a shape with the held axes: [group=64/data+expert, model=512]."""
-        parts = (
-            str(dim) + ("/" + "+".join(self.axes(dim.name)) if self.axes(dim.name) else "")
-            for dim in shape
-        )
+        """Format a shape with its axes: [group=64/data+expert, model=512]."""
+        parts = []
+        for dim in shape:
+            axes = self.axes(dim.name)
+            parts.append(f"{dim}/{'+'.join(axes)}" if axes else str(dim))
         text = f"[{', '.join(parts)}]"
         return f"{text} parts/{'+'.join(self.partial)}" if self.partial else text
 
 
 @dataclass(frozen=True)
 class Transfer:
-    """One move on the way from one sharding to another.
-
-    elements counts what one device sends or receives. sums says whether parts of a sum are added.
-    source is where the tensor lies before.
-    """
+    """One step on the way from one sharding to another."""
 
     # AllGather, AllToAll, CollectivePermute, AllReduce or ReduceScatter; or, free, Slice, or Alone:
-    # the first device keeps the value as its part of a sum, the others have zero.
+    # the first device keeps the value as its partial sum, the others have zero.
     kind: str
     axes: tuple[str, ...]
     result: Sharding
-    elements: int
-    sums: bool = False
+    elements: int  # that one device sends or receives
+    sums: bool = False  # adds up partial sums
     source: Sharding = field(default=Sharding(), compare=False)
 
 
 def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> list[Transfer]:
-    """Find the moves that take a tensor from source to target, each a collective or a local slice.
-
-    Where every dimension stays in as many shards as before, devices just exchange theirs, in one
-    CollectivePermute. Otherwise an axis leaves a dimension only from the end of its list, and joins
-    another at the end; an axis that is not at the end is put there by a CollectivePermute first.
-    AllToAlls come before AllGathers, so that they move less; no dimension is split on the way into
-    more shards than divide it. Parts of a sum are added up before anything is moved, after
-    what can be cut off: first where they end up split (ReduceScatter), then the rest (AllReduce).
-    """
+    """Find the steps that take a tensor from source to target: collectives and local slices."""
     if source == target:
         return []
     pending = [axis for axis in source.partial if axis not in target.partial]
@@ -140,7 +124,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         return -(-sizes[name] // mesh.size(current[name]))
 
     def emit(kind: str, axes: Iterable[str], elements: int, sums: bool = False) -> None:
-        """Append a move to where the axes lie now."""
+        """Append a step to the current sharding."""
         partial = (*pending, *(axis for axis in target.partial if axis in source.partial))
         place = Sharding.of(current, target.whole, target.partial if kind == "Alone" else partial)
         before = steps[-1].result if steps else source
@@ -158,7 +142,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         return any(len(axes) > 1 for axes in uneven) or (split_twice and bool(uneven))
 
     def swap() -> None:
-        """Exchanges shards, where only the devices that hold them change."""
+        """Exchange shards, where only the devices that have them change."""
         ways = ([mesh.size(axes[name]) for name in sizes] for axes in (current, goal))
         held = ({axis for axes in all.values() for axis in axes} for all in (current, goal))
         if operator.eq(*ways) and operator.eq(*held):
@@ -185,7 +169,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
             emit("CollectivePermute", order, shards())
 
     def append_missing(name: str) -> None:
-        """Split a dimension over its axes that nothing holds."""
+        """Shard a dimension over those of its axes that are not in use."""
         used = {axis for axes in current.values() for axis in axes}
         # An axis of a pending sum cuts its shard first: axes after it wait.
         ready = itertools.takewhile(lambda axis: axis not in pending, goal[name])
@@ -209,7 +193,7 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
         emit(kind, axes, received)
 
     def scatter(name: str) -> None:
-        """Add up parts of a sum, of which every device keeps a shard along a dimension."""
+        """Add up partial sums, of which every device keeps a shard along a dimension."""
         more = goal[name][len(current[name]) :]
         taken = list(itertools.takewhile(lambda axis: axis in pending, more))
         divides = sizes[name] % mesh.size([*current[name], *taken]) == 0
@@ -219,18 +203,26 @@ def conversion(shape: Shape, mesh: Mesh, source: Sharding, target: Sharding) -> 
             pending[:] = [axis for axis in pending if axis not in taken]
             emit("ReduceScatter", taken, elements, True)
 
-    for name in current:
-        if all(axis in goal[name] for axis in current[name]) and not ragged(name):
-            append_missing(name)
+    def slice_early() -> None:
+        """Cut dimensions that no axis leaves, so that later steps move less."""
+        for name in current:
+            if all(axis in goal[name] for axis in current[name]) and not ragged(name):
+                append_missing(name)
+
+    # Partial sums are added up before anything moves: first where they end up sharded
+    # (ReduceScatter), then the rest (AllReduce).
+    slice_early()
     for name in current:
         scatter(name)
     if pending:
         axes, pending = pending, []
         emit("AllReduce", axes, shards(), True)
-    for name in current:
-        if all(axis in goal[name] for axis in current[name]) and not ragged(name):
-            append_missing(name)
+    slice_early()
     swap()
+    # An axis leaves a dimension only from the end of its list, and joins another at the end; one
+    # that is not at the end is put there by a CollectivePermute first. AllToAlls come before
+    # AllGathers, so that they move less, and no dimension is split on the way into more shards
+    # than divide it.
     waiting = [name for name in current if current[name] != goal[name] and not ragged(name)]
     while waiting:
         ready = (name for name in waiting if all(itertools.starmap(fits, leaving(name))))

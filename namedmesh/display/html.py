@@ -46,7 +46,7 @@ def html_dimensions(title: str, sizes: Mapping[str, int], note: str) -> str:
 
 
 def html_details(summary: str, *parts: str) -> str:
-    """Hides parts behind a line that unfolds them."""
+    """Hide parts behind a line that unfolds them."""
     return f"<details><summary>{html.escape(summary)}</summary>{''.join(parts)}</details>"
 
 

@@ -12,9 +12,9 @@ class NamedMeshError(ValueError):
     """A mistake in a program, mesh, layout or input: what is wrong, where, and how to fix it.
 
     Args:
-        problem: What is wrong, in one sentence.
+        problem: One sentence.
         *details: The tensors, layouts and the like that it is about, a line each.
-        fix: What to do about it.
+        fix: What to write instead.
         source: The user's line; by default the one that is running.
 
     Example:
@@ -78,7 +78,7 @@ def name_all(noun: str, names: Sequence[str], plural: str | None = None) -> str:
 
 
 def check_identifier(name: object, what: str, *details: str) -> str:
-    """Return name when it is an identifier, or raises."""
+    """Return name when it is an identifier, or raise."""
     if not isinstance(name, str):
         fix = "write the name as a string"
         if hasattr(name, "name"):
@@ -104,7 +104,7 @@ def whole_number(value: object) -> int | None:
 
 
 def check_size(size: object, what: str, *details: str) -> int:
-    """Return size as an int when it is a positive whole number, or raises."""
+    """Return size as an int when it is a positive whole number, or raise."""
     number = whole_number(size)
     if number is not None and number > 0:
         return number
@@ -114,7 +114,7 @@ def check_size(size: object, what: str, *details: str) -> int:
 
 
 def check_text(text: object, what: str, example: str) -> str:
-    """Return text when it is a string, or raises."""
+    """Return text when it is a string, or raise."""
     if not isinstance(text, str):
         raise NamedMeshError(
             f"{what} cannot be read from {type(text).__name__} {text!r}",

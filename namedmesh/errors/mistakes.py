@@ -56,10 +56,10 @@ def _wrong_call(function: Callable[..., Any], name: str, message: str) -> NamedM
     missing = re.search(r"missing \d+ required .*arguments?: (.*)", message)
     if missing:
         absent = re.findall(r"'(\w+)'", missing[1])
-        examples = [_EXAMPLES.get(one, f"{one}=...") for one in absent]
-        return NamedMeshError(
-            f"{name} needs {join_names(absent)}", fix=f"write {', '.join(examples)}"
-        )
+        examples = [_EXAMPLES[one] for one in absent if one in _EXAMPLES]
+        advice = ", ".join(examples) or signature
+        return NamedMeshError(f"{name} needs {join_names(absent)}", fix=f"write {advice}")
+    # What is left is Python's "takes 1 positional argument but 2 were given".
     reason = re.sub(r"^[\w.]+(\(\))? ", "", message)
     return NamedMeshError(f"{name} {reason}", signature, fix=f"write {signature}")
 

@@ -1,4 +1,4 @@
-"""Where in the user's own code something was written."""
+"""Source: the line of the user's own code that an op or an error belongs to."""
 
 import contextlib
 import dataclasses
@@ -74,11 +74,7 @@ def _is_between(file: str) -> bool:
 
 
 def caller(layers: bool = True) -> Source:
-    """Find the user's line: the innermost on the stack that is not namedmesh's own.
-
-    Lines of the standard library that run ours are skipped too; those of namedmesh.layers count
-    as the user's unless layers is False.
-    """
+    """Find the user's line: the innermost that is not ours; lines of layers count as the user's."""
     frame = _leave(sys._getframe(1), _is_between if layers else _is_ours)
     if not frame.f_code.co_filename.startswith(_LAYERS):
         return _source_of(frame)
@@ -86,7 +82,7 @@ def caller(layers: bool = True) -> Source:
 
 
 def describe_thread(frame: FrameType) -> str:
-    """Say which of the user's lines a thread is running, given its innermost frame."""
+    """Return the user's line that a thread is running, given its innermost frame."""
     installed = (os.sep + "site-packages" + os.sep, os.path.dirname(os.__file__), "<frozen")
     inner: FrameType | None = frame
     while inner is not None:

@@ -92,6 +92,18 @@ def check_number(what: str, value: Any, dtype: str, *details: object) -> float |
     return float(known) if floating else int(known)
 
 
+def as_int32_scalar(what: str, name: str, value: Any) -> Tensor:
+    """Return a whole number, or an int32 tensor without dimensions, as a tensor, or raise."""
+    tensor = as_tensor(what, value)
+    if len(tensor.shape) or tensor.dtype != "int32":
+        raise NamedMeshError(
+            f"{what}: {name} is not an int32 scalar",
+            str(tensor),
+            fix=f"use nm.cast({tensor.label}, 'int32'), or reduce it to one number",
+        )
+    return tensor
+
+
 def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
     """Return a Tensor as it is, and a plain number as one of the dtype of the tensor beside it."""
     if isinstance(value, Tensor):

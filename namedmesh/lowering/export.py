@@ -26,7 +26,7 @@ from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan as make_plan
 from namedmesh.records.collective import Collective, without_folder
-from namedmesh.signature.structure import number_leaves
+from namedmesh.signature.nest import number_leaves
 from namedmesh.version import __version__
 
 

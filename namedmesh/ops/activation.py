@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.literal import as_tensor
-from namedmesh.ir.operands import check_tensor
 from namedmesh.ir.tensor import Operand, Over, Tensor
 from namedmesh.ops.broadcast import sum
 from namedmesh.ops.elementwise import elementwise, stop_gradient
@@ -25,8 +23,7 @@ def tanh(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.tanh, x=([M], [-20.0, 0.0, 20.0]))
+        >>> nm.evaluate(nm.tanh, x=(nm.dims("model=3"), [-20.0, 0.0, 20.0]))
         array([-1.,  0.,  1.], dtype=float32)
     """
     ...
@@ -40,8 +37,7 @@ def sigmoid(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.sigmoid, x=([M], [-200.0, 0.0, 200.0]))
+        >>> nm.evaluate(nm.sigmoid, x=(nm.dims("model=3"), [-200.0, 0.0, 200.0]))
         array([0. , 0.5, 1. ], dtype=float32)
     """
     ...
@@ -57,8 +53,7 @@ def softplus(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.softplus, x=([M], [-1000.0, 1000.0]))
+        >>> nm.evaluate(nm.softplus, x=(nm.dims("model=2"), [-1000.0, 1000.0]))
         array([   0., 1000.], dtype=float32)
     """
     ...
@@ -72,8 +67,7 @@ def relu(x: Operand) -> Tensor:
         x: A tensor of numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.relu, x=([M], [-1.0, 0.0, 2.0]))
+        >>> nm.evaluate(nm.relu, x=(nm.dims("model=3"), [-1.0, 0.0, 2.0]))
         array([0., 0., 2.], dtype=float32)
     """
     ...
@@ -86,8 +80,7 @@ def gelu(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.gelu, x=([M], [0.0, 20.0]))
+        >>> nm.evaluate(nm.gelu, x=(nm.dims("model=2"), [0.0, 20.0]))
         array([ 0., 20.], dtype=float32)
     """
     x = as_tensor("gelu", x)
@@ -101,8 +94,7 @@ def swish(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.swish, x=([M], [0.0, 200.0]))
+        >>> nm.evaluate(nm.swish, x=(nm.dims("model=2"), [0.0, 200.0]))
         array([  0., 200.], dtype=float32)
     """
     x = as_tensor("swish", x)
@@ -117,8 +109,7 @@ def leaky_relu(x: Operand, slope: float = 0.2) -> Tensor:
         slope: The factor of elements that are not positive.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.leaky_relu(x, slope=0.5), x=([M], [-1.0, 2.0]))
+        >>> nm.evaluate(lambda x: nm.leaky_relu(x, slope=0.5), x=(nm.dims("model=2"), [-1.0, 2.0]))
         array([-0.5,  2. ], dtype=float32)
     """
     x = as_tensor("leaky_relu", x)
@@ -132,8 +123,7 @@ def elu(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.elu, x=([M], [-200.0, 0.0, 2.0]))
+        >>> nm.evaluate(nm.elu, x=(nm.dims("model=3"), [-200.0, 0.0, 2.0]))
         array([-1.,  0.,  2.], dtype=float32)
     """
     x = as_tensor("elu", x)
@@ -150,8 +140,7 @@ def logsumexp(x: Tensor, over: Over = None) -> Tensor:
         over: One dimension or several; all of them by default.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.logsumexp, x=([M], [1000.0, 0.0]))
+        >>> nm.evaluate(nm.logsumexp, x=(nm.dims("model=2"), [1000.0, 0.0]))
         array(1000., dtype=float32)
     """
     dims = check_float_over("logsumexp", x, over)
@@ -175,7 +164,7 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         >>> nm.evaluate(lambda x: nm.softmax(x, over=M), x=([M], [7.0, 7.0]))
         array([0.5, 0.5], dtype=float32)
     """
-    dims = _check_named("softmax", x, over)
+    dims = check_float_over("softmax", x, over)
     exponentials = exp(x - stop_gradient(find_peak(x, dims)))
     return exponentials / sum(exponentials, dims)
 
@@ -194,19 +183,6 @@ def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
         >>> nm.evaluate(lambda x: nm.log_softmax(x, over=M), x=([M], [1000.0, 0.0]))
         array([    0., -1000.], dtype=float32)
     """
-    dims = _check_named("log_softmax", x, over)
+    dims = check_float_over("log_softmax", x, over)
     shifted = x - stop_gradient(find_peak(x, dims))
     return shifted - log(sum(exp(shifted), dims))
-
-
-def _check_named(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension]
-) -> tuple[Dimension, ...]:
-    """Return the dimensions of a normalisation, which must be named, or raise."""
-    if over is None:
-        raise NamedMeshError(
-            f"{what}: over=None names no dimension",
-            str(check_tensor(what, x)),
-            fix="name one, e.g. over=S",
-        )
-    return check_float_over(what, x, over)

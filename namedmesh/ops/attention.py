@@ -84,69 +84,64 @@ def attention(
     whole = AttentionPasses(batch, queries, heads, over, key, scale, rate)
     size = choose_block(over, block)
     words = None
-    if rate:
-        assert dropout_key is not None
+    if rate and dropout_key is not None:  # a word for each row, spread over keys where it is used
         words = draw_bits("attention", dropout_key, whole.rows)
-    given = () if mask is None else (mask,)
+    extra = () if mask is None else (mask,)
     blocks = None
     if size != over.size:
         recipe = None if mask is None else find_recipe(mask, over)
         blocks = AttentionBlocks(whole, size, recipe)
-        given = () if recipe is None else recipe.leaves
-    operands = (
-        transpose(q, whole.of_queries),
-        transpose(k, whole.of_keys),
-        transpose(v, whole.of_keys),
-        *given,
-        *(() if words is None else (words,)),
-    )
+        extra = () if recipe is None else recipe.leaves
+    if words is not None:
+        extra = (*extra, words)
+    operands = [transpose(q, whole.of_queries), *(transpose(x, whole.of_keys) for x in (k, v))]
     function = _differentiable(whole, blocks, mask is not None)
-    return transpose(function(*operands), q.shape)
+    return transpose(function(*operands, *extra), q.shape)
 
 
 def _differentiable(whole: AttentionPasses, blocks: AttentionBlocks | None, masked: bool):
-    """Make the function that computes an attention, kernels offered for both its passes."""
+    """Return the function that computes an attention, kernels offered for both its passes."""
     together = [*whole.batch, *whole.heads]
 
-    def apart(given: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
-        """Tell what the mask is made of from the words of dropout."""
-        return (given[:-1], given[-1]) if whole.rate else (given, None)
+    def apart(extra: Sequence[Tensor]) -> tuple[Sequence[Tensor], Tensor | None]:
+        """Separate the tensors that the mask is made of from the words of dropout."""
+        return (extra[:-1], extra[-1]) if whole.rate else (extra, None)
 
-    def make_mask(given: Sequence[Tensor]) -> Tensor | None:
-        """The whole mask, in the order that kernels read."""
+    def make_mask(extra: Sequence[Tensor]) -> Tensor | None:
+        """Return the whole mask, in the order that kernels read."""
         if not masked:
             return None
-        made, _ = apart(given)
-        mask = made[0] if blocks is None or blocks.mask is None else blocks.mask.make(made)
+        parts, _ = apart(extra)
+        mask = parts[0] if blocks is None or blocks.mask is None else blocks.mask.make(parts)
         order = [*whole.batch, *whole.queries, *whole.heads, whole.memory]
         return transpose(mask, [dim for dim in order if dim in mask.shape])
 
-    def offer(name: str, plain: Sequence[Tensor], reads: Sequence[Tensor], given: Sequence[Tensor]):
-        mask, (_, words) = make_mask(given), apart(given)
-        extra = [tensor for tensor in (mask, words) if tensor is not None]
-        told = whole.options() | {"mask": None if mask is None else list(mask.shape.names)}
+    def offer(name: str, plain: Sequence[Tensor], reads: Sequence[Tensor], extra: Sequence[Tensor]):
+        mask, (_, words) = make_mask(extra), apart(extra)
+        tensors = [tensor for tensor in (mask, words) if tensor is not None]
+        options = whole.options() | {"mask": None if mask is None else list(mask.shape.names)}
         parallel = [*together, *whole.queries] if name == "attention" else together
         q, k, v, *others = reads
-        return offer_kernel(name, plain, (q, k, v, *extra, *others), parallel, **told)
+        return offer_kernel(name, plain, (q, k, v, *tensors, *others), parallel, **options)
 
-    def forward(q: Tensor, k: Tensor, v: Tensor, *given: Tensor):
+    def forward(q: Tensor, k: Tensor, v: Tensor, *extra: Tensor):
         if blocks is None:
-            plain = whole.forward(q, k, v, make_mask(given), apart(given)[1])
+            plain = whole.forward(q, k, v, make_mask(extra), apart(extra)[1])
         else:
-            plain = blocks.forward(q, k, v, *apart(given))
-        y, lse = offer("attention", plain, (q, k, v), given)
-        return y, (q, k, v, *given, y, lse)
+            plain = blocks.forward(q, k, v, *apart(extra))
+        y, lse = offer("attention", plain, (q, k, v), extra)
+        return y, (q, k, v, *extra, y, lse)
 
     def backward(saved: Sequence[Tensor], dy: Tensor):
-        q, k, v, *given, y, lse = saved
+        q, k, v, *extra, y, lse = saved
         dy = transpose(dy, whole.of_queries)
         delta = whole.find_delta(y, dy)
         if blocks is None:
-            plain = whole.backward(q, k, v, make_mask(given), apart(given)[1], lse, delta, dy)
+            plain = whole.backward(q, k, v, make_mask(extra), apart(extra)[1], lse, delta, dy)
         else:
-            plain = blocks.backward(q, k, v, *apart(given), lse, delta, dy)
-        made = offer("attention_backward", plain, (q, k, v, y, lse, dy), given)
-        return [*made, *[None] * len(given)]
+            plain = blocks.backward(q, k, v, *apart(extra), lse, delta, dy)
+        cotangents = offer("attention_backward", plain, (q, k, v, y, lse, dy), extra)
+        return [*cotangents, *[None] * len(extra)]
 
     return custom_vjp(forward, backward)
 

@@ -26,21 +26,18 @@ from namedmesh.ops.reduce import find_peak
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import reshape, transpose
 
-LONG = 2048  # more keys than these are taken by blocks, unless said otherwise
+LONG = 2048  # more keys than these are taken by blocks, unless block= is given
 BLOCK = 1024  # keys at a time, by default
 LEAST = 128  # smaller blocks are not worth a loop
 
 
 @dataclass(frozen=True)
 class AttentionBlocks:
-    """Attention that takes in a block of keys in each iteration of a loop.
+    """Attention that takes in a block of keys in each iteration of a loop."""
 
-    Attributes:
-    """
-
-    whole: AttentionPasses
-    size: int
-    mask: Recipe | None
+    whole: AttentionPasses  # over all keys
+    size: int  # keys of a block
+    mask: Recipe | None  # makes a block of the mask by itself, so that it is never whole
 
     @cached_property
     def number(self) -> Dimension:
@@ -57,7 +54,7 @@ class AttentionBlocks:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, leaves: Sequence[Tensor], words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The averages, and the logarithm of every row's sum of exponentials."""
+        """Compute the averages, and the logarithm of every row's sum of exponentials."""
 
         def iteration(state: State, row: dict[str, Any]) -> tuple[State, None]:
             mask, first = self.make_mask(leaves, row), row["number"] * self.size
@@ -78,7 +75,7 @@ class AttentionBlocks:
         delta: Tensor,
         dy: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cotangents of queries, keys and values."""
+        """Compute the cotangents of queries, keys and values."""
 
         def iteration(so_far: Tensor, row: dict[str, Any]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
             mask, first = self.make_mask(leaves, row), row["number"] * self.size
@@ -92,7 +89,7 @@ class AttentionBlocks:
         return cast(dq, q.dtype), self.join(dk), self.join(dv)
 
     def rows(self, k: Tensor, v: Tensor, leaves: Sequence[Tensor]) -> dict[str, Any]:
-        """What every iteration reads a row of."""
+        """Return the tensors of which every iteration reads a row."""
         own = [self.split(leaf) for leaf in leaves if self.has_blocks(leaf)]
         return {"k": self.split(k), "v": self.split(v), "mask": own, "number": count(self.number)}
 
@@ -105,7 +102,7 @@ class AttentionBlocks:
         return self.mask.make(values, self.passes.memory)
 
     def has_blocks(self, leaf: Tensor) -> bool:
-        """Whether a tensor has the dimension that is taken by blocks."""
+        """Return whether a tensor has the dimension that is taken by blocks."""
         return leaf.shape.named(self.whole.memory.name) is not None
 
     def split(self, x: Tensor) -> Tensor:
@@ -119,12 +116,12 @@ class AttentionBlocks:
 
 
 def choose_block(over: Dimension, block: int | None) -> int:
-    """Return how many keys are taken at a time: all of them where that is as good."""
+    """Return the number of keys at a time: all of them where that is as good."""
     divisors = [n for n in range(1, over.size + 1) if over.size % n == 0]
     if block is None:
         best = max(n for n in divisors if n <= BLOCK)
         return best if over.size > LONG and best >= LEAST else over.size
-    if isinstance(block, bool) or not isinstance(block, int) or block not in divisors:
+    if block not in divisors:
         some = ", ".join(map(str, divisors[-6:]))
         raise NamedMeshError(
             f"attention: block={format_value(block)} does not divide {over}", fix=f"give {some}"
@@ -139,22 +136,19 @@ _LOWEST = -1e30  # the score of what is not allowed
 
 @dataclass(frozen=True)
 class AttentionPasses:
-    """The dimensions and options of one attention, and its passes in named ops.
+    """The dimensions and options of one attention, and its passes in named ops."""
 
-    Attributes:
-    """
-
-    batch: tuple[Dimension, ...]
-    queries: tuple[Dimension, ...]
-    heads: tuple[Dimension, ...]
-    memory: Dimension
+    batch: tuple[Dimension, ...]  # of queries and keys, before the positions
+    queries: tuple[Dimension, ...]  # of queries alone: positions that attend
+    heads: tuple[Dimension, ...]  # of queries and keys, after the positions
+    memory: Dimension  # the keys' positions
     key: Dimension
-    scale: float
-    rate: float
+    scale: float  # the factor of products of queries and keys
+    rate: float  # the share of the weights to drop
 
     @property
     def rows(self) -> list[Dimension]:
-        """A row of weights has these."""
+        """The dimensions of a row of weights."""
         return [*self.batch, *self.heads, *self.queries]
 
     @property
@@ -168,20 +162,19 @@ class AttentionPasses:
         return [*self.batch, self.memory, *self.heads, self.key]
 
     def options(self) -> dict[str, object]:
-        """What a kernel is told of this."""
-        names = lambda dims: [dim.name for dim in dims]
+        """Return the options of a kernel."""
         return {
             "batch": len(self.batch),
             "queries": len(self.queries),
-            "rows": names([*self.batch, *self.queries, self.memory]),
+            "rows": [dim.name for dim in (*self.batch, *self.queries, self.memory)],
             "scale": self.scale,
             "rate": self.rate,
         }
 
     def scores(self, q: Tensor, k: Tensor, mask: Tensor | None) -> Tensor:
-        """How well keys match queries, in float32."""
-        found = cast(einsum([q * self.scale, k], [*self.rows, self.memory]), "float32")
-        return found if mask is None else where(mask, found, _LOWEST)
+        """Compute how well keys match queries, in float32."""
+        products = cast(einsum([q * self.scale, k], [*self.rows, self.memory]), "float32")
+        return products if mask is None else where(mask, products, _LOWEST)
 
     def drop(self, x: Tensor, words: Tensor | None, first: Tensor | None = None) -> Tensor:
         """Drop weights, or their cotangents, by a word for each row; both times the same."""
@@ -193,7 +186,7 @@ class AttentionPasses:
     def forward(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, words: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The averages, and the logarithm of every row's sum of exponentials."""
+        """Compute the averages, and the logarithm of every row's sum of exponentials."""
         scores = self.scores(q, k, mask)
         peak = stop_gradient(find_peak(scores, (self.memory,)))
         parts = exp(scores - peak)
@@ -204,7 +197,7 @@ class AttentionPasses:
         return einsum([weights, v], self.of_queries), peak + log(mass)
 
     def start(self) -> State:
-        """What is known of every row before the first keys: nothing."""
+        """Return the state before the first keys: the peak, mass and total of every row."""
         peak = fill(Shape(self.rows), _LOWEST, "float32", "attention")
         mass = fill(Shape(self.rows), 0.0, "float32", "attention")
         return peak, mass, fill(Shape(self.of_queries), 0.0, "float32", "attention")
@@ -232,7 +225,7 @@ class AttentionPasses:
         return higher, mass * fade + sum(parts, self.memory), total * fade + more
 
     def finish(self, state: State, dtype: str) -> tuple[Tensor, Tensor]:
-        """The averages, and the logarithm of every row's sum of exponentials."""
+        """Compute the averages, and the logarithm of every row's sum of exponentials."""
         peak, mass, total = state
         mass = maximum(mass, 1e-30)
         return cast(total / mass, dtype), peak + log(mass)
@@ -249,7 +242,7 @@ class AttentionPasses:
         dy: Tensor,
         first: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The cotangents of queries, of keys and of values; of queries, the part of these keys."""
+        """Compute cotangents of queries (the part of these keys), keys and values."""
         weights = exp(self.scores(q, k, mask) - lse)
         if mask is not None:
             weights = where(mask, weights, 0.0)
@@ -261,5 +254,5 @@ class AttentionPasses:
         return einsum([d_scores, k], self.of_queries), einsum([d_scores, q], self.of_keys), dv
 
     def find_delta(self, y: Tensor, dy: Tensor) -> Tensor:
-        """What the softmax takes off the cotangent of every weight of a row."""
+        """Compute what the softmax subtracts from the cotangent of every weight of a row."""
         return sum(cast(y, "float32") * cast(dy, "float32"), self.key)

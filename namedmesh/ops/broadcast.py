@@ -18,7 +18,7 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import OPERATORS, Tensor
+from namedmesh.ir.tensor import OPERATORS, Over, Tensor
 from namedmesh.ops.shape import transpose
 
 
@@ -28,7 +28,7 @@ class Broadcast(Op):
     linear_in = ((0,),)
     by_name = True
     elementwise = True
-    constant = True  # a loop may start with one: it then lies wherever the layout has it
+    constant = True  # a loop may start with one: it is then placed as the layout has it
     shape: Shape
 
     def results(self) -> list[tuple[Shape, str]]:
@@ -111,9 +111,7 @@ def broadcast(x: Tensor, dims: Sequence[Dimension]) -> Tensor:
     return x if shape == x.shape else Broadcast((x,), shape).output
 
 
-def check_over(
-    what: str, x: Tensor, over: Dimension | Sequence[Dimension] | None
-) -> tuple[Dimension, ...]:
+def check_over(what: str, x: Tensor, over: Over) -> tuple[Dimension, ...]:
     """Return the dimensions to reduce over (all for None), each checked to be there once."""
     if over is None:
         return check_tensor(what, x).shape.dims
@@ -138,9 +136,7 @@ def leave_out(what: str, x: Tensor, where: Tensor | None, other: float | int | b
     return OPERATORS["where"](where, check_tensor(what, x), other)
 
 
-def sum(
-    x: Tensor, over: Dimension | Sequence[Dimension] | None = None, *, where: Tensor | None = None
-) -> Tensor:
+def sum(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
     """Return the sum over dimensions.
 
     Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.

@@ -62,8 +62,8 @@ class ConstantArray(Op):
         array = np.frombuffer(self.contents, numpy_dtype(self.dtype)).reshape(self.shape.sizes)
         if not context.compiled or not len(self.shape):
             return tf.constant(array)
-        # Read by index, of an array that is a little longer for some dimensions than for others:
-        # XLA merges arrays of equal numbers, and would move one to where another lies.
+        # Read by index, from an array that is a little longer for some dimensions than for others:
+        # XLA merges arrays of equal numbers, and would move one to the sharding of another.
         longer = zlib.crc32(",".join(self.shape.names).encode()) % 61
         index, inside = tf.zeros([], tf.int32), None
         for dim in self.shape:
@@ -145,15 +145,8 @@ def _as_array(value: Any, dtype: str | None) -> np.ndarray[Any, Any]:
         array = np.asarray(value)
     except ValueError as error:
         raise NamedMeshError(f"constant: {error}", fix="give rows of equal lengths") from None
-    if not isinstance(value, (np.ndarray, np.generic)) and not hasattr(value, "__array__"):
-        narrow = {"float64": "float32", "int64": "int32"}.get(array.dtype.name)
-        if narrow and dtype is None:
-            low, high = (array.min(), array.max()) if array.size else (0, 0)
-            if narrow == "int32" and not -(2**31) <= low <= high < 2**31:
-                raise NamedMeshError(
-                    "constant: a number does not fit int32", fix="give another dtype"
-                )
-            array = array.astype(narrow)
+    if dtype is None and not hasattr(value, "__array__"):  # Python's own numbers
+        dtype = {"float64": "float32", "int64": "int32"}.get(array.dtype.name)
     if array.dtype.name not in DTYPES and not (dtype and array.dtype.kind in "biuf"):
         raise NamedMeshError(
             f"constant: {describe_type(value)} of {array.dtype} holds no numbers of a known dtype",
@@ -180,8 +173,7 @@ def zeros(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
         dtype: The dtype of the tensor; False for bool.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda: nm.zeros([M]))
+        >>> nm.evaluate(lambda: nm.zeros(nm.dims("model=2")))
         array([0., 0.], dtype=float32)
     """
     return _fill_dims("zeros", dims, 0, dtype)
@@ -195,8 +187,7 @@ def ones(dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
         dtype: The dtype of the tensor; True for bool.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda: nm.ones([M]))
+        >>> nm.evaluate(lambda: nm.ones(nm.dims("model=2")))
         array([1., 1.], dtype=float32)
     """
     return _fill_dims("ones", dims, 1, dtype)

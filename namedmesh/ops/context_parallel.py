@@ -79,12 +79,12 @@ def ring_attention(
     if scale is None:
         scale = 1.0 / math.sqrt(key.size)
     factor = float(check_number("ring_attention: scale", scale, "float32"))
-    inner, outer = (name_apart(dim.resized(dim.size // ring.size), "in_block", q, k)
-                    for dim in (query, over))  # fmt: skip
-    blocks = [
-        reshape(q, query, [ring, inner]).describe(name=q.label),
-        *(reshape(x, over, [ring, outer]).describe(name=x.label) for x in (k, v)),
-    ]
+    inner, outer = (
+        name_apart(dim.resized(dim.size // ring.size), "in_block", q, k) for dim in (query, over)
+    )
+    blocks = [reshape(q, query, [ring, inner]), *(reshape(x, over, [ring, outer]) for x in (k, v))]
+    for block, x in zip(blocks, (q, k, v), strict=True):
+        block.describe(name=x.label)
     if segments is not None:
         blocks.append(reshape(segments[0], query, [ring, inner]))
         blocks.append(reshape(segments[1], over, [ring, outer]))
@@ -121,10 +121,10 @@ class _Ring:
             return higher, total * keep + sum(weights, self.over), mean * keep + part
 
         peak, total, mean = self._go_round(attend, state, (k, v, *segments[1:]), ())[0]
-        found = total > 0.0
-        divisor = where(found, total, 1.0)
-        result = cast(where(found, mean / divisor, 0.0), q.dtype)
-        logsum = where(found, peak + log(divisor), 0.0)
+        attended = total > 0.0
+        divisor = where(attended, total, 1.0)
+        result = cast(where(attended, mean / divisor, 0.0), q.dtype)
+        logsum = where(attended, peak + log(divisor), 0.0)
         return result, (q, k, v, result, logsum, *segments)
 
     def backward(self, saved: Any, dy: Tensor) -> list[Tensor | None]:
@@ -150,8 +150,7 @@ class _Ring:
 
         (dq, dk, dv), _ = self._go_round(attend, start, (k, v, *segments[1:]), (1, 2))
         if self.ring.size > 1:
-            home = [roll(x, self.ring, 1) for x in _name_gradients((dk, dv), (k, v))]
-            dk, dv = home
+            dk, dv = (roll(x, self.ring, 1) for x in _name_gradients((dk, dv), (k, v)))
         cotangents = [cast(one, x.dtype) for one, x in zip((dq, dk, dv), (q, k, v), strict=True)]
         return [*cotangents, *(None for _ in segments)]
 
@@ -163,6 +162,7 @@ class _Ring:
         travelling: tuple[int, ...],
     ) -> Any:
         """Attend to a device's own block, and in each further iteration to its neighbour's."""
+        # Entries of the state that are travelling move on with the keys.
         state = attend(state, moving, 0)
         if self.ring.size == 1:
             return state, moving
@@ -192,12 +192,12 @@ class _Ring:
         return scores
 
     def _place(self, block: Tensor, dim: Dimension) -> Tensor:
-        """Numbers the positions of a block."""
+        """Return the positions of a block."""
         return broadcast(block * dim.size, [self.ring]) + count(dim)
 
 
 def _name_gradients(gradients: Sequence[Tensor], tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-    """Has plans call gradients after what they are the gradients of."""
+    """Name gradients in plans after what they are the gradients of."""
     for one, x in zip(gradients, tensors, strict=True):
         if one.name is None:
             one.describe(name=f"d_{x.label}")
@@ -222,8 +222,8 @@ def _check(
     check_dtype_kind(what, "float", q, k, v)
     check_one_dtype(what, q, k, v)
     check_dimension(what, ring, q, k)
-    others = [dim for dim in k.shape if dim not in (over, key)]
-    if query in k.shape or {*k.shape} != {*v.shape} or any(dim not in q.shape for dim in others):
+    others = {*k.shape} - {over, key}
+    if query in k.shape or {*k.shape} != {*v.shape} or not others <= {*q.shape}:
         raise NamedMeshError(
             f"{what}: keys and values do not fit the queries",
             *map(str, (q, k, v)),
@@ -304,6 +304,7 @@ def ulysses_attention(
 
 def _make_whole(mask: Tensor, query: Dimension, over: Dimension) -> Tensor:
     """Make a mask of all positions, as queries and keys are then."""
+    # Replicate what the mask is made of, so that attention by blocks can still make it by blocks.
     recipe, leaves = find_recipe(mask, over), []
     for leaf in recipe.leaves:
         positions = [dim for dim in leaf.shape if dim in (query, over)]

@@ -12,6 +12,7 @@ from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.associative import associative_scan
 from namedmesh.ops.constants import full
+from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.slices import shift
 
 
@@ -47,6 +48,7 @@ class Cumulative(Op):
             compute = tf.cumsum if self.function == "cumsum" else tf.math.cumprod
             total = compute(terms, at, exclusive=self.exclusive, reverse=self.reverse)
         else:
+            # XLA's own cumulative sum takes size additions per element on some backends.
             total = self._double(tf, terms, at, size)
         if context.ways(self.dim) > 1:
             total = self._join(total, self._find_before(context, terms, at))
@@ -59,8 +61,8 @@ class Cumulative(Op):
             staying = slice(by, None) if self.reverse else slice(0, size - by)
             paddings = [[0, 0] for _ in range(value.shape.rank)]
             paddings[at] = [0, by] if self.reverse else [by, 0]
-            kept = value[(*[slice(None)] * at, staying)]
-            return tf.pad(kept, paddings, constant_values=self.neutral)
+            moved = value[(*[slice(None)] * at, staying)]
+            return tf.pad(moved, paddings, constant_values=self.neutral)
 
         total = shift(x, 1) if self.exclusive else x
         step = 1
@@ -78,23 +80,24 @@ class Cumulative(Op):
         return 0 if self.function == "cumsum" else 1
 
     def _find_before(self, context: Context, terms: Any, at: int) -> Any:
-        """Add up or multiplies all shards before a device's own."""
+        """Add up, or multiply, all shards before a device's own."""
         tf, ways = context.tf, context.ways(self.dim)
         reduce = tf.reduce_sum if self.function == "cumsum" else tf.reduce_prod
         parts = context.gather(reduce(terms, at, keepdims=True), self.dim)
         numbers, own = tf.range(ways), context.position(self.dim)
         before = numbers > own if self.reverse else numbers < own
-        chosen = tf.reshape(before, [ways, *[1] * len(terms.shape)])
+        chosen = align_rows(tf, before, 0, len(parts.shape))
         return reduce(tf.where(chosen, parts, tf.cast(self.neutral, parts.dtype)), 0)
 
     def _fill_padding(self, context: Context, terms: Any, at: int) -> Any:
-        """Put what changes nothing in place of the zeros that pad the last shard."""
-        tf, size, ways = context.tf, context.size(self.dim), context.ways(self.dim)
-        if not self.neutral or size * ways == self.dim.size:
+        """Replace the zeros that pad the last shard by what changes nothing."""
+        tf = context.tf
+        padded = context.size(self.dim) * context.ways(self.dim)
+        if not self.neutral or padded == self.dim.size:
             return terms
-        there = context.position(self.dim) * size + tf.range(size) < self.dim.size
-        there = tf.reshape(there, [size, *[1] * (len(terms.shape) - at - 1)])
-        return tf.where(there, terms, tf.cast(self.neutral, terms.dtype))
+        exists = count_rows(context, self.dim) < self.dim.size
+        exists = align_rows(tf, exists, at, len(terms.shape))
+        return tf.where(exists, terms, tf.cast(self.neutral, terms.dtype))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         if self.function == "cumsum":
@@ -118,12 +121,13 @@ class Cumulative(Op):
 
 def _cumprod_vjp(op: Cumulative, dy: Tensor) -> Tensor:
     """Differentiate running products without a division, which zeros would not allow."""
+    # Each product is the one before times an element, y[i] = y[i - 1] x[i]. So the whole effect of
+    # y[i] is its own cotangent plus x[i + 1] times the whole effect of y[i + 1]: a running sum
+    # whose every step is multiplied, computed backwards.
     (x,), dim = op.inputs, op.dim
     back = -1 if not op.reverse else 1  # the neighbour that an element flows on to
 
-    def follow(
-        first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def follow(first: Any, second: Any) -> tuple[Tensor, Tensor]:
         return first[0] * second[0], first[1] * second[0] + second[1]
 
     before = _accumulate("cumprod", x, dim, True, op.reverse)

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec
 
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
+from namedmesh.errors.mistakes import explain_calls
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.interface import check_dtype
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op
@@ -28,11 +28,11 @@ Rule = Callable[..., list[Tensor | None]]
 class Function:
     """An elementwise function: what computes it, its derivative, its dtypes."""
 
-    compute: Callable[[Any], Callable[..., Any]]
-    vjp: Rule | None = None
+    compute: Callable[[Any], Callable[..., Any]]  # from TensorFlow to a function of aligned values
+    vjp: Rule | None = None  # from the cotangent, result and operands to the operands' cotangents
     takes: str = "number"  # number, float, integer, bool or any
-    gives: str | None = None  # the operands' dtype unless said
-    long: bool = False
+    gives: str | None = None  # the result's dtype; the operands' by default
+    long: bool = False  # becomes many XLA ops
     linear_in: tuple[tuple[int, ...], ...] = ()  # see Op
 
 
@@ -165,9 +165,9 @@ class ComputeOnce(Op):
         return [(self.inputs[0].shape, self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
-        return (
-            context.xla.optimization_barrier(x)[0] if context.compiled else context.tf.identity(x)
-        )
+        if not context.compiled:
+            return context.tf.identity(x)
+        return context.xla.optimization_barrier(x)[0]
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [dy]
@@ -201,27 +201,19 @@ def elementwise(
     long: bool = False,
     linear_in: tuple[tuple[int, ...], ...] = (),
 ) -> Callable[[Callable[P, Tensor]], Callable[P, Tensor]]:
-    """Make a function's signature and docstring an elementwise op; its body is not run."""
+    """Declare an elementwise op by a function's signature and docstring; its body does nothing."""
 
     def declare(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
         name = function.__name__
         signature = inspect.signature(function)
+        check_arguments = explain_calls(function, f"nm.{name}")
         FUNCTIONS[name] = Function(compute, vjp, takes, gives, long, linear_in)
 
         @functools.wraps(function)
         def call(*arguments: P.args, **named: P.kwargs) -> Tensor:
-            operands = typing.cast(tuple[Operand, ...], arguments)
-            if named or len(operands) != len(signature.parameters):
-                try:
-                    operands = signature.bind(*arguments, **named).args
-                except TypeError:
-                    expected = count_noun(len(signature.parameters), "operand")
-                    raise NamedMeshError(
-                        f"{name}: expected {expected}, got {len(arguments) + len(named)}",
-                        *map(format_value, (*arguments, *named.values())),
-                        fix=f"write nm.{name}({', '.join(signature.parameters)})",
-                    ) from None
-            return apply(name, *operands)
+            check_arguments(*arguments, **named)
+            operands = signature.bind(*arguments, **named).args if named else arguments
+            return apply(name, *typing.cast(tuple[Operand, ...], operands))
 
         OPERATORS[name] = call
         return call
@@ -239,8 +231,7 @@ def cast(x: Operand, dtype: str) -> Tensor:
         dtype: The name of the new dtype.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.cast(x, "int32"), x=([M], [1.75, -1.75]))
+        >>> nm.evaluate(lambda x: nm.cast(x, "int32"), x=(nm.dims("model=2"), [1.75, -1.75]))
         array([ 1, -1], dtype=int32)
     """
     x = as_tensor("cast", x)
@@ -256,10 +247,9 @@ def stop_gradient(x: Operand) -> Tensor:
         x: A tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
         >>> def slope(x):
         ...     return nm.grad(nm.sum(x * nm.stop_gradient(x)), [x])[0]
-        >>> nm.evaluate(slope, x=([M], [2.0, 3.0]))
+        >>> nm.evaluate(slope, x=(nm.dims("model=2"), [2.0, 3.0]))
         array([2., 3.], dtype=float32)
     """
     return StopGradient((as_tensor("stop_gradient", x),)).output
@@ -275,10 +265,9 @@ def compute_once(x: Operand) -> Tensor:
         x: A tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
         >>> def unit(x):
         ...     return x / nm.compute_once(nm.sqrt(nm.sum(x * x)))
-        >>> nm.evaluate(unit, x=([M], [3.0, 4.0]))
+        >>> nm.evaluate(unit, x=(nm.dims("model=2"), [3.0, 4.0]))
         array([0.6, 0.8], dtype=float32)
     """
     return ComputeOnce((as_tensor("compute_once", x),)).output

@@ -42,10 +42,8 @@ class OneHot(Op):
         tf = context.tf
         indices = _widen(tf, indices)
         numbers = tf.range(context.size(self.dim), dtype=indices.dtype)
-        offset = context.offset(self.dim)
-        if offset is not None:
-            numbers += tf.cast(offset, indices.dtype)
-        return tf.cast(tf.equal(tf.expand_dims(indices, -1), numbers), tf.as_dtype(self.dtype))
+        indices = tf.expand_dims(_localize(context, indices, self.dim), -1)
+        return tf.cast(tf.equal(indices, numbers), tf.as_dtype(self.dtype))
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [None]
@@ -63,12 +61,8 @@ class Gather(Op):
     @property
     def batch(self) -> list[str]:
         """Dimensions that table and indices share."""
-        table, indices = self.inputs
-        return [
-            name
-            for name in indices.shape.names
-            if name in table.shape.names and name != self.dim.name
-        ]
+        others = self.inputs[0].shape.without(self.dim.name)
+        return [name for name in self.inputs[1].shape.names if name in others.names]
 
     def results(self) -> list[tuple[Shape, str]]:
         table, indices = self.inputs
@@ -83,9 +77,7 @@ class Gather(Op):
         rest = [name for name in table_shape.names if name not in (self.dim.name, *batch)]
         table = context.arrange(table, table_shape, [*batch, self.dim.name, *rest])
         indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
-        offset = context.offset(self.dim)
-        if offset is not None:
-            indices -= tf.cast(offset, indices.dtype)
+        indices = _localize(context, indices, self.dim)
         inside = (indices >= 0) & (indices < size)
         safe = tf.where(inside, indices, 0)
         slices = tf.gather(table, safe, axis=len(batch), batch_dims=len(batch))
@@ -130,9 +122,7 @@ class Scatter(Op):
         indices = context.arrange(_widen(tf, indices), index_shape, [*batch, *others])
         updates = context.arrange(updates, update_shape, [*batch, *others, *rest])
         size = context.size(self.dim)
-        offset = context.offset(self.dim)
-        if offset is not None:
-            indices -= tf.cast(offset, indices.dtype)
+        indices = _localize(context, indices, self.dim)
         indices = tf.where((indices >= 0) & (indices < size), indices, size)
         grid = [_count_along(tf, indices, i) for i in range(len(batch))]
         shape = self.shape.select([*batch, self.dim.name, *rest])
@@ -154,7 +144,7 @@ class Scatter(Op):
 
     @property
     def merged(self) -> set[str]:
-        """The dimensions of the indices that the result does not have."""
+        """The dimensions of the indices that the result lacks."""
         return set(self.inputs[0].shape.names) - set(self.shape.names)
 
 
@@ -177,6 +167,12 @@ class ScatterAdd(Scatter):
         return Placement(reduced=self.merged)
 
 
+def _localize(context: Context, indices: Any, dim: Dimension) -> Any:
+    """Count indices from the start of a device's own shard."""
+    offset = context.offset(dim)
+    return indices if offset is None else indices - context.tf.cast(offset, indices.dtype)
+
+
 def _widen(tf: Any, indices: Any) -> Any:
     """Convert indices to a dtype that holds every size: int64 for uint32 and int64, or int32."""
     return tf.cast(indices, tf.int64 if indices.dtype in (tf.int64, tf.uint32) else tf.int32)
@@ -191,7 +187,7 @@ def _count_along(tf: Any, indices: Any, at: int) -> Any:
 
 
 def check_indices(what: str, indices: Tensor) -> Tensor:
-    """Return the indices when they are integers, or raises."""
+    """Return the indices when they are integers, or raise."""
     if check_tensor(what, indices).dtype not in INTEGERS:
         raise NamedMeshError(
             f"{what}: the indices are not integers",

@@ -17,17 +17,14 @@ from namedmesh.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Stretch:
-    """The rows that each device reads: from floor((step * position + start) / divisor) on.
+    """The rows that each device reads: from floor((step * position + start) / divisor) on."""
 
-    Attributes:
-    """
-
-    step: int
-    start: int
-    length: int
-    stop: int
+    step: int  # from the first row of one device to that of the next
+    start: int  # the first row of the first device
+    length: int  # rows that each device reads; those that do not exist get a fill value
+    stop: int  # rows from here on do not exist
     divisor: int = 1
-    cyclic: bool = False
+    cyclic: bool = False  # the first row comes after the last; shards must be of equal size
 
     def first(self, position: Any) -> Any:
         """Return the first row that a device reads."""
@@ -46,14 +43,16 @@ class Slab:
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """The number of rows."""
         return self.high - self.low
 
 
 def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
     """Find what devices send so that each has the rows that it reads."""
     mirrored = stretch.step < 0
-    found: dict[int, tuple[int, int, int, int]] = {}
+    # For each distance between sender and receiver: the first and the last receiver, and the range
+    # of rows that any of them reads, since one collective moves equally many for all.
+    moves: dict[int, tuple[int, int, int, int]] = {}
     for p in range(ways):
         low, high = stretch.first(p), stretch.first(p) + stretch.length
         if not stretch.cyclic:
@@ -61,10 +60,10 @@ def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
         for q in range(low // shard, -(-high // shard) if high > low else 0):
             by = q + p if mirrored else q - p
             rows = max(low - q * shard, 0), min(high - q * shard, shard)
-            first, _, least, most = found.get(by, (p, p, *rows))
-            found[by] = first, p, min(least, rows[0]), max(most, rows[1])
+            first, _, least, most = moves.get(by, (p, p, *rows))
+            moves[by] = first, p, min(least, rows[0]), max(most, rows[1])
     slabs = []
-    for by, (first, last, low, high) in sorted(found.items()):
+    for by, (first, last, low, high) in sorted(moves.items()):
         own = not mirrored and (by % ways if stretch.cyclic else by) == 0
         slabs.append(Slab(Hop(by, first, last, mirrored, stretch.cyclic), low, high, own))
     return slabs
@@ -73,26 +72,26 @@ def find_slabs(stretch: Stretch, ways: int, shard: int) -> list[Slab]:
 def find_exchanges(
     inputs: Sequence[Tensor], shards: Shards, reads: Iterable[tuple[int, Dimension, Stretch]]
 ) -> list[Exchange] | None:
-    """Find what an op sends that reads stretches of its operands."""
+    """Find what an op sends that reads stretches of its operands; None to gather them instead."""
     exchanges, sent, gathered = [], 0, {}
     for operand, dim, stretch in reads:
         x, ways = inputs[operand], shards.ways(dim)
         others = shards.count_rest(x.shape, dim)
         gathered[operand] = dim.size * others * (ways - 1) / ways
         for slab in find_slabs(stretch, ways, shards.size(dim)):
-            if not slab.own:
-                count = slab.rows * others
-                sent += count
-                exchanges.append(
-                    Exchange("CollectivePermute", dim.name, count, x.dtype, operand, slab.hop)
-                )
+            if slab.own:
+                continue
+            count = slab.rows * others
+            sent += count
+            kind = "CollectivePermute"
+            exchanges.append(Exchange(kind, dim.name, count, x.dtype, operand, slab.hop))
     return exchanges if sent < sum(gathered.values()) else None
 
 
 def read_rows(
     context: Context, sources: Sequence[tuple[Any, Stretch]], at: int, dim: Dimension, fill: float
 ) -> Any:
-    """Make the rows that each device reads, of its own shards and of what others send."""
+    """Join the rows that each device reads from its own shards and from what others send."""
     total: Any = None
     for x, stretch in reversed(sources):
         value, exists = _read_one(context, x, dim, stretch, _Rows(context.tf, x, at))
@@ -105,7 +104,7 @@ def read_rows(
 def _read_one(
     context: Context, x: Any, dim: Dimension, stretch: Stretch, rows: _Rows
 ) -> tuple[Any, Callable[[], Any]]:
-    """Read one stretch; returns its rows, and a function that says which of them exist."""
+    """Read one stretch; return its rows, and a function that tells which of them exist."""
     ways, shard, length = context.ways(dim), rows.sizes[rows.at], stretch.length
     parts: list[tuple[Slab, Any]] = []
     for slab in find_slabs(stretch, ways, shard):
@@ -113,6 +112,7 @@ def _read_one(
         parts.append((slab, value if slab.own else context.permute(value, dim, slab.hop)))
     position = context.position(dim)
     begins = [{_begin(slab, stretch, shard, p) for p in range(ways)} for slab, _ in parts]
+    # Slabs that begin at the same row on every device need only be concatenated.
     if all(len(one) == 1 for one in begins):
         total = rows.join(
             [(*one, value) for one, (_, value) in zip(begins, parts, strict=True)], length
@@ -130,7 +130,7 @@ def _read_one(
 
 
 def _begin(slab: Slab, stretch: Stretch, shard: int, position: Any) -> Any:
-    """Return where a slab begins among the rows that a device reads."""
+    """Return the row at which a slab begins among those that a device reads."""
     owner = slab.hop.by + (-position if slab.hop.mirrored else position)
     return owner * shard + slab.low - stretch.first(position)
 
@@ -143,8 +143,8 @@ class _Rows:
         self.sizes = [int(size) for size in like.shape]
 
     def along(self, value: Any) -> Any:
-        """Shapes one value for each row so that it broadcasts."""
-        return self.tf.reshape(value, [-1 if i == self.at else 1 for i in range(len(self.sizes))])
+        """Shape one value for each row so that it broadcasts."""
+        return align_rows(self.tf, value, self.at, len(self.sizes))
 
     def zeros(self, count: int) -> Any:
         """Make rows of zeros."""
@@ -153,11 +153,9 @@ class _Rows:
 
     def cut(self, value: Any, low: Any, size: int) -> Any:
         """Cut out rows, the first of which a device may know only when it runs."""
-        if value.shape[self.at] == size:
-            return value
-        begin = [low if i == self.at else 0 for i in range(len(self.sizes))]
-        sizes = [size if i == self.at else one for i, one in enumerate(self.sizes)]
-        return self.tf.slice(value, begin, sizes)
+        return (
+            value if value.shape[self.at] == size else cut_rows(self.tf, value, self.at, low, size)
+        )
 
     def join(self, parts: list[tuple[int, Any]], length: int) -> Any:
         """Join parts that each begin at a row, with zeros between them."""
@@ -170,13 +168,32 @@ class _Rows:
         return joined[0] if len(joined) == 1 else self.tf.concat(joined, self.at)
 
     def put(self, value: Any, begin: Any, size: int, total: Any) -> Any:
-        """Put rows into others from a row on that a device knows when it runs."""
+        """Put rows into others, from a row on that a device knows when it runs."""
+        # XLA has no scatter with a known window here: pad, cut the part that overlaps, select.
         tf, length = self.tf, int(total.shape[self.at])
         around = [[length, length] if i == self.at else [0, 0] for i in range(len(self.sizes))]
         low = tf.clip_by_value(length - begin, 0, length + size)
         moved = self.cut(tf.pad(value, around), low, length)
         index = tf.range(length)
         return tf.where(self.along((index >= begin) & (index < begin + size)), moved, total)
+
+
+def align_rows(tf: Any, values: Any, at: int, rank: int) -> Any:
+    """Shape one value for each row so that it broadcasts along the dimension at a position."""
+    return tf.reshape(values, [-1 if i == at else 1 for i in range(rank)])
+
+
+def count_rows(context: Context, dim: Dimension) -> Any:
+    """Return the index along a dimension of every row of a device's shard."""
+    size = context.size(dim)
+    return context.position(dim) * size + context.tf.range(size)
+
+
+def cut_rows(tf: Any, x: Any, at: int, low: Any, size: int) -> Any:
+    """Cut out rows, the first of which may be known only when the step runs."""
+    begin = [low if i == at else 0 for i in range(len(x.shape))]
+    sizes = [size if i == at else one for i, one in enumerate(x.shape)]
+    return tf.slice(x, begin, sizes)
 
 
 class Window(Op):
@@ -189,7 +206,7 @@ class Window(Op):
 
     @property
     def at(self) -> int:
-        """Where the dimension stands in the operand."""
+        """The position of the dimension in the operand."""
         return self.inputs[0].shape.position(self.dim.name)
 
     def result_dim(self) -> Dimension:
@@ -220,12 +237,12 @@ class SplitWindow(Window):
         raise NotImplementedError
 
     def local(self, context: Context, x: Any) -> Any:
-        """Make a device's shard of the result of the rows that it has read."""
+        """Compute a device's shard of the result from the rows that it has read."""
         return x
 
     @property
     def fill(self) -> float:
-        """What rows hold that do not exist."""
+        """The value of rows that do not exist."""
         return 0
 
     def lower(self, context: Context, x: Any) -> Any:
@@ -242,6 +259,6 @@ class SplitWindow(Window):
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         ways, shard = shards.ways(self.dim), shards.size(self.dim)
         if self.result_dim().size < ways:
-            return None
+            return None  # devices without a row of the result: gather instead
         stretches = self.stretches(ways, shard, shards.size(self.result_dim()))
         return find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])

@@ -120,7 +120,7 @@ def parse_index(x: Tensor, index: Any) -> dict[Dimension, Selector]:
 
 
 def _parse_selector(x: Tensor, dim: Dimension, selector: Any) -> Selector:
-    """Return what is selected of one dimension, or raises."""
+    """Return what is selected of one dimension, or raise."""
     if isinstance(selector, builtins.slice):
         return _parse_series(x, dim, selector)
     if isinstance(selector, Tensor):
@@ -176,6 +176,7 @@ def merge_indices(
     x: Tensor, chosen: Mapping[Dimension, Tensor]
 ) -> tuple[Dimension, Tensor, Tensor]:
     """Merge the dimensions that tensors index; return the merged one, its index, and x."""
+    # An index outside one of them is outside the merged dimension: -1.
     dims = list(chosen)
     if len(dims) == 1:
         return dims[0], chosen[dims[0]], x
@@ -264,20 +265,19 @@ class Place:
         return self._lay(function, update)
 
     def _lay(self, function: str, update: Tensor) -> Tensor:
-        """Changes elements whose places are known while tracing: the update is padded to them."""
-        rows = {
-            dim: Series(one, 1, 1) if isinstance(one, int) else one
-            for dim, one in self.chosen.items()
-            if not isinstance(one, Tensor)
-        }
-        kept = Shape(
-            dim.resized(rows[dim].size) if dim in rows else dim
-            for dim in self.x.shape
-            if not isinstance(self.chosen.get(dim), int)
-        )
-        update = broadcast(update, _order(update, kept, self.x))
-        one_each = [dim.resized(1) for dim in rows if isinstance(self.chosen[dim], int)]
-        update = broadcast(update, [*one_each, *update.shape])
+        """Change elements whose places are known while tracing: the update is padded to them."""
+        rows: dict[Dimension, Series] = {}
+        single = []  # dimensions that are indexed by one number, which the update lacks
+        for dim, one in self.chosen.items():
+            if isinstance(one, int):
+                single.append(dim)
+                rows[dim] = Series(one, 1, 1)
+            elif isinstance(one, Series):
+                rows[dim] = one
+        others = [dim for dim in self.x.shape if dim not in single]
+        shape = Shape(dim.resized(rows[dim].size) if dim in rows else dim for dim in others)
+        update = broadcast(update, _order(update, shape, self.x))
+        update = broadcast(update, [*(dim.resized(1) for dim in single), *update.shape])
         mask = None
         for dim, row in rows.items():
             update = reverse(update, dim.resized(row.size)) if row.step < 0 else update
@@ -288,7 +288,7 @@ class Place:
         return self.x if mask is None else where(mask, _COMBINE[function](self.x, update), self.x)
 
     def _scatter(self, function: str, update: Tensor) -> Tensor:
-        """Changes elements whose places are known when the step runs."""
+        """Change elements whose places are known when the step runs."""
         chosen: dict[Dimension, Tensor] = {}
         for dim, one in self.chosen.items():
             if isinstance(one, int):
@@ -312,14 +312,12 @@ class Place:
             changed = _set_last(x, update, indices, along, batch)
         else:
             shape = Shape([*batch, along, *rest])
-            found = ScatterExtreme((indices, update), along, shape, function).output
-            changed = _COMBINE[function](x, found)
+            extreme = ScatterExtreme((indices, update), along, shape, function).output
+            changed = _COMBINE[function](x, extreme)
         changed = transpose(changed, x.shape)
-        return (
-            changed
-            if x is self.x
-            else transpose(reshape(changed, along, list(chosen)), self.x.shape)
-        )
+        if x is not self.x:  # dimensions were merged
+            changed = reshape(changed, along, list(chosen))
+        return transpose(changed, self.x.shape)
 
 
 def _set_last(
@@ -343,7 +341,7 @@ def _set_last(
 
 
 def _pad_to(update: Tensor, dim: Dimension, row: Series) -> Tensor:
-    """Pad an update with zeros so that its elements come to lie where they belong."""
+    """Pad an update with zeros so that its elements are where they belong."""
     step = abs(row.step) if row.size > 1 else 1
     after = dim.size - row.start - (row.size - 1) * step - 1
     if (row.start, after, step) == (0, 0, 1):
@@ -353,18 +351,18 @@ def _pad_to(update: Tensor, dim: Dimension, row: Series) -> Tensor:
     return Pad((update,), dim.resized(row.size), row.start, after, step - 1, 0).output
 
 
-def _order(update: Tensor, kept: Shape, x: Tensor) -> Shape:
-    """Return the shape that an update broadcasts to, or raises where it has other dimensions."""
-    others = [dim for dim in update.shape if dim not in kept]
+def _order(update: Tensor, shape: Shape, x: Tensor) -> Shape:
+    """Return the shape that an update broadcasts to, or raise if it has other dimensions."""
+    others = [dim for dim in update.shape if dim not in shape]
     if others:
         raise NamedMeshError(
             f"at: {update.label} has {', '.join(map(str, others))}, "
-            f"which what is indexed of {x.label} has not",
+            f"which the indexed part of {x.label} lacks",
             str(update),
-            f"indexed: {kept}",
+            f"indexed: {shape}",
             fix="give a value with these dimensions, or some of them",
         )
-    return kept
+    return shape
 
 
 _COMBINE: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
@@ -408,6 +406,5 @@ def compress(x: Tensor, mask: Tensor, dim: Dimension, into: Dimension) -> Tensor
         return cast(compress(cast(x, "int32"), mask, dim, into), "bool")
     place = where(mask, cumsum(cast(mask, "int32"), dim) - 1, -1)
     batch = [other for other in mask.shape if other != dim]
-    found = scatter_add(x, place, into, batch)
-    order = [into if own == dim else own for own in x.shape]
-    return transpose(found, order)
+    selected = scatter_add(x, place, into, batch)
+    return transpose(selected, [into if own == dim else own for own in x.shape])

@@ -19,13 +19,11 @@ from namedmesh.ops.mathematics import rsqrt, square
 from namedmesh.ops.scan import scan
 from namedmesh.ops.shape import name_apart, rename
 
+Dims = Dimension | Sequence[Dimension]
 Initializer = Callable[[Tensor, Shape, str], Tensor]
 """Makes a variable's first value from a random key, its shape and its dtype.
 
-Any such function will do:
-
 Example:
-    >>> import namedmesh as nm
     >>> M = nm.Dimension("model", 3)
     >>> ramp = lambda key, shape, dtype: nm.broadcast(nm.range(M, dtype), shape)
     >>> nm.evaluate(lambda: nm.param("w", [M], init=ramp))
@@ -97,11 +95,7 @@ def truncated_normal_init(stddev: float) -> Initializer:
     return lambda key, shape, dtype: random.truncated_normal(key, shape, stddev=wide, dtype=dtype)
 
 
-def glorot_init(
-    fan_in: Dimension | Sequence[Dimension],
-    fan_out: Dimension | Sequence[Dimension],
-    uniform: bool = True,
-) -> Initializer:
+def glorot_init(fan_in: Dims, fan_out: Dims, uniform: bool = True) -> Initializer:
     """Return Glorot's initializer, of variance 2 / (fan_in + fan_out).
 
     Args:
@@ -134,11 +128,7 @@ def he_init(*fan_in: Dimension) -> Initializer:
     return fan_in_init(*fan_in, scale=2.0)
 
 
-def orthogonal_init(
-    rows: Dimension | Sequence[Dimension],
-    columns: Dimension | Sequence[Dimension],
-    scale: float = 1.0,
-) -> Initializer:
+def orthogonal_init(rows: Dims, columns: Dims, scale: float = 1.0) -> Initializer:
     """Return an initializer of matrices whose rows or columns are orthogonal.
 
     Found by Newton and Schulz's iteration from normal numbers; further dimensions, as of stacked
@@ -179,7 +169,7 @@ def orthogonal_init(
     return initialize
 
 
-def _count(what: str, dims: Dimension | Sequence[Dimension]) -> int:
+def _count(what: str, dims: Dims) -> int:
     """Multiply the sizes of one dimension or several."""
     return math.prod(check_dimension(what, dim).size for dim in as_tuple(dims))
 
@@ -202,6 +192,4 @@ def fan_in_init(*fan_in: Dimension, scale: float = 1.0) -> Initializer:
         raise NamedMeshError(
             f"fan_in_init: scale={factor} is not a variance", fix="give a number from 0.0"
         )
-    return normal_init(
-        math.sqrt(factor / math.prod(check_dimension("fan_in_init", dim).size for dim in fan_in))
-    )
+    return normal_init(math.sqrt(factor / _count("fan_in_init", fan_in)))

@@ -101,11 +101,10 @@ def concat(tensors: Sequence[Tensor], dim: Dimension | str) -> Tensor:
         )
     first = tensors[0]
     others = {*first.shape.without(name)}
-    different = [
-        tensor.label
-        for tensor in tensors
-        if {*tensor.shape.without(name)} != others or tensor.dtype != first.dtype
-    ]
+    different = []
+    for tensor in tensors:
+        if {*tensor.shape.without(name)} != others or tensor.dtype != first.dtype:
+            different.append(tensor.label)
     if different:
         verb = "differs" if len(different) == 1 else "differ"
         raise NamedMeshError(
@@ -191,7 +190,7 @@ def tile(x: Tensor, dim: Dimension, times: int) -> Tensor:
 
 
 def _multiply(what: str, x: Tensor, dim: Dimension, times: int, inner: bool) -> Tensor:
-    """Repeats elements along a dimension: broadcasts along a new one beside it, and merges both."""
+    """Repeat elements along a dimension: broadcast along a new one beside it, and merge both."""
     check_has_dims(what, x, dim)
     if check_int(what, "times", times, x) < 1:
         raise NamedMeshError(f"{what}: {times} times is nothing", str(x), fix="give at least 1")
@@ -227,7 +226,7 @@ def chunk(x: Tensor, dim: Dimension, parts: int | Sequence[int]) -> list[Tensor]
         sizes = [dim.size // count] * count if 0 < count <= dim.size else []
     if sum(sizes) != dim.size or any(size < 1 for size in sizes):
         raise NamedMeshError(
-            f"chunk: {format_value(parts)} does not cut {dim} into whole shards",
+            f"chunk: {format_value(parts)} does not cut {dim} into whole parts",
             str(x),
             fix="give a divisor of the size, or sizes that add up to it",
         )

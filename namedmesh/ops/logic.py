@@ -15,8 +15,7 @@ def equal(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.equal(x, 2), x=([M], [1, 2]))
+        >>> nm.evaluate(lambda x: nm.equal(x, 2), x=(nm.dims("model=2"), [1, 2]))
         array([False,  True])
     """
     ...
@@ -31,8 +30,7 @@ def not_equal(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.not_equal(x, 2), x=([M], [1, 2]))
+        >>> nm.evaluate(lambda x: nm.not_equal(x, 2), x=(nm.dims("model=2"), [1, 2]))
         array([ True, False])
     """
     ...
@@ -47,8 +45,7 @@ def less(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.less(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.less(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True, False, False])
     """
     ...
@@ -63,8 +60,7 @@ def less_equal(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.less_equal(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.less_equal(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True,  True, False])
     """
     ...
@@ -79,8 +75,7 @@ def greater(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.greater(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.greater(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False, False,  True])
     """
     ...
@@ -95,8 +90,7 @@ def greater_equal(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.greater_equal(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.greater_equal(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True,  True])
     """
     ...
@@ -111,8 +105,7 @@ def logical_and(x: Operand, y: Operand) -> Tensor:
         y: Another, broadcast by name.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.logical_and(x > 1, x < 3), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.logical_and(x > 1, x < 3), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True, False])
     """
     ...
@@ -127,8 +120,7 @@ def logical_or(x: Operand, y: Operand) -> Tensor:
         y: Another, broadcast by name.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.logical_or(x < 2, x > 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.logical_or(x < 2, x > 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([ True, False,  True])
     """
     ...
@@ -143,8 +135,7 @@ def logical_xor(x: Operand, y: Operand) -> Tensor:
         y: Another, broadcast by name.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.logical_xor(x > 1, x > 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.logical_xor(x > 1, x > 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([False,  True, False])
     """
     ...
@@ -158,8 +149,7 @@ def logical_not(x: Operand) -> Tensor:
         x: A bool tensor, True or False.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.logical_not(x > 1), x=([M], [1, 2]))
+        >>> nm.evaluate(lambda x: nm.logical_not(x > 1), x=(nm.dims("model=2"), [1, 2]))
         array([ True, False])
     """
     ...
@@ -184,8 +174,7 @@ def where(condition: Operand, x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.where(x > 1, x, -1), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.where(x > 1, x, -1), x=(nm.dims("model=3"), [1, 2, 3]))
         array([-1,  2,  3], dtype=int32)
     """
     ...
@@ -200,8 +189,7 @@ def bitwise_and(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.bitwise_and(x, 10), x=([M], [6, 12]))
+        >>> nm.evaluate(lambda x: nm.bitwise_and(x, 10), x=(nm.dims("model=2"), [6, 12]))
         array([2, 8], dtype=int32)
     """
     ...
@@ -216,8 +204,7 @@ def bitwise_or(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.bitwise_or(x, 3), x=([M], [6, 12]))
+        >>> nm.evaluate(lambda x: nm.bitwise_or(x, 3), x=(nm.dims("model=2"), [6, 12]))
         array([ 7, 15], dtype=int32)
     """
     ...
@@ -232,8 +219,7 @@ def bitwise_xor(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.bitwise_xor(x, 10), x=([M], [6, 12]))
+        >>> nm.evaluate(lambda x: nm.bitwise_xor(x, 10), x=(nm.dims("model=2"), [6, 12]))
         array([12,  6], dtype=int32)
     """
     ...
@@ -248,8 +234,7 @@ def shift_left(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.shift_left(x, 1), x=([M], [6, 12]))
+        >>> nm.evaluate(lambda x: nm.shift_left(x, 1), x=(nm.dims("model=2"), [6, 12]))
         array([12, 24], dtype=int32)
     """
     ...
@@ -264,8 +249,7 @@ def shift_right(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.shift_right(x, 1), x=([M], [6, 12]))
+        >>> nm.evaluate(lambda x: nm.shift_right(x, 1), x=(nm.dims("model=2"), [6, 12]))
         array([3, 6], dtype=int32)
     """
     ...
@@ -279,8 +263,7 @@ def bitwise_not(x: Operand) -> Tensor:
         x: A tensor of whole numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.bitwise_not, x=([M], [0, -7]))
+        >>> nm.evaluate(nm.bitwise_not, x=(nm.dims("model=2"), [0, -7]))
         array([-1,  6], dtype=int32)
     """
     ...

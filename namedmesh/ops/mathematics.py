@@ -65,8 +65,7 @@ def subtract(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.subtract(x, 1), x=([M], [1, 2]))
+        >>> nm.evaluate(lambda x: nm.subtract(x, 1), x=(nm.dims("model=2"), [1, 2]))
         array([0, 1], dtype=int32)
     """
     ...
@@ -81,8 +80,7 @@ def multiply(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.multiply(x, 10), x=([M], [1, 2]))
+        >>> nm.evaluate(lambda x: nm.multiply(x, 10), x=(nm.dims("model=2"), [1, 2]))
         array([10, 20], dtype=int32)
     """
     ...
@@ -102,8 +100,7 @@ def divide(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.divide(x, 2.0), x=([M], [1.0, 2.0]))
+        >>> nm.evaluate(lambda x: nm.divide(x, 2.0), x=(nm.dims("model=2"), [1.0, 2.0]))
         array([0.5, 1. ], dtype=float32)
     """
     ...
@@ -118,8 +115,7 @@ def floor_divide(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.floor_divide(x, 2), x=([M], [-3, 3]))
+        >>> nm.evaluate(lambda x: nm.floor_divide(x, 2), x=(nm.dims("model=2"), [-3, 3]))
         array([-2,  1], dtype=int32)
     """
     ...
@@ -136,8 +132,7 @@ def remainder(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.remainder(x, 4), x=([M], [-3, 3]))
+        >>> nm.evaluate(lambda x: nm.remainder(x, 4), x=(nm.dims("model=2"), [-3, 3]))
         array([1, 3], dtype=int32)
     """
     ...
@@ -154,8 +149,7 @@ def maximum(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.maximum(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.maximum(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([2, 2, 3], dtype=int32)
     """
     ...
@@ -172,8 +166,7 @@ def minimum(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.minimum(x, 2), x=([M], [1, 2, 3]))
+        >>> nm.evaluate(lambda x: nm.minimum(x, 2), x=(nm.dims("model=3"), [1, 2, 3]))
         array([1, 2, 2], dtype=int32)
     """
     ...
@@ -191,8 +184,7 @@ def negative(x: Operand) -> Tensor:
         x: A tensor of numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.negative, x=([M], [1, -2]))
+        >>> nm.evaluate(nm.negative, x=(nm.dims("model=2"), [1, -2]))
         array([-1,  2], dtype=int32)
     """
     ...
@@ -206,8 +198,7 @@ def absolute(x: Operand) -> Tensor:
         x: A tensor of numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.absolute, x=([M], [1, -2]))
+        >>> nm.evaluate(nm.absolute, x=(nm.dims("model=2"), [1, -2]))
         array([1, 2], dtype=int32)
     """
     ...
@@ -221,8 +212,7 @@ def sign(x: Operand) -> Tensor:
         x: A tensor of numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.sign, x=([M], [-2.5, 0.0, 4.0]))
+        >>> nm.evaluate(nm.sign, x=(nm.dims("model=3"), [-2.5, 0.0, 4.0]))
         array([-1.,  0.,  1.], dtype=float32)
     """
     ...
@@ -237,8 +227,7 @@ def clip(x: Operand, low: Operand | None = None, high: Operand | None = None) ->
         high: The largest value, likewise.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(lambda x: nm.clip(x, low=2, high=3), x=([M], [1, 2, 9]))
+        >>> nm.evaluate(lambda x: nm.clip(x, low=2, high=3), x=(nm.dims("model=3"), [1, 2, 9]))
         array([2, 2, 3], dtype=int32)
     """
     least, most = plain_number(low), plain_number(high)
@@ -273,8 +262,7 @@ def power(x: Operand, y: Operand) -> Tensor:
         y: A tensor of the same dtype, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(lambda x: nm.power(x, 3.0), x=([M], [1.0, 2.0]))
+        >>> nm.evaluate(lambda x: nm.power(x, 3.0), x=(nm.dims("model=2"), [1.0, 2.0]))
         array([1., 8.], dtype=float32)
     """
     ...
@@ -288,8 +276,7 @@ def square(x: Operand) -> Tensor:
         x: A tensor of numbers, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.square, x=([M], [-3, 2]))
+        >>> nm.evaluate(nm.square, x=(nm.dims("model=2"), [-3, 2]))
         array([9, 4], dtype=int32)
     """
     ...
@@ -303,8 +290,7 @@ def exp(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.exp, x=([M], [-1000.0, 0.0]))
+        >>> nm.evaluate(nm.exp, x=(nm.dims("model=2"), [-1000.0, 0.0]))
         array([0., 1.], dtype=float32)
     """
     ...
@@ -318,8 +304,7 @@ def log(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.log, x=([M], [0.0, 1.0]))
+        >>> nm.evaluate(nm.log, x=(nm.dims("model=2"), [0.0, 1.0]))
         array([-inf,   0.], dtype=float32)
     """
     ...
@@ -333,8 +318,7 @@ def log1p(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.log1p, x=([M], [0.0, 1e-08]))
+        >>> nm.evaluate(nm.log1p, x=(nm.dims("model=2"), [0.0, 1e-08]))
         array([0.e+00, 1.e-08], dtype=float32)
     """
     ...
@@ -348,8 +332,7 @@ def expm1(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.expm1, x=([M], [0.0, 1e-08]))
+        >>> nm.evaluate(nm.expm1, x=(nm.dims("model=2"), [0.0, 1e-08]))
         array([0.e+00, 1.e-08], dtype=float32)
     """
     ...
@@ -363,8 +346,7 @@ def sqrt(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.sqrt, x=([M], [4.0, 9.0]))
+        >>> nm.evaluate(nm.sqrt, x=(nm.dims("model=2"), [4.0, 9.0]))
         array([2., 3.], dtype=float32)
     """
     ...
@@ -378,8 +360,7 @@ def rsqrt(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.rsqrt, x=([M], [4.0, 16.0]))
+        >>> nm.evaluate(nm.rsqrt, x=(nm.dims("model=2"), [4.0, 16.0]))
         array([0.5 , 0.25], dtype=float32)
     """
     ...
@@ -393,8 +374,7 @@ def reciprocal(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.reciprocal, x=([M], [2.0, 4.0]))
+        >>> nm.evaluate(nm.reciprocal, x=(nm.dims("model=2"), [2.0, 4.0]))
         array([0.5 , 0.25], dtype=float32)
     """
     ...
@@ -413,8 +393,7 @@ def sin(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.sin, x=([M], [0.0, 1.5707964]))
+        >>> nm.evaluate(nm.sin, x=(nm.dims("model=2"), [0.0, 1.5707964]))
         array([0., 1.], dtype=float32)
     """
     ...
@@ -428,8 +407,7 @@ def cos(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.cos, x=([M], [0.0, 3.1415927]))
+        >>> nm.evaluate(nm.cos, x=(nm.dims("model=2"), [0.0, 3.1415927]))
         array([ 1., -1.], dtype=float32)
     """
     ...
@@ -448,8 +426,7 @@ def erf(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.erf, x=([M], [0.0, 9.0]))
+        >>> nm.evaluate(nm.erf, x=(nm.dims("model=2"), [0.0, 9.0]))
         array([0., 1.], dtype=float32)
     """
     ...
@@ -468,8 +445,7 @@ def erfinv(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.erfinv, x=([M], [0.0, 1.0]))
+        >>> nm.evaluate(nm.erfinv, x=(nm.dims("model=2"), [0.0, 1.0]))
         array([ 0., inf], dtype=float32)
     """
     ...
@@ -483,8 +459,7 @@ def floor(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.floor, x=([M], [-1.5, 1.5]))
+        >>> nm.evaluate(nm.floor, x=(nm.dims("model=2"), [-1.5, 1.5]))
         array([-2.,  1.], dtype=float32)
     """
     ...
@@ -498,8 +473,7 @@ def ceil(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.ceil, x=([M], [-1.5, 1.5]))
+        >>> nm.evaluate(nm.ceil, x=(nm.dims("model=2"), [-1.5, 1.5]))
         array([-1.,  2.], dtype=float32)
     """
     ...
@@ -513,8 +487,7 @@ def round(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 3)
-        >>> nm.evaluate(nm.round, x=([M], [0.5, 1.5, 1.75]))
+        >>> nm.evaluate(nm.round, x=(nm.dims("model=3"), [0.5, 1.5, 1.75]))
         array([0., 2., 2.], dtype=float32)
     """
     ...
@@ -528,8 +501,7 @@ def is_finite(x: Operand) -> Tensor:
         x: A floating point tensor, or a number.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.is_finite, x=([M], [1.0, float("nan")]))
+        >>> nm.evaluate(nm.is_finite, x=(nm.dims("model=2"), [1.0, float("nan")]))
         array([ True, False])
     """
     ...

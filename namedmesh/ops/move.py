@@ -1,4 +1,4 @@
-"""Explicit placement: which dimension holds which mesh axes, in names."""
+"""Explicit placement, in names: which dimension is sharded over which mesh axes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Move(Op):
     elementwise = True
     states_place = True
     kept_by_dots = True
-    take: tuple[str, ...] = ()
-    give: tuple[str, ...] = ()
-    exact: Mapping[str, tuple[str, ...]] | None = None
+    take: tuple[str, ...] = ()  # dimensions that take the axes that the layout gives them
+    give: tuple[str, ...] = ()  # dimensions that become whole
+    exact: Mapping[str, tuple[str, ...]] | None = None  # these axes and no others, by dimension
     called: str = "reshard"
 
     @property
@@ -98,9 +98,8 @@ def replicate(x: Tensor, *dims: Dimension) -> Tensor:
         1
     """
     check_has_dims("replicate", x, *dims)
-    return Move(
-        (x,), give=tuple(dim.name for dim in dims) or x.shape.names, called="replicate"
-    ).output
+    names = tuple(dim.name for dim in dims) or x.shape.names
+    return Move((x,), give=names, called="replicate").output
 
 
 def split(x: Tensor, dim: Dimension) -> Tensor:
@@ -120,11 +119,10 @@ def split(x: Tensor, dim: Dimension) -> Tensor:
         {'model': ('model',)}
     """
     if not isinstance(dim, Dimension):
-        details = str(check_tensor("split", x))
         raise NamedMeshError(
             f"split: {format_value(dim)} is not a Dimension",
-            details,
-            fix="to cut a tensor into shards use nm.chunk",
+            str(check_tensor("split", x)),
+            fix="to cut a tensor into parts use nm.chunk",
         )
     check_has_dims("split", x, dim)
     others = tuple(name for name in x.shape.names if name != dim.name)
@@ -156,9 +154,9 @@ def shard(x: Tensor, axes: Mapping[Dimension, str | Sequence[str]]) -> Tensor:
         )
     check_has_dims("shard", x, *axes)
     exact = {dim.name: as_tuple(on) for dim, on in axes.items()}
-    used = [
-        check_identifier(axis, "shard: mesh axis", str(x)) for on in exact.values() for axis in on
-    ]
+    used = [axis for on in exact.values() for axis in on]
+    for axis in used:
+        check_identifier(axis, "shard: mesh axis", str(x))
     twice = sorted({axis for axis in used if used.count(axis) > 1})
     if twice:
         raise NamedMeshError(

@@ -14,8 +14,8 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_text
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import check_dtype
-from namedmesh.ir.literal import as_tensor, check_number, fill, numpy_dtype
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
+from namedmesh.ir.literal import as_int32_scalar, check_number, fill, numpy_dtype
+from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int
 from namedmesh.ir.tensor import FLOATS, INTEGERS, Operand, Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.elementwise import cast
@@ -23,6 +23,8 @@ from namedmesh.ops.mathematics import erfinv, log, maximum, minimum
 from namedmesh.ops.random_bits import KEY, FoldIn, check_key, draw_bits
 from namedmesh.ops.reduce import argmax
 from namedmesh.ops.sorting import argsort
+
+Dims = Sequence[Dimension]
 
 
 def key(seed: int) -> Tensor:
@@ -51,12 +53,7 @@ def key_from_seed(seed: Tensor) -> Tensor:
         >>> bool((nm.evaluate(draw, seed=([], 1)) == nm.evaluate(draw, seed=([], 2))).any())
         False
     """
-    if len(check_tensor("random.key_from_seed", seed).shape) or seed.dtype != "int32":
-        raise NamedMeshError(
-            "random.key: the seed is not an int32 scalar",
-            str(seed),
-            fix="declare it as nm.spec([], 'int32')",
-        )
+    seed = as_int32_scalar("random.key_from_seed", "the seed", seed)
     return FoldIn((zeros([KEY], "uint32"), seed)).output
 
 
@@ -72,14 +69,7 @@ def fold_in(key: Tensor, number: Operand) -> Tensor:
         [key_word=2]
     """
     check_key("random.fold_in", key)
-    number = as_tensor("random.fold_in", number)
-    if len(number.shape) or number.dtype not in ("int32", "uint32"):
-        raise NamedMeshError(
-            "random.fold_in: the number is not an int32 scalar",
-            str(number),
-            fix="use nm.cast(number, 'int32')",
-        )
-    return FoldIn((key, number)).output
+    return FoldIn((key, as_int32_scalar("random.fold_in", "the number", number))).output
 
 
 def fold_in_name(key: Tensor, name: str) -> Tensor:
@@ -97,7 +87,7 @@ def fold_in_name(key: Tensor, name: str) -> Tensor:
     return fold_in(key, zlib.crc32(text.encode()) & 0x7FFFFFFF)
 
 
-def bits(key: Tensor, dims: Sequence[Dimension]) -> Tensor:
+def bits(key: Tensor, dims: Dims) -> Tensor:
     """Return 32 random bits for each element, as uint32.
 
     Args:
@@ -125,7 +115,7 @@ def _check_float_dtype(what: str, dtype: str) -> str:
     return dtype
 
 
-def _draw_unit(what: str, key: Tensor, dims: Sequence[Dimension], digits: int = 24) -> Tensor:
+def _draw_unit(what: str, key: Tensor, dims: Dims, digits: int = 24) -> Tensor:
     """Draw float32 multiples of 2**-digits from 0 (included) to 1 (not included)."""
     words = draw_bits(what, key, dims) // 2 ** (32 - digits)
     return cast(words, "float32") * 2.0**-digits
@@ -161,11 +151,7 @@ def _widest(dtype: str) -> str:
 
 
 def uniform(
-    key: Tensor,
-    dims: Sequence[Dimension],
-    low: float = 0.0,
-    high: float = 1.0,
-    dtype: str = "float32",
+    key: Tensor, dims: Dims, low: float = 0.0, high: float = 1.0, dtype: str = "float32"
 ) -> Tensor:
     """Return numbers drawn evenly from `low` (included) to `high` (not included).
 
@@ -195,11 +181,7 @@ def uniform(
 
 
 def normal(
-    key: Tensor,
-    dims: Sequence[Dimension],
-    mean: float = 0.0,
-    stddev: float = 1.0,
-    dtype: str = "float32",
+    key: Tensor, dims: Dims, mean: float = 0.0, stddev: float = 1.0, dtype: str = "float32"
 ) -> Tensor:
     """Return normally distributed numbers.
 
@@ -226,7 +208,7 @@ def normal(
 
 def truncated_normal(
     key: Tensor,
-    dims: Sequence[Dimension],
+    dims: Dims,
     low: float = -2.0,
     high: float = 2.0,
     mean: float = 0.0,
@@ -265,9 +247,7 @@ def truncated_normal(
     return cast(inside * stddev + mean, dtype)
 
 
-def randint(
-    key: Tensor, dims: Sequence[Dimension], low: int, high: int, dtype: str = "int32"
-) -> Tensor:
+def randint(key: Tensor, dims: Dims, low: int, high: int, dtype: str = "int32") -> Tensor:
     """Return whole numbers from `low` (included) to `high` (not included), equally likely.
 
     Probabilities differ by at most one part in 2**32 / (high - low).
@@ -327,7 +307,7 @@ def permutation(key: Tensor, dim: Dimension) -> Tensor:
     return argsort(draw_bits("random.permutation", key, [dim]), dim)
 
 
-def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5) -> Tensor:
+def bernoulli(key: Tensor, dims: Dims, probability: Operand = 0.5) -> Tensor:
     """Return True with some probability, False otherwise.
 
     Args:
@@ -352,7 +332,7 @@ def bernoulli(key: Tensor, dims: Sequence[Dimension], probability: Operand = 0.5
     return _draw_unit(what, key, dims) < probability
 
 
-def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Tensor:
+def gumbel(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
     """Return Gumbel noise: the argmax of logits plus noise is a sample of their softmax.
 
     Args:
@@ -369,7 +349,7 @@ def gumbel(key: Tensor, dims: Sequence[Dimension], dtype: str = "float32") -> Te
     return _gumbel("random.gumbel", key, dims, dtype)
 
 
-def _gumbel(what: str, key: Tensor, dims: Sequence[Dimension], dtype: str) -> Tensor:
+def _gumbel(what: str, key: Tensor, dims: Dims, dtype: str) -> Tensor:
     """Draw Gumbel noise; what names the caller in errors."""
     noise = -log(-log(_open_unit(draw_bits(what, key, dims))))
     return cast(noise, _check_float_dtype(what, dtype))

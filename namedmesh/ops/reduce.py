@@ -17,6 +17,7 @@ from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Over, Tensor
 from namedmesh.ops.broadcast import check_over, leave_out, sum
 from namedmesh.ops.elementwise import cast
+from namedmesh.ops.halo import align_rows, count_rows
 from namedmesh.ops.logic import equal
 from namedmesh.ops.logic import where as choose
 from namedmesh.ops.mathematics import maximum, sqrt, square
@@ -317,18 +318,18 @@ class ArgReduce(Op):
 
     def _find_over_shards(self, context: Context, x: Any, at: int) -> Any:
         """Gather the extreme of every shard with its index, and choose among those."""
-        tf, size = context.tf, context.size(self.over)
-        wide = tf.as_dtype(_wide(self.inputs[0].dtype))
-        keys, start = tf.cast(x, wide), context.position(self.over) * size
+        tf, wide = context.tf, context.tf.as_dtype(_wide(self.inputs[0].dtype))
         largest = self.function == "argmax"
-        numbers = tf.reshape(start + tf.range(size), [size, *[1] * (len(x.shape) - at - 1)])
-        keys = tf.where(numbers < self.over.size, keys, wide.min if largest else wide.max)
-        index = self._find(tf, keys, at)
+        # Zeros that pad the last shard must not win.
+        numbers = align_rows(tf, count_rows(context, self.over), at, len(x.shape))
+        least = wide.min if largest else wide.max
+        keys = tf.where(numbers < self.over.size, tf.cast(x, wide), least)
+        index = self._find(tf, keys, at) + context.position(self.over) * context.size(self.over)
         extreme = (tf.reduce_max if largest else tf.reduce_min)(keys, at)
-        found = context.gather(tf.stack([extreme, tf.cast(index + start, wide)]), self.over)
-        winner = self._find(tf, found[:, 0], 0)
-        ways = tf.reshape(tf.range(context.ways(self.over)), [-1, *[1] * len(winner.shape)])
-        chosen = tf.where(ways == winner[None], found[:, 1], tf.zeros([], wide))
+        pairs = context.gather(tf.stack([extreme, tf.cast(index, wide)]), self.over)
+        winner = self._find(tf, pairs[:, 0], 0)
+        shards = align_rows(tf, tf.range(context.ways(self.over)), 0, len(pairs.shape) - 1)
+        chosen = tf.where(shards == winner[None], pairs[:, 1], tf.zeros([], wide))
         return tf.cast(tf.reduce_sum(chosen, 0), tf.int32)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
@@ -412,8 +413,7 @@ def var(
         where: A bool tensor, broadcast by name: elements where it is False do not count.
 
     Example:
-        >>> M = nm.Dimension("model", 4)
-        >>> nm.evaluate(nm.var, x=([M], [1.0, 2.0, 3.0, 4.0]))
+        >>> nm.evaluate(nm.var, x=(nm.dims("model=4"), [1.0, 2.0, 3.0, 4.0]))
         array(1.25, dtype=float32)
     """
     return _spread("var", x, over, correction, where)
@@ -431,8 +431,7 @@ def std(
         where: As for `nm.var`.
 
     Example:
-        >>> M = nm.Dimension("model", 2)
-        >>> nm.evaluate(nm.std, x=([M], [1.0, 5.0]))
+        >>> nm.evaluate(nm.std, x=(nm.dims("model=2"), [1.0, 5.0]))
         array(2., dtype=float32)
     """
     return sqrt(_spread("std", x, over, correction, where))

@@ -13,7 +13,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
 from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ops.halo import SplitWindow, Stretch
+from namedmesh.ops.halo import SplitWindow, Stretch, align_rows
 
 METHODS = ("linear", "nearest")
 LARGEST = 2**31
@@ -21,15 +21,14 @@ LARGEST = 2**31
 
 @dataclass(frozen=True)
 class Grid:
-    """The points of a resized dimension among its rows, at whole distances: nothing is rounded.
+    """The points of a resized dimension among its rows, at whole distances: nothing is rounded."""
 
-    Attributes:
-    """
-
-    rows: int
-    points: int
+    # Row i has its middle at (2i + 1) * points, point o at (2o + 1) * rows, both numbers divided by
+    # their greatest common divisor.
+    rows: int  # of the operand
+    points: int  # of the result
     method: str
-    antialias: bool
+    antialias: bool  # a point that stands for several rows is a mean of all of them
 
     @property
     def spacing(self) -> tuple[int, int]:
@@ -47,29 +46,29 @@ class Grid:
         return reach, reach
 
     def _order(self, back: bool) -> tuple[int, int, int, int]:
-        """The spacing of what is read and of what is made, and how far that reaches."""
+        """Return the spacing of what is read and of what is computed, and the reach of that."""
         (row, point), (below, above) = self.spacing, self.reach
         return (point, row, above, below) if back else (row, point, below, above)
 
     def first(self, number: Any, back: bool) -> Any:
-        """Return the first row that a point is made of; back, the first point a row counts in."""
-        read, made, below, _ = self._order(back)
-        return ((2 * number + 1) * made + read - below) // (2 * read)
+        """Return the first row that a point depends on; back, the first point a row counts in."""
+        read, target, below, _ = self._order(back)
+        return ((2 * number + 1) * target + read - below) // (2 * read)
 
     def taps(self, back: bool) -> int:
-        """Return of how many rows a point is made at most."""
+        """Return the largest number of rows that a point is computed from."""
         read, _, below, above = self._order(back)
         return -(-(below + above - 1) // (2 * read))
 
     def stretch(self, count: int, back: bool, ways: int) -> Stretch:
         """Return the rows that each device reads."""
-        read, made, below, above = self._order(back)
-        lasts = [
-            ((2 * (p + 1) * count - 1) * made - read + above - 1) // (2 * read) for p in range(ways)
-        ]
-        length = max(lasts[p] - self.first(p * count, back) for p in range(ways)) + 1
+        read, target, below, above = self._order(back)
+        length = 0
+        for p in range(ways):
+            last = ((2 * (p + 1) * count - 1) * target - read + above - 1) // (2 * read)
+            length = max(length, last - self.first(p * count, back) + 1)
         size = self.points if back else self.rows
-        return Stretch(2 * count * made, made + read - below, length, size, 2 * read)
+        return Stretch(2 * count * target, target + read - below, length, size, 2 * read)
 
     def weigh(self, tf: Any, point: Any, row: Any) -> Any:
         """Return the float32 weights of rows in points."""
@@ -81,7 +80,7 @@ class Grid:
         return share / tf.maximum(tf.reduce_sum(self._closeness(tf, point, rows), -1), 1.0)
 
     def _closeness(self, tf: Any, point: Any, row: Any) -> Any:
-        """Return how much rows count in points, before that is made to add up to one."""
+        """Return the weights of rows in points, before they are normalised."""
         (half_row, half_point), (below, above) = self.spacing, self.reach
         apart = (2 * point + 1) * half_point - (2 * row + 1) * half_row
         exists = (row >= 0) & (row < self.rows) & (point >= 0) & (point < self.points)
@@ -91,7 +90,7 @@ class Grid:
 
 
 class Resize(SplitWindow):
-    """Points made of the rows around them: a product with a banded matrix; or its transpose."""
+    """Points computed from the rows around them, by a banded matrix or its transpose."""
 
     linear_in = ((0,),)
     late_sums = True
@@ -115,21 +114,20 @@ class Resize(SplitWindow):
         return self._combine(context, x, stretch.first(context.position(self.dim)))
 
     def _combine(self, context: Context, x: Any, start: Any) -> Any:
-        """Make a device's shard of the result of the rows from a number on."""
+        """Compute a device's shard of the result from the rows from a number on."""
         tf, at, grid = context.tf, self.at, self.grid
         size = context.size(self.result_dim())
-        made = (context.position(self.dim) * size + tf.range(size))[:, None]
-        read = grid.first(made, self.back) + tf.range(grid.taps(self.back))
+        target = (context.position(self.dim) * size + tf.range(size))[:, None]
+        read = grid.first(target, self.back) + tf.range(grid.taps(self.back))
         rows = tf.clip_by_value(read - start, 0, int(x.shape[at]) - 1)
         if grid.method == "nearest" and not self.back:
             return tf.gather(x, rows[:, 0], axis=at)
         wide = tf.float64 if x.dtype == tf.float64 else tf.float32
-        weights = tf.cast(grid.weigh(tf, *((read, made) if self.back else (made, read))), wide)
-        broad = [-1 if i == at else 1 for i in range(len(x.shape))]
+        weights = tf.cast(grid.weigh(tf, *((read, target) if self.back else (target, read))), wide)
         total: Any = 0.0
         for tap in range(grid.taps(self.back)):
             value = tf.cast(tf.gather(x, rows[:, tap], axis=at), wide)
-            total = total + value * tf.reshape(weights[:, tap], broad)
+            total = total + value * align_rows(tf, weights[:, tap], at, len(x.shape))
         return tf.cast(total, x.dtype)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
@@ -165,7 +163,7 @@ def resize(
         check_dtype_kind("resize", "float", x)
     if not isinstance(to, Mapping) or not to:
         raise NamedMeshError(
-            f"resize: to={format_value(to)} does not say how large which dimension gets",
+            f"resize: to={format_value(to)} does not map dimensions to new sizes",
             str(x),
             fix="write e.g. nm.resize(x, {H: 64, W: 64})",
         )

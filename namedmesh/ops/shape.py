@@ -199,11 +199,8 @@ def reshape(
     """
     before, after = as_tuple(old), as_tuple(new)
     if not before or not after:
-        raise NamedMeshError(
-            "reshape: one side names no dimension",
-            str(x),
-            fix="give at least one dimension on each side",
-        )
+        fix = "give at least one dimension on each side"
+        raise NamedMeshError("reshape: one side names no dimension", str(x), fix=fix)
     check_has_dims("reshape", x, *before)
     for dim in after:
         check_dimension("reshape", dim, x)

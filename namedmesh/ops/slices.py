@@ -9,7 +9,7 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.literal import as_tensor, check_number
+from namedmesh.ir.literal import as_int32_scalar, check_number
 from namedmesh.ir.op import with_dim
 from namedmesh.ir.operands import check_has_dims, check_int, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
@@ -17,7 +17,15 @@ from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as number_along
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.gather import gather
-from namedmesh.ops.halo import SplitWindow, Stretch, Window, find_exchanges, read_rows
+from namedmesh.ops.halo import (
+    SplitWindow,
+    Stretch,
+    Window,
+    align_rows,
+    cut_rows,
+    find_exchanges,
+    read_rows,
+)
 from namedmesh.ops.logic import where
 from namedmesh.ops.mathematics import clip, negative
 from namedmesh.ops.shape import name_apart, rename, transpose
@@ -50,7 +58,7 @@ class Slice(SplitWindow):
         return x[self.index(None, None, self.stride)] if self.stride > 1 else x
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
-        after = self.dim.size - self.start - (self.size - 1) * self.stride - 1
+        after = self.dim.size - self.stop
         return [Pad((dy,), self.result_dim(), self.start, after, self.stride - 1, 0.0).output]
 
 
@@ -67,9 +75,8 @@ class Pad(SplitWindow):
         return ((0,),) if self.value == 0 else ()
 
     def result_dim(self) -> Dimension:
-        return self.dim.resized(
-            self.low + self.high + self.dim.size + (self.dim.size - 1) * self.interior
-        )
+        inner = self.dim.size + (self.dim.size - 1) * self.interior
+        return self.dim.resized(self.low + inner + self.high)
 
     @property
     def fill(self) -> float:
@@ -81,13 +88,10 @@ class Pad(SplitWindow):
         return [Stretch(size, -self.low, length, self.dim.size, apart)]
 
     def whole(self, context: Context, x: Any) -> Any:
-        tf = context.tf
-        value = context.scalar(self.value, x.dtype)
         if self.interior:
             x = self._spread(context, x)
             x = x[self.index(0, x.shape[self.at] - self.interior)]
-        paddings = _paddings(len(x.shape), self.at, self.low, self.high)
-        return tf.pad(x, paddings, constant_values=value)
+        return _pad_rows(context, x, self.at, self.low, self.high, self.value)
 
     def local(self, context: Context, x: Any) -> Any:
         if not self.interior:
@@ -95,23 +99,16 @@ class Pad(SplitWindow):
         apart, size = self.interior + 1, context.size(self.result_dim())
         begin = context.position(self.dim) * size - self.low  # in the result, before padding
         begin = begin - begin // apart * apart  # in what was read, spread
-        x = self._spread(context, x)
-        starts = [begin if i == self.at else 0 for i in range(len(x.shape))]
-        sizes = [size if i == self.at else one for i, one in enumerate(x.shape)]
-        return context.tf.slice(x, starts, sizes)
+        return cut_rows(context.tf, self._spread(context, x), self.at, begin, size)
 
     def _spread(self, context: Context, x: Any) -> Any:
         """Put the value between elements, and after the last."""
         # tf.pad cannot pad between elements: pad each in a dimension of its own, and merge.
-        paddings = _paddings(len(x.shape) + 1, self.at + 1, 0, self.interior)
-        value = context.scalar(self.value, x.dtype)
-        apart = context.tf.pad(
-            context.tf.expand_dims(x, self.at + 1), paddings, constant_values=value
-        )
-        sizes = [
-            size * (self.interior + 1) if i == self.at else size for i, size in enumerate(x.shape)
-        ]
-        return context.tf.reshape(apart, sizes)
+        rows = context.tf.expand_dims(x, self.at + 1)
+        rows = _pad_rows(context, rows, self.at + 1, 0, self.interior, self.value)
+        sizes = [*x.shape]
+        sizes[self.at] *= self.interior + 1
+        return context.tf.reshape(rows, sizes)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Slice((dy,), self.result_dim(), self.low, self.dim.size, self.interior + 1).output]
@@ -158,9 +155,7 @@ class Shift(SplitWindow):
     def whole(self, context: Context, x: Any) -> Any:
         size, by = self.dim.size, self.by
         staying = x[self.index(max(-by, 0), size - max(by, 0))]
-        paddings = _paddings(len(x.shape), self.at, max(by, 0), max(-by, 0))
-        value = context.scalar(self.value, x.dtype)
-        return context.tf.pad(staying, paddings, constant_values=value)
+        return _pad_rows(context, staying, self.at, max(by, 0), max(-by, 0), self.value)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         return [Shift((dy,), self.dim, -self.by, 0).output]
@@ -183,9 +178,10 @@ class Roll(SplitWindow):
         return [roll(dy, self.dim, -self.by)]
 
 
-def _paddings(rank: int, at: int, low: int, high: int) -> list[list[int]]:
-    """Return what tf.pad takes to pad one dimension."""
-    return [[low, high] if i == at else [0, 0] for i in range(rank)]
+def _pad_rows(context: Context, x: Any, at: int, low: int, high: int, value: float) -> Any:
+    """Pad one dimension with a value."""
+    paddings = [[low, high] if i == at else [0, 0] for i in range(len(x.shape))]
+    return context.tf.pad(x, paddings, constant_values=context.scalar(value, x.dtype))
 
 
 def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> Tensor:
@@ -278,14 +274,7 @@ def roll(x: Tensor, dim: Dimension, by: int | Tensor) -> Tensor:
     """
     check_has_dims("roll", x, dim)
     if isinstance(by, Tensor):
-        if len(by.shape) or by.dtype != "int32":
-            raise NamedMeshError(
-                "roll: by is not an int32 scalar",
-                str(x),
-                str(by),
-                fix="use nm.cast(by, 'int32'), or reduce it to one number",
-            )
-        return TracedRoll((x, by), dim).output
+        return TracedRoll((x, as_int32_scalar("roll", "by", by)), dim).output
     by = check_int("roll", "by", by, x) % dim.size
     return Roll((x,), dim, by).output if by else x
 
@@ -333,6 +322,8 @@ class TracedRoll(Window):
         if context.ways(self.dim) == 1:
             return tf.roll(x, by, self.at)
         ways, shard = context.ways(self.dim), context.size(self.dim)
+        # Roll by 1, 2, 4 ... places, each or not by a binary digit of the number: which rows move
+        # is then known while planning.
         for distance in self.distances:
             sources = [(x, one) for one in roll_stretches(self.dim, ways, shard, distance)]
             moved = read_rows(context, sources, self.at, self.dim, 0)
@@ -354,16 +345,16 @@ class TracedRoll(Window):
 
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         ways, shard = shards.ways(self.dim), shards.size(self.dim)
-        found: list[Exchange] = []
+        exchanges: list[Exchange] = []
         for distance in self.distances:
             stretches = roll_stretches(self.dim, ways, shard, distance)
             more = find_exchanges(self.inputs, shards, [(0, self.dim, one) for one in stretches])
             if more is None:
                 return None
-            found += more
+            exchanges += more
         others = shards.count_rest(self.inputs[0].shape, self.dim)
         gathered = self.dim.size * others * (ways - 1) / ways
-        return found if sum(one.elements for one in found) < gathered else None
+        return exchanges if sum(one.elements for one in exchanges) < gathered else None
 
 
 def roll_stretches(dim: Dimension, ways: int, shard: int, by: int) -> list[Stretch]:
@@ -401,10 +392,7 @@ class DynamicSlice(Window):
         if context.ways(self.dim) > 1:
             rows = start + tf.range(size) - context.offset(self.dim)
             return context.sum(read_existing(context, x, rows, self.at), self.dim)
-        begin = [0] * self.at + [start] + [0] * (len(self.inputs[0].shape) - self.at - 1)
-        sizes = context.sizes(self.inputs[0].shape)
-        sizes[self.at] = size
-        return tf.slice(x, tf.stack(begin), sizes)
+        return cut_rows(tf, x, self.at, start, size)
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         (x,), start = _batch_start(self, inputs, over)
@@ -415,10 +403,8 @@ class DynamicSlice(Window):
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         x, start = self.inputs
-        return [
-            DynamicUpdate((zeros(x.shape, x.dtype), dy, start), self.dim, self.window).output,
-            None,
-        ]
+        blank = zeros(x.shape, x.dtype)
+        return [DynamicUpdate((blank, dy, start), self.dim, self.window).output, None]
 
     def placement(self) -> Placement:
         return Placement(whole=[self.window.name], exchanged=[self.dim.name])
@@ -445,9 +431,7 @@ class DynamicUpdate(Window):
         update = context.arrange(update, patch, order)
         if context.ways(self.dim) > 1:
             rows = context.offset(self.dim) + tf.range(context.size(self.dim)) - start
-            inside = tf.reshape(
-                (rows >= 0) & (rows < size), [-1, *[1] * (len(shape) - self.at - 1)]
-            )
+            inside = align_rows(tf, (rows >= 0) & (rows < size), self.at, len(shape))
             return tf.where(inside, read_existing(context, update, rows, self.at), x)
         if context.compiled:
             begin = [0] * self.at + [start] + [0] * (len(shape) - self.at - 1)
@@ -484,10 +468,9 @@ class DynamicUpdate(Window):
 def read_existing(context: Context, x: Any, rows: Any, at: int) -> Any:
     """Read rows of a value, and zeros where it has none."""
     tf, count = context.tf, x.shape[at]
-    inside = (rows >= 0) & (rows < count)
-    found = tf.gather(x, tf.clip_by_value(rows, 0, count - 1), axis=at)
-    inside = tf.reshape(inside, [-1, *[1] * (len(x.shape) - at - 1)])
-    return tf.where(inside, found, tf.zeros([], x.dtype))
+    inside = align_rows(tf, (rows >= 0) & (rows < count), at, len(x.shape))
+    values = tf.gather(x, tf.clip_by_value(rows, 0, count - 1), axis=at)
+    return tf.where(inside, values, tf.zeros([], x.dtype))
 
 
 def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> Tensor:
@@ -516,7 +499,7 @@ def dynamic_slice(x: Tensor, start: Tensor | int, dim: Dimension, size: int) -> 
             str(x),
             fix="ask for at most its size",
         )
-    start = _check_start("dynamic_slice", start)
+    start = as_int32_scalar("dynamic_slice", "the start", start)
     if size == dim.size:
         return x
     window = name_apart(dim.resized(size), "window", x)
@@ -543,11 +526,8 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
     """
     check_has_dims("dynamic_update", x, dim)
     patch = check_tensor("dynamic_update", update).shape.named(dim.name)
-    if (
-        patch is None
-        or patch.size > dim.size
-        or {*update.shape.without(dim.name)} != {*x.shape.without(dim.name)}
-    ):
+    alike = {*update.shape.without(dim.name)} == {*x.shape.without(dim.name)}
+    if patch is None or patch.size > dim.size or not alike:
         raise NamedMeshError(
             f"dynamic_update: the update does not fit along {dim}",
             str(x),
@@ -558,20 +538,8 @@ def dynamic_update(x: Tensor, update: Tensor, start: Tensor | int, dim: Dimensio
         raise NamedMeshError(
             "dynamic_update: dtypes differ", str(x), str(update), fix="use nm.cast(update, x.dtype)"
         )
-    start = _check_start("dynamic_update", start)
+    start = as_int32_scalar("dynamic_update", "the start", start)
     if patch.size == dim.size:
         return transpose(update, x.shape)
     window = name_apart(patch, "window", x, update)
     return DynamicUpdate((x, rename(update, patch, window), start), dim, window).output
-
-
-def _check_start(what: str, start: Tensor | int) -> Tensor:
-    """Return the start as a tensor when it is an int32 scalar, or raises."""
-    index = as_tensor(what, start)
-    if len(index.shape) or index.dtype != "int32":
-        raise NamedMeshError(
-            f"{what}: the start is not an int32 scalar",
-            str(index),
-            fix="use nm.cast(start, 'int32')",
-        )
-    return index

@@ -15,17 +15,18 @@ from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import zeros
 from namedmesh.ops.gather import ScatterAdd
+from namedmesh.ops.halo import count_rows
 from namedmesh.ops.shape import name_apart, rename, transpose
 
 
 def order_keys(tf: Any, x: Any, nan_first: bool = False) -> Any:
-    """Convert floating point values to whole numbers of the same order; returns others as is."""
+    """Convert floating point values to whole numbers of the same order; others stay."""
     if not x.dtype.is_floating:
         return x
     wide, whole = (tf.float64, tf.int64) if x.dtype == tf.float64 else (tf.float32, tf.int32)
     x = tf.cast(x, wide)
     bits = tf.bitcast(x, whole)
-    # The bits of negative numbers count down from the sign, -0.0: turned round, they count up.
+    # The bits of negative numbers count down from the sign, -0.0: reversed, they count up.
     keys = tf.where(bits < 0, whole.min - bits, bits)
     return tf.where(tf.math.is_nan(x), tf.constant(whole.min if nan_first else whole.max), keys)
 
@@ -89,15 +90,15 @@ class TopK(Op):
         return tf.gather(rows, indices, batch_dims=len(rows.shape) - 1), indices
 
     def _choose_of_shards(self, context: Context, rows: Any) -> tuple[Any, Any]:
-        """Choose of every shard, and then of what was chosen, gathered with its indices."""
-        tf, size, rank = context.tf, context.size(self.dim), len(rows.shape)
-        keys, start = sort_keys(tf, rows), context.position(self.dim) * size
-        there = start + tf.range(size) < self.dim.size
-        keys, indices = tf.math.top_k(tf.where(there, keys, keys.dtype.min), self.k.size)
-        found = tf.stack([keys, tf.cast(indices + start, keys.dtype)])
-        found = context.gather(found, self.dim)  # shards, keys and indices, rows, chosen
-        found = tf.transpose(found, [1, *range(2, rank + 1), 0, rank + 1])
-        keys, indices = tf.unstack(tf.reshape(found, [2, *rows.shape[:-1], -1]))
+        """Choose from every shard, then from the choices, gathered with their indices."""
+        tf, rank = context.tf, len(rows.shape)
+        keys, numbers = sort_keys(tf, rows), count_rows(context, self.dim)
+        exists = numbers < self.dim.size
+        keys, indices = tf.math.top_k(tf.where(exists, keys, keys.dtype.min), self.k.size)
+        pairs = tf.stack([keys, tf.cast(tf.gather(numbers, indices), keys.dtype)])
+        pairs = context.gather(pairs, self.dim)  # shards, keys and indices, rows, chosen
+        pairs = tf.transpose(pairs, [1, *range(2, rank + 1), 0, rank + 1])
+        keys, indices = tf.unstack(tf.reshape(pairs, [2, *rows.shape[:-1], -1]))
         keys, chosen = tf.math.top_k(keys, self.k.size)
         if rows.dtype.is_floating:
             values = from_order_keys(tf, keys, rows.dtype)
@@ -153,9 +154,8 @@ def top_k(x: Tensor, dim: Dimension, k: Dimension) -> tuple[Tensor, Tensor]:
     """
     check_has_dims("top_k", x, dim)
     check_dtype_kind("top_k", "number", x)
-    if check_dimension("top_k", k, x).size > dim.size or (
-        k.name != dim.name and x.shape.named(k.name)
-    ):
+    known = x.shape.without(dim.name).names
+    if check_dimension("top_k", k, x).size > dim.size or k.name in known:
         raise NamedMeshError(
             f"top_k: {k} cannot hold the largest of {dim}",
             str(x),
@@ -188,8 +188,7 @@ class Sort(Op):
         last = [i for i in range(rank) if i != at] + [at]
         rows = [tf.transpose(value, last) for value in values]
         if self.indexed:
-            start, size = context.position(self.dim), context.size(self.dim)
-            rows.append(tf.broadcast_to(start * size + tf.range(size), rows[0].shape))
+            rows.append(tf.broadcast_to(count_rows(context, self.dim), rows[0].shape))
         rows = self._sort(tf, rows)
         if context.ways(self.dim) > 1:
             rows = self._merge_shards(context, rows)
@@ -209,6 +208,8 @@ class Sort(Op):
 
     def _merge_shards(self, context: Context, rows: Sequence[Any]) -> list[Any]:
         """Merge sorted shards with those of other devices, round by round."""
+        # Pairs of devices exchange shards as a sorting network prescribes: one keeps the smaller
+        # half of both, the other one the larger.
         tf, ways, size = context.tf, context.ways(self.dim), context.size(self.dim)
         place = context.position(self.dim)
         for partners in list_rounds(ways):
@@ -245,18 +246,13 @@ class Sort(Op):
             return None
         dtypes = [x.dtype for x in self.inputs] + ["int32"] * self.indexed
         count = shards.count(self.inputs[0].shape)
-        return [
-            Exchange(
-                "CollectivePermute",
-                self.dim.name,
-                count,
-                dtype,
-                min(i, len(self.inputs) - 1),
-                Hop(sources=tuple(partners)),
-            )
-            for partners in list_rounds(ways)
-            for i, dtype in enumerate(dtypes)
-        ]
+        exchanges = []
+        for partners in list_rounds(ways):
+            hop = Hop(sources=tuple(partners))
+            for i, dtype in enumerate(dtypes):
+                operand, kind = min(i, len(self.inputs) - 1), "CollectivePermute"
+                exchanges.append(Exchange(kind, self.dim.name, count, dtype, operand, hop))
+        return exchanges
 
 
 def sends_more(sent: int, gathered: int) -> bool:

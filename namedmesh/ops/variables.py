@@ -93,9 +93,8 @@ def state(
     """
     shape, dtype = make_shape(f"state {name}", dims), check_dtype(dtype)
     if not callable(init):
-        init = constant_init(
-            check_number(f"state {name}: init", init, dtype, f"{name}: {dtype}{shape}")
-        )
+        what, detail = f"state {name}: init", f"{name}: {dtype}{shape}"
+        init = constant_init(check_number(what, init, dtype, detail))
     owner = None if of is None else _find_variable("state", of)
     if owner is not None:
         whole = [*whole, *(dim for dim in shape if dim.name in owner.whole and dim not in whole)]
@@ -113,11 +112,11 @@ def _find_or_make(
     at_rest: bool,
     owner: str | None = None,
 ) -> Tensor:
-    """Return the variable of that name, which is made where there is none yet."""
+    """Return the variable of that name; make it if there is none yet."""
     trace = current("param" if trainable else "state")
-    full_name = trace.scope + (
-        name if isinstance(name, str) else check_identifier(name, "variable")
-    )
+    if not isinstance(name, str):
+        check_identifier(name, "variable")
+    full_name = trace.scope + name
     for part in full_name.split("/"):
         check_identifier(part, "variable")
     stacks = _stack_dims(trace)
@@ -127,17 +126,9 @@ def _find_or_make(
         tensor = trace.root.placeholder(shape, dtype, full_name)
         names = check_whole(shape, whole, f"variable {full_name}")
         stack = tuple(dim.name for dim in stacks)
+        initialize = _from_seed(full_name, shape, dtype, init, tensor.source)
         known = Variable(
-            full_name,
-            shape,
-            dtype,
-            _from_seed(full_name, shape, dtype, init, tensor.source),
-            trainable,
-            names,
-            at_rest,
-            tensor,
-            stack,
-            owner,
+            full_name, shape, dtype, initialize, trainable, names, at_rest, tensor, stack, owner
         )
         trace.root.variables[full_name] = known
     elif (known.shape, known.dtype, known.trainable) != (shape, dtype, trainable):
@@ -153,15 +144,14 @@ def _find_or_make(
 def _from_seed(
     name: str, shape: Shape, dtype: str, init: Initializer, source: Source
 ) -> Callable[[Tensor], Tensor]:
-    """Make the function from a seed to a first value, which checks what init returns."""
+    """Return the function from a seed to a first value, which checks what init returns."""
 
     def initialize(seed: Tensor) -> Tensor:
         key = random.fold_in_name(random.key_from_seed(seed), name)
         value = init(key, shape, dtype)
         if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
-            result = describe_type(value)
-            if isinstance(value, Tensor):
-                result = f"{value.dtype}{value.shape}"
+            tensor = isinstance(value, Tensor)
+            result = f"{value.dtype}{value.shape}" if tensor else describe_type(value)
             raise NamedMeshError(
                 f"the initializer of {name} made {result}, not {dtype}{shape}",
                 fix="return a tensor of the shape and dtype the initializer is called with",
@@ -186,15 +176,14 @@ def _view_from(trace: Trace, variable: Variable) -> Tensor:
     if trace.stack is None:
         return outer
     if variable.name not in trace.stacked:
-        inner = trace.placeholder(
-            outer.shape.without(trace.stack.name), variable.dtype, variable.name
-        )
+        shape = outer.shape.without(trace.stack.name)
+        inner = trace.placeholder(shape, variable.dtype, variable.name)
         trace.stacked[variable.name] = (outer, inner)
     return trace.stacked[variable.name][1]
 
 
 def _find_variable(what: str, tensor: Tensor) -> Variable:
-    """Return the variable whose value a tensor is, or raises."""
+    """Return the variable whose value a tensor is, or raise."""
     variables = current(what).root.variables
     for variable in variables.values():
         if variable.tensor is tensor:
@@ -224,11 +213,8 @@ def parameters() -> dict[str, Tensor]:
         >>> nm.evaluate(network)
         {'w': array(3., dtype=float32)}
     """
-    return {
-        name: variable.tensor
-        for name, variable in current("parameters").root.variables.items()
-        if variable.trainable
-    }
+    variables = current("parameters").root.variables
+    return {name: one.tensor for name, one in variables.items() if one.trainable}
 
 
 def assign(variable: Tensor, value: Operand) -> None:

@@ -19,8 +19,8 @@ from namedmesh.runtime.state import State
 from namedmesh.runtime.state_check import check_state, check_used_once
 from namedmesh.runtime.usage import Report
 from namedmesh.signature.inputs import name_inputs
+from namedmesh.signature.nest import fill_structure
 from namedmesh.signature.printed import unwrap_results
-from namedmesh.signature.structure import fill_structure
 
 if TYPE_CHECKING:
     import jax

@@ -1,4 +1,4 @@
-"""The inputs of a call by name, given one by one or as the dicts that the function takes."""
+"""The inputs of a call by name, passed one by one or as the dicts that the function takes."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def name_inputs(
 def _take_group(
     program: str, argument: str, names: Sequence[str], value: Mapping[Any, Any]
 ) -> dict[str, Any]:
-    """The entries of a dict argument in order, or an error that names all that do not fit."""
+    """Return the entries of a dict argument in order, or raise for all that do not fit."""
     unknown = [key for key in value if key not in names]
     missing = [name for name in names if name not in value]
     if not unknown and not missing:

@@ -1,4 +1,4 @@
-"""What a step prints: lines of words and values, kept as results beside those of the function."""
+"""Lines that a step prints: words and values, returned beside the results of the function."""
 
 from __future__ import annotations
 
@@ -14,22 +14,15 @@ _LINES, _RESULTS = "namedmesh.printed", "namedmesh.results"
 
 @dataclass(frozen=True)
 class PrintedLine:
-    """One line that a step prints, or one for each iteration of the loops that it is in.
+    """One line that a step prints, or one for each iteration of the loops that it is in."""
 
-    Attributes:
-        words: Its words; None stands for the next value.
-        values: The values: tensors while a program is traced.
-        iterations: The names of the loops' dimensions, the outermost first; the values have them
-        first.
-    """
-
-    words: tuple[str | None, ...]
-    values: tuple[Any, ...]
-    iterations: tuple[str, ...] = ()
+    words: tuple[str | None, ...]  # None stands for the next value
+    values: tuple[Any, ...]  # tensors while a program is traced
+    iterations: tuple[str, ...] = ()  # the loops' dimensions, outermost first, as values have them
 
 
 def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
-    """Put what is printed beside the results of a function, if anything is."""
+    """Put printed lines beside the results of a function, if there are any."""
     if not lines:
         return structure
     keys = [json.dumps([i, line.words, line.iterations]) for i, line in enumerate(lines)]
@@ -38,7 +31,7 @@ def wrap_results(structure: Any, lines: Sequence[PrintedLine]) -> Any:
 
 
 def unwrap_results(results: Any, quiet: bool = False) -> Any:
-    """Print what is to be printed, and returns the results of the function."""
+    """Print the lines, and return the results of the function."""
     if not isinstance(results, Mapping) or {*results} != {_LINES, _RESULTS}:
         return results
     for key, values in results[_LINES].items() if not quiet else ():

@@ -49,16 +49,6 @@ def argmax_over_nothing(x):
 
 
 @wrong("""
-softmax: over=None names no dimension
-  x: float32[batch=4, seq=6, model=8]
-  at LINE: nm.softmax(x, over=None)
-  fix: name one, e.g. over=S
-""")
-def softmax_over_nothing(x):
-    nm.softmax(x, over=None)
-
-
-@wrong("""
 reshape: 8 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.reshape(x, M, 8)

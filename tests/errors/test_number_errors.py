@@ -81,7 +81,7 @@ def chunk_into_a_fraction(x):
 
 
 @wrong("""
-chunk: 0 does not cut model=8 into whole shards
+chunk: 0 does not cut model=8 into whole parts
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.chunk(x, M, 0)
   fix: give a divisor of the size, or sizes that add up to it

@@ -116,7 +116,7 @@ def stack_of_too_few(x):
 
 
 @wrong("""
-chunk: 3 does not cut model=8 into whole shards
+chunk: 3 does not cut model=8 into whole parts
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.chunk(x, M, 3)
   fix: give a divisor of the size, or sizes that add up to it
@@ -159,7 +159,7 @@ def shift_by_more_than_there_is(x):
 dynamic_slice: the start is not an int32 scalar
   0.5: float32[]
   at LINE: nm.dynamic_slice(x, 0.5, S, 2)
-  fix: use nm.cast(start, 'int32')
+  fix: use nm.cast(0.5, 'int32'), or reduce it to one number
 """)
 def dynamic_slice_at_a_fraction(x):
     nm.dynamic_slice(x, 0.5, S, 2)
@@ -228,7 +228,7 @@ def reshard_to_nothing(x):
 split: 2 is not a Dimension
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.split(x, 2)
-  fix: to cut a tensor into shards use nm.chunk
+  fix: to cut a tensor into parts use nm.chunk
 """)
 def split_into_a_number(x):
     nm.split(x, 2)

@@ -124,7 +124,7 @@ def test_the_derivative_sends_as_much():
 R, M = nm.dims("rows=4 model=2")
 NOTHING: Any = {}
 MISTAKES = {
-    "does not say how large": lambda x: nm.resize(x, NOTHING),
+    "does not map dimensions": lambda x: nm.resize(x, NOTHING),
     "rows=4 cannot have 0 elements": lambda x: nm.resize(x, {R: 0}),
     "method of resizing": lambda x: nm.resize(x, {R: 8}, "lineal"),
     "has no dimension": lambda x: nm.resize(x, {nm.Dimension("seq", 4): 8}),
