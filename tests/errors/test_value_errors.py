@@ -134,7 +134,7 @@ def exponential_of_two(x):
 @wrong("""
 nm.where needs y
   at LINE: nm.where(mask, x)
-  fix: write y=...
+  fix: write nm.where(condition, x, y)
 """)
 def where_without_an_else(x, mask):
     nm.where(mask, x)
@@ -143,7 +143,7 @@ def where_without_an_else(x, mask):
 @wrong("""
 nm.add needs y
   at LINE: nm.add(x)
-  fix: write y=...
+  fix: write nm.add(x, y)
 """)
 def sum_of_one(x):
     nm.add(x)
