@@ -52,8 +52,8 @@ ALLOWED = {
         "records",
     },
     "cli": {
-        "aot", "artifacts", "cost", "diff", "dims", "errors", "hardware", "ir", "planning",
-        "processes", "records", "report", "runtime", "search",
+        "aot", "artifacts", "cost", "diff", "dims", "display", "errors", "hardware", "ir",
+        "planning", "processes", "records", "report", "runtime", "search",
     },
 }  # fmt: skip
 LONGEST_FILE = 700

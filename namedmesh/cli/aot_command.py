@@ -1,4 +1,4 @@
-"""The command `namedmesh aot`, also `python -m namedmesh.aot`."""
+"""The command `namedmesh aot`: compiles artifacts for devices that are not here."""
 
 from __future__ import annotations
 
@@ -13,10 +13,12 @@ from typing import Any
 
 from namedmesh.aot.absent_devices import prepare_target
 from namedmesh.aot.compilation import compile_for
-from namedmesh.aot.target_report import TargetReport, failed_row
+from namedmesh.aot.target_report import failed_row
 from namedmesh.artifacts.artifact import Artifact
+from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.topology import Target
+from namedmesh.records.paths import write_file
 from namedmesh.runtime.partitioner import DEFAULT_PARTITIONER, PARTITIONERS
 
 AOT_EXAMPLES = """\
@@ -30,45 +32,30 @@ examples:
 """
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
-    parser.add_argument(
-        "artifacts", nargs="+", metavar="ARTIFACT", help="a file written by nm.export(...).save"
-    )
-    parser.add_argument(
-        "--target",
-        required=True,
-        help="tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as tpu-v5e:4x4:2, or cpu:8",
-    )
-    parser.add_argument(
-        "--partitioner",
-        choices=PARTITIONERS,
-        help="what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
-        f"{DEFAULT_PARTITIONER})",
-    )
-    parser.add_argument("--json", metavar="OUT", help="write the rows to this file too")
-    parser.add_argument(
-        "--save",
-        metavar="OUT",
-        help="write the artifact with the device assignment for the target's torus",
-    )
+def add_aot_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `namedmesh aot`."""
+    add = parser.add_argument
+    artifacts = "a file written by nm.export(...).save"
+    add("artifacts", nargs="+", metavar="ARTIFACT", help=artifacts)
+    target = "tpu-v3:32x32, tpu-v5p:4x4x4, ..., two slices as tpu-v5e:4x4:2, or cpu:8"
+    add("--target", required=True, help=target)
+    partitioner = "what splits the program over the devices (default: $NAMEDMESH_PARTITIONER, or "
+    add("--partitioner", choices=PARTITIONERS, help=f"{partitioner}{DEFAULT_PARTITIONER})")
+    add("--json", metavar="OUT", help="write the rows to this file too")
+    save = "write the artifact with the device assignment for the target's torus"
+    add("--save", metavar="OUT", help=save)
 
 
 def run_aot(arguments: argparse.Namespace) -> int:
-    """Compile every artifact for a target, prints the reports and writes the rows.
+    """Compile every artifact for a target, print the reports and write the rows.
 
     An artifact that cannot be read or compiled does not keep the others from being reported.
     """
-    try:
-        target = Target.parse(arguments.target)
-        paths: list[str] = arguments.artifacts
-        _check_outputs(arguments, target)
-        prepare_target(target)
-    except NamedMeshError as error:
-        print(format_error(error), file=sys.stderr)
-        return 2
-    # Until its iteration comes, an artifact has a row that says so: whatever happens, the file of
-    # rows has one for each artifact.
+    target = Target.parse(arguments.target)
+    paths: list[str] = arguments.artifacts
+    _check_outputs(arguments, target)
+    prepare_target(target)
+    # Whatever happens, the file has a row for each artifact.
     rows = [_failed(path, None, target, "not compiled yet") for path in paths]
     _write_rows(arguments.json, rows)
     for i, path in enumerate(paths):
@@ -82,7 +69,7 @@ def run_aot(arguments: argparse.Namespace) -> int:
 def _compile_one(
     path: str, target: Target, save: str | None, partitioner: str | None
 ) -> dict[str, Any]:
-    """Read, compiles and reports one artifact; its row."""
+    """Read, compile and report one artifact, and return its row."""
     artifact = None
     try:
         artifact = Artifact.load(path)
@@ -90,7 +77,8 @@ def _compile_one(
         report = compile_for(artifact, target, name=name, partitioner=partitioner)
         print(report, flush=True)
         if save is not None:
-            _save(artifact, report, save)
+            artifact.with_device_assignment(report.assignment.order).save(save)
+            print(f"  saved with this device assignment as {save}", flush=True)
         return {**report.row(), "artifact": path}
     except NamedMeshError as error:
         print(f"{path}: {format_error(error)}", file=sys.stderr, flush=True)
@@ -100,14 +88,8 @@ def _compile_one(
         return _failed(path, artifact, target, f"{type(error).__name__}: {error}")
 
 
-def _save(artifact: Artifact, report: TargetReport, path: str) -> None:
-    """Write the artifact with the device assignment that was compiled."""
-    artifact.with_device_assignment(report.assignment.order).save(path)
-    print(f"  saved with this device assignment as {path}", flush=True)
-
-
 def _failed(path: str, artifact: Artifact | None, target: Target, error: str) -> dict[str, Any]:
-    """The row of an artifact without a report."""
+    """Return the row of an artifact without a report."""
     row = failed_row(artifact, target, pathlib.Path(path).stem, error)
     return {**row, "artifact": path}
 
@@ -115,9 +97,7 @@ def _failed(path: str, artifact: Artifact | None, target: Target, error: str) ->
 def _write_rows(path: str | None, rows: list[dict[str, Any]]) -> None:
     """Write the rows, whole or not at all."""
     if path is not None:
-        temporary = f"{path}.{os.getpid()}.partial"
-        pathlib.Path(temporary).write_text(json.dumps(rows, indent=1) + "\n")
-        os.replace(temporary, path)
+        write_file(path, (json.dumps(rows, indent=1) + "\n").encode(), "--json")
 
 
 def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
@@ -126,14 +106,12 @@ def _check_outputs(arguments: argparse.Namespace, target: Target) -> None:
         out = getattr(arguments, option)
         if out is not None:
             _check_writable(f"--{option}", out, arguments.artifacts)
-    if arguments.save is None:
-        return
-    if len(arguments.artifacts) > 1:
+    if arguments.save is not None and len(arguments.artifacts) > 1:
         raise NamedMeshError(
             f"--save writes one artifact, and {len(arguments.artifacts)} were given",
             fix="run the command once for each artifact",
         )
-    if not target.generation:
+    if arguments.save is not None and not target.generation:
         raise NamedMeshError(
             f"--save: target {target} has no torus to assign devices for",
             fix="use a target such as tpu-v3:2x2",
@@ -145,21 +123,15 @@ def _check_writable(option: str, out: str, artifacts: Sequence[str]) -> None:
     path = pathlib.Path(out)
     if any(pathlib.Path(one).resolve() == path.resolve() for one in artifacts):
         raise NamedMeshError(f"{option} {out} is one of the artifacts", fix="name another file")
-    reason = None
+    folder, reason = path.absolute().parent, None
     if not out or path.is_dir():
         reason = "it is not a file"
-    elif not path.absolute().parent.is_dir():
+    elif not folder.is_dir():
         reason = "its folder is not there"
-    elif not os.access(path.absolute().parent, os.W_OK):
+    elif not os.access(folder, os.W_OK):
         reason = "its folder cannot be written to"
     if reason:
         raise NamedMeshError(
             f"cannot write {option} {out!r}: {reason}",
             fix="name a file in a folder that is there and can be written to",
         )
-
-
-def format_error(error: NamedMeshError) -> str:
-    """An error without the line of code it was raised for, which on a command line is our own."""
-    details = (f"  {detail}" for detail in error.details)
-    return "\n".join([error.problem, *details, f"  fix: {error.fix}"])

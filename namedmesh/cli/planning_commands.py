@@ -26,152 +26,22 @@ from namedmesh.records.plan import PlanRecord
 from namedmesh.report.report import report
 
 PROGRAM = "a program: module:function or path/file.py:function"
-
-
-def add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -> None:
-    """Add the options that say what to plan."""
-    both = "; give it twice for A and for B" if twice else ""
-    parser.add_argument(
-        "--mesh",
-        action="append",
-        default=[],
-        metavar="MESH",
-        help=f"the devices along named axes, e.g. data=4,model=2, and hosts=2 if so{both}",
-    )
-    parser.add_argument(
-        "--layout",
-        action="append",
-        default=[],
-        metavar="LAYOUT",
-        help=f"which dimensions lie on which axes, e.g. 'batch:data, hidden:model'{both}",
-    )
-    parser.add_argument(
-        "--params",
-        action="append",
-        default=[],
-        metavar="LAYOUT",
-        help=f"the same for parameters at rest, e.g. 'model:data'{both}",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="an argument of the function: a literal, a text or @module:name; NAME.FIELD=VALUE is "
-        "an argument of the class that NAME is annotated with",
-    )
-    parser.add_argument(
-        "--conflicts",
-        choices=CONFLICTS,
-        default="error",
-        help="what happens where operands hold one axis on different dimensions",
-    )
-
-
-def make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> Plan:
-    """Plan what a reference names as the options say."""
-    found = find_program(reference, arguments.settings)
-    mesh, layout = _pick(arguments.mesh, side), _pick(arguments.layout, side)
-    params = _pick(arguments.params, side)
-    if isinstance(found, Plan) and (mesh, layout, params) == (None, None, None):
-        return found
-    program = found if isinstance(found, Program) else found.program
-    if mesh is None and isinstance(found, Program):
-        raise NamedMeshError(
-            f"{reference}: there is no mesh to plan for", fix="add e.g. --mesh data=4,model=2"
-        )
-    before = found if isinstance(found, Plan) else None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a layout leaves unused, the plan prints itself
-        return plan(
-            program,
-            before.mesh if before and mesh is None else Mesh.parse(mesh or ""),
-            before.layout if before and layout is None else Layout(layout or ""),
-            None if not params else Layout(params),
-            conflicts=arguments.conflicts,
-        )
-
-
-def _pick(values: Sequence[str], side: int) -> str | None:
-    """The value of one side: of several, its own; of one, that."""
-    return values[min(side, len(values) - 1)] if values else None
-
-
-def check_given_once(arguments: argparse.Namespace, most: int = 1) -> None:
-    """Raise for options that were given more often than there are programs."""
-    for name in ("mesh", "layout", "params"):
-        count = len(getattr(arguments, name))
-        if count > most:
-            raise NamedMeshError(
-                f"--{name} is given {count} times, and there is a use for {most}",
-                fix="leave the rest out; namedmesh diff compares two layouts",
-            )
-
-
-def print_text(text: str) -> None:
-    """Print what a command found, as far as someone reads it."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # `namedmesh plan ... | head` has read enough; Python flushes again
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
+SET = "an argument of the function: a literal, a text or @module:name; NAME.FIELD=VALUE is an "
+SET += "argument of the class that NAME is annotated with"
+SPEC = "the dimensions of an input, e.g. 'x=batch=8 model=4', with a dtype if not float32"
 PLAN_EXAMPLES = """\
 examples:
-  the plan of a function that returns a program, on eight devices
-    namedmesh plan examples.unet.model:train_program --set learning_rate=0.01 --set steps=100 \\
-        --mesh data=2,space=4 --layout "batch:data, rows:space"
-  with other sizes of the model, the collectives alone
+  the plan of a function in model.py whose inputs have specs: def train(x=nm.spec([B, M]))
+    namedmesh plan model.py:train --mesh data=8 --layout batch:data
+  of one whose inputs have none
+    namedmesh plan model.py:predict --spec "x=batch=64 model=512" --mesh data=8 --layout batch:data
+  of a function that returns a program, with other sizes of the model, the collectives alone
     namedmesh plan examples.unet.model:train_program --set learning_rate=0.01 --set steps=100 \\
         --set model.rows=256 --mesh space=4 --layout rows:space --communication
   weights at rest in shards, saved for namedmesh diff with what a step takes on a target
     namedmesh plan model.py:train --mesh data=8 --layout batch:data --params model:data \\
         --target tpu-v3 --save fsdp.json
 """
-
-
-def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    add_planning_options(parser)
-    parser.add_argument(
-        "--target", help="estimate time and memory of a step there: tpu-v3, h200, ..., or a file"
-    )
-    parser.add_argument("--save", metavar="OUT", help="write the plan to a file for namedmesh diff")
-    parser.add_argument(
-        "--without-lines",
-        action="store_true",
-        help="save no line numbers, so that the file changes only where the plan does",
-    )
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON")
-    output.add_argument(
-        "--communication", action="store_true", help="print the collectives and totals alone"
-    )
-
-
-def run_plan(arguments: argparse.Namespace) -> int:
-    """Plan a program, prints the plan, and saves it."""
-    check_given_once(arguments)
-    plan = make_plan(arguments, arguments.program)
-    if arguments.save is not None:
-        plan.save(arguments.save, arguments.target, lines=not arguments.without_lines)
-    print_text(_format(arguments, plan))
-    return 0
-
-
-def _format(arguments: argparse.Namespace, plan: Plan) -> str:
-    """What is printed of a plan."""
-    if arguments.json:
-        document = plan.to_json()
-        if arguments.target is not None:
-            document["cost"] = cost(plan, arguments.target).summary()
-        return json.dumps(document, indent=1)
-    text = plan.communication if arguments.communication else str(plan)
-    return text if arguments.target is None else f"{text}\n\n{cost(plan, arguments.target)}"
-
-
 COST_EXAMPLES = """\
 examples:
   time and memory of a step on eight cores of a TPU v3
@@ -180,31 +50,6 @@ examples:
   every op and collective, as JSON
     namedmesh cost model.py:train --mesh data=8 --layout batch:data --target h200 --json
 """
-
-
-def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    add_planning_options(parser)
-    parser.add_argument(
-        "--target", required=True, help="tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def run_cost(arguments: argparse.Namespace) -> int:
-    """Plan a program and prints its cost."""
-    check_given_once(arguments)
-    if os.path.isfile(arguments.program):
-        raise NamedMeshError(
-            f"{arguments.program!r} is a file, and a saved plan does not have its ops to price",
-            fix="name the program; plan.save(path, target=...) keeps the cost with the plan",
-        )
-    priced = cost(make_plan(arguments, arguments.program), arguments.target)
-    print_text(json.dumps(priced.to_json(), indent=1) if arguments.json else str(priced))
-    return 0
-
-
 REPORT_EXAMPLES = """\
 examples:
   the page of a plan on eight devices, with times and memory on TPU v3
@@ -214,31 +59,6 @@ examples:
     namedmesh report model.py:train --mesh data=8 --layout batch:data --layout hidden:data \\
         --target h200 --out layouts.html
 """
-
-
-def add_report_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    add_planning_options(parser, twice=True)
-    parser.add_argument(
-        "--target",
-        default="tpu-v3",
-        help="the hardware of the estimates: tpu-v3 (the default), h200, ..., or a file",
-    )
-    parser.add_argument("--out", metavar="OUT", required=True, help="the HTML file to write")
-
-
-def run_report(arguments: argparse.Namespace) -> int:
-    """Plan a program once or twice, and writes the page."""
-    check_given_once(arguments, most=2)
-    two = max(len(arguments.mesh), len(arguments.layout), len(arguments.params)) > 1
-    plan = make_plan(arguments, arguments.program)
-    beside = make_plan(arguments, arguments.program, 1) if two else None
-    report(plan, arguments.out, target=arguments.target, beside=beside)
-    print(f"wrote {arguments.out}")
-    return 0
-
-
 DIFF_EXAMPLES = """\
 examples:
   two layouts of one program
@@ -256,58 +76,188 @@ exit status: 0 if no condition of --fail-if is met, 1 if one is, 2 if something 
 """
 
 
+def add_program_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options with which the function behind a reference is called."""
+    add = parser.add_argument
+    add("--set", action="append", default=[], metavar="NAME=VALUE", dest="settings", help=SET)
+    add("--spec", action="append", default=[], metavar="NAME=DIMS", dest="specs", help=SPEC)
+
+
+def _add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -> None:
+    """Add the options that say what to plan."""
+    both = "; give it twice for A and for B" if twice else ""
+    several: dict[str, Any] = dict(action="append", default=[])
+    mesh = f"the devices along named axes, e.g. data=4,model=2, and hosts=2 if so{both}"
+    parser.add_argument("--mesh", metavar="MESH", help=mesh, **several)
+    layout = f"the axes of each dimension, e.g. 'batch:data, hidden:model'{both}"
+    parser.add_argument("--layout", metavar="LAYOUT", help=layout, **several)
+    params = f"the same for parameters at rest, e.g. 'model:data'{both}"
+    parser.add_argument("--params", metavar="LAYOUT", help=params, **several)
+    add_program_options(parser)
+    conflicts = "what happens where operands have one axis on different dimensions"
+    parser.add_argument("--conflicts", choices=CONFLICTS, default="error", help=conflicts)
+
+
+def _make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> Plan:
+    """Plan what a reference names as the options say."""
+    found = find_program(reference, arguments.settings, arguments.specs)
+    mesh, layout = _pick(arguments.mesh, side), _pick(arguments.layout, side)
+    params = _pick(arguments.params, side)
+    if isinstance(found, Plan) and (mesh, layout, params) == (None, None, None):
+        return found
+    program = found if isinstance(found, Program) else found.program
+    if mesh is None and isinstance(found, Program):
+        raise NamedMeshError(
+            f"{reference}: there is no mesh to plan for", fix="add e.g. --mesh data=4,model=2"
+        )
+    before = found if isinstance(found, Plan) else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the plan itself prints what a layout leaves unused
+        return plan(
+            program,
+            before.mesh if before and mesh is None else Mesh.parse(mesh or ""),
+            before.layout if before and layout is None else Layout(layout or ""),
+            None if not params else Layout(params),
+            conflicts=arguments.conflicts,
+        )
+
+
+def _pick(values: Sequence[str], side: int) -> str | None:
+    """Return the value for one side: its own of several, or the only one."""
+    return values[min(side, len(values) - 1)] if values else None
+
+
+def _check_counts(arguments: argparse.Namespace, most: int = 1) -> None:
+    """Raise for options that were given more often than there are programs."""
+    for name in ("mesh", "layout", "params"):
+        count = len(getattr(arguments, name))
+        if count > most:
+            raise NamedMeshError(
+                f"--{name} is given {count} times, and there is a use for {most}",
+                fix="leave the rest out; namedmesh diff compares two layouts",
+            )
+
+
+def print_text(text: str) -> None:
+    """Print text to a reader who may stop reading."""
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `namedmesh plan ... | head` has read enough; Python flushes again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `namedmesh plan`."""
+    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    _add_planning_options(parser)
+    target = "estimate time and memory of a step there: tpu-v3, h200, ..., or a file"
+    parser.add_argument("--target", help=target)
+    parser.add_argument("--save", metavar="OUT", help="write the plan to a file for namedmesh diff")
+    lines = "save no line numbers, so that the file changes only where the plan does"
+    parser.add_argument("--without-lines", action="store_true", help=lines)
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print JSON")
+    communication = "print the collectives and totals alone"
+    output.add_argument("--communication", action="store_true", help=communication)
+
+
+def run_plan(arguments: argparse.Namespace) -> int:
+    """Plan a program, print the plan, and save it."""
+    _check_counts(arguments)
+    planned, target = _make_plan(arguments, arguments.program), arguments.target
+    if arguments.save is not None:
+        planned.save(arguments.save, target, lines=not arguments.without_lines)
+    if arguments.json:
+        priced = {} if target is None else {"cost": cost(planned, target).summary()}
+        print_text(json.dumps({**planned.to_json(), **priced}, indent=1))
+        return 0
+    text = planned.communication if arguments.communication else str(planned)
+    print_text(text if target is None else f"{text}\n\n{cost(planned, target)}")
+    return 0
+
+
+def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `namedmesh cost`."""
+    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    _add_planning_options(parser)
+    target = "tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file"
+    parser.add_argument("--target", required=True, help=target)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def run_cost(arguments: argparse.Namespace) -> int:
+    """Plan a program and print its cost."""
+    _check_counts(arguments)
+    if os.path.isfile(arguments.program):
+        raise NamedMeshError(
+            f"{arguments.program!r} is a file, and a saved plan does not have its ops to price",
+            fix="name the program; plan.save(path, target=...) keeps the cost with the plan",
+        )
+    priced = cost(_make_plan(arguments, arguments.program), arguments.target)
+    print_text(json.dumps(priced.to_json(), indent=1) if arguments.json else str(priced))
+    return 0
+
+
+def add_report_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `namedmesh report`."""
+    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    _add_planning_options(parser, twice=True)
+    target = "the hardware of the estimates: tpu-v3 (the default), h200, ..., or a file"
+    parser.add_argument("--target", default="tpu-v3", help=target)
+    parser.add_argument("--out", metavar="OUT", required=True, help="the HTML file to write")
+
+
+def run_report(arguments: argparse.Namespace) -> int:
+    """Plan a program once or twice, and write the page."""
+    _check_counts(arguments, most=2)
+    two = max(len(arguments.mesh), len(arguments.layout), len(arguments.params)) > 1
+    first = _make_plan(arguments, arguments.program)
+    beside = _make_plan(arguments, arguments.program, 1) if two else None
+    report(first, arguments.out, target=arguments.target, beside=beside)
+    print(f"wrote {arguments.out}")
+    return 0
+
+
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
+    """Add the arguments of `namedmesh diff`."""
     sorts = "a saved plan, an artifact, a report of namedmesh aot, or"
     parser.add_argument("a", metavar="A", help=f"{sorts} {PROGRAM}")
-    parser.add_argument(
-        "b", metavar="B", nargs="?", help="the same; without it, A under the second layout"
-    )
-    add_planning_options(parser, twice=True)
-    parser.add_argument(
-        "--target", help="estimate time and memory of what is planned: tpu-v3, h200, ..., or a file"
-    )
-    parser.add_argument(
-        "--fail-if",
-        action="append",
-        default=[],
-        metavar="CONDITION",
-        help=f"exit with status 1 if it holds of B, e.g. {EXAMPLES}".replace("%", "%%"),
-    )
+    other = "the same; without it, A under the second layout"
+    parser.add_argument("b", metavar="B", nargs="?", help=other)
+    _add_planning_options(parser, twice=True)
+    target = "estimate time and memory of what is planned: tpu-v3, h200, ..., or a file"
+    parser.add_argument("--target", help=target)
+    fail = f"exit with status 1 if it holds of B, e.g. {EXAMPLES}".replace("%", "%%")
+    parser.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help=fail)
     parser.add_argument("--all", action="store_true", help="print every change")
     parser.add_argument("--json", metavar="OUT", help="write the comparison to this file too")
 
 
 def run_diff(arguments: argparse.Namespace) -> int:
-    """Compare two plans, prints what differs, and checks the conditions."""
+    """Compare two plans, print what differs, and check the conditions."""
     conditions = [Condition.parse(text) for text in arguments.fail_if]
-    check_given_once(arguments, most=2)
-    _check_two_sides(arguments)
-    before = _read_side(arguments, arguments.a, 0)
-    after = _read_side(arguments, arguments.b or arguments.a, 1)
-    found = diff(before, after)
-    met = [text for one in conditions if (text := one.explain(found)) is not None]
-    print_text(found.describe(None if arguments.all else 12))
-    if arguments.json is not None:
-        text = json.dumps(found.to_json(), indent=1) + "\n"
-        write_file(arguments.json, text.encode(), "the comparison")
-    for text in met:
-        print(f"failed: {text}", file=sys.stderr)
-    return 1 if met else 0
-
-
-def _check_two_sides(arguments: argparse.Namespace) -> None:
-    """Raise if there is one plan alone."""
+    _check_counts(arguments, most=2)
     options = (arguments.mesh, arguments.layout, arguments.params)
     if arguments.b is None and not any(len(values) > 1 for values in options):
         raise NamedMeshError(
             f"{arguments.a} is compared with nothing",
             fix="give B, or --layout, --params or --mesh twice: for A and for B",
         )
+    before = _read_side(arguments, arguments.a, 0)
+    after = _read_side(arguments, arguments.b or arguments.a, 1)
+    difference = diff(before, after)
+    failures = [text for one in conditions if (text := one.explain(difference)) is not None]
+    print_text(difference.describe(None if arguments.all else 12))
+    if arguments.json is not None:
+        text = json.dumps(difference.to_json(), indent=1) + "\n"
+        write_file(arguments.json, text.encode(), "the comparison")
+    for text in failures:
+        print(f"failed: {text}", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecord:
-    """The record of a file, or of a program as the options say."""
+    """Return the record of a file, or of a program as the options say."""
     if name.endswith(".py"):
         raise NamedMeshError(
             f"{name!r} does not name a program", fix=f"write {name}:function, e.g. {name}:train"
@@ -320,17 +270,16 @@ def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecor
             f"{name!r} is neither a file nor a program",
             fix="give a file that plan.save wrote, or module:function",
         )
-    target: Any = arguments.target
-    return record_of(make_plan(arguments, name, side), target)
+    return record_of(_make_plan(arguments, name, side), arguments.target)
 
 
 def _check_options_used(arguments: argparse.Namespace) -> None:
     """Raise for options of planning where both sides are files."""
+    options = ("mesh", "layout", "params", "settings", "specs", "target")
+    used = [name for name in options if getattr(arguments, name)]
     sides = (arguments.a, arguments.b or arguments.a)
-    given = [name for name in ("mesh", "layout", "params", "settings") if getattr(arguments, name)]
-    given += ["target"] if arguments.target else []
-    if given and all(os.path.exists(side) for side in sides):
-        option = "--" + given[0].replace("settings", "set")
+    if used and all(os.path.exists(side) for side in sides):
+        option = "--" + used[0].replace("settings", "set").replace("specs", "spec")
         raise NamedMeshError(
             f"{option} says how to plan, and both sides are files",
             fix=f"leave {option} out; plan.save(path, target=...) keeps the cost with a plan",

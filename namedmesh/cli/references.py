@@ -1,9 +1,7 @@
-"""Programs by reference: `module:function` or `path/file.py:function`, called with `--set` values.
+"""Programs by reference: `module:function` or `path/file.py:function`, with values for parameters.
 
-What stands behind a reference may be a Program, a Plan, a compiled step, a function whose inputs
-have specs, or a function that returns any of these. The parameters of a function get their values
-from `--set name=value`, from their defaults, or, where they are annotated with a class that can be
-made without arguments, from that class; `--set name.field=value` are then its arguments.
+A reference names a Program, a Plan, a compiled step, a function whose inputs have specs, or a
+function that returns any of these.
 """
 
 from __future__ import annotations
@@ -22,8 +20,9 @@ import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from namedmesh.dims.dimension import dims
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
-from namedmesh.ir.interface import InputSpec
+from namedmesh.ir.interface import InputSpec, spec
 from namedmesh.ir.program import Program, trace
 from namedmesh.planning.plan import Plan
 
@@ -31,10 +30,18 @@ FORM = "write module:function or path/file.py:function, e.g. examples.unet.model
 _MISSING: Any = object()
 
 
-def find_program(reference: str, settings: Iterable[str] = ()) -> Program | Plan:
-    """Find what a reference names, calls it if it is a function, and returns its program."""
+def find_program(
+    reference: str, settings: Iterable[str] = (), specs: Iterable[str] = ()
+) -> Program | Plan:
+    """Find what a reference names, call it if it is a function, and return its program.
+
+    Parameters get their values from `--set name=value`, from `--spec name=dims`, from their
+    defaults, or, where they are annotated with a class that can be made without arguments, from
+    that class; `--set name.field=value` are then its arguments.
+    """
     found = find_object(reference)
     arguments = _nest(settings)
+    arguments.update(map(_read_spec, specs))
     program = _program_in(found)
     if program is None and callable(found):
         program = _call(found, arguments, reference)
@@ -51,8 +58,22 @@ def find_program(reference: str, settings: Iterable[str] = ()) -> Program | Plan
     return program
 
 
+def _read_spec(text: str) -> tuple[str, InputSpec]:
+    """Read one --spec: the name of an input, its dimensions and perhaps a dtype."""
+    name, equals, words = (part.strip() for part in text.partition("="))
+    sizes = [word for word in words.split() if "=" in word]
+    dtypes = [word for word in words.split() if "=" not in word]
+    if not equals or not name.isidentifier() or len(dtypes) > 1:
+        raise NamedMeshError(
+            f"cannot read --spec {text!r}",
+            fix="write a name, dimensions with sizes and perhaps a dtype, e.g. "
+            "--spec 'x=batch=8 model=4 bfloat16'",
+        )
+    return name, spec(dims(" ".join(sizes)) if sizes else [], *dtypes)
+
+
 def find_object(reference: str) -> Any:
-    """Find what a reference names: attributes and keys of mappings, one after the other."""
+    """Find an object by attributes and keys of mappings, one after the other."""
     where, colon, path = reference.rpartition(":")
     if not colon or not where or not path:
         raise NamedMeshError(f"{reference!r} does not name a program", fix=FORM)
@@ -71,7 +92,7 @@ def find_object(reference: str) -> Any:
 
 
 def _load_module(where: str) -> types.ModuleType:
-    """Imports a module by its name or its file, from the working folder if it is there."""
+    """Import a module by its name or its file, from the working folder if it is there."""
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     if where.endswith(".py") or os.sep in where:
@@ -88,7 +109,7 @@ def _load_module(where: str) -> types.ModuleType:
 
 
 def _load_file(where: str) -> types.ModuleType:
-    """Imports a file; one of a package as a part of it."""
+    """Import a file; one of a package as a part of it."""
     if not os.path.isfile(where):
         raise NamedMeshError(f"there is no file {where!r}", fix="check the path")
     folder, file = os.path.split(os.path.abspath(where))
@@ -111,7 +132,7 @@ def _load_file(where: str) -> types.ModuleType:
 
 
 def run_guarded(function: Callable[[], Any], what: str) -> Any:
-    """Run code of the user's, and says in one error what went wrong in it."""
+    """Run code of the user's, and turn whatever it raises into one error."""
     try:
         return function()
     except NamedMeshError:
@@ -128,7 +149,7 @@ def run_guarded(function: Callable[[], Any], what: str) -> Any:
 
 
 def _program_in(value: Any) -> Program | Plan | None:
-    """The program that a value is or has."""
+    """Return the program that a value is or has."""
     if isinstance(value, (Program, Plan)):
         return value
     plan = getattr(value, "plan", None)
@@ -136,7 +157,7 @@ def _program_in(value: Any) -> Program | Plan | None:
 
 
 class _Fields(dict[str, Any]):
-    """Values of `--set name.field=value`: arguments of what the argument is made of."""
+    """Values of `--set name.field=value`: arguments of the class of the parameter."""
 
 
 def _nest(settings: Iterable[str]) -> _Fields:
@@ -163,18 +184,23 @@ def _nest(settings: Iterable[str]) -> _Fields:
     return arguments
 
 
-def _read_value(text: str) -> Any:
-    """A number, a list or another literal of Python; @module:name; or else the text itself."""
-    if text.startswith("@"):
-        return find_object(text[1:])
+def read_literal(text: str) -> Any:
+    """Read a literal of Python; any other text is itself."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return {"true": True, "false": False, "none": None}.get(text.lower(), text)
+        return text
+
+
+def _read_value(text: str) -> Any:
+    """Read a literal, @module:name, a switch, or a text."""
+    if text.startswith("@"):
+        return find_object(text[1:])
+    return {"true": True, "false": False, "none": None}.get(text.lower(), read_literal(text))
 
 
 def _call(function: Any, arguments: _Fields, reference: str) -> Program | Plan:
-    """Trace a function of which inputs have specs, or calls one that returns a program."""
+    """Trace a function whose inputs have specs, or call one that returns a program."""
     values = _bind(function, arguments, reference)
     if any(isinstance(value, InputSpec) for value in values.values()):
         return run_guarded(lambda: _trace_at_definition(function, values), f"tracing {reference}")
@@ -190,7 +216,7 @@ def _call(function: Any, arguments: _Fields, reference: str) -> Program | Plan:
 
 
 def _trace_at_definition(function: Any, values: dict[str, Any]) -> Program:
-    """Trace a function as if the line that defines it had asked for that: inputs are of it."""
+    """Trace a function so that its inputs have the line of its definition as their source."""
     specs = {name: value for name, value in values.items() if isinstance(value, InputSpec)}
     rest = {name: value for name, value in values.items() if name not in specs}
     body = function
@@ -232,13 +258,14 @@ def _bind(function: Any, arguments: _Fields, reference: str) -> dict[str, Any]:
         raise NamedMeshError(
             f"{reference} needs {join_names(missing)}",
             f"its parameters: {signature}",
-            fix=f"add --set {missing[0]}=..., where @module:name stands for an object",
+            fix=f"add --set {missing[0]}=..., where @module:name stands for an object, or for an "
+            f"input tensor --spec '{missing[0]}=batch=8 model=4'",
         )
     return values
 
 
 def _annotations_of(function: Any) -> dict[str, Any]:
-    """A function's annotations, or none if they name what is not there when it runs."""
+    """Return a function's annotations, or none if they cannot be evaluated."""
     if inspect.isclass(function):
         function = function.__init__
     try:
@@ -248,7 +275,7 @@ def _annotations_of(function: Any) -> dict[str, Any]:
 
 
 def _value_of(parameter: inspect.Parameter, annotation: Any, given: Any) -> Any:
-    """The value of one parameter, as it was given or as its annotation says."""
+    """Return the value of one parameter: as given, its spec, or an instance of its class."""
     if isinstance(given, _Fields):
         return _make(parameter, annotation, given)
     if given is not _MISSING:
@@ -263,7 +290,7 @@ def _value_of(parameter: inspect.Parameter, annotation: Any, given: Any) -> Any:
 
 
 def _make(parameter: inspect.Parameter, annotation: Any, fields: _Fields) -> Any:
-    """Make an argument of its fields: its default with some changed, or of its class."""
+    """Make an argument of its fields: its default with some changed, or a new instance."""
     what = f"making {parameter.name} with {join_names(list(fields))}"
     if dataclasses.is_dataclass(parameter.default) and not isinstance(parameter.default, type):
         default = parameter.default

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import inspect
 import json
 from typing import Any
 
-from namedmesh.cli.planning_commands import PROGRAM, print_text
-from namedmesh.cli.references import find_program
+from namedmesh.cli.planning_commands import PROGRAM, add_program_options, print_text
+from namedmesh.cli.references import find_program, read_literal
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.program import Program
 from namedmesh.search.search import search
@@ -27,73 +26,47 @@ examples:
   on four hosts of eight GPUs
     namedmesh search model.py:train --devices 32 --hosts 4 --target h100
 """
+# Options that are arguments of nm.search.
+OPTIONS = (
+    "hosts", "slices", "pin", "memory", "axes", "plans", "verify", "processes", "resume",
+)  # fmt: skip
 
 
 def add_search_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the command's arguments to a parser."""
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="settings",
-        help="an argument of the function, as for namedmesh plan",
-    )
-    parser.add_argument(
-        "--try",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE,VALUE",
-        dest="choices",
-        help="an argument of the function that the search may choose, e.g. remat=none,full",
-    )
-    parser.add_argument("--devices", type=int, required=True, help="how many devices there are")
-    parser.add_argument("--hosts", type=int, default=1, help="how many hosts they lie on")
-    parser.add_argument("--slices", type=int, default=1, help="how many TPU slices they lie on")
-    parser.add_argument(
-        "--target", required=True, help="what they are: tpu-v3, h200, cpu, ..., or a YAML file"
-    )
-    parser.add_argument(
-        "--pin", default="", metavar="LAYOUT", help="the part of the layout that stays"
-    )
-    parser.add_argument(
-        "--memory", help="what a device may hold, e.g. 12GiB; all it has if not given"
-    )
-    parser.add_argument("--axes", type=int, default=3, help="how many axes a mesh may have")
-    parser.add_argument("--plans", type=int, help="how many candidates to plan at most")
-    parser.add_argument("--verify", type=int, default=0, help="how many entries to compile")
-    parser.add_argument("--processes", type=int, help="how many processes plan; one for each core")
-    parser.add_argument("--resume", metavar="OUT", help="a journal, to go on after an interruption")
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    """Add the arguments of `namedmesh search`."""
+    add = parser.add_argument
+    add("program", metavar="PROGRAM", help=PROGRAM)
+    add_program_options(parser)
+    choices = "an argument of the function that the search may choose, e.g. remat=none,full"
+    several: dict[str, Any] = dict(action="append", default=[], dest="choices")
+    add("--try", metavar="NAME=VALUE,VALUE", help=choices, **several)
+    add("--devices", type=int, required=True, help="how many devices there are")
+    add("--hosts", type=int, default=1, help="how many hosts they are on")
+    add("--slices", type=int, default=1, help="how many TPU slices they are on")
+    add("--target", required=True, help="what they are: tpu-v3, h200, cpu, ..., or a YAML file")
+    add("--pin", default="", metavar="LAYOUT", help="the part of the layout that stays")
+    add("--memory", help="what a step may take on a device, e.g. 12GiB; by default all it has")
+    add("--axes", type=int, default=3, help="how many axes a mesh may have")
+    add("--plans", type=int, help="how many candidates to plan at most")
+    add("--verify", type=int, default=0, help="how many entries to compile")
+    add("--processes", type=int, help="how many processes plan; one for each core")
+    add("--resume", metavar="OUT", help="a journal, to go on after an interruption")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run_search(arguments: argparse.Namespace) -> int:
-    """Search, and prints what was found."""
+    """Search, and print the front."""
 
     def make(**choices: Any) -> Program:
         settings = [f"{name}={value!r}" for name, value in choices.items()]
-        found = find_program(arguments.program, [*arguments.settings, *settings])
+        found = find_program(arguments.program, [*arguments.settings, *settings], arguments.specs)
         return found if isinstance(found, Program) else found.program
 
+    options = {name: getattr(arguments, name) for name in OPTIONS}
     choices: dict[str, Any] = dict(map(_read_choice, arguments.choices))
-    found = search(
-        make,
-        arguments.devices,
-        arguments.target,
-        hosts=arguments.hosts,
-        slices=arguments.slices,
-        pin=arguments.pin,
-        memory=arguments.memory,
-        axes=arguments.axes,
-        plans=arguments.plans,
-        verify=arguments.verify,
-        processes=arguments.processes,
-        resume=arguments.resume,
-        **choices,
-    )
-    print_text(json.dumps(found.to_json(), indent=1) if arguments.json else str(found))
-    return 0 if found.front else 1
+    result = search(make, arguments.devices, arguments.target, **options, **choices)
+    print_text(json.dumps(result.to_json(), indent=1) if arguments.json else str(result))
+    return 0 if result.front else 1
 
 
 def _read_choice(text: str) -> tuple[str, list[Any]]:
@@ -108,12 +81,4 @@ def _read_choice(text: str) -> tuple[str, list[Any]]:
             f"--try {name}: a search has an option of that name itself",
             fix=f"rename the parameter {name} of the function",
         )
-    return name, [_read_value(value.strip()) for value in values.split(",")]
-
-
-def _read_value(text: str) -> Any:
-    """Read a literal; what is not one is a text."""
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return text
+    return name, [read_literal(value.strip()) for value in values.split(",")]

@@ -9,6 +9,7 @@ import sys
 import pytest
 
 import namedmesh as nm
+from namedmesh.cli import doctor
 from namedmesh.cli.main import COMMANDS, main
 from tests.diff.models import plan
 
@@ -257,3 +258,74 @@ def test_a_file_of_no_package_is_found_with_what_lies_beside_it(tmp_path, capsys
     )
     run("plan", f"{tmp_path}{os.sep}alone.py:total", "--mesh", "d=2", "--layout", "rows:d")
     assert "1 AllReduce" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("words", [[], ["help"]])
+def test_without_a_command_help_is_printed(words, capsys):
+    run(*words)
+    printed = capsys.readouterr().out
+    assert printed.startswith("usage: namedmesh") and all(name in printed for name in COMMANDS)
+
+
+def test_help_of_a_command(capsys):
+    with pytest.raises(SystemExit) as raised:
+        main(["help", "plan"])
+    assert raised.value.code == 0 and "usage: namedmesh plan" in capsys.readouterr().out
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """A file model.py in the working folder, as a new user has one."""
+    (tmp_path / "model.py").write_text(
+        "import namedmesh as nm\n"
+        "B, M = nm.dims('batch=8 model=4')\n\n\n"
+        "def train(x=nm.spec([B, M])):\n"
+        "    return nm.sum(x)\n\n\n"
+        "def predict(x: nm.spec([B, M])):\n"
+        "    return nm.sum(x)\n\n\n"
+        "def plain(x):\n"
+        "    return nm.sum(x)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "model", raising=False)
+    yield
+    sys.modules.pop("model", None)
+
+
+@pytest.mark.usefixtures("model")
+@pytest.mark.parametrize("reference", ["model.py:train", "model:train", "./model.py:predict"])
+def test_a_file_in_the_working_folder(reference, capsys):
+    run("plan", reference, "--mesh", "data=4", "--layout", "batch:data")
+    assert "1 AllReduce" in capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("model")
+def test_inputs_may_be_described_by_an_option(capsys):
+    words = ["--mesh", "data=4", "--layout", "batch:data"]
+    run("plan", "model.py:plain", "--spec", "x=batch=8 model=4 bfloat16", *words)
+    printed = capsys.readouterr().out
+    assert "1 AllReduce" in printed and "bfloat16[batch=8/data, model=4]" in printed
+    run("plan", "model.py:plain", *words, status=2)
+    assert "--spec 'x=batch=8 model=4'" in capsys.readouterr().err
+    run("plan", "model.py:plain", "--spec", "x", *words, status=2)
+    assert "cannot read --spec 'x'" in capsys.readouterr().err
+    run("plan", "model.py:train", status=2)
+    assert "fix: add e.g. --mesh data=4,model=2" in capsys.readouterr().err
+
+
+def test_the_doctor_names_what_is_there_and_what_is_missing(capsys, monkeypatch):
+    monkeypatch.setenv("NAMEDMESH_PARTITIONER", "gspmd")
+    run("doctor")
+    printed = capsys.readouterr().out
+    assert "✓  Python" in printed and "$NAMEDMESH_PARTITIONER" in printed
+    requires = ["jax<0.13,>=0.10", "numpy>=2", 'tensorflow==2.21.*; extra == "tensorflow"']
+    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda name: requires)
+    monkeypatch.setattr(
+        doctor, "_version_of", lambda name: {"jax": "0.5.1", "tensorflow": ""}.get(name, "99")
+    )
+    run("doctor", "--json", status=1)
+    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    assert rows["jax"]["ok"] is False and rows["jax"]["found"] == "0.5.1, supported: <0.13,>=0.10"
+    assert rows["jax"]["fix"] == "pip install 'jax<0.13,>=0.10'"
+    assert rows["tensorflow"]["ok"] is None and "namedmesh[tensorflow]" in rows["tensorflow"]["fix"]
+    assert rows["numpy"]["ok"] is True and rows["devices"]["found"].endswith("cpu: cpu")
