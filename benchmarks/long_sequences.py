@@ -25,7 +25,7 @@ import sys
 from typing import Any
 
 from benchmarks.long_sequence_cases import AXES, CELLS, FORMS, HBM, Cell, N
-from namedmesh.cli.aot_command import format_error
+from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.hardware.topology import Target
 

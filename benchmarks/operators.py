@@ -27,10 +27,12 @@ from benchmarks.operator_cases import CASES, Case
 from benchmarks.scaling import FIRST, fit_exponent, save_plot
 from benchmarks.torus_links import SQUARES, estimate_link_bytes, slice_of
 from namedmesh.audit.hlo.communication import CompiledCollective
-from namedmesh.cli.aot_command import format_error
-from namedmesh.cost.fusion import count_flops
+from namedmesh.cli.main import format_error
+from namedmesh.cost.fusion import find_axes
 from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.ir.op import Op
+from namedmesh.planning.plan import Plan
 from namedmesh.records.collective import Collective
 
 PARTITIONS = tuple(2**i for i in range(12))
@@ -41,6 +43,19 @@ LABELS = {
     "bytes_moved": "bytes sent",
     "link_bytes": "bytes over the busiest link",
 }
+
+
+def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
+    """Count the floating point operations of one device."""
+    total = 0.0
+    for op in ops:
+        if op.bodies:
+            inner = [one for body in op.bodies for one in body.ops]
+            once = sum(one.flops() for one in inner)
+            total += op.flops() / once * count_flops(plan, inner) if once else 0
+            continue
+        total += op.flops() / plan.mesh.size(find_axes(plan, op))
+    return total
 
 
 def measure_plan(case: Case, partitions: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import pathlib
 import sys
 from typing import Any
 
-from namedmesh.cli.aot_command import format_error
+from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 import namedmesh as nm
-from namedmesh.cli.aot_command import format_error
+from namedmesh.cli.main import format_error
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.layers import Adafactor, Transformer, batch_of, config
 

@@ -1,8 +1,4 @@
-"""Answers for absent machines: Artifacts compiled for devices that are not here.
-
-Names are served from their files when they are first asked for, so that jax is imported when
-something is compiled.
-"""
+"""Answers for absent machines: Artifacts compiled for devices that are not here."""
 
 from namedmesh.lazy import serve_names
 

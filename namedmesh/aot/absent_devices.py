@@ -1,4 +1,4 @@
-"""Devices that are not here: what can be compiled for them, and how much memory they have."""
+"""Devices that are not here: compile-only TPU devices, or virtual CPU devices."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _INSTALL = (
 
 
 def prepare_target(target: Target) -> None:
-    """Set what jax and the TPU compiler read when they start; has no effect once they have."""
+    """Set the environment that jax and the TPU compiler read when they start."""
     if target.platform == "cpu":
         use_cpu_devices(target.cores)
         return
@@ -45,7 +45,7 @@ def prepare_target(target: Target) -> None:
 
 
 def devices_of(target: Target) -> list[Any]:
-    """The devices of a target: virtual CPU devices, or compile-only TPU devices."""
+    """Return the devices of a target: virtual CPU devices, or compile-only TPU devices."""
     prepare_target(target)
     if target.platform == "cpu":
         devices = jax.devices("cpu")
@@ -62,7 +62,7 @@ def devices_of(target: Target) -> list[Any]:
 
 @functools.lru_cache
 def _tpu_devices(target: Target) -> list[Any]:
-    """The devices that the TPU compiler describes."""
+    """Return the devices that the TPU compiler describes."""
     host = f"{platform.system()} {platform.machine()}"
     if not os.environ.get("TPU_LIBRARY_PATH") and importlib.util.find_spec("libtpu") is None:
         raise NamedMeshError(
@@ -86,12 +86,10 @@ def _tpu_devices(target: Target) -> list[Any]:
 
 @functools.lru_cache
 def hbm_bytes(device: Any) -> int | None:
-    """The memory that a program may use on a device.
-
-    The compiler tells it only for programs that need more, so one that does is compiled.
-    """
+    """Return the memory that a program may use on a device."""
     if device.platform == "cpu":
         return None
+    # The compiler tells it only for programs that need more, so one that does is compiled.
     too_large = jax.ShapeDtypeStruct(
         (2**20, 2**19), np.float32, sharding=SingleDeviceSharding(device)
     )
@@ -103,6 +101,6 @@ def hbm_bytes(device: Any) -> int | None:
 
 
 def first_lines(error: Exception) -> list[str]:
-    """The first lines of a compiler's error, which may be very long."""
+    """Return the first lines of a compiler's error, which may be very long."""
     lines = [line[:300] for line in str(error).splitlines() if line.strip()]
     return lines[:4] or [type(error).__name__]

@@ -1,4 +1,4 @@
-"""Ahead of time: an Artifact compiled for devices that are not here, and what it would take."""
+"""Ahead of time: an Artifact compiled for devices that are not here, and its report."""
 
 from __future__ import annotations
 
@@ -46,15 +46,13 @@ def compile_for(
 ) -> TargetReport:
     """Compile an Artifact's step for a target that need not be here.
 
-    A mesh without a device assignment is laid over the target's torus so that the plan's traffic
-    has short ways; `artifact.with_device_assignment(report.assignment.order)` runs like that.
-    Not fitting into memory is an answer: `fits` is False then, and the report says by how much,
-    and what would help.
+    A mesh without a device assignment is placed on the target's torus so that heavy traffic goes to
+    neighbours; `artifact.with_device_assignment(report.assignment.order)` runs like that. For a
+    step that does not fit into memory, the report says by how much, and what would help.
 
     Args:
         artifact: The program.
-        target: Where it would run, such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two
-            slices that the data-centre network joins.
+        target: Such as `tpu-v3:32x32` or `cpu:8`; `tpu-v5e:4x4:2` are two slices.
         name: The report's name for the model; by default the Artifact's own.
         partitioner: What splits the program over the devices, `gspmd` or `shardy`.
 
@@ -132,7 +130,7 @@ def _report(
     lack: Exhausted | None,
     hbm: int | None,
 ) -> TargetReport:
-    """The report of a compiled step, or of one that does not fit, which may have a module too."""
+    """Make the report of a step that was compiled, or does not fit."""
     cost = _cost(step)
     memory = None
     if step is not None and module is not None:
@@ -174,7 +172,7 @@ def _report(
 
 
 def _audit(artifact: Artifact, target: Target, module: Module) -> Audit:
-    """The compiler's collectives against the plan's, by the rules of the target's platform."""
+    """Compare the compiler's collectives with the plan's, by the rules of the platform."""
     return audit(
         module,
         artifact.mesh,
@@ -185,13 +183,13 @@ def _audit(artifact: Artifact, target: Target, module: Module) -> Audit:
 
 
 def _cost(step: jax.stages.Compiled | None) -> dict[str, float]:
-    """The compiler's cost analysis, which some versions of jax wrap in a list."""
+    """Return the compiler's cost analysis, which some versions of jax wrap in a list."""
     cost: Any = (step.cost_analysis() if step is not None else None) or {}
     return cost[0] if isinstance(cost, list) else cost
 
 
 def _dump_last_try(lowered: LoweredModule) -> str | None:
-    """The last module that the compiler writes down before it gives up; None if it writes none."""
+    """Return the last module that the compiler dumps before it fails, if it dumps any."""
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
             compile_lowered(lowered, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
@@ -206,7 +204,7 @@ def _dump_last_try(lowered: LoweredModule) -> str | None:
 
 
 def _refused(artifact: Artifact, target: Target, error: Exception) -> NamedMeshError:
-    """The error for a program that a compiler does not take."""
+    """Make the error for a program that a compiler does not take."""
     return NamedMeshError(
         f"the compiler of {target} refuses {artifact.name}",
         *first_lines(error),

@@ -13,6 +13,8 @@ from namedmesh.audit.hlo.array_types import ArrayType, parse_type
 from namedmesh.audit.hlo.communication import COMMUNICATING
 from namedmesh.audit.hlo.module import Module
 from namedmesh.audit.hlo.values import find_allocations
+from namedmesh.display.html import html_block, html_table
+from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.runtime.usage import Report
 
@@ -22,7 +24,7 @@ _OP = re.compile(r"nm\.(\w+\.\d+)")  # what namedmesh calls the scope of an op
 
 @dataclass(frozen=True)
 class Buffer:
-    """Memory that a value takes on a core.
+    """A value that takes memory on a core.
 
     Attributes:
         bytes: How much.
@@ -44,13 +46,13 @@ class Buffer:
 
 
 def entry_bytes(artifact: Artifact, module: Module) -> list[tuple[TensorSpec, int]]:
-    """The bytes that each entry of a step takes on a core."""
+    """Return the bytes that each entry of a step takes on a core."""
     entries = [*artifact.inputs, *artifact.variables]
     return [(spec, type.bytes) for spec, type in zip(entries, module.parameters, strict=True)]
 
 
 def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[Buffer]:
-    """The largest values of a compiled step that need memory of their own."""
+    """Return the largest values of a compiled step that need memory of their own."""
     alike: Counter[tuple[int, str, str]] = Counter()
     for (spec, size), type in zip(entry_bytes(artifact, module), module.parameters, strict=True):
         alike[size, str(type), spec.name] += 1
@@ -68,7 +70,7 @@ def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[
 
 
 def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
-    """The largest tensors that the manifest knows: entries, and whatever is communicated."""
+    """Return the largest tensors of the manifest: entries, and operands of collectives."""
     buffers = [
         Buffer(spec.bytes_per_device(artifact.mesh), spec.sharded_text, spec.name)
         for spec in (*artifact.inputs, *artifact.variables)
@@ -80,7 +82,7 @@ def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
 
 
 def find_origin(op_name: str, array: ArrayType | None, artifact: Artifact) -> str:
-    """The entry or tensor that a buffer holds, or for which an op gathers another."""
+    """Find the entry or tensor of a buffer, or the op that gathers it."""
     entry = _ENTRY.search(op_name)
     if entry:
         return [*artifact.inputs, *artifact.variables][int(entry[1])].name
@@ -100,32 +102,32 @@ def find_origin(op_name: str, array: ArrayType | None, artifact: Artifact) -> st
 
 
 def _result_texts(op: str, artifact: Artifact) -> list[str]:
-    """What an op makes, a line for each result; its name if the manifest does not know it."""
+    """Return an op's results, a line each; its name if the manifest does not have it."""
     record = artifact.ops.get(op)
     return record.texts if record and record.results else [op]
 
 
 def _above_one(sizes: tuple[int, ...]) -> list[int]:
-    """The sizes that count when shapes are compared: compilers add and drop sizes of one."""
+    """Return the sizes above one: compilers add and drop sizes of one."""
     return [size for size in sizes if size > 1]
 
 
 def _largest(buffers: list[Buffer], count: int) -> list[Buffer]:
-    """The largest buffers, those of equal size by name."""
+    """Return the largest buffers, those of equal size by name."""
     return sorted(buffers, key=lambda buffer: (-buffer.bytes, buffer.origin))[:count]
 
 
 @dataclass(frozen=True)
 class Memory:
-    """A core's bytes by what they hold.
+    """A core's bytes by use.
 
     Attributes:
-        weights: What is trained.
-        state: Optimizer slots, counters and whatever else lives from step to step.
-        inputs: What a step takes besides.
-        results: What a step returns, except what takes the place of old state.
-        activations: What loops of the forward pass keep for the backward pass, as planned.
-        temporaries: Whatever else lives within a step.
+        weights: Trained variables.
+        state: Optimizer slots, counters and other state.
+        inputs: The other inputs of a step.
+        results: Results that are not donated state.
+        activations: Values that loops of the forward pass store for the backward pass, as planned.
+        temporaries: Other values within a step.
         code: The program.
 
     Example:
@@ -146,12 +148,25 @@ class Memory:
 
     @property
     def total(self) -> int:
-        """All of them."""
+        """The sum of all."""
         return sum(vars(self).values())
+
+    @property
+    def rows(self) -> list[tuple[str, str]]:
+        """The rows of a table for people."""
+        labels = {
+            "state": "optimizer and other state",
+            "activations": "activations that loops keep, as planned",
+        }
+        return [(labels.get(name, name), human(size)) for name, size in vars(self).items()]
+
+    def _repr_html_(self) -> str:
+        table = html_table(("use", "bytes"), self.rows, ("bytes",))
+        return html_block(f"memory of a core: {human(self.total)}", table)
 
 
 def attribute_memory(artifact: Artifact, report: Report, module: Module) -> Memory:
-    """A compiled step's bytes by what they hold."""
+    """Divide a compiled step's bytes by use."""
     return _memory(
         artifact,
         entry_bytes(artifact, module),
@@ -163,7 +178,7 @@ def attribute_memory(artifact: Artifact, report: Report, module: Module) -> Memo
 
 
 def estimate_memory(artifact: Artifact, needed: int) -> Memory:
-    """A step's bytes by the manifest and a total, padding and results left out."""
+    """Divide a total by use as the manifest has it, without padding and results."""
     mesh = artifact.mesh
     sizes = [
         (spec, spec.bytes_per_device(mesh)) for spec in (*artifact.inputs, *artifact.variables)
@@ -182,7 +197,7 @@ def _memory(
     results: int,
     code: int,
 ) -> Memory:
-    """Bytes that are there between steps and within one, told apart."""
+    """Divide the bytes that are allocated between steps and within one by use."""
     variables = [(spec, size) for spec, size in sizes if isinstance(spec, VariableSpec)]
     weights = sum(size for spec, size in variables if spec.trainable)
     inputs = sum(size for spec, size in sizes if not isinstance(spec, VariableSpec))
@@ -216,13 +231,7 @@ _AVAILABLE = re.compile(r"(?:Used \S+ of|available HBM \(|has) ?([\d.]+)([MG])")
 
 @dataclass(frozen=True)
 class Exhausted:
-    """A compiler's message that a program does not fit.
-
-    Attributes:
-        needed: The bytes it needs.
-        available: The bytes there are.
-        buffers: The largest allocations, if the message lists them.
-    """
+    """A compiler's message that a program does not fit: needed and available bytes, buffers."""
 
     needed: int
     available: int
@@ -230,11 +239,9 @@ class Exhausted:
 
 
 def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
-    """Read a compiler's out-of-memory message.
-
-    What the brief form calls temporaries is everything: a model that is a little too deep has, by
-    that number, the memory that shallower ones grow towards, weights and all.
-    """
+    """Read a compiler's out-of-memory message."""
+    # What the brief form calls temporaries is everything: a model that is a little too deep has, by
+    # that number, the memory that shallower ones grow towards, weights and all.
     if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
         return None
     for pattern in _TOTALS:
@@ -246,13 +253,13 @@ def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
 
 
 def read_available(message: str) -> int | None:
-    """The bytes of memory that an out-of-memory message says there are."""
+    """Return the bytes of memory that an out-of-memory message says there are."""
     match = _AVAILABLE.search(message)
     return _bytes(match[1], match[2]) if match else None
 
 
 def _allocations(message: str, artifact: Artifact) -> list[Buffer]:
-    """The allocations a message lists, those of entries under the entry's name."""
+    """Return the allocations a message lists, those of entries under the entry's name."""
     entries, buffers = [*artifact.inputs, *artifact.variables], []
     for block in _ALLOCATION.split(message)[1:]:
         size = _FIRST_SIZE.match(block)
@@ -268,7 +275,7 @@ def _allocations(message: str, artifact: Artifact) -> list[Buffer]:
 
 
 def _array(block: str) -> ArrayType | None:
-    """The first array of an allocation's shape; None if the message has none that can be read."""
+    """Return the first array of an allocation's shape; None if it cannot be read."""
     match = _SHAPE.search(block)
     try:
         return parse_type(match[1].lstrip("(")).arrays[0] if match else None
@@ -277,56 +284,38 @@ def _array(block: str) -> ArrayType | None:
 
 
 def _bytes(number: str, unit: str) -> int:
-    """A size in bytes."""
+    """Return a size in bytes."""
     return int(float(number) * _UNITS[unit])
 
 
 def find_levers(artifact: Artifact, memory: Memory) -> list[str]:
-    """What would make a step smaller, with the numbers that show it."""
+    """Return advice that would make a step smaller, the most effective first."""
     within = memory.activations + memory.temporaries + memory.results
     kept = memory.activations if artifact.activation_bytes else within
-    waste, example = _unsplit(artifact)
+    waste, example = _find_replicated(artifact)
     moved = max((one.bytes for one in artifact.collectives if one.kind == "AllToAll"), default=0)
-    several = _several_pieces(artifact)
-    levers: list[tuple[float, str]] = []
-    if example:  # gradients lie as their weights do, hence twice
-        text = f"layout: keep weights, slots and gradients in shards with params=; {example}"
-        levers.append((2 * waste, text))
-    if memory.state > memory.weights:
-        text = (
-            "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less"
-        )
-        levers.append((memory.state / 2, text))
-    text = (
+    results = (spec for record in artifact.ops.values() for spec in record.results)
+    narrow = any(spec.dtype == "bfloat16" for spec in results)
+    several = _find_several(artifact)
+    levers = {
+        # Gradients are sharded as their weights are, hence twice.
+        f"layout: keep weights, slots and gradients in shards with params=; {example}": 2 * waste,
+        "optimizer: its state is larger than the weights; a factored one (Adafactor) keeps less":
+        memory.state / 2 if memory.state > memory.weights else 0,
         "remat: compute activations again in the backward pass, "
-        "remat='full' in nm.scan or the model's Config"
-    )
-    levers.append((kept, text))
-    if not _uses_bfloat16(artifact):
-        text = (
-            "dtype: activations in bfloat16 take half the memory, "
-            "dtype='bfloat16' in the model's Config"
-        )
-        levers.append((within / 2, text))
-    if several:
-        levers.append((within / 2, several))
-    text = (
-        f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor"
-    )
-    levers.append((2.0 * moved, text))
-    levers.sort(key=lambda lever: -lever[0])
-    return [text for saved, text in levers if saved > 0.02 * memory.total]
+        "remat='full' in nm.scan or the model's Config": kept,
+        "dtype: activations in bfloat16 take half the memory, "
+        "dtype='bfloat16' in the model's Config": 0 if narrow else within / 2,
+        several: within / 2 if several else 0,
+        f"capacity: one buffer of dispatched tokens is {moved:,} bytes; lower the capacity factor":
+        2 * moved,
+    }  # fmt: skip
+    ranked = sorted(levers, key=lambda text: -levers[text])
+    return [text for text in ranked if levers[text] > 0.02 * memory.total]
 
 
-def _uses_bfloat16(artifact: Artifact) -> bool:
-    """Whether the step computes anything in bfloat16."""
-    return any(
-        spec.dtype == "bfloat16" for record in artifact.ops.values() for spec in record.results
-    )
-
-
-def _unsplit(artifact: Artifact) -> tuple[float, str]:
-    """The bytes that splitting variables over every axis would save, and the largest such one."""
+def _find_replicated(artifact: Artifact) -> tuple[float, str]:
+    """Find the bytes that sharding variables over every axis would save, and an example."""
     waste, largest, example = 0.0, 0, ""
     mesh = artifact.mesh
     for spec in artifact.variables:
@@ -341,8 +330,8 @@ def _unsplit(artifact: Artifact) -> tuple[float, str]:
     return waste, example
 
 
-def _several_pieces(artifact: Artifact) -> str:
-    """The first split dimension of the inputs of which a core has several; empty if none."""
+def _find_several(artifact: Artifact) -> str:
+    """Describe the first sharded dimension of the inputs of which a core has several."""
     for spec in artifact.inputs:
         shards = spec.sharding.local_sizes(spec.shape, artifact.mesh)
         for dim, here in zip(spec.shape, shards, strict=True):

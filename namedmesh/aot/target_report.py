@@ -12,27 +12,22 @@ from namedmesh.aot.memory import Buffer, Exhausted, Memory
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.audit.audit import Audit
 from namedmesh.audit.hlo.communication import CompiledCollective
+from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.hardware.assignment import Assignment
 from namedmesh.hardware.topology import Target
 from namedmesh.records.collective import Collective
 
 _HEAD = (
-    "collective",
-    "axes",
-    "planned",
-    "made",
-    "planned bytes",
-    "made bytes",
-    "planned on the wire",
-    "made on the wire",
-    "sent as",
-)
+    "collective", "axes", "planned", "made", "planned bytes", "made bytes", "planned on the wire",
+    "made on the wire", "sent as",
+)  # fmt: skip
+_VALUES = "the largest values, of which some take each other's place"
 
 
 @dataclass
 class CollectiveRow:
-    """Planned and made collectives of one kind, axes and dtypes, side by side.
+    """Planned and made collectives of one kind, axes and dtypes, added up over a step.
 
     Attributes:
         kind: Such as `AllReduce`.
@@ -41,9 +36,9 @@ class CollectiveRow:
         sent_as: The dtype they are sent in.
         planned: How many a step has, as planned; a loop of unknown length counts as one iteration.
         made: How many it has, as compiled.
-        planned_bytes: The bytes of their buffers in a step, as planned.
+        planned_bytes: The bytes of their buffers, as planned.
         made_bytes: The same as compiled.
-        planned_wire_bytes: What one device sends in a step, by the usual algorithms, as planned.
+        planned_wire_bytes: The bytes that one device sends by the usual algorithms, as planned.
         made_wire_bytes: The same as compiled.
     """
 
@@ -72,20 +67,13 @@ class CollectiveRow:
             self.made_wire_bytes += made.times * made.wire_bytes
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """The row of a table for people."""
-        sent = self.sent_as if self.sent_as == self.dtype else f"{self.sent_as} for {self.dtype}"
-        counts = (str(self.planned), str(self.made))
-        return (self.kind, "+".join(self.axes), *counts, *map(human, self.sizes), sent)
-
-    @property
     def sizes(self) -> tuple[int, int, int, int]:
         """Planned and made bytes of buffers, then on the wire."""
         return self.planned_bytes, self.made_bytes, self.planned_wire_bytes, self.made_wire_bytes
 
 
 def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
-    """Add up what was planned and what was made."""
+    """Add up planned and made collectives."""
     rows: dict[tuple[str, tuple[str, ...], str, str], CollectiveRow] = {}
 
     def row(kind: str, axes: tuple[str, ...], dtype: str, sent_as: str) -> CollectiveRow:
@@ -103,27 +91,25 @@ def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
     return list(rows.values())
 
 
-def format_rows(rows: Sequence[CollectiveRow], indent: int) -> list[str]:
-    """Format rows as lines of a table, with what they add up to."""
+def _format_collectives(rows: Sequence[CollectiveRow]) -> list[tuple[str, ...]]:
+    """Return the cells of a table with its totals; empty without rows."""
     if not rows:
-        return [" " * indent + "none"]
-    counts = (sum(row.planned for row in rows), sum(row.made for row in rows))
+        return []
+    cells = []
+    for row in rows:
+        sent = row.sent_as if row.sent_as == row.dtype else f"{row.sent_as} for {row.dtype}"
+        counts = (str(row.planned), str(row.made))
+        cells.append((row.kind, "+".join(row.axes), *counts, *map(human, row.sizes), sent))
+    counts = (str(sum(row.planned for row in rows)), str(sum(row.made for row in rows)))
     sizes = (human(sum(size)) for size in zip(*(row.sizes for row in rows), strict=True))
-    total = ("all", "", *map(str, counts), *sizes, "")
-    return columns([_HEAD, *(row.cells for row in rows), total], indent)
+    return [_HEAD, *cells, ("all", "", *counts, *sizes, "")]
 
 
-_LABELS = {
-    "state": "optimizer and other state",
-    "activations": "activations that loops keep, as planned",
-}
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TargetReport:
-    """What an Artifact takes on a target, per core.
+    """The outcome of compiling an Artifact for a target, per core.
 
-    What the compiler did not tell is None: audit and costs, if it gave up early.
+    Values that the compiler did not report are None: audit and costs, if it gave up early.
 
     Attributes:
         model: The model's name.
@@ -133,10 +119,10 @@ class TargetReport:
         weights: How many numbers are trained.
         fits: Whether the step fits into memory.
         hbm_bytes: The memory of a core; None for CPUs.
-        memory: What a core's bytes hold.
+        memory: A core's bytes by use.
         lack: The compiler's message if the step does not fit.
         buffers: The largest values.
-        levers: What would make the step smaller.
+        levers: Advice that would make the step smaller.
         audit: The compiler's collectives against the plan's.
         program_flops: FLOPs of a core and step by the program's own count.
         compiler_flops: The same by the compiler's, which counts the body of a loop once.
@@ -145,9 +131,8 @@ class TargetReport:
         optimal_seconds: Time of a step at best, by the compiler's cost analysis.
         compute_seconds: Time of a step's computation, by the compiler's estimate of cycles.
         compile_seconds: How long compiling took.
-        assignment: Which device takes which place of the mesh.
-        leaving: The bytes that leave a host and a slice in a step, as planned, where there are
-            several.
+        assignment: The device at each place of the mesh.
+        leaving: The planned bytes that leave a host and a slice in a step, if there are several.
 
     Example:
         >>> import namedmesh as nm
@@ -184,17 +169,14 @@ class TargetReport:
 
     @property
     def peak_bytes(self) -> int | None:
-        """Everything a core holds at once, as far as the compiler said."""
+        """The most bytes that a core holds at once, if the compiler reported them."""
         if self.lack is not None:
             return self.lack.needed
         return self.memory.total if self.memory else None
 
     @property
     def flops_per_core(self) -> float:
-        """The compiler's count, or the program's own if there are loops.
-
-        The compiler counts the body of a loop once.
-        """
+        """The compiler's count, or the program's own if there are loops."""
         return self.program_flops if self.loops or not self.compiler_flops else self.compiler_flops
 
     @property
@@ -202,108 +184,113 @@ class TargetReport:
         """Why the step does not run there."""
         if self.lack is None:
             return None
-        over = human(self.lack.needed - self.lack.available)
-        return (
-            f"out of memory by {over} ({human(self.lack.needed)} of {human(self.lack.available)})"
-        )
+        needed, available = self.lack.needed, self.lack.available
+        over = human(needed - available)
+        return f"out of memory by {over} ({human(needed)} of {human(available)})"
 
     def collectives(self) -> list[CollectiveRow]:
-        """Planned and made collectives side by side.
-
-        Returns:
-            A row for each kind, axes and dtypes.
-        """
+        """Return planned and made collectives side by side, by kind, axes and dtypes."""
         return tabulate_collectives(self.audit) if self.audit else []
 
     def row(self) -> dict[str, Any]:
-        """Everything as JSON.
-
-        Returns:
-            What `namedmesh aot --json` writes for an Artifact.
-        """
+        """Return everything as JSON: what `namedmesh aot --json` writes for an Artifact."""
+        same = (
+            "model", "target", "mesh", "cores", "weights", "fits", "error", "peak_bytes",
+            "hbm_bytes", "flops_per_core", "optimal_seconds", "compute_seconds", "compile_seconds",
+        )  # fmt: skip
+        audit, memory = self.audit, self.memory
         return {
-            "model": self.model,
-            "target": self.target,
-            "mesh": self.mesh,
-            "cores": self.cores,
-            "weights": self.weights,
-            "fits": self.fits,
-            "error": self.error,
-            "peak_bytes": self.peak_bytes,
-            "hbm_bytes": self.hbm_bytes,
-            "memory": dataclasses.asdict(self.memory) if self.memory else None,
+            **{name: getattr(self, name) for name in same},
+            "memory": dataclasses.asdict(memory) if memory else None,
             "largest_buffers": [dataclasses.asdict(buffer) for buffer in self.buffers],
             "levers": list(self.levers),
-            "collectives_match_plan": self.audit.exact if self.audit and self.fits else None,
+            "collectives_match_plan": audit.exact if audit and self.fits else None,
             "collectives": [{**vars(one), "axes": list(one.axes)} for one in self.collectives()],
-            "wire_bytes": self.audit.wire_bytes if self.audit else None,
+            "wire_bytes": audit.wire_bytes if audit else None,
             **{f"planned_{block}_bytes": size for block, size in self.leaving.items()},
-            "problems": self.audit.describe_problems() if self.audit else [],
-            "rules": dict(self.audit.rules) if self.audit else {},
-            "matched_by_shape": len(self.audit.by_shape) if self.audit else 0,
-            "notes": self.audit.notes if self.audit else [],
-            "flops_per_core": self.flops_per_core,
+            "problems": audit.describe_problems() if audit else [],
+            "rules": dict(audit.rules) if audit else {},
+            "matched_by_shape": len(audit.by_shape) if audit else 0,
+            "notes": audit.notes if audit else [],
             "compiler_flops_per_core": self.compiler_flops,
             "bytes_accessed_per_core": self.bytes_accessed,
             "loops_counted_once": self.loops,
-            "optimal_seconds": self.optimal_seconds,
-            "compute_seconds": self.compute_seconds,
-            "compile_seconds": self.compile_seconds,
-            "code_bytes": self.memory.code if self.memory else None,
+            "code_bytes": memory.code if memory else None,
             "mean_hops": self.assignment.hops,
             "mean_hops_in_listed_order": self.assignment.listed_hops,
         }
 
     def __str__(self) -> str:
-        verdict = (
-            f"does not fit: {self.error}"
-            if not self.fits
-            else "fits"
-            if self.hbm_bytes
-            else "compiles"
-        )
-        limit = f" of {human(self.hbm_bytes)}" if self.hbm_bytes else ""
-        lines = [
-            f"{self.model} on {self.target}, {self.cores:,} cores, {self.mesh}: {verdict}",
-            "  a core holds",
-        ]
-        if self.memory:
-            held = [
-                (_LABELS.get(name, name), human(size))
-                for name, size in dataclasses.asdict(self.memory).items()
-            ]
-            lines += columns([*held, ("all", human(self.peak_bytes or 0) + limit)], 4)
-        lines += (
-            ["  the largest values, of which some take each other's place"] if self.buffers else []
-        )
-        lines += (
-            columns([_describe_buffer(one) for one in self.buffers[:8]], 4) if self.buffers else []
-        )
+        lines = [self._title, "  a core holds"]
+        lines += columns(self._memory_rows, 4) if self.memory else []
+        if self.buffers:
+            lines += [f"  {_VALUES}", *columns(self._buffer_rows, 4)]
         lines += [f"  what helps: {lever}" for lever in self.levers]
         if self.audit:
-            verdict = "as planned" if self.audit.exact else "NOT as planned"
-            tried = "" if self.fits else " in the compiler's last try"
-            lines.append(f"  collectives {verdict}{tried}")
-            lines += format_rows(self.collectives(), 4)
-            lines += [f"    {line}" for line in self.audit.describe_problems()]
-            lines += [f"    {note}" for note in self.audit.notes]
-        lines += [
-            f"  {human(size)} leave a {block} in a step, as planned"
+            lines.append(f"  {self._verdict}")
+            rows = _format_collectives(self.collectives())
+            lines += columns(rows, 4) if rows else ["    none"]
+            lines += [
+                f"    {line}" for line in (*self.audit.describe_problems(), *self.audit.notes)
+            ]
+        return "\n".join([*lines, *(f"  {line}" for line in self._costs)])
+
+    def __repr__(self) -> str:
+        peak = "" if self.peak_bytes is None else f", {human(self.peak_bytes)} a core"
+        return f"TargetReport({self._title}{peak})"
+
+    def _repr_html_(self) -> str:
+        numbers = ("bytes", *_HEAD[2:8])
+        parts = [html_table(("a core holds", "bytes"), self._memory_rows, numbers)]
+        if self.buffers:
+            parts += [
+                html_text(_VALUES),
+                html_table(("bytes", "shape", "value"), self._buffer_rows),
+            ]
+        parts += [html_text(f"what helps: {lever}") for lever in self.levers]
+        if self.audit:
+            parts.append(html_text(self._verdict))
+            if rows := _format_collectives(self.collectives()):
+                parts.append(html_table(rows[0], rows[1:], numbers))
+            parts.append(html_text(*self.audit.describe_problems(), *self.audit.notes))
+        return html_block(self._title, *parts, html_text(*self._costs))
+
+    @property
+    def _title(self) -> str:
+        verdict = "fits" if self.hbm_bytes else "compiles"
+        if not self.fits:
+            verdict = f"does not fit: {self.error}"
+        return f"{self.model} on {self.target}, {self.cores:,} cores, {self.mesh}: {verdict}"
+
+    @property
+    def _verdict(self) -> str:
+        verdict = "as planned" if self.audit and self.audit.exact else "NOT as planned"
+        return f"collectives {verdict}" + ("" if self.fits else " in the compiler's last try")
+
+    @property
+    def _memory_rows(self) -> list[tuple[str, str]]:
+        limit = f" of {human(self.hbm_bytes)}" if self.hbm_bytes else ""
+        rows = self.memory.rows if self.memory else []
+        return [*rows, ("all", human(self.peak_bytes or 0) + limit)]
+
+    @property
+    def _buffer_rows(self) -> list[tuple[str, str, str]]:
+        rows = []
+        for one in self.buffers[:8]:
+            times = f"{one.count} x " if one.count > 1 else ""
+            rows.append((times + human(one.bytes), one.shape, one.origin))
+        return rows
+
+    @property
+    def _costs(self) -> list[str]:
+        """The lines about bytes that leave a host, FLOPs, time and distance."""
+        lines = [
+            f"{human(size)} leave a {block} in a step, as planned"
             for block, size in self.leaving.items()
         ]
-        lines += [f"  {line}" for line in self._costs()]
-        return "\n".join(lines)
-
-    def _costs(self) -> list[str]:
-        """The lines about FLOPs, time and distance."""
-        whole = (
-            "the program's count"
-            if self.flops_per_core == self.program_flops
-            else "the compiler's count"
-        )
-        lines = [
-            f"{self.weights:,} weights, {self.flops_per_core:.4g} FLOPs a core and step ({whole})"
-        ]
+        counter = "program" if self.flops_per_core == self.program_flops else "compiler"
+        flops = f"{self.flops_per_core:.4g} FLOPs a core and step (the {counter}'s count)"
+        lines.append(f"{self.weights:,} weights, {flops}")
         once = ", loop bodies once" if self.loops else ""
         if self.bytes_accessed:
             extent = once.removeprefix(", ") or "all of it"
@@ -322,12 +309,12 @@ class TargetReport:
 
 
 def count_weights(artifact: Artifact) -> int:
-    """How many numbers an Artifact trains."""
+    """Count the numbers that an Artifact trains."""
     return sum(math.prod(spec.sizes) for spec in artifact.variables if spec.trainable)
 
 
 def failed_row(artifact: Artifact | None, target: Target, model: str, error: str) -> dict[str, Any]:
-    """The JSON row of an Artifact that could not be compiled at all."""
+    """Return the JSON row of an Artifact that could not be compiled at all."""
     unknown = dict.fromkeys(
         ("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan")
     )
@@ -341,9 +328,3 @@ def failed_row(artifact: Artifact | None, target: Target, model: str, error: str
         "error": error,
         **unknown,
     }
-
-
-def _describe_buffer(buffer: Buffer) -> tuple[str, str, str]:
-    """The cells of a table of buffers."""
-    times = f"{buffer.count} x " if buffer.count > 1 else ""
-    return times + human(buffer.bytes), buffer.shape, buffer.origin

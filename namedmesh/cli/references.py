@@ -52,8 +52,7 @@ def find_program(
         )
     if program is None:
         raise NamedMeshError(
-            f"{reference} is a {type(found).__name__}, expected a program or a function",
-            fix=FORM,
+            f"{reference} is a {type(found).__name__}, expected a program or a function", fix=FORM
         )
     return program
 

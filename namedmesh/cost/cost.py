@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from textwrap import shorten
-from typing import Any
+from typing import Any, NamedTuple
 
 from namedmesh.cost.estimator import Estimator, OpCost
 from namedmesh.cost.live_ranges import PeakMemory
+from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.errors.source import Source
@@ -20,106 +20,45 @@ from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
 from namedmesh.records.collective import Collective, format_times
 
+MOST = 10  # rows of a table
+LONGEST_LINE = 48  # letters of a line of code
+
 
 @dataclass(frozen=True, eq=False)
 class CollectiveCost:
-    """How long a collective takes.
-
-    Attributes:
-        collective: The collective, as planned.
-        seconds: How long it takes, each time.
-    """
+    """A planned collective, and the seconds it takes each time."""
 
     collective: Collective
     seconds: float
 
     @property
     def total_seconds(self) -> float:
-        """How long it takes in one step."""
+        """The seconds it takes in one step."""
         return self.seconds * self.collective.times
 
 
-MOST = 10  # rows of a table
-LONGEST_LINE = 48  # letters of a line of code
+class _Table(NamedTuple):
+    """The largest rows of a table, and how many of what there are in all."""
+
+    head: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    count: int
+    noun: str
+
+    @property
+    def rest(self) -> str:
+        """Say how many rows are left out."""
+        return f"and {self.count - MOST} more {self.noun}" if self.count > MOST else ""
 
 
-def format_seconds(seconds: float) -> str:
-    """Format a time in the largest unit that keeps it above one."""
-    for unit, size in (("s", 1.0), ("ms", 1e-3)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds / 1e-6:.3g} us"
-
-
-def format_cost(
-    title: str,
-    totals: Mapping[str, str],
-    ops: Sequence[OpCost],
-    collectives: Sequence[CollectiveCost],
-    memory: PeakMemory,
-) -> str:
-    """Format totals, the ops and collectives that take longest, and what memory holds."""
-    parts = [title, "\n".join(columns([*totals.items()]))]
-    if ops:
-        parts.append(_format_ops(ops))
-    if collectives:
-        parts.append(_format_collectives(collectives))
-    return "\n\n".join([*parts, _format_memory(memory)])
-
-
-def _format_ops(ops: Sequence[OpCost]) -> str:
-    """The ops that take longest."""
-    rows = [("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")]
-    for one in sorted(ops, key=lambda one: -one.total_seconds)[:MOST]:
-        line = _format_line(one.source)
-        sizes = (f"{one.flops:.3g}", human(one.bytes))
-        time = format_seconds(one.total_seconds)
-        rows.append((one.name, time, str(one.times), one.bound, *sizes, line))
-    return "\n".join([*columns(rows), *_count_rest(len(ops), "ops")])
-
-
-def _format_collectives(collectives: Sequence[CollectiveCost]) -> str:
-    """The collectives that take longest."""
-    rows = [("collective", "in one step", "times", "axes", "tensor", "bytes", "line")]
-    for cost in sorted(collectives, key=lambda one: -one.total_seconds)[:MOST]:
-        one = cost.collective
-        line = _format_line(one.source)
-        times = format_times(one.times, one.open_ended)
-        sizes = ("+".join(one.axes), one.tensor, human(one.bytes))
-        rows.append((one.kind, format_seconds(cost.total_seconds), times, *sizes, line))
-    return "\n".join([*columns(rows), *_count_rest(len(collectives), "collectives")])
-
-
-def _format_memory(memory: PeakMemory) -> str:
-    """What memory holds at the peak."""
-    at = f" (during {memory.at})" if memory.at else ""
-    rows = [(f"at the peak{at}", "bytes", "dims with the axes they hold", "line")]
-    for one in memory.alive[:MOST]:
-        rows.append((one.label, human(one.bytes), one.place, str(one.source)))
-    return "\n".join([*columns(rows), *_count_rest(len(memory.alive), "tensors")])
-
-
-def _format_line(source: Source) -> str:
-    """A line of the user's, shortened to fit beside the other cells."""
-    return f"{source}: {shorten(source.code, LONGEST_LINE, placeholder=' ...')}"
-
-
-def _count_rest(count: int, what: str) -> list[str]:
-    """A line that says how many rows a table leaves out."""
-    return [f"  and {count - MOST} more {what}"] if count > MOST else []
-
-
-PRECISIONS = ("default", "high", "highest")
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Cost:
-    """What a step of a plan takes on some hardware, estimated before anything is compiled.
+    """The time and memory of a step of a plan on some hardware, estimated without compiling.
 
     Attributes:
         plan: The plan.
         hardware: The hardware.
-        ops: Every op that takes time, in order; those in loops say how often they run.
+        ops: Every op that takes time, in order; `times` says how often those in loops run.
         collectives: Every collective of a step, in order.
         memory: The most memory that a device needs.
 
@@ -130,8 +69,8 @@ class Cost:
         >>> cost = nm.cost(nm.plan(program, nm.Mesh(data=4), "batch:data"), "h200")
         >>> [(one.op.kind, one.bytes) for one in cost.ops]  # x is read, the sum written
         [('sum', 4100)]
-        >>> cost.least_seconds <= cost.seconds
-        True
+        >>> cost
+        Cost(<lambda> on Mesh(data=4), h200: 4.01 us to 13 us a step, 4.0 KiB of 131.3 GiB)
     """
 
     plan: Plan
@@ -142,22 +81,22 @@ class Cost:
 
     @cached_property
     def compute_seconds(self) -> float:
-        """What all ops take, one after the other."""
+        """The seconds of all ops, one after the other."""
         return sum(one.total_seconds for one in self.ops)
 
     @cached_property
     def collective_seconds(self) -> float:
-        """What all collectives take, one after the other."""
+        """The seconds of all collectives, one after the other."""
         return sum(one.total_seconds for one in self.collectives)
 
     @property
     def seconds(self) -> float:
-        """The step, if nothing is sent while something is computed."""
+        """The seconds of a step if communication does not overlap with compute."""
         return self.compute_seconds + self.collective_seconds
 
     @property
     def least_seconds(self) -> float:
-        """The step, if all that can be sent while something is computed is."""
+        """The seconds of a step if all communication overlaps with compute."""
         return max(self.compute_seconds, self.collective_seconds)
 
     @cached_property
@@ -167,7 +106,7 @@ class Cost:
 
     @property
     def mfu(self) -> float:
-        """The share of the device's fastest products that the step makes use of, at `seconds`."""
+        """The share of the device's peak FLOP/s that the step uses, at `seconds`."""
         peak = max(self.hardware.divide(self.plan.mesh.devices).flops.values())
         return self.flops / (self.seconds * peak) if self.seconds else 0.0
 
@@ -193,78 +132,128 @@ class Cost:
             >>> sorted(cost.to_json())[:4]
             ['collective_seconds', 'collectives', 'compute_seconds', 'flops']
         """
+        totals = (
+            "seconds", "least_seconds", "compute_seconds", "collective_seconds", "flops", "mfu",
+        )  # fmt: skip
+        of_op = ("name", "phase", "scope", "times", "flops", "bytes", "seconds", "bound")
+        of_collective = ("kind", "tensor", "op", "phase", "times", "bytes")
+        memory = self.memory
         return {
             "program": self.plan.program.name,
             "hardware": self.hardware.name,
             "mesh": self.plan.mesh.to_json(),
             "layout": self.plan.layout.text,
-            "seconds": self.seconds,
-            "least_seconds": self.least_seconds,
-            "compute_seconds": self.compute_seconds,
-            "collective_seconds": self.collective_seconds,
-            "flops": self.flops,
-            "mfu": self.mfu,
+            **{name: getattr(self, name) for name in totals},
             "ops": [
                 {
-                    "name": one.name,
                     "kind": one.op.kind,
-                    "phase": one.phase,
-                    "scope": one.scope,
                     "source": str(one.source),
-                    "times": one.times,
-                    "flops": one.flops,
-                    "bytes": one.bytes,
-                    "seconds": one.seconds,
-                    "bound": one.bound,
+                    **{name: getattr(one, name) for name in of_op},
                 }
                 for one in self.ops
             ],
             "collectives": [
                 {
-                    "kind": one.collective.kind,
                     "axes": list(one.collective.axes),
-                    "tensor": one.collective.tensor,
-                    "op": one.collective.op,
-                    "phase": one.collective.phase,
                     "source": str(one.collective.source),
-                    "times": one.collective.times,
-                    "bytes": one.collective.bytes,
                     "seconds": one.seconds,
+                    **{name: getattr(one.collective, name) for name in of_collective},
                 }
                 for one in self.collectives
             ],
             "memory": {
-                "peak_bytes": self.memory.peak_bytes,
-                "at": self.memory.at,
-                "kept_bytes": self.memory.kept_bytes,
-                "alive": [{**vars(one), "source": str(one.source)} for one in self.memory.alive],
-                "timeline": [list(one) for one in self.memory.timeline],
+                "peak_bytes": memory.peak_bytes,
+                "at": memory.at,
+                "kept_bytes": memory.kept_bytes,
+                "alive": [{**vars(one), "source": str(one.source)} for one in memory.alive],
+                "timeline": [list(one) for one in memory.timeline],
             },
         }
 
     def __str__(self) -> str:
-        plan, hardware = self.plan, self.hardware
-        totals = {
+        parts = [self._title, "\n".join(columns([*self._totals.items()]))]
+        for table in self._tables:
+            lines = columns([table.head, *table.rows])
+            parts.append("\n".join([*lines, *([f"  {table.rest}"] if table.rest else [])]))
+        return "\n\n".join(parts)
+
+    def __repr__(self) -> str:
+        times = f"{format_seconds(self.least_seconds)} to {format_seconds(self.seconds)} a step"
+        memory = f"{human(self.memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
+        place = f"{self.plan.program.name} on {self.plan.mesh}, {self.hardware}"
+        return f"Cost({place}: {times}, {memory})"
+
+    def _repr_html_(self) -> str:
+        parts = [html_table(("", ""), [*self._totals.items()])]
+        for table in self._tables:
+            numbers = ("in one step", "times", "FLOPs", "bytes")
+            parts += [html_table(table.head, table.rows, numbers), html_text(table.rest)]
+        return html_block(self._title, *parts)
+
+    @property
+    def _title(self) -> str:
+        plan = self.plan
+        place = f"{plan.program.name} on {plan.mesh}, {self.hardware}"
+        return f"cost of {place}, layout {plan.layout.text!r}"
+
+    @property
+    def _totals(self) -> dict[str, str]:
+        memory = self.memory
+        return {
             "step": f"{format_seconds(self.least_seconds)} if all communication overlaps with "
             f"compute, {format_seconds(self.seconds)} if none does",
             "compute": f"{format_seconds(self.compute_seconds)}, "
             f"{self.flops / 1e12:,.3g} TFLOPs on each device",
             "collectives": format_seconds(self.collective_seconds),
             "MFU": f"{self.mfu:.1%} without overlap",
-            "memory": f"{human(self.memory.peak_bytes)} of {human(hardware.memory_bytes)}, "
-            f"of which {human(self.memory.kept_bytes)} are inputs and state",
+            "memory": f"{human(memory.peak_bytes)} of {human(self.hardware.memory_bytes)}, "
+            f"of which {human(memory.kept_bytes)} are inputs and state",
         }
-        title = f"cost of {plan.program.name} on {plan.mesh}, {hardware}, "
-        title += f"layout {plan.layout.text!r}"
-        return format_cost(title, totals, self.ops, self.collectives, self.memory)
+
+    @property
+    def _tables(self) -> list[_Table]:
+        """The ops and collectives that take longest, and the largest tensors at the peak."""
+        ops, collectives, memory = [], [], self.memory
+        for one in sorted(self.ops, key=lambda one: -one.total_seconds)[:MOST]:
+            time, size = format_seconds(one.total_seconds), human(one.bytes)
+            cells = (one.name, time, str(one.times), one.bound, f"{one.flops:.3g}", size)
+            ops.append((*cells, _format_line(one.source)))
+        for cost in sorted(self.collectives, key=lambda one: -one.total_seconds)[:MOST]:
+            one, time = cost.collective, format_seconds(cost.total_seconds)
+            cells = (one.kind, time, format_times(one.times, one.open_ended), "+".join(one.axes))
+            collectives.append((*cells, one.tensor, human(one.bytes), _format_line(one.source)))
+        alive = [
+            (one.label, human(one.bytes), one.place, str(one.source)) for one in memory.alive[:MOST]
+        ]
+        head = ("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")
+        tables = [_Table(head, ops, len(self.ops), "ops")]
+        head = ("collective", "in one step", "times", "axes", "tensor", "bytes", "line")
+        tables.append(_Table(head, collectives, len(self.collectives), "collectives"))
+        at = f" (during {memory.at})" if memory.at else ""
+        head = (f"at the peak{at}", "bytes", "dims with the axes they hold", "line")
+        tables = [table for table in tables if table.rows]
+        return [*tables, _Table(head, alive, len(memory.alive), "tensors")]
+
+
+def format_seconds(seconds: float) -> str:
+    """Format a time in the largest unit that keeps it above one."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds / 1e-6:.3g} us"
+
+
+def _format_line(source: Source) -> str:
+    """Format a line of the user's, shortened to fit beside the other cells."""
+    return f"{source}: {shorten(source.code, LONGEST_LINE, placeholder=' ...')}"
 
 
 def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "default") -> Cost:
     """Estimate how long a step of a plan takes on some hardware, and how much memory.
 
     Every op takes as long as its arithmetic or its memory traffic, whichever is more, and every
-    collective as long as the busiest link carries data, plus latency. What runs within another op
-    is not written to memory. Nothing is compiled and no device is needed.
+    collective as long as the busiest link carries data, plus latency. Nothing is compiled and no
+    device is needed.
 
     Args:
         plan: The plan.
@@ -292,7 +281,7 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
         raise NamedMeshError(
             f"nm.cost: {format_value(plan)} is not a plan", fix="give what nm.plan returns"
         )
-    check_word("precision", precision, PRECISIONS)
+    check_word("precision", precision, ("default", "high", "highest"))
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
     estimator = Estimator(plan, hardware.divide(plan.mesh.devices), precision)
     program = plan.program

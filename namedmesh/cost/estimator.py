@@ -1,10 +1,10 @@
-"""Estimator: goes through a plan's bodies, prices what runs and finds what memory holds."""
+"""Estimator: walks a plan's bodies, prices what runs and finds what memory holds."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from namedmesh.cost.fusion import Buffer, FusedBody, Run, is_product, moves_data
 from namedmesh.cost.live_ranges import Alive, Occupancy, PeakMemory, measure_body
@@ -17,22 +17,22 @@ from namedmesh.planning.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class OpCost:
-    """What one op takes on one device, with the ops that run within it.
+    """The cost of one op on one device, with the ops fused into it.
 
     Attributes:
         op: The op.
-        name: What the plan calls it.
+        name: Its name in the plan.
         phase: forward, backward or update.
         scope: The scopes it was made in.
         source: The user's line.
         times: How often it runs in one step.
         flops: Floating point operations, each time.
-        bytes: What it reads and writes in memory, each time.
+        bytes: Bytes of memory that it reads and writes, each time.
         seconds: How long it takes, each time.
-        bound: What that is: "compute" or "memory".
+        bound: "compute" or "memory", whichever takes longer.
     """
 
-    op: Op
+    op: Op = field(repr=False)
     name: str
     phase: str
     scope: str
@@ -45,12 +45,12 @@ class OpCost:
 
     @property
     def total_seconds(self) -> float:
-        """How long it takes in one step."""
+        """The seconds it takes in one step."""
         return self.seconds * self.times
 
 
 class Estimator:
-    """Goes through a plan's bodies, and collects what ops take."""
+    """Walks a plan's bodies, and collects the costs of ops."""
 
     def __init__(self, plan: Plan, hardware: Hardware, precision: str):
         self.plan, self.hardware, self.precision = plan, hardware, precision
@@ -64,7 +64,7 @@ class Estimator:
         times: int,
         homes: Mapping[Tensor, Tensor | None],
     ) -> Occupancy:
-        """Enter the costs of a body's ops, and returns what they hold in memory."""
+        """Enter the costs of a body's ops, and return what they hold in memory."""
         body = FusedBody(self.plan, owner, ops, outputs, self.hardware)
         inner: dict[int, Occupancy] = {}
         shared: dict[Tensor, Tensor] = {}
@@ -79,7 +79,7 @@ class Estimator:
         return measure_body(body, resolved, inner, shared)
 
     def _walk_bodies(self, op: Op, times: int) -> Occupancy:
-        """Enter what loops and branches take; of branches the one that takes longest."""
+        """Enter the costs of loops and branches; of branches the slowest."""
         repeats = times * (1 if op.loop is None else op.loop.length)
         before, found = self.ops, []
         for body in op.bodies:
@@ -93,11 +93,8 @@ class Estimator:
         return max((occupancy for _, occupancy in found), key=lambda one: one.peak_bytes)
 
     def _find_rounded(self, outer: FusedBody, op: Op) -> dict[Buffer, int]:
-        """What a loop reads iteration by iteration, rounded for products before it, with its bytes.
-
-        The compiler does so for all iterations at once where products alone read it, and the loop
-        does not write over it.
-        """
+        """Find bytes of operands that a loop's products read rounded to bfloat16."""
+        # Where products alone read an operand, the compiler rounds it for all iterations at once.
         rounds = self.hardware.rounds_products and self.precision == "default"
         if not rounds or op.loop is None or op.loop.over is None:
             return {}
@@ -116,17 +113,13 @@ class Estimator:
         return rounded
 
     def _price(self, run: Run, times: int) -> OpCost:
-        """How long a run takes: its arithmetic or its memory traffic."""
+        """Return the cost of a run: its arithmetic or its memory traffic."""
         op, hardware = run.op, self.hardware
-        kernel, rate, vector_rate = (
-            op.offers_kernel,
-            hardware.vector_flops,
-            hardware.vector_flops,
-        )
-        if is_product(op) or kernel:
+        rate = vector_rate = hardware.vector_flops
+        if is_product(op) or op.offers_kernel:
             rate = hardware.product_flops(op.inputs[0].dtype, self.precision)
             rate *= hardware.product_share
-        if kernel:
+        if op.offers_kernel:
             vector_rate *= hardware.kernel_share
         compute = run.flops / rate + run.fused_flops / vector_rate
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
@@ -144,7 +137,7 @@ class Estimator:
         )
 
     def describe_memory(self, occupancy: Occupancy) -> PeakMemory:
-        """The peak in names, with inputs and state."""
+        """Describe the peak by the plan's names, with inputs and state."""
         plan, program, body = self.plan, self.plan.program, occupancy.body
         given = [*program.inputs.values(), *(one.tensor for one in program.variables.values())]
         kept = {tensor: body.bytes_of(tensor) for tensor in given}
@@ -164,7 +157,7 @@ class Estimator:
         )
 
     def _describe(self, buffer: Buffer, size: int) -> Alive:
-        """A buffer in names; a value that was moved is called as what was moved."""
+        """Describe a buffer; a resharded value has the name of its tensor."""
         if isinstance(buffer, Tensor):
             tensor, place = buffer, self.plan.shardings[buffer]
         else:
@@ -179,7 +172,7 @@ class Estimator:
 def _is_read_by_products(
     plan: Plan, readers: Mapping[Tensor, Sequence[tuple[Op, int]]], tensor: Tensor
 ) -> bool:
-    """Whether products alone read a tensor, or what it is cast to, where it lies."""
+    """Return True if products alone read a tensor, or its cast, without moving it."""
     found = readers.get(tensor, ())
     return bool(found) and all(
         not moves_data(plan.placements.operand_moves.get((op, i), ()))
@@ -189,7 +182,7 @@ def _is_read_by_products(
 
 
 def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:
-    """The memory that a body's results have already: carries that of the iteration before."""
+    """Return the memory that a body's results reuse: carries that of the iteration before."""
     if op.loop is None or body is not op.loop.body:
         return {}
     carries = op.loop.carries
@@ -198,6 +191,6 @@ def _find_homes(op: Op, body: Body) -> dict[Tensor, Tensor | None]:
 
 
 def _find_shared(op: Op) -> dict[Tensor, Tensor]:
-    """The results of a loop that take the memory of its operands: carries that of their start."""
+    """Return the results of a loop that reuse the memory of the carries' initial values."""
     carries = 0 if op.loop is None else op.loop.carries
     return dict(zip(op.outputs[:carries], op.inputs[:carries], strict=True))

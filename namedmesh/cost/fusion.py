@@ -1,25 +1,4 @@
-"""FusedBody: which ops of a body run as one, what each run reads and what it writes to memory.
-
-The rule, after what XLA does: an op that treats elements one by one, or only rearranges them, runs
-within the ops that read its result, which is then never written to memory. It is written where
-
-- a collective moves it, the program or a loop's iteration returns it, or a loop, a branch or a
-manual
-  op reads it;
-- a matrix product reads it, unless the compiler makes operands within products (`fuses_products`)
-  and nothing else reads it;
-- several ops read it, and all of them reading what it is made of would be more than writing it
-  once and reading it, or the compiler does not compute it twice (`repeats`).
-
-Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between,
-which itself takes nothing. A sum or another reduction makes its operand itself, and writes its
-result; with `merges_sums` sums that share an operand run as one.
-
-With `fuses_products` a product ends in the elementwise ops that follow, and what is written is the
-first of their results that has to be. Where that is so only because several ops read it, and the
-product's own result is smaller (bfloat16, of which float32 is made), the product's is written, and
-every reader makes the rest. With `fuses_relu` a product ends in a relu alone.
-"""
+"""Fusion as XLA does it: which ops of a body run as one, and what each fusion reads and writes."""
 
 from __future__ import annotations
 
@@ -36,7 +15,7 @@ from namedmesh.planning.plan import Plan
 
 
 def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
-    """Find the axes along which an op's work is divided: those that its tensors hold."""
+    """Find the axes along which an op's work is divided: those its tensors are sharded over."""
     axes: set[str] = set()
     for i, tensor in enumerate(op.inputs):
         steps = plan.placements.operand_moves.get((op, i))
@@ -48,18 +27,24 @@ def find_axes(plan: Plan, op: Op) -> tuple[str, ...]:
     return tuple(axes)
 
 
-def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
-    """Count the floating point operations of one device."""
-    total = 0.0
-    for op in ops:
-        if op.bodies:
-            inner = [one for body in op.bodies for one in body.ops]
-            once = sum(one.flops() for one in inner)
-            total += op.flops() / once * count_flops(plan, inner) if once else 0
-            continue
-        total += op.flops() / plan.mesh.size(find_axes(plan, op))
-    return total
-
+# The rules, after what XLA does. An op that treats elements one by one, or only rearranges them,
+# fuses into the ops that read its result, which is then never written to memory. It is written if
+#
+# - a collective moves it, the program or a loop's iteration returns it, or a loop, a branch or a
+#   manual op reads it;
+# - a matrix product reads it, unless the compiler fuses operands into products (`fuses_products`)
+#   and nothing else reads it;
+# - several ops read it, and all of them reading its inputs would be more than writing it once and
+#   reading it, or the compiler does not compute it twice (`repeats`).
+#
+# Ops of equal contents on equal operands are one, as XLA merges them, unless a barrier is between,
+# which itself takes nothing. A reduction computes its operand itself, and writes its result; with
+# `merges_sums` sums that share an operand run as one.
+#
+# With `fuses_products` elementwise ops that follow a product are its epilogue, and what is written
+# is the first of their results that has to be. If that is so only because several ops read it, and
+# the product's own result is smaller (bfloat16, cast to float32), the product's is written, and
+# every reader computes the rest. With `fuses_relu` the epilogue is a relu alone.
 
 # Elementwise functions that XLA calls expensive.
 COSTLY = {
@@ -69,36 +54,36 @@ COSTLY = {
 
 
 def is_product(op: Op) -> bool:
-    """Whether an op is a matrix product or a convolution."""
+    """Return True for a matrix product or a convolution."""
     return op.kept_by_dots and op.inherits_sharding and not op.elementwise
 
 
 def only_rearranges(op: Op) -> bool:
-    """Whether an op makes no new numbers; a sum of constants makes constants, but adds them up."""
+    """Return True if an op computes nothing; a sum of constants does."""
     return op.rearranges and not op.sums
 
 
 def moves_data(steps: Sequence[Transfer]) -> bool:
-    """Whether there is a collective among some transfers."""
+    """Return True if there is a collective among some transfers."""
     return any(step.kind not in ("Slice", "Alone") for step in steps)
 
 
 def spreads(op: Op) -> bool:
-    """Whether an op makes more of less without arithmetic, as a one-hot tensor of indices is."""
+    """Return True if an op expands its input without arithmetic, as one_hot does."""
     if op.manual or op.control or not op.inputs or op.flops():
         return False
     return all(x.shape.elements < op.output.shape.elements for x in op.inputs)
 
 
 def keeps_numbers(op: Op) -> bool:
-    """Whether the only result has the numbers of the only operand."""
+    """Return True if the only result has the elements of the only operand, in order."""
     (x,), y = op.inputs, op.output
     same = x.dtype == y.dtype and x.shape.elements == y.shape.elements
     return same and (op.elementwise or only_rearranges(op)) and not op.flops()
 
 
 class Contents:
-    """What tells the ops of one body apart: contents, operands and places."""
+    """Keys of the ops of one body: equal for ops that compute the same."""
 
     def __init__(self, plan: Plan, resolve: Callable[[Tensor], Tensor]):
         self.plan, self.resolve = plan, resolve
@@ -106,7 +91,7 @@ class Contents:
         self._constants: dict[Tensor, int] = {}
 
     def describe(self, op: Op) -> Hashable:
-        """Return what an op has in common with those that compute the same where it does."""
+        """Return a key that equal ops on equal operands and shardings share."""
         operands = [
             (self._describe_operand(x), self._place(op, i)) for i, x in enumerate(op.inputs)
         ]
@@ -114,12 +99,12 @@ class Contents:
         return describe_options(op), tuple(operands), tuple(places)
 
     def _place(self, op: Op, i: int) -> Sharding | None:
-        """Where an operand is moved to, if it is."""
+        """Return the sharding that an operand is moved to, if it is."""
         steps = self.plan.placements.operand_moves.get((op, i))
         return steps[-1].result if steps else None
 
     def _describe_operand(self, tensor: Tensor) -> Hashable:
-        """What equal operands have in common; constants are equal if they are made alike."""
+        """Return a key of an operand; constants are equal if their ops are."""
         if tensor not in self.plan.placements.constants:
             return self.resolve(tensor)
         tensor = self.plan.placements.constants[tensor]
@@ -131,46 +116,36 @@ class Contents:
         return self._constants[tensor]
 
 
-# What is written to memory: a tensor where it lies, or a value that was moved to a place.
+# A value in memory: a tensor with its planned sharding, or a value that was resharded.
 Buffer = Tensor | tuple[object, Sharding]
 
 
 @dataclass
 class Run:
-    """Ops that run as one, ending in one that writes its results to memory.
+    """Ops fused into one, which writes its results to memory."""
 
-    Attributes:
-        op: The last of them; the first where several write results.
-        reads: The bytes that are read of each buffer.
-        writes: The bytes of each buffer that is written.
-        flops: The floating point operations of the op itself, on one device.
-        fused: The floating point operations of the ops that run within it, by op.
-        beside: What is there only while it runs, such as results before collectives move them.
-    """
-
-    op: Op
-    reads: dict[Buffer, int] = field(default_factory=dict)
-    writes: dict[Buffer, int] = field(default_factory=dict)
-    flops: float = 0.0
-    fused: dict[Op, float] = field(default_factory=dict)
+    op: Op  # the last of them; the first where several write results
+    reads: dict[Buffer, int] = field(default_factory=dict)  # bytes
+    writes: dict[Buffer, int] = field(default_factory=dict)  # bytes
+    flops: float = 0.0  # of the op itself, on one device
+    fused: dict[Op, float] = field(default_factory=dict)  # FLOPs of the ops fused into it
+    # Bytes that are allocated only while it runs, such as results before collectives move them.
     beside: dict[Buffer, int] = field(default_factory=dict)
 
     @property
     def bytes(self) -> int:
-        """What is read and written."""
+        """All bytes that are read and written."""
         return sum(self.reads.values()) + sum(self.writes.values())
 
     @property
     def fused_flops(self) -> float:
-        """The floating point operations of all ops that run within the last one."""
+        """The FLOPs of all ops fused into the last one."""
         return sum(self.fused.values())
 
 
 def merge_sums(runs: Iterable[Run]) -> list[Run]:
-    """Join sums that keep the same dimensions and share a large operand: XLA makes one of them.
-
-    A sum joins an earlier one if all that it reads is there by then.
-    """
+    """Fuse sums that keep the same dimensions and share a large operand."""
+    # A sum joins an earlier one if all that it reads has been written by then.
     merged: list[Run] = []
     written: dict[Buffer, int] = {}  # by which run
     sums: dict[tuple[Buffer, Shape], int] = {}
@@ -194,13 +169,13 @@ def merge_sums(runs: Iterable[Run]) -> list[Run]:
 
 
 def _find_large(run: Run) -> list[Tensor]:
-    """The tensors that are as large as any that a run reads; dtypes differ by a factor of four."""
+    """Find the tensors as large as any that a run reads; dtypes differ by a factor of four."""
     most = max(run.reads.values(), default=0)
     return [x for x, size in run.reads.items() if isinstance(x, Tensor) and 4 * size >= most]
 
 
 class FusedBody:
-    """The runs of a program's or a loop body's ops, in order."""
+    """The fusions of a program's or a loop body's ops, in order."""
 
     def __init__(
         self,
@@ -245,11 +220,11 @@ class FusedBody:
         return self._positions[op]
 
     def uses_kernel(self, op: Op) -> bool:
-        """Whether a kernel takes the place of the named ops that made an op's operands."""
+        """Return True if a kernel replaces the named ops that computed an op's operands."""
         return op.offers_kernel and self.hardware.kernels and op in self.plan.placements.local_ops
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Return the elements of one device's shard of a tensor where it lies, or in a place."""
+        """Count the elements of one device's shard, as planned or of another sharding."""
         place = self.plan.shardings[tensor] if place is None else place
         key = tensor, place
         if key not in self._sizes:
@@ -257,23 +232,23 @@ class FusedBody:
         return self._sizes[key]
 
     def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
-        """Return the bytes of one device's shard of a tensor where it lies, or in a place."""
+        """Count the bytes of one device's shard, as planned or of another sharding."""
         return self.elements_of(tensor, place) * self._item_bytes(tensor)
 
     def _item_bytes(self, tensor: Tensor) -> int:
-        """The bytes of an element; what is computed where float32 is the narrowest takes more."""
+        """Return the bytes of an element, which `widens` may make four."""
         narrow = self.hardware.widens and tensor.floating and tensor.itemsize < 4
         computed = narrow and tensor in self._producers and not self._producers[tensor].control
         return 4 if computed else tensor.itemsize
 
     def resolve(self, tensor: Tensor) -> Tensor:
-        """Return the tensor whose memory another one is."""
+        """Return the tensor whose memory another one shares."""
         while tensor in self.aliases:
             tensor = self.aliases[tensor]
         return tensor
 
     def fuses(self, op: Op) -> bool:
-        """Whether an op runs within those that read its results."""
+        """Return True if an op fuses into those that read its results."""
         if op.control or self.uses_kernel(op):
             return False
         if self._is_barrier(op):
@@ -281,16 +256,16 @@ class FusedBody:
         return op.elementwise or only_rearranges(op) or op.repeatable or spreads(op)
 
     def _is_barrier(self, op: Op) -> bool:
-        """Whether nothing runs across an op, and equal ones are all made."""
+        """Return True for a fusion barrier, which also keeps equal ops apart."""
         return op.inherits_sharding and op.elementwise and not op.repeatable
 
     def _flops_of(self, op: Op) -> float:
-        """The floating point operations of an op on one device."""
+        """Count the FLOPs of an op on one device."""
         total = 0 if op.control else op.flops()
         return total / self.plan.mesh.size(find_axes(self.plan, op)) if total else 0.0
 
     def _find_live(self, ops: Sequence[Op]) -> list[Op]:
-        """The ops that something needs, without those that kernels take the place of."""
+        """Return the ops whose results are used, without those that kernels replace."""
         needed, live = {*self.outputs}, []
         for op in reversed(ops):
             if op.given or all(tensor in self.plan.placements.constants for tensor in op.outputs):
@@ -301,7 +276,7 @@ class FusedBody:
         return live[::-1]
 
     def _find_replaced(self, ops: Sequence[Op]) -> dict[Op, list[Op]]:
-        """The named ops that kernels take the place of, by kernel."""
+        """Find the named ops that kernels replace, by kernel."""
         live, found = {*self.ops}, {op: [] for op in self.ops if self.uses_kernel(op)}
         producers = {tensor: op for op in ops for tensor in op.outputs} if found else {}
         seen: set[Op] = set()
@@ -317,7 +292,7 @@ class FusedBody:
         return found
 
     def _find_aliases(self) -> None:
-        """Find results that are an operand under another name, or what an equal op made before."""
+        """Find results that share memory with an operand, or with an equal op's result."""
         made: dict[Hashable, Op] = {}
         contents = Contents(self.plan, self.resolve)
         barriers = [op for op in self.ops if self._is_barrier(op)]
@@ -340,7 +315,7 @@ class FusedBody:
                 self._renaming.add(op)
 
     def _find_ended(self) -> list[Op]:
-        """The ops relu that alone read a product: the product writes what they make."""
+        """Find relu ops that alone read a product: its epilogue."""
         readers = Counter(x for op in self.ops for x in {*op.inputs})
         return [
             op
@@ -353,7 +328,7 @@ class FusedBody:
         ]
 
     def _passes_on(self, op: Op) -> bool:
-        """Whether an op's results have the numbers of its operands, which stay where they are."""
+        """Return True if an op's results are its operands, and nothing is moved."""
         positions = self.read_positions(op)
         passes = op.passes_through
         if not passes and not (len(positions) == 1 == len(op.outputs) and keeps_numbers(op)):
@@ -361,7 +336,7 @@ class FusedBody:
         return self._stays(op)
 
     def _stays(self, op: Op) -> bool:
-        """Whether an op's results are as large as its operands, and nothing is moved."""
+        """Return True if an op's results are as large as its operands, and nothing is moved."""
         return not self._sums_move(op) and not any(
             op.inputs[i] in self.plan.placements.constants
             or moves_data(self.plan.placements.operand_moves.get((op, i), ()))
@@ -371,11 +346,11 @@ class FusedBody:
         )
 
     def _sums_move(self, op: Op) -> bool:
-        """Whether parts of a cotangent are moved before they are added up."""
+        """Return True if partial sums of a cotangent are moved before they are added up."""
         return any(moves_data(steps) for _, steps in self.plan.placements.sum_groups.get(op, ()))
 
     def _makes_operand(self, op: Op, tensor: Tensor) -> bool:
-        """Whether an op computes an operand while it reads what that is made of."""
+        """Return True if an op computes an operand itself, from that one's inputs."""
         if op.control or op.offers_kernel:
             return False
         if self.fuses(op):
@@ -387,7 +362,7 @@ class FusedBody:
         return op.output.shape.elements < tensor.shape.elements  # a reduction
 
     def _find_demanded(self, owner: object) -> set[Tensor]:
-        """The tensors that something reads from memory, or that collectives move."""
+        """Find the tensors that are read from memory, or that collectives move."""
         plan = self.plan
         demanded = {self.resolve(tensor) for tensor in self.outputs}
         for op in self.ops:
@@ -407,7 +382,7 @@ class FusedBody:
         return demanded
 
     def _make_run(self, op: Op) -> Run | None:
-        """What an op reads and writes, with what runs within it; None if it runs within others."""
+        """Return the fusion that an op ends; None if it fuses into its readers."""
         if op in self._renaming:
             return None
         run = self._read_operands(op)
@@ -434,7 +409,7 @@ class FusedBody:
         return run
 
     def _is_written(self, run: Run, tensor: Tensor) -> bool:
-        """Whether a result that could be made within its readers is written to memory."""
+        """Return True if a result that could fuse into its readers is written to memory."""
         if tensor in self._demanded:
             return True
         readers, size = self.readers[tensor], self.bytes_of(tensor)
@@ -451,9 +426,8 @@ class FusedBody:
         return readers * read > read + (1 + readers) * size
 
     def _widens_later(self, tensor: Tensor) -> bool:
-        """Whether several ops read what is made of a product one element at a time, and it is
-        larger than the product's own result: that is written then, and every reader makes the rest.
-        """
+        """Return True if a product is written before its epilogue, which is larger."""
+        # Follow the epilogue to the first result that several ops read.
         made = tensor
         while self.readers[made] == 1 and made not in self._demanded:
             reader = self._last_reader[made]
@@ -463,9 +437,9 @@ class FusedBody:
         return made not in self._demanded and self.bytes_of(made) > self.bytes_of(tensor)
 
     def _read_operands(self, op: Op) -> Run:
-        """What an op reads of memory, and what runs within it."""
+        """Return a run with what an op reads, and what fuses into it."""
         plan, run = self.plan, Run(op)
-        most = None
+        most = None  # elements that a slice or a gather reads of an operand
         if only_rearranges(op) or (op.manual and len(op.inputs) > 1 and not op.flops()):
             most = sum(self.elements_of(tensor) for tensor in op.outputs)
         for i in self.read_positions(op):

@@ -1,11 +1,4 @@
-"""Live ranges: which buffers a device holds while each op runs, and the most it holds at once.
-
-Ops run in the order of the program. A buffer lives from the op that writes it to the last that
-reads it. An elementwise op writes over an operand of the same size that nothing reads later; new
-state takes the memory of old state, a loop's carry that of the iteration before, and what a loop
-keeps of each iteration lies where all iterations' lies. While a loop runs, there is all that it
-reads and returns, and the most that an iteration holds.
-"""
+"""Live ranges: the buffers that a device holds while each op runs, and the most at once."""
 
 from __future__ import annotations
 
@@ -14,19 +7,20 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 
 from namedmesh.cost.fusion import Buffer, FusedBody, Run
+from namedmesh.display.text import human
 from namedmesh.errors.source import Source
 from namedmesh.ir.tensor import Tensor
 
 
 @dataclass(frozen=True)
 class Alive:
-    """What takes memory at the peak.
+    """A tensor that takes memory at the peak.
 
     Attributes:
-        label: What the tensor is called.
-        bytes: What it takes on one device.
+        label: Its name.
+        bytes: Its bytes on one device.
         source: The user's line that made it.
-        place: Its dtype and dimensions with the axes they hold.
+        place: Its dtype and dimensions with their axes.
     """
 
     label: str
@@ -35,16 +29,16 @@ class Alive:
     place: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PeakMemory:
     """The most memory that one device needs, and when.
 
     Attributes:
-        peak_bytes: The most that is there at once.
+        peak_bytes: The most that is held at once.
         at: The plan's name of the op during which it is.
-        kept_bytes: Inputs and state, which are there throughout.
-        alive: What is there at the peak, the largest first.
-        timeline: For each op in order its name and the bytes that are there while it runs.
+        kept_bytes: Inputs and state, which are held throughout.
+        alive: The tensors held at the peak, the largest first.
+        timeline: For each op in order its name and the bytes that are held while it runs.
     """
 
     peak_bytes: int
@@ -53,10 +47,14 @@ class PeakMemory:
     alive: tuple[Alive, ...]
     timeline: tuple[tuple[str, int], ...]
 
+    def __repr__(self) -> str:
+        kept = f"{human(self.kept_bytes)} of inputs and state"
+        return f"PeakMemory({human(self.peak_bytes)} during {self.at or 'nothing'}, {kept})"
+
 
 @dataclass
 class _Range:
-    """One buffer: its bytes, and the first and the last run that it is there for."""
+    """One buffer: its bytes, and the first and the last run that it is held for."""
 
     buffer: Buffer
     bytes: int
@@ -66,21 +64,14 @@ class _Range:
 
 @dataclass
 class Occupancy:
-    """What a body's runs hold beyond what the body is given.
-
-    Attributes:
-        totals: The bytes while each run runs, without those of the bodies inside it.
-        inner: The occupancy of the largest body inside a run, by the run's number.
-        peak: The number of the run at which most is held; -1 if nothing runs.
-        peak_bytes: What is held then, bodies inside included.
-    """
+    """The memory that a body's runs hold beyond the body's inputs."""
 
     body: FusedBody
     ranges: list[_Range] = field(default_factory=list)
-    totals: list[int] = field(default_factory=list)
-    inner: dict[int, Occupancy] = field(default_factory=dict)
-    peak: int = -1
-    peak_bytes: int = 0
+    totals: list[int] = field(default_factory=list)  # while each run runs, without inner bodies
+    inner: dict[int, Occupancy] = field(default_factory=dict)  # the largest body inside a run
+    peak: int = -1  # the run at which most is held; -1 if nothing runs
+    peak_bytes: int = 0  # with inner bodies
 
     def find_alive(self) -> list[tuple[Buffer, int]]:
         """Return the buffers at the peak, those inside loops included."""
@@ -100,7 +91,7 @@ class Occupancy:
         return (inside.find_peak() if inside else None) or self.body.runs[self.peak]
 
     def walk(self, below: int) -> list[tuple[Run, int]]:
-        """Return every run with what is held while it runs, loops' iterations once."""
+        """Return every run with the bytes that are held while it runs, iterations once."""
         steps = []
         for i, (run, held) in enumerate(zip(self.body.runs, self.totals, strict=True)):
             if i in self.inner:
@@ -115,7 +106,11 @@ def measure_body(
     inner: Mapping[int, Occupancy],
     shared: Mapping[Tensor, Tensor],
 ) -> Occupancy:
-    """Find what a body's runs hold."""
+    """Find the live ranges of a body's buffers."""
+    # A buffer lives from the run that writes it to the last that reads it. Elementwise ops write
+    # over an operand of the same size that nothing reads later; new state takes the memory of old
+    # state, a loop's carry that of the iteration before, and what a loop stacks has its place in
+    # the stack.
     runs, end = body.runs, len(body.runs)
     last: dict[Buffer, int] = {}
     for i, run in enumerate(runs):
@@ -161,7 +156,7 @@ def _find_taken(
     wanted: set[Tensor],
     shared: Mapping[Tensor, Tensor],
 ) -> Buffer | None:
-    """Find the operand whose memory a result takes, since nothing reads it later."""
+    """Find the operand whose memory a result reuses, since nothing reads it later."""
     if isinstance(buffer, Tensor) and buffer in shared:
         candidates: Sequence[Buffer] = [body.resolve(shared[buffer])]
     elif run.op.elementwise:

@@ -1,4 +1,4 @@
-"""Assignment: which device takes which place of a mesh, so that traffic has short ways."""
+"""Assignment: the device at each place of a mesh, so that heavy traffic goes to neighbours."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Assignment:
         order: The number of the device at each place; None for the order jax lists them in.
         hops: The links between two devices that communicate, on average over all bytes; None for
             targets without a torus.
-        listed_hops: The same if devices took their places in the order jax lists them.
+        listed_hops: The same in the order jax lists devices.
 
     Example:
         >>> import namedmesh as nm
@@ -46,11 +46,7 @@ class Assignment:
 
 
 def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignment:
-    """Decide which device takes which place of a mesh.
-
-    All slices are laid out alike. Where a mesh has several hosts in a slice, devices stay in listed
-    order, which is host by host.
-    """
+    """Decide which device takes which place of a mesh; all slices are laid out alike."""
     if torus is None:
         return Assignment(mesh.device_assignment, None, None)
     inner = mesh.one_block(mesh.slices)
@@ -66,7 +62,7 @@ def assign_devices(mesh: Mesh, torus: Torus | None, traffic: Traffic) -> Assignm
 
 
 def traffic_of(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float]:
-    """The bytes that collectives send along each set of axes in one step."""
+    """Add up the bytes that collectives send along each set of axes in one step."""
     traffic: dict[tuple[str, ...], float] = {}
     for one in collectives:
         traffic[one.axes] = traffic.get(one.axes, 0) + one.total_bytes
@@ -76,28 +72,21 @@ def traffic_of(collectives: Iterable[Collective]) -> dict[tuple[str, ...], float
 def mean_hops(
     mesh: Mesh, torus: Torus, traffic: Traffic, assignment: Sequence[int] | None = None
 ) -> float:
-    """The links between two devices that communicate, on average."""
+    """Return the links between two devices that communicate, on average."""
     order = np.asarray(range(mesh.devices) if assignment is None else assignment)
     return _weighted_hops(mesh, torus, traffic, torus.positions[order])
 
 
 def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, ...]:
-    """The order of devices in which the heaviest traffic has the shortest way.
-
-    It tries ways to build the mesh's axes out of blocks of the torus, and the orders in which
-    blocks lie within blocks: all of them for up to three axes, the most compact ones for more.
+    """Return the order of devices in which the heaviest traffic has the shortest path.
 
     Args:
         mesh: The mesh.
-        torus: The torus that its devices lie on.
+        torus: The torus of its devices.
         traffic: The bytes along which axes.
 
     Returns:
         The number of the device at each place; the listed order if nothing is better.
-
-    Raises:
-        NamedMeshError: If mesh and torus have different numbers of devices, or the traffic is
-            along axes that the mesh does not have.
 
     Example:
         >>> from namedmesh.aot import torus_assignment
@@ -106,6 +95,8 @@ def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, .
         >>> torus_assignment(Mesh(data=2, expert=4), torus, {"expert": 10.0, "data": 1.0})
         (0, 1, 2, 3, 4, 5, 6, 7)
     """
+    # Try to build the mesh's axes out of blocks of the torus, and the orders in which blocks lie
+    # within blocks: all of them for up to three axes, the most compact ones for more.
     for axes in traffic:
         for axis in _as_tuple(axes):
             mesh.check_axis(axis, "traffic")
@@ -124,17 +115,14 @@ def torus_assignment(mesh: Mesh, torus: Torus, traffic: Traffic) -> tuple[int, .
 
 
 def _as_tuple(axes: str | tuple[str, ...]) -> tuple[str, ...]:
-    """One axis or several, as several."""
+    """Return one axis or several as a tuple."""
     return (axes,) if isinstance(axes, str) else tuple(axes)
 
 
 def _weighted_hops(
     mesh: Mesh, torus: Torus, traffic: Traffic, positions: np.ndarray, alike: bool = False
 ) -> float:
-    """The mean hops of devices at positions, one for each place of the mesh.
-
-    alike says that all groups along the same axes have the same shape, so that one will do.
-    """
+    """Return the mean hops of positions; if groups are alike, one of them will do."""
     grid = positions.reshape(*mesh.axes.values(), -1)
     names, total, amount = list(mesh.axes), 0.0, 0.0
     for axes, sent in traffic.items():
@@ -159,7 +147,7 @@ def _weighted_hops(
 
 
 def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarray]:
-    """Order in which every axis is a block of the torus, one axis within another."""
+    """Yield orders in which every axis is a block of the torus, one axis within another."""
     sizes = torus.sizes
     listed = np.full(sizes, -1)
     listed[tuple(torus.positions.T)] = np.arange(len(torus.places))
@@ -191,10 +179,7 @@ def _candidates(mesh: Mesh, torus: Torus, traffic: Traffic) -> Iterator[np.ndarr
 def _blocks(
     axes: Sequence[int], sizes: Sequence[int], widest: int | None
 ) -> Iterator[list[tuple[int, ...]]]:
-    """Ways to write each axis as a factor of each dimension that use up the dimensions.
-
-    Compact blocks come first; if widest is given, only so many of them for each axis.
-    """
+    """Yield factors of each axis for each dimension that use up the dimensions, compact first."""
     if not axes:
         if all(size == 1 for size in sizes):
             yield []

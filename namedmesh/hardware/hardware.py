@@ -160,7 +160,10 @@ class Hardware:
         return f"Hardware({self.name!r}: {rate:g} TFLOP/s bfloat16, {memory}, {network})"
 
     def _repr_html_(self) -> str:
-        rows = [(name, str(value)) for name, value in vars(self).items() if name != "name"]
+        rows = [
+            (name, f"{value:g}" if isinstance(value, float) else str(value))
+            for name, value in vars(self).items()
+        ]
         return html_block(f"hardware {self.name}", html_table(("figure", "value"), rows))
 
 

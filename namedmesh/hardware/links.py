@@ -24,23 +24,19 @@ Traffic = Mapping[tuple[str, ...], float]
 
 
 class Network(ABC):
-    """How devices of one kind are connected."""
+    """The links between devices of one kind."""
 
     @abstractmethod
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimate how long a collective takes, once."""
+        """Estimate the seconds of a collective, once."""
 
 
 @dataclass(frozen=True)
 class Nodes(Network):
     """Nodes of devices behind a fast switch, with a slower network between nodes.
 
-    Devices fill nodes in the order of the mesh, its last axis first. What goes to other nodes is
-    first cut into as many shards as members of the group share a node, so that all of their links
-    carry some. A mesh that says which hosts or slices it lies on has those for nodes.
-
     Attributes:
-        devices: The devices of a node, where the mesh does not say.
+        devices: The devices of a node, unless the mesh has hosts or slices.
         inside: Bytes a second that one device sends within its node.
         across: Bytes a second that one device sends to other nodes.
         inside_latency: Seconds of one message within a node.
@@ -56,7 +52,9 @@ class Nodes(Network):
     start: float
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimate how long a collective takes, once."""
+        """Estimate the seconds of a collective, once."""
+        # What goes to other nodes is first cut into as many shards as members of the group share a
+        # node, so that all of their links carry some.
         near = self._members_of_a_node(one, mesh)
         nodes = -(-one.devices // near)
         messages = 2 if one.kind == "AllReduce" else 1
@@ -76,10 +74,11 @@ class Nodes(Network):
         return self.start + messages * latency + within + beyond
 
     def _members_of_a_node(self, one: Collective, mesh: Mesh) -> int:
-        """How many devices of a group are in one node."""
+        """Count the devices of a group that are in one node."""
         if mesh.hosts > 1:
             return mesh.members_of_block(one.axes, mesh.slices if mesh.slices > 1 else mesh.hosts)
-        members, below = 1, 1  # devices of the axes behind, which lie next to each other
+        # Devices fill nodes in the order of the mesh, its last axis first.
+        members, below = 1, 1
         for axis, size in reversed(mesh.axes.items()):
             if axis in one.axes:
                 members *= min(size, max(1, self.devices // below))
@@ -90,9 +89,6 @@ class Nodes(Network):
 @dataclass(frozen=True)
 class Host(Network):
     """Devices that share one host's memory and cores: a collective is copies and a rendezvous.
-
-    Where a mesh has several hosts, they are processes of that host, and send to each other through
-    its network stack.
 
     Attributes:
         bandwidth: Bytes a second that all devices together copy.
@@ -107,7 +103,7 @@ class Host(Network):
     across_start: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimate how long a collective takes, once."""
+        """Estimate the seconds of a collective, once."""
         # Every device reads what it gets and writes it; a sum reads every part.
         moved = 2 * max(one.wire_bytes, one.bytes) * mesh.devices
         seconds = self.start * mesh.devices + moved / self.bandwidth
@@ -118,7 +114,7 @@ class Host(Network):
 
 
 def check_across(rate: float, mesh: Mesh, what: str) -> float:
-    """Return what a network sends between hosts or slices in a second, or raises."""
+    """Return a network's rate between hosts or slices, or raise if it has none."""
     if not rate:
         raise NamedMeshError(
             f"the hardware does not say how fast {what} send to each other",
@@ -133,38 +129,24 @@ MOST_CORES = 2**18  # more than any pod has; the places of more take long to lis
 
 @dataclass(frozen=True)
 class TorusLine:
-    """The chips of a group along one dimension of the torus.
-
-    Attributes:
-        chips: How many there are.
-        ring: Whether they close to a ring.
-        sharing: How many groups send over the same links.
-    """
+    """The chips of a group along one dimension of the torus."""
 
     chips: int
-    ring: bool
-    sharing: float = 1
+    ring: bool  # closed
+    sharing: float = 1  # how many groups send over the same links
 
 
 @dataclass(frozen=True)
 class Region:
-    """Where the devices of a group lie on the torus.
+    """The chips of a group on the torus."""
 
-    Attributes:
-        lines: Along each dimension in which the group has several chips.
-        cores: How many cores of a chip are of the group.
-        groups: How many groups share a chip, and so its links.
-        passing: Where every device of the mesh sends to the next one of its group, how many of
-            these messages share the busiest link.
-    """
-
-    lines: tuple[TorusLine, ...]
-    cores: int = 1
-    groups: int = 1
-    passing: int = 1
+    lines: tuple[TorusLine, ...]  # along each dimension in which the group has several chips
+    cores: int = 1  # of a chip that are in the group
+    groups: int = 1  # that share a chip, and so its links
+    passing: int = 1  # messages on the busiest link if each device sends to the next of its group
 
     def link_bytes(self, kind: str, size: float) -> float:
-        """Estimate what passes over the busiest link, one direction of it."""
+        """Count the bytes over the busiest link, one direction of it."""
         if not self.lines:
             return 0.0
         if kind == "AllToAll":
@@ -175,7 +157,7 @@ class Region:
         return 2 * gather if kind == "AllReduce" else gather
 
     def hops(self, kind: str) -> int:
-        """Count the links that one byte passes on its longest way, one after the other."""
+        """Count the links on the longest path of one byte."""
         ways = [line.chips // 2 if line.ring else line.chips - 1 for line in self.lines]
         if kind == "CollectivePermute":
             return min(1, len(ways))
@@ -183,11 +165,9 @@ class Region:
 
 
 def _gather(lines: Sequence[TorusLine]) -> float:
-    """An AllGather of one byte in all: the share of it that the busiest link carries.
-
-    The data is cut into as many parts as there are dimensions, and each goes along all of them in
-    another order, so that all links are busy. A ReduceScatter is the same backwards.
-    """
+    """Return the share of an AllGather's bytes that the busiest link carries."""
+    # The data is cut into as many parts as there are dimensions, and each goes along all of them in
+    # another order, so that all links are busy. A ReduceScatter is the same backwards.
     count, time = len(lines), 0.0
     held = [1 / math.prod(line.chips for line in lines)] * count
     for phase in range(count):
@@ -202,11 +182,9 @@ def _gather(lines: Sequence[TorusLine]) -> float:
 
 
 def _exchange(line: TorusLine) -> float:
-    """An AllToAll of one byte from every chip: what the busiest link of a line carries.
-
-    Of a line of n chips the link in the middle carries what one half sends to the other; on a
-    ring all links carry the same.
-    """
+    """Return the bytes over the busiest link of a line, for an AllToAll of one byte per chip."""
+    # Of a line of n chips the link in the middle carries what one half sends to the other; on a
+    # ring all links carry the same.
     size = line.chips
     if line.ring:
         return sum(min(i, size - i) for i in range(size)) / size / 2 * line.sharing
@@ -217,15 +195,11 @@ def _exchange(line: TorusLine) -> float:
 class TorusSlice(Network):
     """A slice of a TPU generation, whose chips are connected to their neighbours.
 
-    Devices take the places in which the heaviest traffic has the shortest ways, as
-    `namedmesh.aot` compiles programs. Several slices are joined by the data-centre network: what
-    goes to others is cut into as many shards as members of the group share a slice.
-
     Attributes:
         generation: The TPU generation, such as `v3`.
         shape: The chips of a slice along each dimension; the most compact slice if not given.
         bandwidth: Bytes a second over one link, in one direction.
-        latency: Seconds for each link on the way.
+        latency: Seconds for each link on the path.
         start: Seconds before a collective sends anything.
         across: Bytes a second that a chip sends to other slices; 0 if that is not known.
         across_latency: Seconds of one message between slices.
@@ -240,7 +214,7 @@ class TorusSlice(Network):
     across_latency: float = 0.0
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
-        """Estimate how long a collective takes, once."""
+        """Estimate the seconds of a collective, once."""
         region = self.region_of(one.axes, mesh, traffic)
         size = one.bytes
         if one.kind == "AllToAll":  # the rest of the buffer goes to other slices
@@ -254,7 +228,7 @@ class TorusSlice(Network):
         return self.start + (max(within, beyond) if together else within + beyond)
 
     def _seconds_between_slices(self, one: Collective, mesh: Mesh) -> float:
-        """Estimate how long what leaves a slice takes, over all of its chips' shares."""
+        """Estimate the seconds of the bytes that leave a slice, over all of its chips."""
         chips = -(-mesh.devices // mesh.slices // TPUS[self.generation].devices)
         rate = chips * check_across(self.across, mesh, "slices")
         iterations = 1
@@ -264,11 +238,11 @@ class TorusSlice(Network):
         return iterations * self.across_latency + one.slice_bytes / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
-        """Estimate what passes over the busiest link, devices lying in the order of the mesh."""
+        """Count the bytes over the busiest link, devices in the order of the mesh."""
         return self.region_of(axes, mesh, {}).link_bytes(kind, size)
 
     def target(self, mesh: Mesh) -> Target:
-        """Return the slices that a mesh lies on."""
+        """Return the slices of a mesh."""
         if mesh.devices > MOST_CORES:
             raise NamedMeshError(
                 f"the mesh has {mesh.devices:,} devices, and slices of TPU {self.generation} are "
@@ -296,7 +270,7 @@ class TorusSlice(Network):
         )
 
     def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
-        """Return where the devices along some axes lie on the torus of one slice."""
+        """Return the region of the devices along some axes on the torus of one slice."""
         target = self.target(mesh).one_slice
         mesh = mesh.one_block(mesh.slices)
         wide = [axis for axis, size in mesh.axes.items() if size > 1]
@@ -309,7 +283,7 @@ class TorusSlice(Network):
 
 
 def _round_traffic(traffic: Traffic) -> tuple[tuple[tuple[str, ...], float], ...]:
-    """Traffic as shares of the heaviest in powers of two: similar plans share an assignment."""
+    """Round traffic to powers of two of the heaviest, so that similar plans share an assignment."""
     most = max(traffic.values(), default=0)
     if not most:
         return ()
@@ -321,7 +295,7 @@ def _round_traffic(traffic: Traffic) -> tuple[tuple[tuple[str, ...], float], ...
 def _positions(
     target: Target, mesh: Mesh, traffic: tuple[tuple[tuple[str, ...], float], ...]
 ) -> np.ndarray:
-    """The coordinates of the device at each place of the mesh."""
+    """Return the coordinates of the device at each place of the mesh."""
     torus = Torus.of_target(target)
     assert torus is not None, "a TPU slice has a torus"
     order = mesh.device_assignment
@@ -338,7 +312,7 @@ def _region_of(
     traffic: tuple[tuple[tuple[str, ...], float], ...],
     axes: frozenset[str],
 ) -> Region:
-    """The region of the group at the corner of the mesh."""
+    """Return the region of the group at the corner of the mesh."""
     grid = _positions(target, mesh, traffic)
     group = grid[tuple(slice(None) if axis in axes else 0 for axis in mesh.axes)]
     group = group.reshape(-1, grid.shape[-1])
@@ -356,7 +330,7 @@ def _region_of(
 
 
 def _count_passing(target: Target, mesh: Mesh, grid: np.ndarray, axes: frozenset[str]) -> int:
-    """Every device sends to the next of its group: how many messages share the busiest link."""
+    """Count the messages on the busiest link if every device sends to the next of its group."""
     inner = [i for i, axis in enumerate(mesh.axes) if axis in axes]
     outer = [i for i in range(len(mesh.axes)) if i not in inner]
     groups = grid.transpose(*outer, *inner, -1).reshape(-1, mesh.size(tuple(axes)), grid.shape[-1])
@@ -368,7 +342,7 @@ def _count_passing(target: Target, mesh: Mesh, grid: np.ndarray, axes: frozenset
 
 
 def _find_links(place: list[int], goal: list[int], target: Target) -> list[tuple]:
-    """The links on the way between two chips, the first dimension first."""
+    """Return the links on the path between two chips, the first dimension first."""
     links, here = [], list(place)
     for i, (size, ring) in enumerate(zip(target.shape, target.rings, strict=True)):
         ahead = (goal[i] - here[i]) % size

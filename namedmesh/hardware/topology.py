@@ -1,4 +1,4 @@
-"""Targets and their tori: TPU slices with the coordinates of their cores, or CPU devices."""
+"""Topology: TPU slices with the coordinates of their cores, or CPU devices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EXAMPLES = "tpu-v3:32x32 (2,048 cores), tpu-v5p:4x4x4 (64), tpu-v5e:4x4:2 (two 
 
 @dataclass(frozen=True)
 class Target:
-    """What to compile for: slices of a TPU generation in chips, or a number of CPU devices.
+    """The machine to compile for: slices of a TPU generation, or a number of CPU devices.
 
     Attributes:
         platform: `tpu` or `cpu`.
@@ -50,9 +50,6 @@ class Target:
 
         Returns:
             The target.
-
-        Raises:
-            NamedMeshError: If the text is not a target, or there is no such TPU.
 
         Example:
             >>> Target.parse("tpu-v3:32x32").cores
@@ -104,13 +101,13 @@ class Target:
         )
 
     def suggest(self, devices: int) -> str:
-        """How to bring this target and a mesh of another size together.
+        """Suggest a target of the same generation for a mesh of another size.
 
         Args:
             devices: How many devices the mesh has.
 
         Returns:
-            The fix: a target of the same generation, or a mesh of as many devices.
+            The fix of an error.
         """
         if self.platform == "cpu":
             return f"use --target cpu:{devices}"
@@ -164,9 +161,7 @@ class Torus:
 
     @classmethod
     def of_target(cls, target: Target) -> Torus | None:
-        """The torus of a target's slice, without its compiler.
-
-        Hosts hold 2x2 chips and devices are listed host by host, in each dimension x first.
+        """Return the torus of a target's slice, without its compiler.
 
         Args:
             target: The target.
@@ -176,6 +171,7 @@ class Torus:
         """
         if not target.generation:
             return None
+        # Hosts hold 2x2 chips and devices are listed host by host, in each dimension x first.
         sizes = target.shape
         widths = [2 if i < 2 else 1 for i in range(len(sizes))]  # of a host, in chips
         hosts = [range(0, size, width) for size, width in zip(sizes, widths, strict=True)]
@@ -196,7 +192,7 @@ class Torus:
 
     @classmethod
     def of_devices(cls, devices: Sequence[Any], target: Target) -> Torus | None:
-        """The torus that devices report to lie on; of several slices, that of the first.
+        """Return the torus by the coordinates of devices; of several slices, the first's.
 
         Args:
             devices: The target's devices, slice by slice.

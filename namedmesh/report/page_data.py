@@ -23,7 +23,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 
 class Interned(Generic[Value]):
-    """A list of different values, each known by its position."""
+    """A list of distinct values, each known by its position."""
 
     def __init__(self) -> None:
         self.values: list[Value] = []
@@ -64,12 +64,12 @@ class SourceFiles:
 
 
 def shorten_paths(paths: Sequence[str]) -> list[str]:
-    """Shortens paths to their last part, or as many parts as tell them from each other."""
+    """Shorten paths to their last part, or as many parts as tell them from each other."""
     return [_shorten(path, paths) for path in paths]
 
 
 def _shorten(path: str, paths: Iterable[str]) -> str:
-    """The last parts of a path that no other path ends with."""
+    """Return the last parts of a path that no other path ends with."""
     parts = path.split(os.sep)
     others = [other.split(os.sep) for other in paths if other != path]
     for count in range(1, len(parts)):
@@ -82,19 +82,12 @@ Columns = dict[str, list[Any]]
 
 
 class PlanData:
-    """Collects what a page shows of one plan.
-
-    Tables are columns of equal length; a row's number is how others refer to it. Numbers in text
-    columns are positions in `texts`, in place columns positions in `places`. A place is a dtype, a
-    list of dimensions (name, size, axes that it holds) and the axes of parts of sums; axes are
-    positions in the mesh.
-
-    Attributes:
-        ops: The number of each op of the step, those of loop bodies included.
-        tensors: The number of each tensor that they make.
-    """
+    """The tables of one plan, as columns of equal length."""
 
     def __init__(self, plan: Plan) -> None:
+        # A row's number is how other tables refer to it. Numbers in text columns are positions in
+        # `texts`, in place columns positions in `places`. A place is a dtype, a list of dimensions
+        # (name, size, axes) and the axes of partial sums; axes are positions in the mesh.
         self.plan = plan
         self.texts: Interned[str] = Interned()
         self.files = SourceFiles()
@@ -112,7 +105,7 @@ class PlanData:
         }
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything that the plan itself knows."""
+        """Return the tables that follow from the plan alone."""
         plan = self.plan
         data = {
             "program": plan.program.name,
@@ -143,7 +136,7 @@ class PlanData:
         }
 
     def find_tensor(self, label: str, place: str) -> int:
-        """Find a tensor by what it is called and where it lies."""
+        """Find a tensor by its name and its place."""
         return self._by_place.get((label, place), -1)
 
     @functools.cached_property
@@ -157,12 +150,12 @@ class PlanData:
         return found
 
     def _count_bytes(self, names: Iterable[str]) -> int:
-        """What one device keeps of some variables."""
+        """Count the bytes that one device keeps of some variables."""
         variables = (self.plan.program.variables[name].tensor for name in names)
         return sum(self.plan.bytes_per_device(tensor) for tensor in variables)
 
     def _op_columns(self) -> Columns:
-        """Every op: where it was written, the loop it is in, what it reads and makes."""
+        """Tabulate ops: source line, enclosing loop, inputs and outputs."""
         names = ("name", "kind", "scope", "phase", "line", "user", "loop", "inputs", "outputs")
         rows = [
             (
@@ -185,7 +178,7 @@ class PlanData:
         return [self.files.add(source), source.line]
 
     def _tensor_columns(self) -> Columns:
-        """Every tensor: its place, what a device keeps of it, whose cotangent or copy it is."""
+        """Tabulate tensors: place, bytes on a device, primal and origin."""
         plan = self.plan
         names = ("label", "place", "natural", "bytes", "padding", "primal", "origin", "listed")
         rows = []
@@ -215,7 +208,7 @@ class PlanData:
         return -1 if tensor is None else self.tensors.get(tensor, -1)
 
     def _place(self, tensor: Tensor, sharding: Sharding) -> int:
-        """The number of a tensor's place."""
+        """Return the number of a tensor's place."""
         dims = tuple(
             (dim.name, dim.size, self._axis_numbers(sharding.axes(dim.name)))
             for dim in tensor.shape
@@ -226,11 +219,8 @@ class PlanData:
         return tuple(self._axes[axis] for axis in axes)
 
     def _moves(self) -> list[list[Any]]:
-        """The moves of tensors: tensor, the op it is moved for, kind, axes, place after it.
-
-        A move right after a tensor is made has its own op.
-        """
-        moves = []
+        """List the moves of tensors: tensor, the op it is moved for, kind, axes, new place."""
+        moves = []  # one right after a tensor is made has its own op
         for tensor, steps in self.plan.placements.moves.items():
             if tensor in self.tensors and tensor in self.plan.placements.producers:
                 reader = self.plan.placements.producers[tensor]
@@ -250,7 +240,7 @@ class PlanData:
         ]
 
     def _collective_columns(self) -> Columns:
-        """Every collective of a step, then those of initialisation, in order."""
+        """Tabulate the collectives of a step, then those of initialisation, in order."""
         step = [(one, one.phase, one.op, one.producer) for one in self.plan.collectives]
         first = [(one, "init", "", "") for one in self.plan.initial_collectives]
         names = ("kind", "axes", "bytes", "wire", "times", "open", "dtype", "tensor", "scope")
@@ -280,14 +270,14 @@ class PlanData:
 
 
 def make_columns(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Columns:
-    """Iterations rows into columns, which take less space as they name every column once."""
+    """Turn rows into columns, which take less space as they name every column once."""
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
 def _every_op_with_loop(
     ops: Iterable[Op], loop: Op | None = None
 ) -> Iterator[tuple[Op, Op | None]]:
-    """Yield every op, each with the loop or branch that it is in, if it is in one."""
+    """Yield every op with the loop or branch that it is in, if it is in one."""
     for op in ops:
         yield op, loop
         for body in op.bodies:
@@ -295,7 +285,7 @@ def _every_op_with_loop(
 
 
 def _place_to_json(place: Any) -> list[Any]:
-    """A place with lists for tuples, as it is read back."""
+    """Return a place with lists for tuples, as it is read back."""
     dtype, dims, partial = place
     return [dtype, [[name, size, list(axes)] for name, size, axes in dims], list(partial)]
 
@@ -323,7 +313,7 @@ def describe_cost(cost: Cost, data: PlanData) -> dict[str, Any]:
 
 
 def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
-    """What a device keeps while each op runs, and what it is made of at the peak."""
+    """Describe the memory of a device while each op runs, and its tensors at the peak."""
     memory = cost.memory
     return {
         "peak": memory.peak_bytes,
@@ -347,7 +337,7 @@ def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
 
 
 def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str, Any]:
-    """Describe what became of each collective of a plan."""
+    """Describe the outcome of each collective of a plan."""
     outcomes = defaultdict(deque)
     for planned, status, text in _outcomes(audit):
         outcomes[_by_name_alone(planned)].append((status, text))
@@ -375,7 +365,7 @@ def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str,
 
 
 def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
-    """Every planned collective with what became of it."""
+    """Yield every planned collective with its outcome."""
     for planned, compiled in audit.matched:
         text = f"{compiled.kind} of {compiled.elements:,} {compiled.dtype} elements"
         yield planned, "made", text
@@ -388,12 +378,12 @@ def _outcomes(audit: Audit) -> Iterator[tuple[Collective, str, str]]:
 
 
 def _by_name_alone(collective: Collective) -> Collective:
-    """A collective as an Artifact's manifest has it, which an audit is about."""
+    """Return a collective as an Artifact's manifest has it, which an audit is about."""
     return collective.without_folder()
 
 
 def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict[str, Any]:
-    """Describe what came, went and changed, by the numbers that a page has for tensors."""
+    """Describe added, removed and changed rows, by the numbers that a page has for tensors."""
     tensors = [
         *found.tensors.changed,
         *((one, None) for one in found.tensors.went),
@@ -420,7 +410,7 @@ def describe_differences(found: Diff, before: PlanData, after: PlanData) -> dict
 
 
 def _describe(one: Collective | None) -> dict[str, Any] | None:
-    """What a page shows of a collective of one plan."""
+    """Describe a collective of one plan."""
     if one is None:
         return None
     return {

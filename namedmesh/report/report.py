@@ -24,23 +24,10 @@ from namedmesh.version import __version__
 STYLES = ("colours.css", "layout.css", "views.css", "print.css")
 # In the order in which each needs those before it; they share one scope in the page.
 SCRIPTS = (
-    "format.js",
-    "model.js",
-    "costs.js",
-    "address.js",
-    "parts.js",
-    "overview.js",
-    "program.js",
-    "shards.js",
-    "tensor.js",
-    "timeline.js",
-    "collectives.js",
-    "memory.js",
-    "roofline.js",
-    "code.js",
-    "differences.js",
-    "app.js",
-)
+    "format.js", "model.js", "costs.js", "address.js", "parts.js", "overview.js", "program.js",
+    "shards.js", "tensor.js", "timeline.js", "collectives.js", "memory.js", "roofline.js",
+    "code.js", "differences.js", "app.js",
+)  # fmt: skip
 LIBRARY = "vendor/htm-preact.js"
 
 
@@ -65,11 +52,9 @@ def build_document(title: str, data: dict[str, Any]) -> str:
 
 
 def encode_data(data: Any) -> str:
-    r"""Encodes values as JSON that can stand in a script element.
-
-    A browser ends the element at the first `</script`, wherever it is, and reads `<!--` as the
-    start of a comment; JSON has another way to write the sign.
-    """
+    """Encode values as JSON that can stand in a script element."""
+    # A browser ends the element at the first `</script`, wherever it is, and reads `<!--` as the
+    # start of a comment; JSON has another way to write the sign.
     text = json.dumps(data, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return text.replace("<", "\\u003c")
 
@@ -91,12 +76,8 @@ def report(
         plan: The plan.
         path: The file to write.
         target: The hardware that times and memory are estimated for, as `nm.cost` takes it.
-        audit: What the compiler made of the plan's collectives, e.g. `step.audit`.
+        audit: The compiler's collectives against the plan's, e.g. `step.audit`.
         beside: Another plan, to be shown beside this one with the differences.
-
-    Raises:
-        NamedMeshError: There is no such hardware, an argument is something else, or the file
-            cannot be written.
 
     Example:
         >>> import pathlib, tempfile
@@ -134,7 +115,7 @@ def report(
 
 
 def _describe_plan(data: PlanData, hardware: Hardware, audit: Audit | None) -> dict[str, Any]:
-    """Everything that the page shows of one plan."""
+    """Return everything that the page shows of one plan."""
     estimate = describe_cost(cost(data.plan, hardware), data)
     content = {**data.to_json(), "cost": estimate}
     if audit is not None:

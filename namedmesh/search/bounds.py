@@ -1,9 +1,4 @@
-"""Bounds: what a layout takes at least, and about, before it is planned.
-
-Seconds have a floor: an op is split by no more devices than lie along the axes of its dimensions,
-and gradients of which devices have parts are sent. So has memory: state and what loops keep. Which
-layouts are planned first is decided by an estimate that counts other sums and moves too.
-"""
+"""Bounds: lower bounds of a layout's time and memory, and an estimate, before it is planned."""
 
 from __future__ import annotations
 
@@ -29,17 +24,11 @@ PROBE = 10**9  # bytes, of which the time of one byte is taken
 
 @dataclass(frozen=True)
 class Bound:
-    """For every choice of sizes: what a layout takes at least and about.
-
-    Attributes:
-        least_seconds: The floor of its time.
-        least_bytes: The floor of its memory.
-        seconds: The estimate of its time.
-    """
+    """For every choice of sizes: lower bounds of a layout's time and memory."""
 
     least_seconds: Array
     least_bytes: Array
-    seconds: Array
+    seconds: Array  # an estimate rather than a bound
 
 
 class Bounds:
@@ -54,18 +43,23 @@ class Bounds:
     ):
         self._facts, self._hardware, self._devices = facts, hardware, devices
         self._blocks = tuple((blocks or {}).items())
-        self._slowdown = devices if hardware.shared else 1
+        work = [one.seconds for one in facts.work]
+        self._seconds = np.array(work) * (devices if hardware.shared else 1)
+        self._state_bytes = _row(one.bytes for one in facts.state if not one.at_rest)
+        self._resting_bytes = _row(one.bytes for one in facts.state if one.at_rest)
+        self._history_bytes = _row(one.bytes for one in facts.histories)
         self._hits: dict[tuple[str, Role], Array] = {}
 
     def of(self, use: Sequence[Roles], rest: Sequence[Roles], sizes: Array) -> Bound:
-        """Bounds layouts of as many axes each."""
+        """Bound layouts of as many axes each."""
         logs = np.log2(sizes).T
+        # An op is split by no more devices than the axes of its dimensions have, in use or at rest.
         both = [
             tuple(one | other for one, other in zip(used, resting, strict=True))
             for used, resting in zip(use, rest, strict=True)
         ]
-        seconds = self._seconds @ self._shares("work", both, logs) * self._slowdown
-        least = self._seconds @ self._shares("any work", both, logs) * self._slowdown
+        seconds = self._seconds @ self._shares("work", both, logs)
+        least = self._seconds @ self._shares("any work", both, logs)
         state = self._state_bytes @ self._shares("state", use, logs)
         state += self._resting_bytes @ self._shares("resting", rest, logs)
         kept = self._history_bytes @ self._shares("histories", use, logs)
@@ -74,17 +68,17 @@ class Bounds:
         return Bound(least + gradients, state + kept, seconds + sums + moved)
 
     def _split(self, table: str, layouts: Sequence[Roles]) -> Array:
-        """Which rows of a table each axis of each layout splits."""
+        """Return which rows of a table each axis of each layout splits."""
         return np.stack(
             [np.stack([self._hit(table, role) for role in roles], axis=1) for roles in layouts]
         )
 
     def _shares(self, table: str, layouts: Sequence[Roles], logs: Array) -> Array:
-        """What one device has of each row of a table, for every layout and choice of sizes."""
+        """Return one device's share of each row, for every layout and choice of sizes."""
         return np.exp2(-(self._split(table, layouts) @ logs))
 
     def _hit(self, table: str, role: Role) -> Array:
-        """Which rows of a table an axis of a role splits."""
+        """Return which rows of a table an axis of a role splits."""
         key = table, role
         if key not in self._hits:
             self._hits[key] = np.array(
@@ -111,24 +105,8 @@ class Bounds:
             "left": [one.dims - one.taken for one in facts.moves],
         }
 
-    @cached_property
-    def _seconds(self) -> Array:
-        return np.array([one.seconds for one in self._facts.work])
-
-    @cached_property
-    def _state_bytes(self) -> Array:
-        return np.array([one.bytes for one in self._facts.state if not one.at_rest], np.float64)
-
-    @cached_property
-    def _resting_bytes(self) -> Array:
-        return np.array([one.bytes for one in self._facts.state if one.at_rest], np.float64)
-
-    @cached_property
-    def _history_bytes(self) -> Array:
-        return np.array([one.bytes for one in self._facts.histories], np.float64)
-
     def _sum_seconds(self, use: Sequence[Roles], logs: Array) -> tuple[Array, Array]:
-        """The time of gradients that are scattered at least, and that of all sums about."""
+        """Bound the time of reducing gradients, and estimate that of all sums."""
         summed, kept = self._split("summed", use), self._split("kept", use)
         size, count = (
             _column(getattr(one, name) for one in self._facts.sums) for name in ("bytes", "count")
@@ -145,20 +123,20 @@ class Bounds:
         return least, about.sum(1)
 
     def _gather_seconds(self, use: Sequence[Roles], rest: Sequence[Roles], logs: Array) -> Array:
-        """The time of gathering parameters, forward and backward, that rest in smaller shards."""
+        """Estimate the time of gathering parameters that rest in smaller shards."""
         used, resting = self._split("parameters", use), self._split("parameters", rest)
         size = _column(one.bytes for one in self._facts.parameters) * np.exp2(-(used @ logs))
         return self._time("AllGather", (resting * (1 - used)) @ logs, size, GATHERS).sum(1)
 
     def _move_seconds(self, use: Sequence[Roles], logs: Array) -> Array:
-        """The time of moving axes from one dimension to another."""
+        """Estimate the time of moving axes from one dimension to another."""
         group = (self._split("taken", use) * self._split("left", use)) @ logs
         size = _column(one.bytes for one in self._facts.moves) * self._shares("moved", use, logs)
         count = _column(one.count for one in self._facts.moves)
         return self._time("AllToAll", group, size, count).sum(1)
 
     def _time(self, kind: str, group: Array, size: Array, count: Array | float = 0.0) -> Array:
-        """The seconds of collectives: by the logarithm of the devices, the bytes and how many."""
+        """Return the seconds of collectives by the logarithm of the devices, bytes and count."""
         devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
         rates = np.array(
             [_rate(self._hardware, self._devices, kind, int(n), self._blocks) for n in devices]
@@ -166,16 +144,21 @@ class Bounds:
         return rates[..., 0] * size + rates[..., 1] * count
 
 
+def _row(sizes: Iterable[int]) -> Array:
+    """Return sizes as one row."""
+    return np.array([*sizes], np.float64)
+
+
 def _column(sizes: Iterable[int]) -> Array:
-    """Sizes, a row each."""
-    return np.array([*sizes], np.float64)[:, None]
+    """Return sizes as a column."""
+    return _row(sizes)[:, None]
 
 
 @lru_cache(maxsize=1024)
 def _rate(
     hardware: Hardware, devices: int, kind: str, group: int, blocks: tuple[tuple[str, int], ...]
 ) -> tuple[float, float]:
-    """The seconds of one byte and of none, in groups of devices next to each other."""
+    """Return the seconds of one byte and of none, in groups of neighbouring devices."""
     if group == 1:
         return 0.0, 0.0
     axes = {"outer": max(1, devices // group), "inner": group}

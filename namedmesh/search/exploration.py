@@ -32,23 +32,14 @@ LEFT = "estimated slower, not planned"
 
 @dataclass
 class Exploration:
-    """A search on its way: what is still open, and what was measured.
-
-    Attributes:
-        space: Every candidate.
-        limit: The memory of a device.
-        plans: How many candidates to plan at most.
-        measures: What planned candidates take.
-        reasons: How many were left out, by reason.
-        refusals: How many were refused, by what the planner said.
-    """
+    """The state of a search: open candidates, and measures of planned ones."""
 
     space: Space
-    limit: float
-    plans: int
+    limit: float  # the memory of a device
+    plans: int  # how many candidates to plan at most
     measures: dict[int, Measure] = field(default_factory=dict)
-    reasons: Counter[str] = field(default_factory=Counter)
-    refusals: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # why candidates were left out
+    refusals: Counter[str] = field(default_factory=Counter)  # by what the planner said
 
     def __post_init__(self) -> None:
         space = self.space
@@ -78,13 +69,13 @@ class Exploration:
         return sum(not one.refused for one in self.measures.values())
 
     def front(self) -> list[int]:
-        """The candidates that fit, and than which no other is both faster and smaller."""
+        """Return the candidates that fit, and than which no other is both faster and smaller."""
         return self._front(
             one for one in self.measures if self.measures[one].memory_bytes <= self.limit
         )
 
     def _front(self, candidates: Iterable[int]) -> list[int]:
-        """Those of some candidates than which no other of them is both faster and smaller."""
+        """Return the candidates than which no other of them is both faster and smaller."""
         front: list[int] = []
         planned = (one for one in candidates if not self.measures[one].refused)
         for one in sorted(planned, key=self._rank):
@@ -98,20 +89,18 @@ class Exploration:
         return found.seconds, found.memory_bytes, candidate
 
     def too_large(self) -> list[int]:
-        """The fastest planned candidates that do not fit, as a front."""
+        """Return the fastest planned candidates that do not fit, as a front."""
         return self._front(
             one for one in self.measures if self.measures[one].memory_bytes > self.limit
         )
 
     def choose(self) -> list[int]:
-        """Choose what to plan next: mostly what should be fast, some of what should be small.
-
-        Where there are more candidates than plans, those are left out that would not be better even
-        if they took a good deal less than estimated.
-        """
+        """Choose what to plan next: mostly what should be fast, some of what should be small."""
         candidates = np.flatnonzero(self.open)
         most = min(ROUND, self.plans - len(self.measures))
         seconds, size = self._estimate(candidates)
+        # Where there are more candidates than plans, leave out those that would not be better even
+        # if they took a good deal less than estimated.
         if len(candidates) > self.plans - len(self.measures):
             hopeful = np.ones(len(candidates), bool)
             for one in self.front():
@@ -131,7 +120,7 @@ class Exploration:
         return list(chosen)
 
     def _estimate(self, candidates: NDArray[np.int64]) -> tuple[NDArray, NDArray]:
-        """Estimate what candidates take, from what planned ones like them took."""
+        """Estimate the cost of candidates from planned ones like them."""
         space = self.space
         group = self._group[candidates]
         off = self._off_family[space.family[candidates]]
@@ -142,7 +131,7 @@ class Exploration:
         )
 
     def add(self, candidates: Sequence[int], found: Sequence[Measure]) -> None:
-        """Take in what candidates take, and leaves out what cannot be better."""
+        """Add measures, and leave out candidates that cannot be better."""
         self.open[candidates] = False
         for one, measure in zip(candidates, found, strict=True):
             self.measures[one] = measure
@@ -159,7 +148,7 @@ class Exploration:
             self._close(slower & (self.space.least_bytes >= best.memory_bytes), BOUNDED)
 
     def _close_conflict(self, one: int, dims: Sequence[str]) -> None:
-        """Leave out the layouts of a program in which the same two dimensions share an axis."""
+        """Leave out the layouts in which the same two dimensions share an axis."""
         families, refused = self.space.families, self.space.families[self.space.family[one]]
         pair = frozenset(dims)
         alike = np.array(
@@ -173,7 +162,7 @@ class Exploration:
         self._close(same | alike[self.space.family] if len(pair) == 2 else same, REFUSED)
 
     def _calibrate(self, one: int, measure: Measure) -> None:
-        """Note how far the estimates of a candidate were off."""
+        """Record how far the estimates of a candidate were off."""
         space = self.space
         off = measure.seconds / max(space.seconds[one], 1e-12)
         size = measure.memory_bytes / max(space.least_bytes[one], 1.0)
@@ -194,7 +183,7 @@ class Exploration:
 
 
 def _fill(ratios: NDArray, known: NDArray) -> NDArray:
-    """Take what is unknown to be off as little as the best tenth of what is known."""
+    """Replace unknown ratios by that of the best tenth of the known ones."""
     known = known[~np.isnan(known)]
     return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
 
@@ -212,7 +201,7 @@ def explore(
 
 
 class SearchBar:
-    """Shows how many candidates were planned, and the fastest so far."""
+    """A bar on a terminal: how many candidates were planned, and the fastest so far."""
 
     def __init__(self, wanted: bool | None, plans: int):
         present = importlib.util.find_spec("rich") is not None

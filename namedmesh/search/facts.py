@@ -1,9 +1,4 @@
-"""Facts: what a search reads off a program once, before it plans anything.
-
-Which dimensions can be split to some use and which of them may share a mesh axis; what the program
-computes, keeps and sums up along which dimensions. From these follow bounds for a layout that has
-not been planned.
-"""
+"""Facts that a search reads off a program once, before it plans anything."""
 
 from __future__ import annotations
 
@@ -26,51 +21,32 @@ LEAST_SHARE = 0.01  # of the work or the state: below it, splitting a dimension 
 
 @dataclass(frozen=True)
 class Work:
-    """Ops that can be split along the same dimensions, and the seconds they take on one device.
-
-    renamed has the dimensions that others of them are renamed to or from: an op that runs within
-    another may have those instead.
-    """
+    """Ops that can be split along the same dimensions, with their seconds on one device."""
 
     dims: frozenset[str]
-    renamed: frozenset[str]
+    renamed: frozenset[str]  # other names of these dimensions: ops fused into others may have those
     seconds: float
 
 
 @dataclass(frozen=True)
 class Stored:
-    """Bytes that a step keeps, and the dimensions along which they can be split.
-
-    at_rest says whether they lie where the params layout says.
-    """
+    """Bytes that a step keeps, with the dimensions along which they can be split."""
 
     dims: frozenset[str]
     bytes: int
-    at_rest: bool = False
+    at_rest: bool = False  # sharded by the params layout
 
 
 @dataclass(frozen=True)
 class SplitSum:
-    """A sum over some dimensions: of a gradient or of activations.
-
-    Devices that split the summed dimensions, and no kept one, have parts of it.
-
-    Attributes:
-        summed: The dimensions that are summed over.
-        kept: Those of the result.
-        firm: Those of the result that every operand but parameters has: they hold what they share
-            with a summed one.
-        bytes: What is sent of it: the result, or the operand that could be gathered instead.
-        count: In how many collectives.
-        gradient: Whether it is the gradient of a parameter.
-    """
+    """A sum over some dimensions: devices that split those, and no kept one, have partial sums."""
 
     summed: frozenset[str]
-    kept: frozenset[str]
-    firm: frozenset[str]
-    bytes: int
-    count: int
-    gradient: bool
+    kept: frozenset[str]  # dimensions of the result
+    firm: frozenset[str]  # those of the result that every operand but parameters has
+    bytes: int  # sent: the result, or the operand that could be gathered instead
+    count: int  # of collectives
+    gradient: bool  # of a parameter
 
 
 @dataclass(frozen=True)
@@ -85,36 +61,22 @@ class Moved:
 
 @dataclass(frozen=True)
 class ProgramFacts:
-    """What a search knows of a program.
-
-    Attributes:
-        program: The program.
-        dims: The dimensions that can be split to some use, in the program's order.
-        sizes: The largest size of each.
-        resting: Those that parameters at rest can be split along, the most bytes first.
-        sharing: Pairs of dimensions that may lie on one axis.
-        work: The seconds of its ops, by the dimensions they have.
-        state: Inputs, parameters and slots.
-        parameters: The parameters in use.
-        histories: What loops keep for the backward pass.
-        sums: Sums that leave parts where devices split what is summed.
-        moves: Tensors that the program moves to other dimensions (`nm.reshard`).
-    """
+    """The facts of a program."""
 
     program: Program
-    dims: tuple[str, ...]
-    sizes: dict[str, int]
-    resting: tuple[str, ...]
-    sharing: frozenset[frozenset[str]]
+    dims: tuple[str, ...]  # worth splitting, in the program's order
+    sizes: dict[str, int]  # the largest size of each
+    resting: tuple[str, ...]  # to split parameters at rest along, the most bytes first
+    sharing: frozenset[frozenset[str]]  # pairs of dimensions that may share an axis
     work: tuple[Work, ...]
-    state: tuple[Stored, ...]
+    state: tuple[Stored, ...]  # inputs, parameters and slots
     parameters: tuple[Stored, ...]
-    histories: tuple[Stored, ...]
+    histories: tuple[Stored, ...]  # stored by loops for the backward pass
     sums: tuple[SplitSum, ...]
-    moves: tuple[Moved, ...]
+    moves: tuple[Moved, ...]  # by nm.reshard
 
     def may_share(self, names: Collection[str]) -> bool:
-        """Whether dimensions may all lie on one axis."""
+        """Return True if dimensions may all be sharded over one axis."""
         return all(frozenset(pair) in self.sharing for pair in combinations(names, 2))
 
 
@@ -148,12 +110,12 @@ def find_facts(cost: Cost, devices: int) -> ProgramFacts:
 
 
 def _bytes(tensor: Tensor) -> int:
-    """The bytes of a whole tensor."""
+    """Return the bytes of a whole tensor."""
     return tensor.shape.elements * tensor.itemsize
 
 
 def _split_dims(op: Op) -> frozenset[str]:
-    """The dimensions along which an op can be split."""
+    """Return the dimensions along which an op can be split."""
     names = {
         dim.name for tensor in (*op.inputs, *op.outputs) for dim in tensor.shape if dim.size > 1
     }
@@ -189,7 +151,7 @@ def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
 
 
 def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
-    """Add up the bytes of what has the same dimensions."""
+    """Add up the bytes of rows with the same dimensions."""
     total: dict[tuple[frozenset[str], bool], int] = {}
     for row in rows:
         key = row.dims, row.at_rest
@@ -198,7 +160,7 @@ def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
 
 
 def _find_state(program: Program) -> tuple[Stored, ...]:
-    """Inputs, parameters and slots, which a device holds throughout."""
+    """Find inputs, parameters and slots, which a device holds throughout."""
 
     def find() -> Iterator[Stored]:
         for name, tensor in program.inputs.items():
@@ -211,7 +173,7 @@ def _find_state(program: Program) -> tuple[Stored, ...]:
 
 
 def _find_histories(program: Program) -> list[Tensor]:
-    """What the forward pass's loops keep for the backward pass."""
+    """Find what the forward pass's loops store for the backward pass."""
     backward = (op for op in program.ops if op.phase == "backward")
     read = {tensor for op in backward for tensor in op.inputs}
     forward = (op for op in program.ops if op.phase == "forward")
@@ -225,10 +187,8 @@ def _find_useful_dims(
     loops: set[str],
     devices: int,
 ) -> tuple[str, ...]:
-    """Find the dimensions of which a share of the work or the state can be split.
-
-    Those that only ops between others have, such as the pairs of a rotation, are none of them.
-    """
+    """Find the dimensions along which a share of the work or the state can be split."""
+    # Dimensions that only inner ops have, such as the pairs of a rotation, are left out.
     seconds = sum(one.seconds for one in work) or 1.0
     size = sum(one.bytes for one in state) or 1
     known = _find_outer_dims(program) - loops
@@ -265,12 +225,10 @@ def _rank_resting(
 
 
 def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozenset[str]]:
-    """Find pairs of dimensions that may lie on one axis.
-
-    Those are pairs that only parameters and their gradients have, if anything: of these one
-    dimension holds the axis. And pairs that the program moves axes between: it reshards to both, or
-    makes one of them whole before the other takes its axis.
-    """
+    """Find pairs of dimensions that may be sharded over one axis."""
+    # Pairs that at most parameters and their gradients have: there one dimension takes the axis.
+    # And pairs that the program moves axes between: it reshards to both, or makes one of them
+    # whole before the other takes its axis.
     weights, gradients = _find_weights(program)
     together: set[frozenset[str]] = set()
     taken: set[str] = set()
@@ -289,7 +247,7 @@ def _find_sharing(program: Program, useful: tuple[str, ...]) -> frozenset[frozen
 
 
 def _is_gradient(tensor: Tensor, weights: set[Tensor]) -> bool:
-    """Whether a tensor is the cotangent of a weight, or of a copy that was computed again."""
+    """Return True for the cotangent of a weight, or of a recomputed copy."""
     primal = tensor.primal
     while primal is not None and primal not in weights:
         primal = primal.origin
@@ -297,7 +255,7 @@ def _is_gradient(tensor: Tensor, weights: set[Tensor]) -> bool:
 
 
 def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
-    """Find variables and what is made of them alone, and the same of their gradients."""
+    """Find variables and what is computed from them alone, and the same of gradients."""
     weights = {one.tensor for one in program.variables.values()}
     gradients: set[Tensor] = set()
 
@@ -338,10 +296,8 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
 
 
 def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:
-    """Find the sums that leave parts where devices split what is summed.
-
-    A gradient is sent once, however many iterations of a loop add to it.
-    """
+    """Find the sums that leave partial sums where devices split the summed dimensions."""
+    # A gradient is sent once, however many iterations of a loop add to it.
     weights, _ = _find_weights(program)
     total: dict[tuple[frozenset[str], frozenset[str], frozenset[str]], tuple[int, int]] = {}
     gradients: dict[frozenset[str], tuple[frozenset[str], frozenset[str], int, int]] = {}

@@ -33,29 +33,17 @@ from namedmesh.version import __version__
 
 @dataclass(frozen=True)
 class Measure:
-    """What one device takes for a step, by the plan.
+    """The time and memory of a step on one device, by the plan."""
 
-    Attributes:
-        seconds: The time where nothing overlaps.
-        least_seconds: The time where computation and communication overlap perfectly.
-        compute_seconds: The time of computation alone.
-        collective_seconds: The time of communication alone.
-        memory_bytes: The peak of its memory.
-        wire_bytes: What it sends.
-        host_bytes: What its host sends to other hosts.
-        refused: Why there is no plan; empty where there is one.
-        conflict: The dimensions on which operands disagree, if that is why.
-    """
-
-    seconds: float = 0.0
-    least_seconds: float = 0.0
+    seconds: float = 0.0  # if nothing overlaps
+    least_seconds: float = 0.0  # if computation and communication overlap perfectly
     compute_seconds: float = 0.0
     collective_seconds: float = 0.0
-    memory_bytes: int = 0
-    wire_bytes: int = 0
-    host_bytes: int = 0
-    refused: str = ""
-    conflict: tuple[str, ...] = ()
+    memory_bytes: int = 0  # at the peak
+    wire_bytes: int = 0  # that it sends
+    host_bytes: int = 0  # that its host sends to other hosts
+    refused: str = ""  # why there is no plan; empty where there is one
+    conflict: tuple[str, ...] = ()  # the dimensions on which operands disagree, if that is why
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON has."""
@@ -63,7 +51,7 @@ class Measure:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Measure:
-        """Read what `to_json` returned."""
+        """Read the values that `to_json` returned."""
         found = cls(**{**row, "conflict": tuple(row["conflict"])})
         for field in fields(cls):
             value, default = getattr(found, field.name), field.default
@@ -76,7 +64,7 @@ class Measure:
 
 
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
-    """Plan a candidate and estimates what it takes."""
+    """Plan a candidate and estimate its cost."""
     try:
         plan = plan_step(program, candidate.mesh, candidate.layout, candidate.params)
     except LayoutConflict as error:
@@ -100,7 +88,7 @@ _shared: tuple[Sequence[Program], Hardware] | None = None
 
 
 def _start_worker() -> None:
-    """Leave Ctrl-C to the parent, and what was there before to nobody's care."""
+    """Leave Ctrl-C to the parent, and freeze the inherited objects for the collector."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     gc.freeze()
 
@@ -117,7 +105,7 @@ def _measure_shared(candidate: Candidate) -> Measure:
 def measuring(
     programs: Sequence[Program], hardware: Hardware, processes: int
 ) -> Iterator[Callable[[Sequence[Candidate]], list[Measure]]]:
-    """Open a function that measures candidates, in as many processes as are asked for."""
+    """Open a function that measures candidates in several processes."""
     global _shared
     _shared = programs, hardware
     try:
@@ -135,7 +123,7 @@ def measuring(
 
 
 def _measure_in_pool(pool: ProcessPoolExecutor, candidates: Sequence[Candidate]) -> list[Measure]:
-    """Measure candidates in other processes; the pool forks them when it is first used."""
+    """Measure candidates in other processes, which the pool forks on first use."""
     try:
         with warnings.catch_warnings():
             # jax, where it runs already, warns of forks; the processes do not use it.
@@ -152,7 +140,7 @@ FORMAT = 1
 
 
 def fingerprint(programs: Iterable[Program], *settings: object) -> str:
-    """Return what tells one search from another: its programs and what they are planned for."""
+    """Return a digest of a search's programs and settings."""
     digest = hashlib.sha256(repr(settings).encode())
     for program in programs:
         for line in _describe_program(program):
@@ -161,7 +149,7 @@ def fingerprint(programs: Iterable[Program], *settings: object) -> str:
 
 
 def _describe_program(program: Program) -> Iterator[object]:
-    """Yield all of a program that a plan depends on, with tensors as numbers."""
+    """Yield everything in a program that a plan depends on, with tensors as numbers."""
     numbers: dict[Tensor, int] = {}
 
     def count(tensors: Iterable[Tensor]) -> list[int]:
@@ -181,7 +169,7 @@ def _describe_program(program: Program) -> Iterator[object]:
 
 
 def _describe_option(value: object) -> object:
-    """Return what prints alike in every process: contents, or the type of what has an address."""
+    """Return a value whose repr is equal in every process."""
     if isinstance(value, (str, bool, int, float, complex, Dimension, Shape)) or value is None:
         return repr(value)
     if isinstance(value, (tuple, list)):
@@ -194,7 +182,7 @@ def _describe_option(value: object) -> object:
 
 
 class Journal:
-    """The measures of a search, written whole or not at all."""
+    """The measures of a search in a file, written whole or not at all."""
 
     def __init__(self, path: str | os.PathLike | None, identity: str):
         self._path = None if path is None else check_path(path, "the journal of the search")
@@ -227,7 +215,7 @@ class Journal:
         return measures
 
     def write(self, measures: Mapping[str, Measure]) -> None:
-        """Add measures, and writes the file if there is one."""
+        """Add measures, and write the file if there is one."""
         self.measures.update(measures)
         if self._path is None:
             return

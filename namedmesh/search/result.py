@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from namedmesh.cost.cost import format_seconds
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
+from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.hardware import Hardware
@@ -23,22 +24,13 @@ from namedmesh.search.measure import Measure
 
 @dataclass(frozen=True)
 class Verified:
-    """A plan that was compiled ahead of time.
-
-    Attributes:
-        target: What it was compiled for.
-        exact: Whether the compiler made the planned collectives and no others; None if the step
-            did not fit, or was not compiled.
-        memory_bytes: The peak of a device's memory by the compiler.
-        seconds: How long compiling took.
-        problems: What is not as planned, or why it does not compile.
-    """
+    """The outcome of compiling an entry's plan ahead of time."""
 
     target: str
-    exact: bool | None
-    memory_bytes: int | None
-    seconds: float
-    problems: tuple[str, ...] = ()
+    exact: bool | None  # None if the step did not fit, or was not compiled
+    memory_bytes: int | None  # the peak of a device's memory by the compiler
+    seconds: float  # of compiling
+    problems: tuple[str, ...] = ()  # deviations from the plan, or why it does not compile
 
     def to_json(self) -> dict[str, Any]:
         """Return it as values that JSON has."""
@@ -53,14 +45,14 @@ class Verified:
 
 
 def find_target(hardware: Hardware, mesh: Mesh) -> Target:
-    """Return what to compile for: TPU slices of as many cores, or CPU devices for anything else."""
+    """Return the target to compile for: TPU slices of as many cores, or CPU devices."""
     if isinstance(hardware.network, TorusSlice):
         return hardware.network.target(mesh)
     return Target("cpu", "", (mesh.devices,))
 
 
 def verify_plan(plan: Plan, target: Target) -> Verified:
-    """Lower a plan, compiles it ahead of time and audits it."""
+    """Lower a plan, compile it ahead of time and audit it."""
     from namedmesh.aot.compilation import compile_for
     from namedmesh.lowering.export import export_planned
 
@@ -82,18 +74,18 @@ def verify_plan(plan: Plan, target: Target) -> Verified:
     return Verified(str(target), exact, report.peak_bytes, report.compile_seconds, problems)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Entry:
-    """One mesh and layout that a search found, and what it takes.
+    """One mesh and layout that a search found, with its time and memory.
 
     Attributes:
         mesh: The devices.
-        layout: Which dimensions lie on which axes.
-        params: The same for parameters at rest; None where they lie as in use.
-        choices: What the program was made with, such as `{"remat": "full"}`.
+        layout: The axes of each dimension.
+        params: The same for parameters at rest; None where it is the layout.
+        choices: The arguments that the program was made with, such as `{"remat": "full"}`.
         takes: Its time and memory by the plan.
         program: The program.
-        verified: What the compiler made of it, if it was asked.
+        verified: The outcome of compiling it, if it was asked for.
     """
 
     mesh: Mesh
@@ -101,17 +93,17 @@ class Entry:
     params: Layout | None
     choices: Mapping[str, Any]
     takes: Measure
-    program: Program = field(repr=False, compare=False)
+    program: Program = field(compare=False)
     verified: Verified | None = None
 
     @property
     def seconds(self) -> float:
-        """The time of a step where nothing overlaps."""
+        """The seconds of a step if communication does not overlap with compute."""
         return self.takes.seconds
 
     @property
     def least_seconds(self) -> float:
-        """The time of a step where computation and communication overlap perfectly."""
+        """The seconds of a step if all communication overlaps with compute."""
         return self.takes.least_seconds
 
     @property
@@ -121,13 +113,21 @@ class Entry:
 
     @property
     def wire_bytes(self) -> int:
-        """What one device sends in a step."""
+        """The bytes that one device sends in a step."""
         return self.takes.wire_bytes
 
     @property
     def host_bytes(self) -> int:
-        """What one host sends to others in a step."""
+        """The bytes that one host sends to others in a step."""
         return self.takes.host_bytes
+
+    def __repr__(self) -> str:
+        params = f", params={self.params.text!r}" if self.params is not None else ""
+        layout = f"{self.mesh}, {self.layout.text!r}{params}"
+        return f"Entry({layout}: {format_seconds(self.seconds)}, {human(self.memory_bytes)})"
+
+    def _repr_html_(self) -> str:
+        return html_block(f"{self.program.name} on {self.mesh}", _html_entries([self]))
 
     def plan(self) -> Plan:
         """Return the plan."""
@@ -147,21 +147,21 @@ class Entry:
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Search:
     """The result of `nm.search`.
 
     Attributes:
         program: The program's name.
         devices: How many devices a mesh has.
-        target: What they are.
-        memory: What one of them holds, in bytes.
-        front: What fits and than which nothing planned is both faster and smaller, fastest first.
-        too_large: What would be faster and does not fit, fastest first.
+        target: Their hardware.
+        memory: The memory of one of them, in bytes.
+        front: Entries that fit, none both slower and larger than another, fastest first.
+        too_large: Entries that are faster and do not fit, fastest first.
         enumerated: How many candidates there were.
         planned: How many of them were planned.
         reasons: How many are not on the front, by reason.
-        refusals: How many the planner refused, by what it said.
+        refusals: How many the planner refused, by its error.
         elapsed: The seconds that the search took.
 
     Example:
@@ -192,7 +192,7 @@ class Search:
 
     @property
     def best(self) -> Entry:
-        """The fastest that fits.
+        """The fastest entry that fits.
 
         Raises:
             NamedMeshError: Nothing fits.
@@ -219,51 +219,64 @@ class Search:
 
     @property
     def _lacks_memory(self) -> bool:
-        """Whether a candidate was left out for its memory."""
+        """True if a candidate was left out for its memory."""
         return any(reason in self.reasons for reason in (TOO_LARGE, OVER))
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as values that JSON has."""
         return {
-            "program": self.program,
-            "devices": self.devices,
-            "target": self.target,
-            "memory": self.memory,
+            **vars(self),
             "front": [one.to_json() for one in self.front],
             "too_large": [one.to_json() for one in self.too_large],
-            "enumerated": self.enumerated,
-            "planned": self.planned,
             "reasons": dict(self.reasons),
             "refusals": dict(self.refusals),
-            "elapsed": self.elapsed,
         }
 
     def __str__(self) -> str:
-        head = (
-            f"search of {self.program} on {self.devices:,} devices of {self.target}, "
-            f"{human(self.memory)} each: {self.enumerated:,} candidates, {self.planned:,} planned "
-            f"in {self.elapsed:.1f} s"
-        )
-        parts = [head, *self._tables()]
-        reasons = [(f"{count:,}", reason) for reason, count in self.reasons.items()]
-        if reasons:
-            width = max(len(count) for count, _ in reasons)
-            lines = [f"  {count.rjust(width)}  {reason}" for count, reason in reasons]
+        parts = [f"search of {self._title} in {self.elapsed:.1f} s"]
+        if self.front:
+            parts.append("\n".join(columns(_tabulate(self.front, self.too_large))))
+        else:
+            parts.append("nothing fits" if self._lacks_memory else "nothing can be planned")
+        if self.too_large:
+            rows = columns(_tabulate(self.too_large))
+            parts.append("\n".join(["faster, and too large", *rows]))
+        if self.reasons:
+            width = max(len(f"{count:,}") for count in self.reasons.values())
+            lines = [f"  {count:>{width},}  {reason}" for reason, count in self.reasons.items()]
             parts.append("\n".join(["why not the others", *lines]))
         return "\n\n".join(parts)
 
-    def _tables(self) -> Iterator[str]:
-        """The front, and what is faster and does not fit."""
-        if self.front:
-            yield "\n".join(_tabulate(self.front, self.too_large))
-        else:
-            yield "nothing fits" if self._lacks_memory else "nothing can be planned"
+    def __repr__(self) -> str:
+        best = f", best {self.best!r}" if self.front else ""
+        return f"Search({self._title}, {len(self.front)} on the front{best})"
+
+    def _repr_html_(self) -> str:
+        parts = [_html_entries(self.front, self.too_large)] if self.front else []
         if self.too_large:
-            yield "\n".join(["faster, and too large", *_tabulate(self.too_large, ())])
+            parts += [html_text("faster, and too large"), _html_entries(self.too_large)]
+        reasons = [(f"{count:,}", reason) for reason, count in self.reasons.items()]
+        parts.append(
+            html_table(("candidates", "why they are not listed"), reasons, ("candidates",))
+        )
+        return html_block(f"search of {self._title}", *parts)
+
+    @property
+    def _title(self) -> str:
+        return (
+            f"{self.program} on {self.devices:,} devices of {self.target}, "
+            f"{human(self.memory)} each: {self.enumerated:,} candidates, {self.planned:,} planned"
+        )
 
 
-def _tabulate(entries: tuple[Entry, ...], faster: tuple[Entry, ...]) -> list[str]:
-    """A table of entries; each has what the next faster one takes."""
+def _html_entries(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> str:
+    """Format entries as a table of a notebook."""
+    head, *rows = _tabulate(entries, faster)
+    return html_table(head, rows, ("step", "overlapped", "memory", "sends", "leaves a host"))
+
+
+def _tabulate(entries: Sequence[Entry], faster: Sequence[Entry] = ()) -> list[list[str]]:
+    """Return the rows of a table; each has what the next faster entry takes more."""
     names = [*entries[0].choices]
     across = any(one.mesh.hosts > 1 for one in entries)
     sizes = ["memory", "sends", *["leaves a host"] * across]
@@ -285,14 +298,10 @@ def _tabulate(entries: tuple[Entry, ...], faster: tuple[Entry, ...]) -> list[str
             *(str(one.choices[name]) for name in names),
         ]
         row += [str(one.verified or "")] if checked else []
-        rows.append([*row, _describe_step(one, before)])
+        trade = ""
+        if before is not None:
+            more = human(before.memory_bytes - one.memory_bytes)
+            trade = f"{1 - before.seconds / one.seconds:.1%} for {more} more"
+        rows.append([*row, trade])
         before = one
-    return columns(rows)
-
-
-def _describe_step(entry: Entry, faster: Entry | None) -> str:
-    """What the next faster entry takes more."""
-    if faster is None:
-        return ""
-    more = faster.memory_bytes - entry.memory_bytes
-    return f"{1 - faster.seconds / entry.seconds:.1%} for {human(more)} more"
+    return rows

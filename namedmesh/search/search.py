@@ -35,7 +35,7 @@ UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 @dataclass(frozen=True)
 class Variant:
-    """A program that was made with some choices, and what is known of it."""
+    """A program that was made with some choices, and its facts."""
 
     choices: Mapping[str, Any]
     program: Program
@@ -62,29 +62,27 @@ def search(
 ) -> Search:
     """Search meshes, layouts and layouts at rest for the fastest step that fits.
 
-    Every candidate has floors of time and memory that follow from the program alone. Candidates
-    are planned exactly, the most promising first, until no other could be better even at its
-    floors, or until so many plans are made; the result counts what was left out and why. Needs no
-    devices, and neither TensorFlow nor jax unless something is verified.
+    Candidates are planned exactly, the most promising first, until no other could be better even at
+    the lower bounds of its time and memory, or until so many plans are made. Needs no devices, and
+    neither TensorFlow nor jax unless something is verified.
 
     Args:
-        program: What `nm.trace` returned, or a function that makes it of the choices.
+        program: A traced program, or a function that makes one of the choices.
         devices: How many devices there are.
-        target: What they are, as for `nm.cost`.
-        hosts: How many hosts they lie on; the axis with the least traffic goes across them.
-        slices: How many TPU slices they lie on.
+        target: Their hardware, as for `nm.cost`.
+        hosts: How many hosts they are on; the axis with the least traffic goes across them.
+        slices: How many TPU slices they are on.
         pin: The part of the layout that stays, such as 'group:data'. Its axes keep their names, and
             other dimensions may share them. A dict can pin dimensions whole: `{"seq": []}`.
-        memory: What a step may take on one device, in bytes or as text such as '15.5 GiB'; by
-            default all that a device has.
+        memory: The memory that a step may take on one device, in bytes or as text such as
+            '15.5 GiB'; by default all that a device has.
         axes: How many axes a mesh may have.
-        plans: How many candidates to plan at most; by default 96 for large programs and more for
-            small ones.
+        plans: How many candidates to plan at most; by default 96, more for small programs.
         verify: How many of the fastest entries to compile ahead of time and audit.
         processes: How many processes plan; by default one for each core. The result is the same.
         resume: The file of a journal, from which an interrupted search goes on.
         progress: Whether to show a bar; by default on a terminal.
-        **choices: For each argument of the function the values to try, such as
+        **choices: The values to try for each argument of the function, such as
             `remat=["none", "full"]`.
 
     Returns:
@@ -270,12 +268,12 @@ def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
 
 
 def _count_plans(program: Program) -> int:
-    """How many plans take about a minute."""
+    """Return the number of plans that take about a minute."""
     return min(1024, max(96, 200_000 // max(1, sum(1 for _ in every_op(program.ops)))))
 
 
 def _check_count(number: object, what: str) -> int:
-    """Return a number of things, of which there may be none, or raises."""
+    """Return a count that may be zero, or raise."""
     count = whole_number(number)
     if count is None or count < 0:
         raise NamedMeshError(f"{what} is {number!r}", fix="give a whole number, or 0 for none")
@@ -283,12 +281,12 @@ def _check_count(number: object, what: str) -> int:
 
 
 def _count_cores() -> int:
-    """How many cores this process may use."""
+    """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _verify(entry: Entry, hardware: Hardware) -> Entry:
-    """Compile an entry, and says what the compiler made of it."""
+    """Compile an entry, and add the outcome."""
     plan = entry.plan()
     return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh)))
 

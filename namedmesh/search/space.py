@@ -27,23 +27,14 @@ MOST_ROLES = 24
 
 @dataclass(frozen=True)
 class RoleSet:
-    """The dimensions of each axis of a mesh whose sizes are open.
+    """The dimensions of each axis of a mesh whose sizes are open."""
 
-    Attributes:
-        names: The axis's name where it is pinned; empty for others.
-        roles: The dimensions on each axis.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of pinned axes; empty for others
     roles: Roles
 
 
 def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
-    """Find sets of dimensions that may share an axis.
-
-    Where there are too many, those that nothing can be added to come first, then those that split
-    most of the work.
-    """
+    """Find sets of dimensions that may share an axis, maximal ones and those of most work first."""
     order = {name: i for i, name in enumerate(dims)}
     graph = nx.Graph()
     graph.add_nodes_from(order)
@@ -66,10 +57,8 @@ def covered_work(facts: ProgramFacts, role: Role) -> float:
 
 
 def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[RoleSet]:
-    """Yield the roles of up to so many axes, pinned axes in all of them.
-
-    Two axes may have the same role: parameters may rest along one of them in another way.
-    """
+    """Yield the roles of up to so many axes, pinned axes in all of them."""
+    # Two axes may have the same role, since parameters at rest may use one of them differently.
     free = find_roles(facts, [name for name in facts.dims if name not in pin.rules])
     pinned: dict[str, Role] = {}
     for name, axes in pin.rules.items():
@@ -84,7 +73,7 @@ def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[R
 
 
 def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]:
-    """What a pinned axis may split: the pinned dimensions, and others that may share it."""
+    """Return the roles of a pinned axis: its dimensions, and others that may share it."""
     fitting = (
         role
         for role in free
@@ -107,7 +96,7 @@ def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
 
 
 def _find_divisors(number: int) -> list[int]:
-    """The divisors of a number between one and itself, the smallest first."""
+    """Return the divisors of a number between one and itself, the smallest first."""
     small = [one for one in range(2, math.isqrt(number) + 1) if number % one == 0]
     return sorted({*small, *(number // one for one in small)})
 
@@ -119,45 +108,29 @@ NO_BLOCKS: Mapping[str, int] = MappingProxyType({})  # of devices on one host
 
 @dataclass(frozen=True)
 class Family:
-    """Layouts that differ in the sizes of their axes alone.
+    """Layouts that differ only in the sizes of their axes."""
 
-    Attributes:
-        variant: The number of the program.
-        roles: The dimensions of each axis, and the names of pinned ones.
-        rest: The dimensions of each axis for parameters at rest.
-    """
-
-    variant: int
+    variant: int  # the number of the program
     roles: RoleSet
-    rest: Roles
+    rest: Roles  # the dimensions of each axis for parameters at rest
 
 
 @dataclass(frozen=True)
 class Space:
-    """Every candidate: a family and the sizes of its axes.
-
-    Attributes:
-        families: The families.
-        sizes: The choices of sizes, by the number of axes.
-        family: The number of each candidate's family.
-        choice: The number of each candidate's choice of sizes.
-        least_seconds: The floor of each candidate's time.
-        least_bytes: The floor of each candidate's memory.
-        seconds: An estimate of each candidate's time.
-        uneven: How many were left out because a size does not divide.
-    """
+    """Every candidate: a family and the sizes of its axes."""
 
     families: tuple[Family, ...]
-    sizes: dict[int, list[tuple[int, ...]]]
+    sizes: dict[int, list[tuple[int, ...]]]  # the choices of sizes, by the number of axes
+    # Of each candidate: its family, its choice of sizes, lower bounds, and an estimate of its time.
     family: NDArray[np.int64]
     choice: NDArray[np.int64]
     least_seconds: NDArray[np.float64]
     least_bytes: NDArray[np.float64]
     seconds: NDArray[np.float64]
-    uneven: int
+    uneven: int  # how many were left out because a size does not divide
 
     def sizes_of(self, candidate: int) -> tuple[int, ...]:
-        """The sizes of a candidate's axes."""
+        """Return the sizes of a candidate's axes."""
         family = self.families[self.family[candidate]]
         return self.sizes[len(family.rest)][self.choice[candidate]]
 
@@ -184,7 +157,7 @@ def enumerate_space(
     most_axes: int,
     blocks: Mapping[str, int] = NO_BLOCKS,
 ) -> Space:
-    """Enumerates meshes, layouts and layouts at rest for every variant of a program."""
+    """Enumerate meshes, layouts and layouts at rest for every variant of a program."""
     sizes = {
         count: [
             some
@@ -243,7 +216,7 @@ def enumerate_space(
 
 
 def _has_twins(roles: RoleSet, rest: Roles) -> bool:
-    """Whether two axes in use alike are alike at rest too, and so one, or the other way round."""
+    """Return True if two axes are interchangeable in both layouts, and not in order."""
     free = [
         (use, at) for name, use, at in zip(roles.names, roles.roles, rest, strict=True) if not name
     ]
@@ -251,11 +224,9 @@ def _has_twins(roles: RoleSet, rest: Roles) -> bool:
 
 
 def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles]:
-    """Yield where parameters may rest: as in use, or split along one more dimension.
-
-    Axes that split most of what a device would hold in use already are left alone.
-    """
+    """Yield layouts of parameters at rest: as in use, or split along one more dimension."""
     yield use
+    # Axes that already split most of what a device would hold in use are left alone.
     size = sum(one.bytes for one in facts.parameters)
     open_axes = []
     for i, role in enumerate(use):
@@ -274,7 +245,7 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
 def divides_evenly(
     facts: ProgramFacts, family: Family, sizes: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
-    """Whether every dimension divides into its shards, for each choice of sizes."""
+    """Return, for each choice of sizes, whether every dimension divides into its shards."""
     even = np.ones(len(sizes), bool)
     for roles in {family.roles.roles, family.rest}:
         for name in frozenset[str]().union(*roles):
@@ -289,19 +260,12 @@ LETTERS = (*"xyzuvw", *(letter for letter in string.ascii_lowercase if letter no
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a search plans.
-
-    Attributes:
-        variant: The number of the program.
-        mesh: The devices.
-        layout: Which dimensions lie on which axes.
-        params: The same for parameters at rest, where it differs.
-    """
+    """One mesh, layout and program that a search can plan."""
 
     variant: int
     mesh: Mesh
     layout: Layout
-    params: Layout | None
+    params: Layout | None  # None if parameters at rest have the layout too
 
     @property
     def key(self) -> str:
@@ -319,11 +283,9 @@ def make_candidate(
     blocks: Mapping[str, int] = NO_BLOCKS,
     hardware: Hardware | None = None,
 ) -> Candidate:
-    """Make the candidate of a family for some sizes.
-
-    The axis with the most traffic comes last: neighbours have the fastest links. The first axes go
-    across hosts: where there are several, those for which that takes least time.
-    """
+    """Make the candidate of a family for some sizes."""
+    # The axis with the most traffic comes last: neighbours have the fastest links. The first axes
+    # go across hosts: where there are several, those for which that takes least time.
     sent = [*_list_sent(facts, family.roles.roles, family.rest, sizes)]
     order = _order_axes(sent, sizes, blocks, hardware)
     letters = iter([letter for letter in LETTERS if letter not in family.roles.names])
@@ -341,11 +303,9 @@ def make_candidate(
 
 
 def _rank_dims(facts: ProgramFacts) -> list[str]:
-    """Dimensions in the order of a layout: those of the fewest parameters first.
-
-    Of two that want one axis of a parameter, the first has it: `hidden`, say, and not `model`,
-    which all parameters and the inputs have.
-    """
+    """Return dimensions in the order of a layout: those of the fewest parameters first."""
+    # If two dimensions of a parameter are mapped to one axis, the first gets it: `hidden`, say,
+    # and not `model`, which all parameters and the inputs have.
     given = {name for tensor in facts.program.inputs.values() for name in tensor.shape.names}
     ranks = {
         name: (sum(one.bytes for one in facts.parameters if name in one.dims), name in given)
@@ -357,14 +317,14 @@ def _rank_dims(facts: ProgramFacts) -> list[str]:
 def _map_dims(
     dims: Iterable[str], roles: Roles, order: Sequence[int], names: dict[int, str]
 ) -> dict[str, tuple[str, ...]]:
-    """The axes of every dimension that some axis splits."""
+    """Return the axes of every dimension that some axis splits."""
     axes = {name: tuple(names[i] for i in order if name in roles[i]) for name in dims}
     return {name: held for name, held in axes.items() if held}
 
 
 @dataclass(frozen=True)
 class Sent:
-    """About what one device sends along some axes: the bytes of so many collectives."""
+    """An estimate of the bytes that one device sends along some axes, in so many collectives."""
 
     kind: str
     bytes: float
@@ -375,7 +335,7 @@ class Sent:
 def _list_sent(
     facts: ProgramFacts, use: Roles, rest: Roles, sizes: Sequence[int]
 ) -> Iterator[Sent]:
-    """List about what one device sends: sums, moves, and parameters that are gathered."""
+    """Estimate what one device sends: sums, moves, and parameters that are gathered."""
 
     def hit(roles: Roles, dims: frozenset[str]) -> frozenset[int]:
         return frozenset(i for i, role in enumerate(roles) if role & dims)
@@ -398,7 +358,7 @@ def _list_sent(
 def _order_axes(
     sent: Sequence[Sent], sizes: Sequence[int], blocks: Mapping[str, int], hardware: Hardware | None
 ) -> list[int]:
-    """The axes by traffic, the heaviest last; across hosts, in the order that takes least time."""
+    """Order axes by traffic, the heaviest last; across hosts, by the time it takes."""
     traffic = [0.0] * len(sizes)
     for one in sent:
         for i in one.along:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import namedmesh as nm
-from namedmesh.cost.fusion import count_flops
+from benchmarks.operators import count_flops
 from namedmesh.layers import Adam
 from tests.cost.round_hardware import FUSING, ROUND
 

@@ -77,6 +77,31 @@ def test_an_audit_shows_what_was_planned_and_made():
     assert "<table>" not in Audit()._repr_html_()
 
 
+def test_costs_searches_and_hardware_are_a_few_lines_and_tables():
+    priced = nm.cost(plan("fsdp"), "h200")
+    assert len(repr(priced)) < 200 and repr(priced).startswith("Cost(step on Mesh(data=4), h200: ")
+    rows = Cells(priced._repr_html_()).rows
+    assert ["op", "in one step", "times", "bound by", "FLOPs", "bytes", "line"] in rows
+    assert len(repr(priced.memory)) < 100 and len(repr(priced.ops[0])) < 400
+    assert Cells(priced.hardware._repr_html_()).rows[3] == ["vector_flops", "6.69e+13"]
+    result = nm.search(PROGRAM, 4, "h200", progress=False, plans=4)
+    assert len(repr(result)) < 300 and repr(result).startswith("Search(step on 4 devices of h200: ")
+    rows = Cells(result._repr_html_()).rows
+    assert rows[0][:3] == ["step", "overlapped", "memory"] and len(rows[0]) == len(rows[1])
+    assert len(repr(result.best)) < 300
+    assert Cells(result.best._repr_html_()).rows[0][:2] == ["step", "overlapped"]
+
+
+def test_an_ahead_of_time_report_is_a_few_lines_and_tables():
+    artifact = nm.export(nm.trace(lambda x: nm.sum(x), x=nm.spec(nm.dims("batch=8"))), nm.Mesh(d=1))
+    report = nm.aot.compile_for(artifact, "cpu:1", name="model")
+    assert repr(report).startswith("TargetReport(model on cpu:1, 1 cores, Mesh(d=1): compiles")
+    assert len(repr(report)) < 300
+    rows = Cells(report._repr_html_()).rows
+    assert ["inputs", "32 B"] in rows and ["collective", "axes"] not in [row[:2] for row in rows]
+    assert Cells(report.memory._repr_html_()).rows[1] == ["weights", "0 B"]
+
+
 def test_names_and_code_are_escaped():
     mean = "<script>alert('x')</script>&\"quoted\""
     planned = Collective(mean, (mean,), 8, "float32", 32, 3, mean, mean, "forward",
