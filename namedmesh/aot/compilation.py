@@ -9,11 +9,8 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import jax
-
 from namedmesh.aot.absent_devices import devices_of, first_lines, hbm_bytes
 from namedmesh.aot.memory import (
-    Exhausted,
     attribute_memory,
     estimate_memory,
     find_levers,
@@ -23,12 +20,12 @@ from namedmesh.aot.memory import (
 )
 from namedmesh.aot.target_report import TargetReport, count_weights
 from namedmesh.artifacts.artifact import Artifact
-from namedmesh.audit.audit import Audit, audit
-from namedmesh.audit.hlo.module import Module, parse_module
+from namedmesh.audit.audit import audit
+from namedmesh.audit.hlo.module import parse_module
 from namedmesh.audit.hlo.trip_counts import find_loops
 from namedmesh.audit.hlo.values import count_cycles
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.hardware.assignment import Assignment, assign_devices, traffic_of
+from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
@@ -105,33 +102,9 @@ def compile_for(
             raise _refused(artifact, target, error) from error
     seconds = time.perf_counter() - start
     text = step.as_text() if step is not None else _dump_last_try(lowered)
-    return _report(
-        artifact,
-        target,
-        assignment,
-        name=name or artifact.name,
-        step=step,
-        module=parse_module(text) if text else None,
-        seconds=seconds,
-        lack=lack,
-        hbm=hbm_bytes(devices[0]) if lack is None else lack.available,
-    )
-
-
-def _report(
-    artifact: Artifact,
-    target: Target,
-    assignment: Assignment,
-    *,
-    name: str,
-    step: jax.stages.Compiled | None,
-    module: Module | None,
-    seconds: float,
-    lack: Exhausted | None,
-    hbm: int | None,
-) -> TargetReport:
-    """Make the report of a step that was compiled, or does not fit."""
-    cost = _cost(step)
+    module = parse_module(text) if text else None
+    cost: Any = (step.cost_analysis() if step is not None else None) or {}
+    cost = cost[0] if isinstance(cost, list) else cost  # some versions of jax wrap it
     memory = None
     if step is not None and module is not None:
         memory = attribute_memory(artifact, Report.of(step, seconds), module)
@@ -141,21 +114,25 @@ def _report(
     if not buffers:
         buffers = largest_buffers(artifact, module) if module else known_buffers(artifact)
     levers = find_levers(artifact, memory) if lack is not None and memory is not None else []
+    audited = None
+    if module is not None:
+        options = dict(backend=target.platform, precision=artifact.precision)
+        audited = audit(module, artifact.mesh, artifact.collectives, **options)
     clock = TPUS[target.generation].clock if target.generation else None
     cycles = count_cycles(module) if module else 0
     return TargetReport(
-        model=name,
+        model=name or artifact.name,
         target=str(target),
         mesh=str(artifact.mesh),
         cores=target.cores,
         weights=count_weights(artifact),
         fits=lack is None,
-        hbm_bytes=hbm,
+        hbm_bytes=hbm_bytes(devices[0]) if lack is None else lack.available,
         memory=memory,
         lack=lack,
         buffers=tuple(buffers),
         levers=tuple(levers),
-        audit=_audit(artifact, target, module) if module else None,
+        audit=audited,
         program_flops=artifact.flops / target.cores,
         compiler_flops=cost.get("flops"),
         bytes_accessed=cost.get("bytes accessed"),
@@ -169,23 +146,6 @@ def _report(
             for block in artifact.mesh.blocks
         },
     )
-
-
-def _audit(artifact: Artifact, target: Target, module: Module) -> Audit:
-    """Compare the compiler's collectives with the plan's, by the rules of the platform."""
-    return audit(
-        module,
-        artifact.mesh,
-        artifact.collectives,
-        backend=target.platform,
-        precision=artifact.precision,
-    )
-
-
-def _cost(step: jax.stages.Compiled | None) -> dict[str, float]:
-    """Return the compiler's cost analysis, which some versions of jax wrap in a list."""
-    cost: Any = (step.cost_analysis() if step is not None else None) or {}
-    return cost[0] if isinstance(cost, list) else cost
 
 
 def _dump_last_try(lowered: LoweredModule) -> str | None:

@@ -27,31 +27,20 @@ _VALUES = "the largest values, of which some take each other's place"
 
 @dataclass
 class CollectiveRow:
-    """Planned and made collectives of one kind, axes and dtypes, added up over a step.
+    """Planned and made collectives of one kind, axes and dtypes, added up over a step."""
 
-    Attributes:
-        kind: Such as `AllReduce`.
-        axes: The mesh axes they run along.
-        dtype: The planned dtype.
-        sent_as: The dtype they are sent in.
-        planned: How many a step has, as planned; a loop of unknown length counts as one iteration.
-        made: How many it has, as compiled.
-        planned_bytes: The bytes of their buffers, as planned.
-        made_bytes: The same as compiled.
-        planned_wire_bytes: The bytes that one device sends by the usual algorithms, as planned.
-        made_wire_bytes: The same as compiled.
-    """
-
-    kind: str
-    axes: tuple[str, ...]
-    dtype: str
-    sent_as: str
+    kind: str  # such as `AllReduce`
+    axes: tuple[str, ...]  # the mesh axes they run along
+    dtype: str  # the planned dtype
+    sent_as: str  # the dtype they are sent in
+    # How many a step has, as planned; a loop of unknown length counts as one iteration.
     planned: int = 0
-    made: int = 0
-    planned_bytes: int = 0
-    made_bytes: int = 0
+    made: int = 0  # how many it has, as compiled
+    planned_bytes: int = 0  # the bytes of their buffers, as planned
+    made_bytes: int = 0  # the same as compiled
+    # The bytes that one device sends by the usual algorithms, as planned.
     planned_wire_bytes: int = 0
-    made_wire_bytes: int = 0
+    made_wire_bytes: int = 0  # the same as compiled
 
     def add(
         self, planned: Collective | None = None, made: CompiledCollective | None = None

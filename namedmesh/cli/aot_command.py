@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
 import sys
 import traceback
@@ -123,14 +122,8 @@ def _check_writable(option: str, out: str, artifacts: Sequence[str]) -> None:
     path = pathlib.Path(out)
     if any(pathlib.Path(one).resolve() == path.resolve() for one in artifacts):
         raise NamedMeshError(f"{option} {out} is one of the artifacts", fix="name another file")
-    folder, reason = path.absolute().parent, None
-    if not out or path.is_dir():
-        reason = "it is not a file"
-    elif not folder.is_dir():
-        reason = "its folder is not there"
-    elif not os.access(folder, os.W_OK):
-        reason = "its folder cannot be written to"
-    if reason:
+    reason = "it is not a file" if not out or path.is_dir() else "its folder is not there"
+    if not out or path.is_dir() or not path.absolute().parent.is_dir():
         raise NamedMeshError(
             f"cannot write {option} {out!r}: {reason}",
             fix="name a file in a folder that is there and can be written to",

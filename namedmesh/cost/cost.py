@@ -22,6 +22,7 @@ from namedmesh.records.collective import Collective, format_times
 
 MOST = 10  # rows of a table
 LONGEST_LINE = 48  # letters of a line of code
+_SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,14 +113,8 @@ class Cost:
 
     def summary(self) -> dict[str, Any]:
         """Return the target, seconds and memory, as a saved plan has them."""
-        return {
-            "target": str(self.hardware),
-            "seconds": self.seconds,
-            "least_seconds": self.least_seconds,
-            "compute_seconds": self.compute_seconds,
-            "collective_seconds": self.collective_seconds,
-            "memory": self.memory.peak_bytes,
-        }
+        seconds = {name: getattr(self, name) for name in _SECONDS}
+        return {"target": str(self.hardware), **seconds, "memory": self.memory.peak_bytes}
 
     def to_json(self) -> dict[str, Any]:
         """Return the cost as values that JSON has.
@@ -132,9 +127,6 @@ class Cost:
             >>> sorted(cost.to_json())[:4]
             ['collective_seconds', 'collectives', 'compute_seconds', 'flops']
         """
-        totals = (
-            "seconds", "least_seconds", "compute_seconds", "collective_seconds", "flops", "mfu",
-        )  # fmt: skip
         of_op = ("name", "phase", "scope", "times", "flops", "bytes", "seconds", "bound")
         of_collective = ("kind", "tensor", "op", "phase", "times", "bytes")
         memory = self.memory
@@ -143,7 +135,7 @@ class Cost:
             "hardware": self.hardware.name,
             "mesh": self.plan.mesh.to_json(),
             "layout": self.plan.layout.text,
-            **{name: getattr(self, name) for name in totals},
+            **{name: getattr(self, name) for name in (*_SECONDS, "flops", "mfu")},
             "ops": [
                 {
                     "kind": one.op.kind,

@@ -17,31 +17,18 @@ from namedmesh.planning.plan import Plan
 
 @dataclass(frozen=True, eq=False)
 class OpCost:
-    """The cost of one op on one device, with the ops fused into it.
+    """The cost of one op on one device, with the ops fused into it."""
 
-    Attributes:
-        op: The op.
-        name: Its name in the plan.
-        phase: forward, backward or update.
-        scope: The scopes it was made in.
-        source: The user's line.
-        times: How often it runs in one step.
-        flops: Floating point operations, each time.
-        bytes: Bytes of memory that it reads and writes, each time.
-        seconds: How long it takes, each time.
-        bound: "compute" or "memory", whichever takes longer.
-    """
-
-    op: Op = field(repr=False)
-    name: str
-    phase: str
-    scope: str
-    source: Source
-    times: int
-    flops: float
-    bytes: float
-    seconds: float
-    bound: str
+    op: Op = field(repr=False)  # the op
+    name: str  # its name in the plan
+    phase: str  # forward, backward or update
+    scope: str  # the scopes it was made in
+    source: Source  # the user's line
+    times: int  # how often it runs in one step
+    flops: float  # floating point operations, each time
+    bytes: float  # bytes of memory that it reads and writes, each time
+    seconds: float  # how long it takes, each time
+    bound: str  # "compute" or "memory", whichever takes longer
 
     @property
     def total_seconds(self) -> float:

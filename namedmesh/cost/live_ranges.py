@@ -14,37 +14,23 @@ from namedmesh.ir.tensor import Tensor
 
 @dataclass(frozen=True)
 class Alive:
-    """A tensor that takes memory at the peak.
+    """A tensor that takes memory at the peak."""
 
-    Attributes:
-        label: Its name.
-        bytes: Its bytes on one device.
-        source: The user's line that made it.
-        place: Its dtype and dimensions with their axes.
-    """
-
-    label: str
-    bytes: int
-    source: Source
-    place: str
+    label: str  # its name
+    bytes: int  # its bytes on one device
+    source: Source  # the user's line that made it
+    place: str  # its dtype and dimensions with their axes
 
 
 @dataclass(frozen=True, repr=False)
 class PeakMemory:
-    """The most memory that one device needs, and when.
+    """The most memory that one device needs, and when."""
 
-    Attributes:
-        peak_bytes: The most that is held at once.
-        at: The plan's name of the op during which it is.
-        kept_bytes: Inputs and state, which are held throughout.
-        alive: The tensors held at the peak, the largest first.
-        timeline: For each op in order its name and the bytes that are held while it runs.
-    """
-
-    peak_bytes: int
-    at: str
-    kept_bytes: int
-    alive: tuple[Alive, ...]
+    peak_bytes: int  # the most that is held at once
+    at: str  # the plan's name of the op during which it is
+    kept_bytes: int  # inputs and state, which are held throughout
+    alive: tuple[Alive, ...]  # the tensors held at the peak, the largest first
+    # For each op in order its name and the bytes that are held while it runs.
     timeline: tuple[tuple[str, int], ...]
 
     def __repr__(self) -> str:

@@ -33,23 +33,14 @@ class Network(ABC):
 
 @dataclass(frozen=True)
 class Nodes(Network):
-    """Nodes of devices behind a fast switch, with a slower network between nodes.
+    """Nodes of devices behind a fast switch, with a slower network between nodes."""
 
-    Attributes:
-        devices: The devices of a node, unless the mesh has hosts or slices.
-        inside: Bytes a second that one device sends within its node.
-        across: Bytes a second that one device sends to other nodes.
-        inside_latency: Seconds of one message within a node.
-        across_latency: Seconds of one message between nodes.
-        start: Seconds before a collective sends anything.
-    """
-
-    devices: int
-    inside: float
-    across: float
-    inside_latency: float
-    across_latency: float
-    start: float
+    devices: int  # the devices of a node, unless the mesh has hosts or slices
+    inside: float  # bytes a second that one device sends within its node
+    across: float  # bytes a second that one device sends to other nodes
+    inside_latency: float  # seconds of one message within a node
+    across_latency: float  # seconds of one message between nodes
+    start: float  # seconds before a collective sends anything
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
@@ -88,19 +79,13 @@ class Nodes(Network):
 
 @dataclass(frozen=True)
 class Host(Network):
-    """Devices that share one host's memory and cores: a collective is copies and a rendezvous.
+    """Devices that share one host's memory and cores: a collective is copies and a rendezvous."""
 
-    Attributes:
-        bandwidth: Bytes a second that all devices together copy.
-        start: Seconds until the devices of a collective have met, for each of them.
-        across: Bytes a second that all processes together send to each other; 0 if not known.
-        across_start: Seconds that a collective between processes takes besides.
-    """
-
-    bandwidth: float
-    start: float
+    bandwidth: float  # bytes a second that all devices together copy
+    start: float  # seconds until the devices of a collective have met, for each of them
+    # Bytes a second that all processes together send to each other; 0 if not known.
     across: float = 0.0
-    across_start: float = 0.0
+    across_start: float = 0.0  # seconds that a collective between processes takes besides
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
@@ -193,25 +178,16 @@ def _exchange(line: TorusLine) -> float:
 
 @dataclass(frozen=True)
 class TorusSlice(Network):
-    """A slice of a TPU generation, whose chips are connected to their neighbours.
+    """A slice of a TPU generation, whose chips are connected to their neighbours."""
 
-    Attributes:
-        generation: The TPU generation, such as `v3`.
-        shape: The chips of a slice along each dimension; the most compact slice if not given.
-        bandwidth: Bytes a second over one link, in one direction.
-        latency: Seconds for each link on the path.
-        start: Seconds before a collective sends anything.
-        across: Bytes a second that a chip sends to other slices; 0 if that is not known.
-        across_latency: Seconds of one message between slices.
-    """
-
-    generation: str
+    generation: str  # the TPU generation, such as `v3`
+    # The chips of a slice along each dimension; the most compact slice if not given.
     shape: tuple[int, ...] | None
-    bandwidth: float
-    latency: float
-    start: float
-    across: float = 0.0
-    across_latency: float = 0.0
+    bandwidth: float  # bytes a second over one link, in one direction
+    latency: float  # seconds for each link on the path
+    start: float  # seconds before a collective sends anything
+    across: float = 0.0  # bytes a second that a chip sends to other slices; 0 if that is not known
+    across_latency: float = 0.0  # seconds of one message between slices
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""

@@ -261,16 +261,15 @@ def _find_weights(program: Program) -> tuple[set[Tensor], set[Tensor]]:
 
     def follow(ops: Iterable[Op]) -> None:
         for op in ops:
-            if op.loop and op.loop.over:
-                (body,) = op.bodies
+            loop = op.loop if op.loop and op.loop.over else None
+            if loop is not None:
                 for known in (weights, gradients):
-                    pairs = zip(op.inputs, body.arguments, strict=True)
+                    pairs = zip(op.inputs, loop.body.arguments, strict=True)
                     known.update(inner for outer, inner in pairs if outer in known)
             for body in op.bodies:
                 follow(body.ops)
-            if op.loop and op.loop.over:
-                (body,) = op.bodies
-                pairs = zip(body.outputs, op.outputs, strict=True)
+            if loop is not None:
+                pairs = zip(loop.body.outputs, op.outputs, strict=True)
                 gradients.update(outer for inner, outer in pairs if inner in gradients)
             ranked = [x for x in op.inputs if len(x.shape)]
             if not ranked or op.bodies:
@@ -290,9 +289,8 @@ def _walk(ops: Iterable[Op], times: int = 1) -> Iterator[tuple[Op, int]]:
     """Yield every op, and how often it runs in a step."""
     for op in ops:
         yield op, times
-        iterations = op.loop.length if op.loop else 1
         for body in op.bodies:
-            yield from _walk(body.ops, times * iterations)
+            yield from _walk(body.ops, times * (op.loop.length if op.loop else 1))
 
 
 def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum, ...]:

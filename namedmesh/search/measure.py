@@ -6,7 +6,6 @@ import contextlib
 import gc
 import hashlib
 import json
-import math
 import multiprocessing
 import os
 import signal
@@ -14,8 +13,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 from namedmesh.cost.cost import cost
 from namedmesh.dims.dimension import Dimension, Shape
@@ -26,6 +24,7 @@ from namedmesh.ir.program import Program
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.conflicts import LayoutConflict
 from namedmesh.planning.plan_program import plan_step
+from namedmesh.records.codec import InvalidRecordError, read_value, write_value
 from namedmesh.records.paths import check_path, describe_os_error, write_file
 from namedmesh.search.space import Candidate
 from namedmesh.version import __version__
@@ -44,23 +43,6 @@ class Measure:
     host_bytes: int = 0  # that its host sends to other hosts
     refused: str = ""  # why there is no plan; empty where there is one
     conflict: tuple[str, ...] = ()  # the dimensions on which operands disagree, if that is why
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON has."""
-        return {**asdict(self), "conflict": list(self.conflict)}
-
-    @classmethod
-    def from_json(cls, row: Mapping[str, Any]) -> Measure:
-        """Read the values that `to_json` returned."""
-        found = cls(**{**row, "conflict": tuple(row["conflict"])})
-        for field in fields(cls):
-            value, default = getattr(found, field.name), field.default
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if not isinstance(value, type(default)) and not (isinstance(default, float) and number):
-                raise TypeError(f"{field.name} is {value!r}")
-            if number and not 0 <= value < math.inf:
-                raise ValueError(f"{field.name} is {value!r}")
-        return found
 
 
 def measure_candidate(program: Program, candidate: Candidate, hardware: Hardware) -> Measure:
@@ -181,12 +163,22 @@ def _describe_option(value: object) -> object:
     return type(value).__name__
 
 
+@dataclass(frozen=True)
+class _Document:
+    """The contents of a journal."""
+
+    format: int
+    version: str
+    search: str
+    measures: dict[str, Measure]
+
+
 class Journal:
     """The measures of a search in a file, written whole or not at all."""
 
     def __init__(self, path: str | os.PathLike | None, identity: str):
         self._path = None if path is None else check_path(path, "the journal of the search")
-        self._identity = identity
+        self._header = FORMAT, __version__, identity
         self.measures: dict[str, Measure] = {}
         if self._path is not None and os.path.exists(self._path):
             self.measures = self._read(self._path)
@@ -195,34 +187,25 @@ class Journal:
         """Read the measures of an earlier run of the same search."""
         try:
             with open(path, encoding="utf-8") as file:
-                document: Any = json.load(file)
-            rows: Mapping[str, Mapping[str, Any]] = document["measures"]
-            measures = {key: Measure.from_json(row) for key, row in rows.items()}
-            identity = document["format"], document["version"], document["search"]
-        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+                document = read_value(json.load(file), _Document)
+        except (OSError, ValueError, RecursionError, InvalidRecordError) as error:
             reason = describe_os_error(error) if isinstance(error, OSError) else "it is not one"
             raise NamedMeshError(
                 f"cannot read {path!r} as the journal of a search: {reason}",
                 fix="name another file, or remove this one to start anew",
             ) from None
-        if identity != (FORMAT, __version__, self._identity):
-            other = "version of namedmesh" if identity[1] != __version__ else "search"
+        if (document.format, document.version, document.search) != self._header:
+            other = "version of namedmesh" if document.version != __version__ else "search"
             raise NamedMeshError(
                 f"the journal {path!r} belongs to another {other}",
                 fix="name another file, remove this one to start anew, or give the same program, "
                 "devices, target and pin as before",
             )
-        return measures
+        return document.measures
 
     def write(self, measures: Mapping[str, Measure]) -> None:
         """Add measures, and write the file if there is one."""
         self.measures.update(measures)
-        if self._path is None:
-            return
-        document = {
-            "format": FORMAT,
-            "version": __version__,
-            "search": self._identity,
-            "measures": {key: one.to_json() for key, one in self.measures.items()},
-        }
-        write_file(self._path, (json.dumps(document, indent=1) + "\n").encode(), "the journal")
+        if self._path is not None:
+            document = write_value(_Document(*self._header, self.measures))
+            write_file(self._path, (json.dumps(document, indent=1) + "\n").encode(), "the journal")

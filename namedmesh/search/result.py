@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from namedmesh.cost.cost import format_seconds
@@ -18,6 +18,7 @@ from namedmesh.hardware.topology import Target
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan as make_plan
+from namedmesh.records.codec import write_value
 from namedmesh.search.exploration import OVER, TOO_LARGE
 from namedmesh.search.measure import Measure
 
@@ -31,10 +32,6 @@ class Verified:
     memory_bytes: int | None  # the peak of a device's memory by the compiler
     seconds: float  # of compiling
     problems: tuple[str, ...] = ()  # deviations from the plan, or why it does not compile
-
-    def to_json(self) -> dict[str, Any]:
-        """Return it as values that JSON has."""
-        return {**asdict(self), "problems": list(self.problems)}
 
     def __str__(self) -> str:
         if self.exact is None:
@@ -135,7 +132,7 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as values that JSON has."""
-        takes = self.takes.to_json()
+        takes = write_value(self.takes)
         del takes["refused"], takes["conflict"]
         return {
             "mesh": self.mesh.to_json(),
@@ -143,7 +140,7 @@ class Entry:
             "params": None if self.params is None else self.params.text,
             "choices": dict(self.choices),
             **takes,
-            "verified": None if self.verified is None else self.verified.to_json(),
+            "verified": None if self.verified is None else write_value(self.verified),
         }
 
 

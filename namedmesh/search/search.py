@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 import math
 import os
@@ -16,7 +15,7 @@ from typing import Any
 from namedmesh.cost.cost import cost
 from namedmesh.dims.layout import Layout, LayoutLike
 from namedmesh.dims.mesh import Mesh
-from namedmesh.errors.errors import NamedMeshError, check_size, did_you_mean, whole_number
+from namedmesh.errors.errors import NamedMeshError, check_size
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.ir.op import every_op
@@ -105,16 +104,14 @@ def search(
     start = time.perf_counter()
     devices = check_size(devices, "the number of devices")
     if devices < 2:
-        raise NamedMeshError(
-            "there is nothing to split over 1 device",
-            fix="give the number of devices to split over",
-        )
+        fix = "give the number of devices to split over"
+        raise NamedMeshError("there is nothing to split over 1 device", fix=fix)
     hardware = target if isinstance(target, Hardware) else Hardware.parse(target)
     every = Mesh(None, devices=devices, hosts=hosts, slices=slices)
     blocks = {f"{name}s": count for name, count in every.blocks.items()}
     check_size(axes, "axes")
-    verify = _check_count(verify, "verify")
-    processes = None if processes is None else check_size(processes, "processes")
+    verify = check_size(verify, "verify") if verify else 0
+    processes = _count_cores() if processes is None else check_size(processes, "processes")
     limit = hardware.memory_bytes if memory is None else parse_bytes(memory)
     pinned = Layout(pin)
     variants = [
@@ -139,7 +136,7 @@ def search(
 
     with (
         SearchBar(progress, plans) as bar,
-        measuring(programs, hardware, processes or _count_cores()) as measure_new,
+        measuring(programs, hardware, processes) as measure_new,
     ):
 
         def measure_all(some: Sequence[Candidate]) -> list[Measure]:
@@ -152,34 +149,22 @@ def search(
         explore(exploration, candidate, measure_all, bar.show)
 
     def entry(number: int) -> Entry:
-        one = candidate(number)
+        one, takes = candidate(number), exploration.measures[number]
         variant = variants[one.variant]
-        return Entry(
-            one.mesh,
-            one.layout,
-            one.params,
-            variant.choices,
-            exploration.measures[number],
-            variant.program,
-        )
+        return Entry(one.mesh, one.layout, one.params, variant.choices, takes, variant.program)
 
     front = [entry(one) for one in exploration.front()]
-    front[:verify] = [_verify(one, hardware) for one in front[:verify]]
+    for i, one in enumerate(front[:verify]):
+        outcome = verify_plan(one.plan(), find_target(hardware, one.mesh))
+        front[i] = replace(one, verified=outcome)
     fastest = front[0].seconds if front else math.inf
     beyond = [one for one in map(entry, exploration.too_large()) if one.seconds < fastest]
+    name, enumerated = variants[0].program.name, len(space.family) + space.uneven
+    counts = (enumerated, exploration.planned, exploration.count_reasons())
     return Search(
-        variants[0].program.name,
-        devices,
-        hardware.name,
-        limit,
-        tuple(front),
-        tuple(beyond),
-        len(space.family) + space.uneven,
-        exploration.planned,
-        exploration.count_reasons(),
-        dict(exploration.refusals),
-        time.perf_counter() - start,
-    )
+        name, devices, hardware.name, limit, tuple(front), tuple(beyond), *counts,
+        dict(exploration.refusals), time.perf_counter() - start,
+    )  # fmt: skip
 
 
 def _make_programs(
@@ -199,8 +184,13 @@ def _make_programs(
             f"search: {format_value(program)} is a {type(program).__name__}, not a Program",
             fix="give what nm.trace returned, or a function that returns it",
         )
-    _check_choices(program, choices)
-    made = []
+    for name, values in choices.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise NamedMeshError(
+                f"search: {name}={values!r} is not a list of values to try",
+                fix=f"write {name}=[{values!r}]" if values != [] else f"leave {name} out",
+            )
+    programs = []
     for values in itertools.product(*choices.values()):
         one = dict(zip(choices, values, strict=True))
         result = program(**one)
@@ -209,34 +199,8 @@ def _make_programs(
                 f"search: the function returned a {type(result).__name__}, not a Program",
                 fix="return nm.trace(...)",
             )
-        made.append((one, result))
-    return made
-
-
-def _check_choices(function: Callable[..., Program], choices: Mapping[str, Sequence[Any]]) -> None:
-    """Raise where choices do not fit the arguments of a function, or have no values."""
-    arguments = inspect.signature(function).parameters
-    names = [name for name, one in arguments.items() if one.kind != one.VAR_KEYWORD]
-    unknown = [name for name in choices if name not in arguments]
-    if unknown and len(names) == len(arguments):
-        raise NamedMeshError(
-            f"search: the function has no argument {unknown[0]!r}",
-            fix=did_you_mean(unknown[0], names) if names else "leave it out",
-        )
-    missing = [
-        name for name in names if name not in choices and arguments[name].default is inspect._empty
-    ]
-    if missing:
-        raise NamedMeshError(
-            f"search: nothing is said about the argument {missing[0]!r} of the function",
-            fix=f"give the values to try, e.g. {missing[0]}=[...]",
-        )
-    for name, values in choices.items():
-        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
-            raise NamedMeshError(
-                f"search: {name}={values!r} is not a list of values to try",
-                fix=f"write {name}=[{values!r}]" if values != [] else f"leave {name} out",
-            )
+        programs.append((one, result))
+    return programs
 
 
 def _describe(
@@ -272,23 +236,9 @@ def _count_plans(program: Program) -> int:
     return min(1024, max(96, 200_000 // max(1, sum(1 for _ in every_op(program.ops)))))
 
 
-def _check_count(number: object, what: str) -> int:
-    """Return a count that may be zero, or raise."""
-    count = whole_number(number)
-    if count is None or count < 0:
-        raise NamedMeshError(f"{what} is {number!r}", fix="give a whole number, or 0 for none")
-    return count
-
-
 def _count_cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _verify(entry: Entry, hardware: Hardware) -> Entry:
-    """Compile an entry, and add the outcome."""
-    plan = entry.plan()
-    return replace(entry, verified=verify_plan(plan, find_target(hardware, plan.mesh)))
 
 
 def parse_bytes(memory: float | str) -> float:
