@@ -304,7 +304,7 @@ def _make(parameter: inspect.Parameter, annotation: Any, fields: _Fields) -> Any
 
 
 def _needs_nothing(annotation: Any) -> bool:
-    """Whether an annotation is a class of the user's that can be made without arguments."""
+    """Return True for a class of the user's that can be made without arguments."""
     if not inspect.isclass(annotation) or annotation.__module__ == "builtins":
         return False
     try:

@@ -1,1 +1,1 @@
-"""What a plan costs before anything is compiled: seconds by a roofline, and memory."""
+"""nm.cost: seconds by a roofline, and memory, before anything is compiled."""

@@ -104,7 +104,7 @@ class Hardware:
         target = Target.parse(text) if colon else None
         if target and target.slices > 1:
             raise NamedMeshError(
-                f"{text!r} is hardware of {target.slices} slices, which the mesh says",
+                f"{text!r} names {target.slices} slices, which are part of the mesh",
                 fix=f"write '{target.one_slice}', and slices={target.slices} in the mesh",
             )
         return cls(

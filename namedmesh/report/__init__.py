@@ -1,1 +1,1 @@
-"""Pages that people look at: a plan as one HTML file."""
+"""nm.report: a plan as one HTML file."""

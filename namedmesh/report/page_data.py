@@ -204,7 +204,7 @@ class PlanData:
         return make_columns((*names, "free", "op"), rows)
 
     def _tensor_number(self, tensor: Tensor | None) -> int:
-        """The number of a tensor that another names, -1 where it has none."""
+        """Return the number of another tensor; -1 for none."""
         return -1 if tensor is None else self.tensors.get(tensor, -1)
 
     def _place(self, tensor: Tensor, sharding: Sharding) -> int:

@@ -1,1 +1,1 @@
-"""Choosing a layout: meshes, layouts and choices of a program, searched with exact plans."""
+"""nm.search: meshes, layouts and choices of a program, searched with exact plans."""

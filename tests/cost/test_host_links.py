@@ -113,7 +113,7 @@ def test_it_is_cheaper_to_send_less_between_slices(target):
 
 
 def test_hardware_is_of_one_slice():
-    with pytest.raises(nm.NamedMeshError, match="which the mesh says"):
+    with pytest.raises(nm.NamedMeshError, match="which are part of the mesh"):
         nm.Hardware.parse("tpu-v5e:4x4:2")
 
 
