@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NoReturn
 
+import numpy as np
+
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_dimensions
 from namedmesh.display.text import human
@@ -17,15 +19,8 @@ from namedmesh.ir.format import format_value
 FLOATS = ("float32", "bfloat16", "float16", "float64")
 INTEGERS = ("int32", "int64", "uint32", "uint8", "int8")
 DTYPES = (*FLOATS, *INTEGERS, "bool")
-BYTES = {
-    "float64": 8,
-    "int64": 8,
-    "float32": 4,
-    "int32": 4,
-    "uint32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-}
+# numpy has no bfloat16 of its own, which is as wide as float16.
+BYTES = {name: np.dtype(name.replace("bfloat", "float")).itemsize for name in DTYPES}
 
 # Functions by name, entered by the catalogue of ops: what + and its kin call, and methods.
 OPERATORS: dict[str, Callable[..., Any]] = {}

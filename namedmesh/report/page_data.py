@@ -325,11 +325,9 @@ def _describe_memory(cost: Cost, data: PlanData) -> dict[str, Any]:
         },
         "alive": [
             {
-                "label": one.label,
-                "bytes": one.bytes,
-                "place": one.place,
                 "line": data.line(one.source),
                 "tensor": data.find_tensor(one.label, one.place),
+                **_pick(one, "label", "bytes", "place"),
             }
             for one in memory.alive
         ],
@@ -351,13 +349,9 @@ def describe_audit(audit: Audit, collectives: Sequence[Collective]) -> dict[str,
         "notes": audit.notes,
         "unplanned": [
             {
-                "kind": one.kind,
                 "axes": list(one.axes or ()),
-                "elements": one.elements,
-                "dtype": one.dtype,
-                "bytes": one.bytes,
-                "times": one.times,
                 "origin": one.op_name or one.name,
+                **_pick(one, "kind", "elements", "dtype", "bytes", "times"),
             }
             for one in audit.unplanned
         ],
@@ -413,12 +407,10 @@ def _describe(one: Collective | None) -> dict[str, Any] | None:
     """Describe a collective of one plan."""
     if one is None:
         return None
-    return {
-        "kind": one.kind,
-        "axes": list(one.axes),
-        "tensor": one.tensor,
-        "phase": one.phase,
-        "scope": one.scope,
-        "sent": one.total_wire_bytes,
-        "times": one.times,
-    }
+    names = ("kind", "tensor", "phase", "scope", "times")
+    return {"axes": list(one.axes), "sent": one.total_wire_bytes, **_pick(one, *names)}
+
+
+def _pick(record: Any, *names: str) -> dict[str, Any]:
+    """Return some fields of a record."""
+    return {name: getattr(record, name) for name in names}

@@ -85,7 +85,7 @@ def test_costs_searches_and_hardware_are_a_few_lines_and_tables():
     assert len(repr(priced.memory)) < 100 and len(repr(priced.ops[0])) < 400
     assert Cells(priced.hardware._repr_html_()).rows[3] == ["vector_flops", "6.69e+13"]
     result = nm.search(PROGRAM, 4, "h200", progress=False, plans=4)
-    assert len(repr(result)) < 300 and repr(result).startswith("Search(step on 4 devices of h200: ")
+    assert len(repr(result)) < 300 and repr(result).startswith("Search(step on 4 devices of h200, ")
     rows = Cells(result._repr_html_()).rows
     assert rows[0][:3] == ["step", "overlapped", "memory"] and len(rows[0]) == len(rows[1])
     assert len(repr(result.best)) < 300
