@@ -68,7 +68,7 @@ def _read_spec(text: str) -> tuple[str, InputSpec]:
             fix="write a name, dimensions with sizes and perhaps a dtype, e.g. "
             "--spec 'x=batch=8 model=4 bfloat16'",
         )
-    return name, spec(dims(" ".join(sizes)) if sizes else [], *dtypes)
+    return name, spec(dims(" ".join(sizes)) if sizes else [], dtypes[0] if dtypes else "float32")
 
 
 def find_object(reference: str) -> Any:
