@@ -207,11 +207,11 @@ class TorusSlice(Network):
         """Estimate the seconds of the bytes that leave a slice, over all of its chips."""
         chips = -(-mesh.devices // mesh.slices // TPUS[self.generation].devices)
         rate = chips * check_across(self.across, mesh, "slices")
-        iterations = 1
+        messages = 1
         if one.kind not in ("AllToAll", "CollectivePermute"):
             slices = one.devices // mesh.members_of_block(one.axes, mesh.slices)
-            iterations = (slices - 1) * count_passes(one.kind)
-        return iterations * self.across_latency + one.slice_bytes / rate
+            messages = (slices - 1) * count_passes(one.kind)
+        return messages * self.across_latency + one.slice_bytes / rate
 
     def link_bytes(self, kind: str, size: float, axes: Iterable[str], mesh: Mesh) -> float:
         """Count the bytes over the busiest link, devices in the order of the mesh."""

@@ -110,11 +110,11 @@ class Exploration:
             candidates, seconds, size = candidates[hopeful], seconds[hopeful], size[hopeful]
         late = np.where(size > self.limit, 1e6, 1.0)  # what will not fit comes last
         keys = seconds * late, seconds * size * late
-        iterations = [iter(candidates[np.argsort(key, kind="stable")].tolist()) for key in keys]
+        queues = [iter(candidates[np.argsort(key, kind="stable")].tolist()) for key in keys]
         chosen: dict[int, None] = {}
         cycle = itertools.cycle((0, 0, 1))
         while len(chosen) < min(most, len(candidates)):
-            new = next((one for one in iterations[next(cycle)] if one not in chosen), None)
+            new = next((one for one in queues[next(cycle)] if one not in chosen), None)
             if new is not None:
                 chosen[new] = None
         return list(chosen)
