@@ -71,7 +71,7 @@ class Cost:
         >>> [(one.op.kind, one.bytes) for one in cost.ops]  # x is read, the sum written
         [('sum', 4100)]
         >>> cost
-        Cost(<lambda> on Mesh(data=4), h200: 4.01 us to 13 us a step, 4.0 KiB of 131.3 GiB)
+        Cost(<lambda> on Mesh(data=4), h200: 11 us to 13 us a step, 4.0 KiB of 131.3 GiB)
     """
 
     plan: Plan

@@ -99,6 +99,7 @@ def test_an_ahead_of_time_report_is_a_few_lines_and_tables():
     assert len(repr(report)) < 300
     rows = Cells(report._repr_html_()).rows
     assert ["inputs", "32 B"] in rows and ["collective", "axes"] not in [row[:2] for row in rows]
+    assert report.memory is not None
     assert Cells(report.memory._repr_html_()).rows[1] == ["weights", "0 B"]
 
 
