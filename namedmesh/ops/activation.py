@@ -172,8 +172,6 @@ def softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
 def log_softmax(x: Tensor, over: Dimension | Sequence[Dimension]) -> Tensor:
     """Return the logarithm of the softmax over dimensions, without overflow.
 
-    Over a split dimension this is two AllReduces, of the maximum and of the sum.
-
     Args:
         x: A floating point tensor.
         over: One dimension or several.

@@ -167,9 +167,7 @@ def cumsum(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = F
 
 
 def cumprod(x: Tensor, dim: Dimension, exclusive: bool = False, reverse: bool = False) -> Tensor:
-    """Return running products along a dimension. The gradient is right also at zeros.
-
-    Over a split dimension every device multiplies by the products of the shards before its own.
+    """Return running products along a dimension, in the way of `nm.cumsum`.
 
     Args:
         x: A tensor of numbers.

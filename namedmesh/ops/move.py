@@ -60,20 +60,16 @@ def reshard(x: Tensor, *dims: Dimension) -> Tensor:
     """Return a tensor with the mesh axes that the layout gives some dimensions moved to them.
 
     If another dimension is sharded over the axes, this is an AllToAll; if none is, every device
-    cuts out its shard; if the layout does not map the dimensions, nothing happens. So one model is
-    right under every layout.
+    cuts out its shard; if the layout does not map the dimensions, nothing happens.
 
     Args:
         x: The tensor.
         *dims: The dimensions that take the axes the layout gives them.
 
     Example:
-        >>> G, E, M = nm.dims("group=8 expert=8 model=4")
-        >>> def dispatch(x):
-        ...     return nm.reshard(x, E)
-        >>> program = nm.trace(dispatch, x=nm.spec([G, E, M], whole=[E]))
-        >>> plan = nm.plan(program, nm.Mesh(all=8), "group:all, expert:all")
-        >>> plan.count("AllToAll")
+        >>> G, E = nm.dims("group=8 expert=8")
+        >>> program = nm.trace(lambda x: nm.reshard(x, E), x=nm.spec([G, E], whole=[E]))
+        >>> nm.plan(program, nm.Mesh(all=8), "group:all, expert:all").count("AllToAll")
         1
     """
     check_has_dims("reshard", x, *dims)

@@ -47,9 +47,8 @@ def key_from_seed(seed: Tensor) -> Tensor:
         seed: An int32 scalar, such as an input that counts the steps.
 
     Example:
-        >>> B = nm.Dimension("batch", 2)
         >>> def draw(seed):
-        ...     return nm.random.uniform(nm.random.key_from_seed(seed), [B])
+        ...     return nm.random.uniform(nm.random.key_from_seed(seed), nm.dims("batch=2"))
         >>> bool((nm.evaluate(draw, seed=([], 1)) == nm.evaluate(draw, seed=([], 2))).any())
         False
     """
@@ -341,8 +340,7 @@ def gumbel(key: Tensor, dims: Dims, dtype: str = "float32") -> Tensor:
         dtype: The floating point dtype of the result.
 
     Example:
-        >>> N = nm.Dimension("sample", 1000)
-        >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), [N]))
+        >>> x = nm.evaluate(lambda: nm.random.gumbel(nm.random.key(0), nm.dims("sample=1000")))
         >>> bool(0.45 < x.mean() < 0.7)
         True
     """

@@ -217,8 +217,6 @@ def slice(x: Tensor, dim: Dimension, start: int, size: int, stride: int = 1) -> 
 def pad(x: Tensor, dim: Dimension, low: int = 0, high: int = 0, value: float = 0) -> Tensor:
     """Return a tensor that is longer along a dimension, filled with a value.
 
-    Over a split dimension each device gets the elements that it lacks from its neighbours.
-
     Args:
         x: The tensor.
         dim: The dimension.
