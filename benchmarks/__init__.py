@@ -1,4 +1,4 @@
-"""What namedmesh costs and gains, measured: each module is a command that writes JSON."""
+"""Measurements of namedmesh: each module is a command that writes JSON."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Whether the audit notices what it must: compiled programs, edited in every way.
+"""Edits of compiled programs that the audit must notice.
 
 Six programs are compiled for 8 virtual CPU devices, and their HLO is edited: collectives are
 added, taken out, moved into loops and changed. Every edit must be noticed. Programs as they were
@@ -40,7 +40,7 @@ class Case:
 
 
 def stack() -> nm.Program:
-    """A train step of residual layers in a loop."""
+    """Trace a train step of residual layers in a loop."""
     B, M, H, L = nm.dims("batch=16 model=16 hidden=32 layer=5")
 
     def layer(h: nm.Tensor, weights: Any) -> tuple[nm.Tensor, None]:
@@ -60,7 +60,7 @@ def stack() -> nm.Program:
 
 
 def swap() -> nm.Program:
-    """A dimension whose axes change their order, there and back."""
+    """Return a dimension whose axes change their order, there and back."""
     B, M = nm.dims("batch=8 model=12")
     x = nm.spec([B, M], whole=[M])
     return nm.trace(lambda x: nm.reshard(nm.reshard(x, M) * 2.0, B), x=x)
@@ -79,13 +79,13 @@ CASES = {
 
 
 def audit_text(step: nm.Step, text: str) -> Audit:
-    """Audits a text as if it were a step's compiled program."""
+    """Audit a text as if it were a step's compiled program."""
     artifact = step.artifact
     return audit(parse_module(text), artifact.mesh, artifact.collectives, backend="cpu")
 
 
 def find_problems(step: nm.Step, edit: Edit) -> str:
-    """What the audit says of an edited program: nothing, "not as planned", or "error"."""
+    """Return the audit's verdict on an edited program: nothing, "not as planned", or "error"."""
     try:
         return "" if audit_text(step, edit.text).exact else "not as planned"
     except nm.NamedMeshError:
@@ -93,7 +93,7 @@ def find_problems(step: nm.Step, edit: Edit) -> str:
 
 
 def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
-    """Edits programs and counts what is noticed."""
+    """Edit programs and count what is noticed."""
     tampered: Counter[str] = Counter()
     noticed: Counter[str] = Counter()
     errors: Counter[str] = Counter()  # of the noticed: those that cannot even be read
@@ -140,7 +140,7 @@ def measure(cases: Iterable[str], every: int) -> dict[str, Any]:
 
 
 def main(_: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     nm.runtime.use_cpu_devices(8)
     publish(measure(CASES, _EVERY.value))
 

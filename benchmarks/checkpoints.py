@@ -86,7 +86,7 @@ def forget(folder: pathlib.Path) -> None:
 
 
 def peak_memory() -> int:
-    """The most bytes that this process has taken."""
+    """Return the most bytes that this process has taken."""
     status = pathlib.Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024
 

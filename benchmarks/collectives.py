@@ -60,14 +60,14 @@ ITEM = 4  # bytes of a float32
 
 
 def expected(name: str, x: np.ndarray) -> np.ndarray:
-    """What a collective returns, the shards of all partitions joined."""
+    """Return the result of a collective, the shards of all partitions joined."""
     if name in ("all_reduce", "reduce_scatter"):
         return x.sum(axis=0, dtype=np.float32)
     return np.roll(x, 1, axis=0) if name == "collective_permute" else x
 
 
 def prepare(name: str, partitions: int, size: int) -> tuple[nm.Step, jax.Array, np.ndarray]:
-    """Compiles a collective, and puts an input of so many bytes a partition on the devices."""
+    """Compile a collective, and put an input of so many bytes a partition on the devices."""
     program = TRACES[name](partitions, size // ITEM)
     step = nm.compile(program, mesh=nm.Mesh(all=partitions), layout=CASES[name].layout)
     (tensor,) = program.inputs.values()
@@ -79,7 +79,7 @@ def prepare(name: str, partitions: int, size: int) -> tuple[nm.Step, jax.Array, 
 def time_collectives(
     devices: Sequence[int] = CPU_DEVICES, sizes: Sequence[int] = CPU_BYTES, rounds: int = 30
 ) -> list[dict[str, Any]]:
-    """Times collectives on CPU devices by turns.
+    """Time collectives on CPU devices by turns.
 
     Args:
         devices: The numbers of partitions, the first of which the others are compared with.
@@ -124,7 +124,7 @@ def time_collectives(
 def estimate_collectives(
     cores: Sequence[int] = TPU_CORES, sizes: Sequence[int] = TPU_BYTES
 ) -> list[dict[str, Any]]:
-    """Estimates the time of collectives on slices of TPU v3, by their links.
+    """Estimate the time of collectives on slices of TPU v3, by their links.
 
     Args:
         cores: The numbers of partitions, the first of which the others are compared with.
@@ -158,7 +158,7 @@ def estimate_collectives(
 
 
 def fit_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The exponents of time, a row for each collective, source and number of bytes."""
+    """Return the exponents of time, a row for each collective, source and number of bytes."""
     curves: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
     for row in rows:
         curves.setdefault((row["collective"], row["source"], row["bytes"]), []).append(row)
@@ -181,7 +181,7 @@ def fit_rows(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def table(exponents: list[dict[str, Any]]) -> str:
-    """The exponents as a table for people."""
+    """Return the exponents as a table for people."""
     lines = [
         "| collective | where | bytes of a partition | exponent | the same of square slices "
         "| most to fewest partitions | paper |",
@@ -203,7 +203,7 @@ def table(exponents: list[dict[str, Any]]) -> str:
 
 
 def draw(result: dict[str, Any]) -> None:
-    """Draws the ratios against the number of partitions, on CPU devices and on TPU v3."""
+    """Draw the ratios against the number of partitions, on CPU devices and on TPU v3."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -237,7 +237,7 @@ def draw(result: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures and estimates, or draws."""
+    """Measure and estimate, or draw."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.collectives", description=(__doc__ or "").splitlines()[0]
     )

@@ -19,7 +19,7 @@ LEAST = 0.1  # milliseconds: lines that take less, measured and estimated, are a
 
 
 def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
-    """Puts the kernels of a profile beside the ops of an estimate, by line and by kind of op.
+    """Put the kernels of a profile beside the ops of an estimate, by line and by kind of op.
 
     Args:
         cost: The estimate of a step.
@@ -67,7 +67,7 @@ def compare_lines(cost: nm.Cost, profile: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _line_of(op: Op) -> str:
-    """A source line, without the folder of its file."""
+    """Return a source line, without the folder of its file."""
     return f"{pathlib.Path(op.source.file).name}:{op.source.line}"
 
 
@@ -76,7 +76,7 @@ def _kind_of(op: Op) -> str:
 
 
 def _row(line: str, measured: Counter[str], estimated: Counter[str]) -> dict[str, Any]:
-    """One line: measured and estimated milliseconds, and both by kind of op."""
+    """Return one line: measured and estimated milliseconds, and both by kind of op."""
     kinds = sorted({*measured, *estimated}, key=lambda one: -max(measured[one], estimated[one]))
     return {
         "line": line,
@@ -100,7 +100,7 @@ def _is_close(row: Mapping[str, Any]) -> bool:
 
 
 def lines_table(result: Mapping[str, Any], count: int = 10) -> str:
-    """The longest lines of a model as a table for people."""
+    """Return the longest lines of a model as a table for people."""
     close = result["close"]
     title = (
         f"{result['model']}: estimated {result['estimate_ms']} ms, busy {result['busy_ms']} ms; "

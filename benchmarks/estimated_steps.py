@@ -32,19 +32,19 @@ def attend(x: nm.Tensor) -> nm.Tensor:
 
 
 def feed_forward(x: nm.Tensor) -> nm.Tensor:
-    """Two products with a ReLU between them."""
+    """Return two products with a ReLU between them."""
     inner = nm.relu(nm.einsum([x, nm.param("wi", [M, H])], [B, S, H]))
     return nm.einsum([inner, nm.param("wd", [H, M])], [B, S, M])
 
 
 def mix_experts(x: nm.Tensor) -> nm.Tensor:
-    """A mixture of experts, two for each token; the rows of a batch are its groups."""
+    """Return a mixture of experts, two for each token; the rows of a batch are its groups."""
     gate = lambda logits: top_k_gating(logits, S, E, C, second="all")
     return moe(x, gate, (B, S, E, C, M, H))[0]
 
 
 def trace(second: Callable[[nm.Tensor], nm.Tensor]) -> nm.Program:
-    """Traces the train step of a stack of layers."""
+    """Trace the train step of a stack of layers."""
 
     def layer(x: nm.Tensor, _: Any) -> tuple[nm.Tensor, None]:
         for name, part in (("attention", attend), ("second", second)):
@@ -92,7 +92,7 @@ LAYOUTS: dict[str, Sequence[tuple[str, str, str | None]]] = {
 
 
 def measure(steps: int = 12) -> list[dict[str, Any]]:
-    """Measures every layout, by turns, beside its estimate."""
+    """Measure every layout, by turns, beside its estimate."""
     from namedmesh.processes.devices import use_cpu_devices
 
     use_cpu_devices(8)
@@ -119,7 +119,7 @@ def measure(steps: int = 12) -> list[dict[str, Any]]:
 
 
 def _make_runner(plan: nm.Plan) -> Callable[[], None]:
-    """Compiles a plan, and returns what runs a step of it and waits."""
+    """Compile a plan, and return what runs a step of it and wait."""
     import jax
 
     step = nm.Step(plan)
@@ -140,5 +140,5 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def count_cores() -> int:
-    """The cores of this host that a process may use."""
+    """Return the cores of this host that a process may use."""
     return len(os.sched_getaffinity(0))

@@ -42,7 +42,7 @@ DEVICE = "h200"  # what the steps of benchmarks.gpu are measured on
 
 
 def estimate_family() -> list[dict[str, Any]]:
-    """The memory of the paper's models beside that of TPU v3's compiler, code left out.
+    """Return the memory of the paper's models beside that of TPU v3's compiler, code left out.
 
     Beside the seconds of ops stand those of the cycles that the compiler expects.
     """
@@ -67,7 +67,7 @@ def estimate_family() -> list[dict[str, Any]]:
 
 
 def estimate_long_sequences(kind: str) -> list[dict[str, Any]]:
-    """The memory of steps with long sequences beside that of a compiler, code left out.
+    """Return the memory of steps with long sequences beside that of a compiler, code left out.
 
     Of XLA's compiler for CPUs (`cpu`) that is the smallest step of each form, of TPU v3's (`tpu`)
     all that fit.
@@ -93,13 +93,13 @@ def estimate_long_sequences(kind: str) -> list[dict[str, Any]]:
 
 
 def _compare_memory(cost: nm.Cost, compiled: int) -> dict[str, Any]:
-    """An estimate of memory beside a compiler's."""
+    """Return an estimate of memory beside a compiler's."""
     peak = cost.memory.peak_bytes
     return {"estimate": peak, "compiled": compiled, "ratio": peak / compiled}
 
 
 def estimate_steps() -> list[dict[str, Any]]:
-    """The seconds and the memory of steps on one GPU beside those measured, by kind of op."""
+    """Compare seconds and memory of steps on one GPU with those measured, by kind of op."""
     results = json.loads((RESULTS / "gpu" / "results.json").read_text())
     profiles = {
         one["model"]: one["kinds"] for one in results["profiles"] if one["system"] == "namedmesh"
@@ -129,12 +129,12 @@ def estimate_steps() -> list[dict[str, Any]]:
 
 
 def estimate_gpu_step(model: str) -> nm.Cost:
-    """The cost of a train step of benchmarks.gpu on one device."""
+    """Return the cost of a train step of benchmarks.gpu on one device."""
     return nm.cost(nm.plan(gpu_export.trace(MODELS[model]), nm.Mesh(all=1), ""), DEVICE)
 
 
 def group_by_kind(ops: Iterable[OpCost]) -> dict[str, float]:
-    """The milliseconds of ops by the kinds in which benchmarks.gpu has kernels."""
+    """Return the milliseconds of ops by the kinds in which benchmarks.gpu has kernels."""
     kinds: Counter[str] = Counter()
     for one in ops:
         kinds[_kind_of(one)] += 1e3 * one.total_seconds  # type: ignore[assignment]
@@ -152,7 +152,7 @@ def _kind_of(one: OpCost) -> str:
 
 
 def describe_ops(model: str) -> list[dict[str, Any]]:
-    """What each op of a step is estimated to take, the longest first, equal ones together."""
+    """Estimate the time of each op of a step, the longest first, equal ones together."""
     together: dict[tuple[Any, ...], list[OpCost]] = defaultdict(list)
     for one in estimate_gpu_step(model).ops:
         together[one.op.kind, one.phase, str(one.source), one.flops, one.bytes].append(one)
@@ -189,7 +189,7 @@ def memory_table(rows: list[dict[str, Any]]) -> str:
 
 
 def steps_table(rows: list[dict[str, Any]]) -> str:
-    """Steps as a table for people, each number an estimate and what was measured."""
+    """Step as a table for people, each number an estimate and what was measured."""
     kinds = list(rows[0]["kinds"]) if rows else []
     names = ["program", "ms", "ratio", *kinds, "memory, GiB"]
     lines = [f"| {' | '.join(names)} |", "|---" * len(names) + "|"]
@@ -218,7 +218,7 @@ def layouts_table(rows: list[dict[str, Any]]) -> str:
 
 
 def correlate(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """The rank correlation of estimates and measurements, by model."""
+    """Return the rank correlation of estimates and measurements, by model."""
     found = {}
     for model in dict.fromkeys(row["model"] for row in rows):
         pairs = [(r["estimate_ms"], r["measured_ms"]) for r in rows if r["model"] == model]
@@ -227,7 +227,7 @@ def correlate(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.estimates", description=(__doc__ or "").splitlines()[0]
     )

@@ -1,4 +1,4 @@
-"""What a step costs on the host beside jax.jit, for 1, 100 and 1,000 variables.
+"""The cost of a step on the host beside jax.jit, for 1, 100 and 1,000 variables.
 
 Run as `python -m benchmarks.host --json OUT`. Both add an input to every variable, which is used up
 and comes back; a variable has four numbers, so that the host is all there is to measure. The input
@@ -24,7 +24,7 @@ SIZES = (1, 100, 1000)
 
 
 def make_step(count: int) -> Callable[[], Any]:
-    """A namedmesh step that keeps its state from call to call."""
+    """Return a namedmesh step that keeps its state from call to call."""
 
     def step(x):
         weights = [nm.param(f"w{i}", [M], nm.constant_init(0.0)) for i in range(count)]
@@ -43,7 +43,7 @@ def make_step(count: int) -> Callable[[], Any]:
 
 
 def make_jitted(count: int) -> Callable[[], Any]:
-    """The same by hand."""
+    """Return the same by hand."""
 
     def step(weights, x):
         return {name: w + x for name, w in weights.items()}, {"first": weights["w0"].mean()}

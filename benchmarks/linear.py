@@ -28,7 +28,7 @@ B, M = nm.dims("batch=8 model=16")
 
 
 def chain_ops(count: int) -> Callable[[nm.Tensor], nm.Tensor]:
-    """A function of this many elementwise ops, one after the other, half of them derivatives."""
+    """Return a function of a chain of elementwise ops, half of them derivatives."""
 
     def function(x: nm.Tensor) -> nm.Tensor:
         weight = y = nm.param("w", [M])
@@ -42,7 +42,7 @@ def chain_ops(count: int) -> Callable[[nm.Tensor], nm.Tensor]:
 
 
 def many_parameters(count: int) -> Callable[[nm.Tensor], nm.Tensor]:
-    """A training step of this many parameters."""
+    """Return a train step of this many parameters."""
 
     def function(x: nm.Tensor) -> nm.Tensor:
         loss = nm.sum(x)
@@ -57,7 +57,7 @@ def many_parameters(count: int) -> Callable[[nm.Tensor], nm.Tensor]:
 
 
 def measure(function: Callable[[nm.Tensor], nm.Tensor]) -> dict[str, float]:
-    """The processor time of each stage, in seconds."""
+    """Return the processor time of each stage, in seconds."""
     seconds: dict[str, float] = {}
 
     def timed(stage: str, work: Callable[[], Any]) -> Any:
@@ -81,7 +81,7 @@ def measure(function: Callable[[nm.Tensor], nm.Tensor]) -> dict[str, float]:
 
 
 def main(_: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     result = {}
     for what, make, sizes in (
         ("ops", chain_ops, OPS),

@@ -45,7 +45,7 @@ class Llama:
         depth: int = 8,
         dtype: str = "float32",
     ) -> Llama:
-        """The layers for so many rows of so many tokens."""
+        """Return the layers for so many rows of so many tokens."""
         sizes = (
             f"batch={batch} row={length} seq={length} key_seq={length} model={model} "
             f"hidden={hidden} head={heads} query=2 depth={depth} expert=8 capacity=4"
@@ -54,12 +54,12 @@ class Llama:
         return cls(B, ROW, S, T, M, H, N, R, D, E, C, dtype)
 
     def weight(self, name: str, dims: list[nm.Dimension]) -> nm.Tensor:
-        """A parameter, in the dtype that it is used in."""
+        """Return a parameter, in the dtype that it is used in."""
         value = nm.param(name, dims)
         return value if self.dtype == "float32" else nm.cast(value, self.dtype)
 
     def rotate(self, x: nm.Tensor, sequence: nm.Dimension) -> nm.Tensor:
-        """Iterations pairs of elements by angles that grow with the position."""
+        """Rotate pairs of elements by angles that grow with the position."""
         D, PAIR = self.D, nm.Dimension("pair", self.D.size // 2)
         frequency = nm.exp(nm.range(PAIR, "float32") * (-math.log(10_000.0) / PAIR.size))
         angle = nm.range(sequence, "float32") * frequency
@@ -91,7 +91,7 @@ class Llama:
         return nm.einsum([inner, self.weight("wd", [H, M])], [B, S, M])
 
     def mix_experts(self, h: nm.Tensor) -> nm.Tensor:
-        """A mixture of experts in the place of SwiGLU; the rows of a batch are its groups."""
+        """Apply a mixture of experts instead of SwiGLU; the rows of a batch are its groups."""
         B, S, M, H, E, C = self.B, self.S, self.M, self.H, self.E, self.C
         mixed, _ = moe(
             h, lambda logits: top_k_gating(logits, S, E, C, second="all"), (B, S, E, C, M, H)
@@ -101,7 +101,7 @@ class Llama:
     def layer(
         self, x: nm.Tensor, second: Callable[[nm.Tensor], nm.Tensor] | None = None
     ) -> nm.Tensor:
-        """One layer of the stack, on a residual stream [batch, row, model]; SwiGLU by default."""
+        """Apply one layer to a residual stream [batch, row, model]; SwiGLU by default."""
         for name, part in (
             ("attention", self.attend),
             ("feed_forward", second or self.feed_forward),

@@ -40,12 +40,12 @@ EXPERT_BUFFERS = FLOAT * E.size * B.size * C.size * M.size
 
 
 def gather(size: float, devices: int) -> float:
-    """What one device sends in an AllGather, a ReduceScatter or an AllToAll."""
+    """Return the bytes that one device sends in an AllGather, a ReduceScatter or an AllToAll."""
     return size * (devices - 1) / devices
 
 
 def reduce(size: float, devices: int) -> float:
-    """What one device sends in an AllReduce."""
+    """Return the bytes that one device sends in an AllReduce."""
     return 2 * gather(size, devices)
 
 
@@ -130,7 +130,7 @@ CASES = {
 
 
 def trace_stack(case: Case, layers: int) -> nm.Program:
-    """Traces loss and gradients of a stack, of one batch or added up over microbatches."""
+    """Trace loss and gradients of a stack, of one batch or added up over microbatches."""
     L = nm.Dimension("layer", layers)
 
     def loss_and_gradients(x: nm.Tensor) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
@@ -159,7 +159,7 @@ def trace_stack(case: Case, layers: int) -> nm.Program:
 
 
 def measure_layer(case: Case) -> dict[str, Any]:
-    """Plans and compiles stacks of two and of four layers, and takes half of the difference."""
+    """Plan and compile stacks of two and of four layers, and take half of the difference."""
     planned: Counter[str] = Counter()
     made: dict[str, Counter[str]] = {name: Counter() for name in PARTITIONERS}
     wire, exact = 0.0, True
@@ -194,12 +194,12 @@ def measure_layer(case: Case) -> dict[str, Any]:
 
 
 def _by_kind(counts: Counter[str]) -> dict[str, float]:
-    """What there is of each kind."""
+    """Group values by kind."""
     return {kind: count for kind, count in sorted(counts.items()) if count}
 
 
 def main(_: list[str]) -> None:
-    """Measures every layout."""
+    """Measure every layout."""
     publish({name: measure_layer(case) for name, case in CASES.items()})
 
 

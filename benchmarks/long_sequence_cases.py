@@ -63,7 +63,7 @@ class Cell:
 
     @property
     def layout(self) -> str:
-        """What is split."""
+        """The layout of the cell."""
         rules = [RULES[self.form], "batch:data" if self.axis == 1 else ""]
         return ", ".join(filter(None, rules))
 
@@ -75,16 +75,16 @@ class Cell:
         return [unit * shards * part * 2**i for i in range(8) for part in (4, 5, 6, 7)]
 
     def sizes_to_try(self, around: int = 8) -> list[int]:
-        """The largest size that is estimated to fit, and as many below and above."""
+        """Return the largest size that is estimated to fit, and as many below and above."""
         above = bisect.bisect(self.sizes, HBM, key=self._estimate_bytes)
         return self.sizes[max(above - 1 - around, 0) : above + around]
 
     def _estimate_bytes(self, size: int) -> int:
-        """Estimates what a core needs for a step."""
+        """Estimate what a core needs for a step."""
         return estimate_bytes(nm.plan(self.trace(size), self.mesh, self.layout))
 
     def trace(self, size: int) -> nm.Program:
-        """Traces a train step: forward, backward, and an update by Adam."""
+        """Trace a train step: forward, backward, and an update by Adam."""
         B = nm.Dimension("batch", 2 if self.axis == 1 else 1)
         if self.form == "pipeline":
             stages = nm.Dimension("stage", self.axis)
@@ -101,7 +101,7 @@ CELLS = {
 
 
 def trace_attention(form: str, seq: nm.Dimension, batch: nm.Dimension) -> nm.Program:
-    """Traces a step of a shallow model with one long sequence."""
+    """Trace a step of a shallow model with one long sequence."""
 
     def layer(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
         return add_layer(form, x, seq), None
@@ -116,7 +116,7 @@ def trace_attention(form: str, seq: nm.Dimension, batch: nm.Dimension) -> nm.Pro
 
 
 def trace_pipeline(stages: nm.Dimension, layers: nm.Dimension, batch: nm.Dimension) -> nm.Program:
-    """Traces a step of a deep model with short sequences, in microbatches."""
+    """Trace a step of a deep model with short sequences, in microbatches."""
 
     def layer(x: nm.Tensor, _: None) -> tuple[nm.Tensor, None]:
         return add_layer("plain", x, S), None
@@ -133,7 +133,7 @@ def trace_pipeline(stages: nm.Dimension, layers: nm.Dimension, batch: nm.Dimensi
 
 
 def add_layer(form: str, x: nm.Tensor, seq: nm.Dimension) -> nm.Tensor:
-    """Adds causal attention of a form, and a feed-forward layer."""
+    """Add causal attention of a form, and a feed-forward layer."""
     memory = nm.Dimension("memory", seq.size)
     y = rms_norm(x, M, name="norm_attention")
     q, k, v = (project(y, [M], [H, K], name) for name in ("wq", "wk", "wv"))
@@ -153,20 +153,20 @@ def add_layer(form: str, x: nm.Tensor, seq: nm.Dimension) -> nm.Tensor:
 
 
 def project(x: nm.Tensor, over: list[nm.Dimension], to: list[nm.Dimension], name: str) -> nm.Tensor:
-    """Contracts x with a weight that every core keeps whole, where heads are split too."""
+    """Contract x with a weight that every core keeps whole, where heads are split too."""
     weight = nm.param(name, [*over, *to], nm.fan_in_init(*over), whole=[H])
     others = [dim for dim in x.shape if dim not in over]
     return nm.einsum([x, nm.cast(weight, x.dtype)], [*others, *to])
 
 
 def update(x: nm.Tensor, targets: nm.Tensor) -> dict[str, nm.Tensor]:
-    """Trains all parameters on the bytes that follow."""
+    """Train all parameters on the bytes that follow."""
     loss = nm.mean(cross_entropy(vocabulary_logits(x, V, M), targets, V)[0])
     return {"loss": loss, **Adam(1e-4).apply(nm.grad(loss))}
 
 
 def estimate_bytes(plan: nm.Plan) -> int:
-    """A rough estimate of a core's memory: where the search for the largest step starts.
+    """Return a rough estimate of a core's memory: where the search for the largest step starts.
 
     Variables, a gradient for each parameter, what loops keep, and five of the largest tensor that a
     core makes besides: scores of attention and what is made of them, forward and backward.

@@ -33,7 +33,7 @@ RESULTS = pathlib.Path(__file__).parent / "results" / "long_sequences"
 
 
 def export(cell: Cell, folder: pathlib.Path) -> None:
-    """Lowers a cell's step in the sizes around the one that is estimated to fit."""
+    """Lower a cell's step in the sizes around the one that is estimated to fit."""
     import namedmesh as nm
 
     sizes = cell.sizes_to_try()
@@ -44,7 +44,7 @@ def export(cell: Cell, folder: pathlib.Path) -> None:
 
 
 def find_largest(cell: Cell, folder: pathlib.Path, kind: str) -> None:
-    """Compiles a cell's steps by halves, until one fits and the next larger does not."""
+    """Compile a cell's steps by halves, until one fits and the next larger does not."""
     sizes = sorted(
         int(path.stem.rpartition("_")[2]) for path in folder.glob(f"{cell.name}_*.nmesh")
     )
@@ -63,7 +63,7 @@ def find_largest(cell: Cell, folder: pathlib.Path, kind: str) -> None:
 
 
 def compile_step(cell: Cell, size: int, folder: pathlib.Path, kind: str) -> bool:
-    """Compiles one step, records what the compiler says of it, and returns whether it fits."""
+    """Compile one step, record what the compiler says of it, and return whether it fits."""
     import jax
 
     from namedmesh.aot.compilation import compile_for
@@ -88,7 +88,7 @@ def compile_step(cell: Cell, size: int, folder: pathlib.Path, kind: str) -> bool
 
 
 def record(row: dict[str, Any], kind: str) -> None:
-    """Puts a row into the file of compiled steps, in the order of cells and sizes."""
+    """Put a row into the file of compiled steps, in the order of cells and sizes."""
     RESULTS.mkdir(parents=True, exist_ok=True)
     rows = {(one["cell"], one["size"]): one for one in read(kind)} | {
         (row["cell"], row["size"]): row
@@ -99,13 +99,13 @@ def record(row: dict[str, Any], kind: str) -> None:
 
 
 def read(kind: str) -> list[dict[str, Any]]:
-    """The steps that were compiled for a platform so far."""
+    """Return the steps that were compiled for a platform so far."""
     path = RESULTS / f"{kind}.json"
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def find_rows(kind: str) -> list[dict[str, Any]]:
-    """For each compiled cell its largest step that fits, and the next larger, which does not."""
+    """Find each compiled cell's largest step that fits, and the next, which does not."""
     rows, compiled = [], read(kind)
     for name, cell in CELLS.items():
         steps = [row for row in compiled if row["cell"] == name]
@@ -136,7 +136,7 @@ def find_rows(kind: str) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table for people."""
+    """Return the rows as a table for people."""
     lines = [
         "| form | axis | largest that fits | of the first | its memory, GiB | the next larger "
         "| needs, GiB | of | collectives as planned | idle iterations |",
@@ -164,7 +164,7 @@ def _gibibytes(count: int | None) -> str:
 
 
 def draw(rows: list[dict[str, Any]], kind: str) -> None:
-    """Draws the largest sizes against the axis, sequences and pipelines side by side."""
+    """Draw the largest sizes against the axis, sequences and pipelines side by side."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -194,7 +194,7 @@ def draw(rows: list[dict[str, Any]], kind: str) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one of the commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.long_sequences", description=(__doc__ or "").splitlines()[0]
     )

@@ -17,7 +17,7 @@ CAPACITY = 2048  # places that a group has for all experts together; the paper's
 
 @dataclass(frozen=True)
 class Case:
-    """An operator with one way to split it.
+    """An operator with one sharding.
 
     Attributes:
         operator: The operator's name.
@@ -45,7 +45,7 @@ class Case:
         return f"compute {self.compute}, communication {self.communication}"
 
     def plan(self, partitions: int) -> nm.Plan:
-        """Plans the operator on so many partitions."""
+        """Plan the operator on so many partitions."""
         return nm.plan(self.trace(partitions), nm.Mesh(all=partitions), self.layout)
 
 
@@ -157,31 +157,31 @@ def trace_convolution(partitions: int) -> nm.Program:
 
 
 def trace_all_reduce(partitions: int, elements: int = 2**18) -> nm.Program:
-    """The sum of a tensor from each partition, whole on all of them."""
+    """Return the sum of a tensor from each partition, whole on all of them."""
     P, N = nm.dims(f"partition={partitions} n={elements}")
     return nm.trace(lambda x: nm.sum(x, over=P), nm.spec([P, N], whole=[N]))
 
 
 def trace_reduce_scatter(partitions: int, elements: int = 2**18) -> nm.Program:
-    """The sum of a tensor from each partition, a shard of it on each."""
+    """Return the sum of a tensor from each partition, a shard of it on each."""
     P, N = nm.dims(f"partition={partitions} n={elements}")
     return nm.trace(lambda x: nm.reshard(nm.sum(x, over=P), N), nm.spec([P, N], whole=[N]))
 
 
 def trace_all_gather(partitions: int, elements: int = 2**14) -> nm.Program:
-    """The tensors of all partitions, on each of them."""
+    """Return the tensors of all partitions, on each of them."""
     P, N = nm.dims(f"partition={partitions} n={elements}")
     return nm.trace(lambda x: nm.replicate(x, P), nm.spec([P, N], whole=[N]))
 
 
 def trace_all_to_all(partitions: int, elements: int = 2**18) -> nm.Program:
-    """A different shard of every partition's tensor to every other."""
+    """Return a different shard of every partition's tensor to every other."""
     P, Q, N = nm.dims(f"partition={partitions} other={partitions} n={elements // partitions}")
     return nm.trace(lambda x: nm.reshard(x, Q), nm.spec([P, Q, N], whole=[Q]))
 
 
 def trace_permute(partitions: int, elements: int = 2**18) -> nm.Program:
-    """Every partition's tensor to its neighbour."""
+    """Return every partition's tensor to its neighbour."""
     P, N = nm.dims(f"partition={partitions} n={elements}")
     return nm.trace(lambda x: nm.roll(x, P, 1), nm.spec([P, N], whole=[N]))
 

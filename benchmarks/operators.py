@@ -1,4 +1,4 @@
-"""How operators scale from 1 to 2,048 partitions: compute, memory and communication of each.
+"""The scaling of operators from 1 to 2,048 partitions: compute, memory and communication of each.
 
 python -m benchmarks.operators [--json OUT]              plans them, fits exponents, prints a table
 python -m benchmarks.operators export FOLDER [NAME ...]  lowers them; needs TensorFlow
@@ -59,7 +59,7 @@ def count_flops(plan: Plan, ops: Iterable[Op]) -> float:
 
 
 def measure_plan(case: Case, partitions: int) -> dict[str, Any]:
-    """A partition's costs, as planned."""
+    """Return a partition's costs, as planned."""
     plan = case.plan(partitions)
     return {
         "flops": count_flops(plan, plan.program.ops),
@@ -70,7 +70,7 @@ def measure_plan(case: Case, partitions: int) -> dict[str, Any]:
 
 
 def count_memory(plan: nm.Plan) -> int:
-    """The bytes of a partition's inputs and results, and of what is moved, before and after."""
+    """Count the bytes of a partition's inputs, results and transfers."""
     places: set[tuple[nm.Tensor, Sharding]] = set()
     for op in plan.program.ops:
         kept = [tensor for tensor in op.outputs if tensor not in plan.placements.constants]
@@ -94,7 +94,7 @@ def count_memory(plan: nm.Plan) -> int:
 def count_collectives(
     collectives: Iterable[Collective | CompiledCollective], partitions: int
 ) -> dict[str, Any]:
-    """What collectives send over the busiest link, and how many there are of each kind."""
+    """Count the collectives of each kind, and their bytes over the busiest link."""
     kinds: Counter[str] = Counter()
     sent = 0.0
     for one in collectives:
@@ -104,7 +104,7 @@ def count_collectives(
 
 
 def export(name: str, folder: pathlib.Path) -> None:
-    """Lowers an operator for every number of partitions that is compiled."""
+    """Lower an operator for every number of partitions that is compiled."""
     case = CASES[name]
     for partitions in COMPILED:
         mesh = nm.Mesh(all=partitions)
@@ -115,7 +115,7 @@ def export(name: str, folder: pathlib.Path) -> None:
 
 
 def compile_case(name: str, partitions: int, folder: pathlib.Path) -> dict[str, Any]:
-    """A partition's costs, by the TPU compiler."""
+    """Return a partition's costs, by the TPU compiler."""
     from namedmesh.aot.compilation import compile_for
     from namedmesh.artifacts.artifact import Artifact
 
@@ -146,7 +146,7 @@ def compile_case(name: str, partitions: int, folder: pathlib.Path) -> dict[str, 
 
 
 def compile_cases(names: list[str], folder: pathlib.Path) -> None:
-    """Compiles operators, and adds a row for each to the results."""
+    """Compile operators, and add a row for each to the results."""
     import jax
 
     host = {"machine": platform.machine(), "jax": jax.__version__}
@@ -156,7 +156,7 @@ def compile_cases(names: list[str], folder: pathlib.Path) -> None:
 
 
 def record(row: dict[str, Any]) -> None:
-    """Puts a row into the file of compiled operators, in the order of the cases."""
+    """Put a row into the file of compiled operators, in the order of the cases."""
     scaling.RESULTS.mkdir(parents=True, exist_ok=True)
     rows = {(one["case"], one["partitions"]): one for one in read("compiled.json")}
     rows[row["case"], row["partitions"]] = row
@@ -165,20 +165,20 @@ def record(row: dict[str, Any]) -> None:
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """The rows of a result file so far."""
+    """Return the rows of a result file so far."""
     path = scaling.RESULTS / name
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def fit_exponents(rows: list[dict[str, Any]]) -> dict[str, float | None]:
-    """The exponent of each cost; of links those of square slices alone too."""
+    """Return the exponent of each cost; of links those of square slices alone too."""
     found = {cost: fit_exponent({row["partitions"]: row[cost] for row in rows}) for cost in LABELS}
     links = {row["partitions"]: row["link_bytes"] for row in rows if row["partitions"] in SQUARES}
     return {**found, "link_bytes_of_squares": fit_exponent(links)}
 
 
 def find_rows(partitions: Sequence[int]) -> list[dict[str, Any]]:
-    """A row for every operator, number of partitions and source, with fitted exponents."""
+    """Return a row for every operator, number of partitions and source, with fitted exponents."""
     compiled, rows = read("compiled.json"), []
     for name, case in CASES.items():
         planned = [{"partitions": count, **measure_plan(case, count)} for count in partitions]
@@ -202,7 +202,7 @@ def find_rows(partitions: Sequence[int]) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The exponents of operators as a table for people: as planned, then as compiled."""
+    """Return the exponents of operators as a table for people: as planned, then as compiled."""
     lines = [
         "| operator | split | grows | compute | memory | bytes sent | over the busiest link "
         "| the same of square slices, planned | paper: compute | paper: communication |",
@@ -225,7 +225,7 @@ def _format_exponent(exponent: float | None) -> str:
 
 
 def draw(rows: list[dict[str, Any]]) -> None:
-    """Draws a partition's costs against the number of partitions, in units of those planned."""
+    """Draw a partition's costs against the number of partitions, in units of those planned."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -266,7 +266,7 @@ def draw(rows: list[dict[str, Any]]) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one of the commands."""
+    """Run one of the commands."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.operators", description=(__doc__ or "").splitlines()[0]
     )

@@ -58,13 +58,13 @@ print(json.dumps({"tensorflow_import_seconds": time.perf_counter() - start}))
 
 
 def run_fresh(code: str) -> dict[str, Any]:
-    """Runs code in a process of its own and returns the JSON of its last line."""
+    """Run code in a process of its own and return the JSON of its last line."""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure(repeats: int = 5) -> dict[str, Any]:
-    """Measures both in turn, so that a busy machine slows them alike; returns medians."""
+    """Measure both in turn, so that a busy machine slows them alike; return medians."""
     rows = [run_fresh(PLANNED) | run_fresh(TENSORFLOW) for _ in range(repeats)]
     seconds = {
         key: statistics.median(row[key] for row in rows) for key in rows[0] if "_seconds" in key
@@ -77,7 +77,7 @@ _REPEATS = flags.DEFINE_integer("repeats", 5, "fresh processes of each kind", lo
 
 
 def main(_: list[str]) -> None:
-    """Measures and publishes."""
+    """Measure and publish."""
     publish(measure(_REPEATS.value))
 
 

@@ -34,7 +34,7 @@ MOST_APART = 1e-6  # of the largest number of each array
 
 
 def trace_dense() -> nm.Program:
-    """A feed-forward layer and its training."""
+    """Return a feed-forward layer and its training."""
     B, M, H = nm.dims("batch=64 model=128 hidden=512")
 
     def dense(x, target):
@@ -46,7 +46,7 @@ def trace_dense() -> nm.Program:
 
 
 def trace_mixture() -> nm.Program:
-    """The paper's mixture layer and its training."""
+    """Return the paper's mixture layer and its training."""
     moe, (G, S, _E, _C, M, _H) = layer(Sizes(seq=32, model=64, hidden=128))
 
     def mixture(x, target):
@@ -57,7 +57,7 @@ def trace_mixture() -> nm.Program:
 
 
 def trace_rows() -> nm.Program:
-    """A convolution over an image whose rows are split, and its training."""
+    """Return a convolution over an image whose rows are split, and its training."""
     B, R, C, F, K, L = nm.dims("batch=2 rows=64 columns=32 features=8 height=3 width=3")
     N = nm.Dimension("filters", 8)
 
@@ -70,7 +70,7 @@ def trace_rows() -> nm.Program:
 
 
 def _descend(loss: nm.Tensor) -> dict[str, nm.Tensor]:
-    """One step of gradient descent."""
+    """Take one step of gradient descent."""
     grads = nm.grad(loss)
     for name, weight in nm.parameters().items():
         nm.assign(weight, weight - grads[name] * 0.05)
@@ -102,7 +102,7 @@ def export_cases(folder: pathlib.Path) -> None:
 
 
 def work(folder: pathlib.Path, steps: int) -> None:
-    """What each process does; the first writes what was measured."""
+    """Train in one process; the first writes the measurements."""
     start = time.perf_counter()
     processes = nm.runtime.start_processes()
     started = time.perf_counter() - start
@@ -164,7 +164,7 @@ def run_shape(folder: pathlib.Path, count: int, devices: int, steps: int) -> dic
 
 
 def compare(folder: pathlib.Path, number: int, count: int) -> float:
-    """How far the results of so many processes are from those of one, in the largest number."""
+    """Return the largest difference of the results of many processes from those of one."""
     expected, found = (np.load(folder / f"out{number}_{one}.npz") for one in (1, count))
     apart = [
         np.abs(found[name] - expected[name]).max() / max(np.abs(expected[name]).max(), 1e-30)
@@ -216,7 +216,7 @@ def measure(steps: int, rounds: int) -> dict[str, Any]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table for people."""
+    """Return the rows as a table for people."""
     lines = [
         "| program | processes × devices | bits of | apart | audit | ms a step | to 1 × 8 |",
         "|---" * 7 + "|",

@@ -1,4 +1,4 @@
-"""What every benchmark does with its numbers: print them as JSON and write them to --json."""
+"""The output of every benchmark: its numbers printed as JSON and written to --json."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What both benchmarks of scaling share: where results are, fitted exponents, plots."""
+"""Shared by both benchmarks of scaling: folders of results, fitted exponents, plots."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST = 16  # the paper's figure of collectives starts there
 
 
 def fit_exponent(costs: Mapping[int, float | None], first: int = FIRST) -> float | None:
-    """Fits a power of the number of partitions to costs, by least squares of logarithms.
+    """Fit a power of the number of partitions to costs, by least squares of logarithms.
 
     Few partitions do not count: (D - 1) / D of a buffer is no power of D there. A cost of zero has
     no exponent.
@@ -34,7 +34,7 @@ def fit_exponent(costs: Mapping[int, float | None], first: int = FIRST) -> float
 
 
 def save_plot(figure: Any, name: str) -> None:
-    """Writes a figure beside the results and for the documentation.
+    """Write a figure beside the results and for the documentation.
 
     Args:
         figure: The figure.

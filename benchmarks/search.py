@@ -37,7 +37,7 @@ _PLANS = flags.DEFINE_integer("plans", None, "candidates to plan at most", lower
 
 
 def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
-    """The best of the choices with a layout by hand: the fastest that fits, or the smallest."""
+    """Return the best layout by hand: the fastest that fits, or the smallest."""
     rows = []
     for values in itertools.product(*case.choices.values()):
         choices = dict(zip(case.choices, values, strict=True))
@@ -63,13 +63,13 @@ def price_hand(case: Case, hand: Hand, hardware: Hardware) -> dict[str, Any]:
 
 
 def count_cpu_seconds() -> float:
-    """The seconds that this process and those it waited for have computed."""
+    """Return the seconds that this process and those it waited for have computed."""
     usage = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(one.ru_utime + one.ru_stime for one in usage)
 
 
 def compare(name: str, devices: int) -> dict[str, Any]:
-    """Searches one model on so many devices, and prices the layouts by hand."""
+    """Search one model on so many devices, and prices the layouts by hand."""
     case, hardware = MODELS[name](devices), Hardware.parse(TARGET)
     before = count_cpu_seconds()
     found = nm.search(
@@ -106,7 +106,7 @@ def compare(name: str, devices: int) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Compares searches with layouts by hand."""
+    """Compare searches with layouts by hand."""
     warnings.simplefilter("ignore", UserWarning)  # layouts by hand may leave devices idle
     if _COMPILE.value:
         use_cpu_devices(COMPILED)

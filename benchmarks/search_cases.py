@@ -1,4 +1,4 @@
-"""What a search is compared on: three models on 8 to 2,048 devices, and layouts by hand."""
+"""The cases of searches: three models on 8 to 2,048 devices, and layouts by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES = (8, 64, 512, 2048)
 
 @dataclass(frozen=True)
 class Hand:
-    """A layout that people write: a mesh, and where dimensions lie on it."""
+    """A layout that people write: a mesh and a layout."""
 
     mesh: str
     layout: str
@@ -39,7 +39,7 @@ class Case:
 
 
 def llama(devices: int, layers: int = 32, length: int = 2048) -> Case:
-    """A dense stack of 5.6 billion weights, a row of 2,048 tokens for each device."""
+    """Return a dense stack of 5.6 billion weights, a row of 2,048 tokens for each device."""
     model = Llama.of(devices, length, 4096, 11_264, 16, 128, "bfloat16")
     L = nm.Dimension("layer", layers)
 
@@ -68,7 +68,7 @@ def llama(devices: int, layers: int = 32, length: int = 2048) -> Case:
 
 
 def mixture(devices: int, layers: int = 36) -> Case:
-    """The paper's mixture, an expert for each device, 2,048 tokens for each."""
+    """Return the paper's mixture, an expert for each device, 2,048 tokens for each."""
     shape = config("moe_2048e_12l").but(experts=devices, layers=layers)
     model = Transformer(shape, group=devices, source=1024, target=1024)
 
@@ -96,7 +96,7 @@ def mixture(devices: int, layers: int = 36) -> Case:
 
 
 def unet(devices: int) -> Case:
-    """A U-Net of 124 million weights on images of 512 by 512, one for each device up to 512."""
+    """Trace a U-Net of 124 million weights, an image of 512 by 512 for each device."""
     model = UNet(min(devices, 512), 512, 512, 64, 5, dtype="bfloat16")
     inner = min(4, devices // 2)
     both = f"data={devices // inner}, space={inner}"

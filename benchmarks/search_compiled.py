@@ -22,12 +22,12 @@ from namedmesh.errors.errors import NamedMeshError
 
 
 def name_artifact(row: dict[str, Any]) -> str:
-    """The file of a row's best."""
+    """Return the file of a row's best."""
     return f"{row['model']}_{row['devices']}.nmesh"
 
 
 def export(row: dict[str, Any], folder: pathlib.Path) -> None:
-    """Lowers the best of a row."""
+    """Lower the best of a row."""
     import namedmesh as nm
     from benchmarks.search_cases import MODELS
 
@@ -40,7 +40,7 @@ def export(row: dict[str, Any], folder: pathlib.Path) -> None:
 
 
 def compile_best(row: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
-    """What the TPU compiler makes of the best of a row."""
+    """Compile the best of a row for TPUs."""
     from benchmarks.torus_links import slice_of
     from namedmesh.aot.compilation import compile_for
     from namedmesh.artifacts.artifact import Artifact
@@ -62,7 +62,7 @@ def compile_best(row: dict[str, Any], folder: pathlib.Path) -> dict[str, Any]:
 
 
 def main(arguments: list[str]) -> None:
-    """Lowers or compiles the best of every row."""
+    """Lower or compile the best of every row."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search_compiled")
     parser.add_argument("what", choices=["export", "compile"])
     parser.add_argument("result", type=pathlib.Path, help="a file of benchmarks.search --json")

@@ -33,7 +33,7 @@ MISTAKES = (
 
 @dataclass(frozen=True)
 class Reply:
-    """What became of a request: its status (0 if there was none), its seconds, and its texts."""
+    """The outcome of a request: its status (0 if there was none), its seconds, and its texts."""
 
     wrong: bool
     status: int

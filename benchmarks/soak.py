@@ -39,7 +39,7 @@ FLAT = 0.01  # of a process's memory, the most it may grow over the samples
 
 @dataclass(frozen=True)
 class Sample:
-    """What one process has at a moment; the memory without pages of files."""
+    """The resources of one process at a moment; its memory without pages of files."""
 
     seconds: float
     memory: int
@@ -48,7 +48,7 @@ class Sample:
 
 
 def read_sample(pid: int, seconds: float) -> Sample | None:
-    """What a process has; None if it has ended."""
+    """Sample a process; return None if it has ended."""
     folder = pathlib.Path(f"/proc/{pid}")
     with contextlib.suppress(OSError):
         lines = (folder / "status").read_text().splitlines()
@@ -61,7 +61,7 @@ def read_sample(pid: int, seconds: float) -> Sample | None:
 
 
 def find_workers(launcher: int) -> list[int]:
-    """The training processes of a launcher, its guard left out."""
+    """Return the training processes of a launcher, its guard left out."""
     children: list[int] = []
     with contextlib.suppress(OSError):
         text = pathlib.Path(f"/proc/{launcher}/task/{launcher}/children").read_text()
@@ -70,14 +70,14 @@ def find_workers(launcher: int) -> list[int]:
 
 
 def _read_command(pid: int) -> bytes:
-    """The command line of a process; empty if it has ended."""
+    """Return the command line of a process; empty if it has ended."""
     with contextlib.suppress(OSError):
         return pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     return b""
 
 
 def prepare(folder: pathlib.Path) -> None:
-    """Makes the run's data and programs; needs TensorFlow."""
+    """Make the run's data and programs; needs TensorFlow."""
     if (folder / "settings.json").exists():
         return
     command = [sys.executable, "-m", "examples.m4", "export", f"--run={folder}", "--preset=tiny"]
@@ -86,7 +86,7 @@ def prepare(folder: pathlib.Path) -> None:
 
 
 def soak(folder: pathlib.Path, minutes: float, every: float) -> dict[int, list[Sample]]:
-    """Trains for some minutes and samples its processes."""
+    """Train for some minutes and sample its processes."""
     launch = [sys.executable, "-m", "namedmesh", "launch", "-n", str(PROCESSES)]
     launch += ["--devices", str(DEVICES), "--", sys.executable, "-m", "examples.m4", "train"]
     launch += [f"--run={folder}", "--steps=100000000", f"--minutes={minutes}"]
@@ -117,13 +117,13 @@ def soak(folder: pathlib.Path, minutes: float, every: float) -> dict[int, list[S
 
 
 def _trains(log: pathlib.Path, before: int) -> bool:
-    """Whether steps are being logged."""
+    """Return whether steps are being logged."""
     rows = read_metrics(log)
     return bool(rows) and rows[-1]["step"] > before
 
 
 def summarize_process(samples: list[Sample]) -> dict[str, Any]:
-    """The figures of one process, from the samples after the first quarter of the time."""
+    """Return the figures of one process, from the samples after the first quarter of the time."""
     late = samples[len(samples) // 4 :]
     half = len(late) // 2
     hours = np.array([one.seconds for one in late]) / 3600
@@ -147,7 +147,7 @@ def summarize_process(samples: list[Sample]) -> dict[str, Any]:
 
 
 def draw(samples: dict[int, list[Sample]], path: str) -> None:
-    """Draws the memory of each process over time."""
+    """Draw the memory of each process over time."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -167,7 +167,7 @@ def draw(samples: dict[int, list[Sample]], path: str) -> None:
 
 
 def main(_arguments: list[str]) -> None:
-    """Runs the soak and publishes its figures."""
+    """Run the soak and publish its figures."""
     folder = pathlib.Path(_OUT.value).resolve()
     folder.parent.mkdir(parents=True, exist_ok=True)
     prepare(folder)

@@ -55,7 +55,7 @@ class Site:
         return list(_ARRAY.finditer(self.match["type"]))
 
     def line(self, **changes: str) -> str:
-        """The line with some parts changed."""
+        """Return the line with some parts changed."""
         part = {**self.match.groupdict(), **changes}
         return (
             f"{part['before']}{part['type']} {part['opcode']}({part['operands']})"
@@ -73,14 +73,14 @@ class Text:
         self.entry = next(i for i, line in enumerate(self.lines) if line.startswith("ENTRY "))
 
     def edit(self, kind: str, changes: dict[int, str], computations: str = "") -> Edit:
-        """The module with some lines changed, and with computations before its entry."""
+        """Return the module with some lines changed, and with computations before its entry."""
         lines = [changes.get(i, line) for i, line in enumerate(self.lines)]
         if computations:
             lines.insert(self.entry, computations)
         return Edit(kind, "\n".join(lines))
 
     def insert(self, kind: str, at: int, lines: str, computations: str = "") -> Edit:
-        """The module with lines after that of a number."""
+        """Return the module with lines after that of a number."""
         return self.edit(kind, {at: f"{self.lines[at]}\n{lines}"}, computations)
 
     @property
@@ -102,14 +102,14 @@ class Text:
         return groups
 
     def computation_of(self, number: int) -> str:
-        """The name of the computation that has a line."""
+        """Return the name of the computation that has a line."""
         header = next(
             self.lines[i] for i in range(number, -1, -1) if self.lines[i][:1] not in ("", " ")
         )
         return header.removeprefix("ENTRY ").split(" ")[0].removeprefix("%")
 
     def find_limits(self, loop: str, count: str) -> list[int]:
-        """The lines of a loop's condition, and of what it calls, that have a number."""
+        """Return the lines of a loop's condition, and of what it calls, that have a number."""
         names, searched = [re.findall(r"condition=%([^\s,)}]+)", loop)[0]], []
         while names:
             searched.append(names.pop())
@@ -124,7 +124,7 @@ class Text:
 
 
 def add_collectives(text: Text) -> Iterator[Edit]:
-    """An extra collective of each kind, dtype, axes and size, in the entry and in loops.
+    """Return an extra collective of each kind, dtype, axes and size, in the entry and in loops.
 
     Each kind is there with every dtype, and, of float32 and bfloat16, with every choice of axes and
     three sizes, among them those of the program.
@@ -181,7 +181,7 @@ def add_async_forms(text: Text) -> Iterator[Edit]:
 
 
 def take_out(text: Text) -> Iterator[Edit]:
-    """Every collective taken out in turn, every tensor of a combined one, and every one twice."""
+    """Remove every collective in turn, every tensor of a combined one, and double each."""
     for site in text.sites:
         again = site.line().replace("ROOT ", "").replace(f"%{site.match['name']} ", "%tamper ", 1)
         yield text.insert("one made twice", site.number - 1, again)
@@ -199,7 +199,7 @@ def take_out(text: Text) -> Iterator[Edit]:
 
 
 def move_into_loops(text: Text) -> Iterator[Edit]:
-    """Every collective moved into a loop, of known and of unknown length."""
+    """Return every collective moved into a loop, of known and of unknown length."""
     for site in text.sites:
         type, attributes = site.match["type"], site.match["attributes"]
         body = (
@@ -217,7 +217,7 @@ def move_into_loops(text: Text) -> Iterator[Edit]:
 
 
 def change_trip_counts(text: Text) -> Iterator[Edit]:
-    """Other trip counts of every loop that communicates, stated or by what its condition says."""
+    """Change the trip count of every loop that communicates, as stated or in its condition."""
     communicating = {text.computation_of(site.number) for site in text.sites}
     while True:  # what calls a computation that communicates does so too
         callers = {
@@ -243,7 +243,7 @@ def change_trip_counts(text: Text) -> Iterator[Edit]:
 
 
 def change_parts(text: Text) -> Iterator[Edit]:
-    """Another dtype, size, groups, pairs, kind or op of every collective in turn."""
+    """Return another dtype, size, groups, pairs, kind or op of every collective in turn."""
     for site in text.sites:
         type = site.match["type"]
         for array, dtype in itertools.product(site.tensors, _OTHER_DTYPES):
@@ -268,7 +268,7 @@ def change_parts(text: Text) -> Iterator[Edit]:
 
 
 def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
-    """Other groups or pairs of one collective."""
+    """Return other groups or pairs of one collective."""
     attributes = site.match["attributes"]
     old = _GROUPS.search(attributes) or _PAIRS.search(attributes)
     if old is None:
@@ -289,7 +289,7 @@ def _change_devices(text: Text, site: Site) -> Iterator[Edit]:
 
 
 def keep_meaning(text: Text) -> Iterator[Edit]:
-    """Edits that change nothing that is communicated: whoever objects raises a false alarm."""
+    """Edit that change nothing that is communicated: whoever objects raises a false alarm."""
     yield Edit("as compiled", "\n".join(text.lines))
     for i, line in enumerate(text.lines):
         count = _TRIPS.search(line)
@@ -324,5 +324,5 @@ TAMPERINGS = (
 
 
 def _elements(array: re.Match[str]) -> int:
-    """How many elements an array type has."""
+    """Return the number of elements an array type has."""
     return parse_type(array[0]).arrays[0].elements

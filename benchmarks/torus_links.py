@@ -1,4 +1,4 @@
-"""What a collective sends over the busiest link of a TPU v3 torus: a model of its time.
+"""The bytes of a collective over the busiest link of a TPU v3 torus: a model of its time.
 
 Counted are bytes, not messages: the time is that of a collective large enough for latency not to
 matter.
@@ -19,14 +19,14 @@ LINK_BYTES_PER_SECOND = 656e9 / 8  # assumed of a link; scales every estimate al
 
 
 def slice_of(partitions: int) -> Target:
-    """The TPU v3 slice of so many cores that is nearest to a square, a power of two of them."""
+    """Return the TPU v3 slice of so many cores (a power of two) nearest to a square."""
     chips = partitions // TPUS[GENERATION].devices
     width = 2 ** (int(math.log2(chips)) // 2)
     return Target("tpu", GENERATION, (width, chips // width))
 
 
 def estimate_link_bytes(kind: str, size: int, partitions: int) -> float:
-    """What passes over the busiest link, one direction of it, while a collective runs.
+    """Return the bytes over one direction of the busiest link while a collective runs.
 
     Args:
         kind: Such as `AllReduce`, over all partitions; a CollectivePermute goes from each to the

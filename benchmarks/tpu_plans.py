@@ -27,7 +27,7 @@ MIXTURE: dict[str, Any] = {"gated": True, "normalizer": "rms", "dtype": "bfloat1
 
 @dataclass(frozen=True)
 class Case:
-    """A train step, where it lies, and the TPUs that it is compiled for."""
+    """A train step, its layout, and the TPUs that it is compiled for."""
 
     mesh: str
     layout: str
@@ -78,7 +78,7 @@ CASES = {
 
 
 def trace(case: Case) -> nm.Program:
-    """Traces a case's train step."""
+    """Trace a case's train step."""
     model = Transformer(config("moe_512e_12l").but(**case.options), case.groups, LENGTH, LENGTH)
 
     def loss_of(batch: dict[str, nm.Tensor], seed: nm.Tensor) -> nm.Tensor:
@@ -104,7 +104,7 @@ def trace(case: Case) -> nm.Program:
 
 
 def export(name: str, folder: pathlib.Path) -> None:
-    """Plans and lowers a case into an Artifact."""
+    """Plan and lower a case into an Artifact."""
     case = CASES[name]
     mesh = nm.Mesh.parse(case.mesh)
     artifact = nm.export(trace(case), mesh, case.layout, case.params)
@@ -114,7 +114,7 @@ def export(name: str, folder: pathlib.Path) -> None:
 
 
 def compile_case(name: str, folder: pathlib.Path) -> dict[str, Any]:
-    """Compiles a case and audits what was made."""
+    """Compile a case and audit what was made."""
     from namedmesh.aot.compilation import compile_for
     from namedmesh.artifacts.artifact import Artifact
 
@@ -143,7 +143,7 @@ def compile_case(name: str, folder: pathlib.Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Runs the command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("action", choices=("export", "compile"))
     parser.add_argument("folder", type=pathlib.Path)

@@ -90,7 +90,7 @@ CASES = {case.name: case for case in (*FAMILY, *SCALING)}
 
 
 def trace_case(case: Case) -> nm.Program:
-    """Traces the train step of a case."""
+    """Trace the train step of a case."""
     shape = config(f"moe_{case.experts}e_12l").but(
         layers=case.layers, dtype=case.dtype, remat=case.remat
     )
@@ -105,7 +105,7 @@ def trace_case(case: Case) -> nm.Program:
 
 
 def plan_case(case: Case) -> nm.Plan:
-    """Traces and plans the train step of a case."""
+    """Trace and plan the train step of a case."""
     return nm.plan(trace_case(case), *case.place)
 
 
@@ -120,7 +120,7 @@ def export(case: Case, folder: pathlib.Path) -> None:
 
 
 def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
-    """Compiles Artifacts for their targets, and adds a row for each to the results."""
+    """Compile Artifacts for their targets, and add a row for each to the results."""
     import jax
 
     from namedmesh.aot.absent_devices import devices_of
@@ -171,7 +171,7 @@ def compile_cases(cases: list[Case], folder: pathlib.Path) -> None:
 
 
 def record(row: dict[str, Any], case: Case) -> None:
-    """Puts a row into its file, in the order of the cases; several processes may do so at once."""
+    """Put a row into its file, in the order of the cases; several processes may do so at once."""
     path = RESULTS / ("scaling.json" if case in SCALING else "family.json")
     RESULTS.mkdir(parents=True, exist_ok=True)
     with open(pathlib.Path(tempfile.gettempdir()) / "tpu_v3.lock", "w") as lock:
@@ -182,12 +182,12 @@ def record(row: dict[str, Any], case: Case) -> None:
 
 
 def read(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The rows recorded so far."""
+    """Return the rows recorded so far."""
     return json.loads(path.read_text()) if path.exists() else []
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as a table for people."""
+    """Return the rows as a table for people."""
     lines = [
         "| model | cores | weights | peak of HBM, GiB | fits | TFLOPs per core | compile s "
         "| collectives as planned |",
@@ -219,7 +219,7 @@ def _yes(value: bool | None) -> str:
 
 
 def draw() -> None:
-    """Prints the tables, and draws memory by model, and how a step scales with the cores."""
+    """Print the tables, and draw memory by model, and how a step scales with the cores."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -281,7 +281,7 @@ def _libtpu() -> str:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs one of the three commands."""
+    """Run one of the three commands."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tpu_v3", description=(__doc__ or "").splitlines()[0]
     )

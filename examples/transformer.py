@@ -30,7 +30,7 @@ def translate_program(model):
 
 
 def plan_large():
-    """Plans the 600-billion-weight step of the paper for 2,048 devices."""
+    """Plan the 600-billion-weight step of the paper for 2,048 devices."""
     large = Transformer(config("moe_2048e_36l"), group=2048, source=1024, target=1024)
     plan = nm.plan(train_program(large), nm.Mesh(all=2048), LAYOUT)
     weights = sum(variable.shape.elements for variable in plan.program.parameters.values())
@@ -39,7 +39,7 @@ def plan_large():
 
 
 def train_small():
-    """Trains a small model to copy sentences, then translates with it."""
+    """Train a small model to copy sentences, then translate with it."""
     small = config("tiny").but(dropout=0.0, capacity_factor=8.0)
     model = Transformer(small, group=8, source=8, target=8)
     tokens = np.random.default_rng(0).integers(2, 64, size=(8, 8)).astype(np.int32)

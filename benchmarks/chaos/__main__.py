@@ -22,7 +22,7 @@ from benchmarks.chaos.table import format_table, summarize
 
 
 def main() -> None:
-    """Runs the campaign and writes its table."""
+    """Run the campaign and write its table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=1, help="which faults, where and when")
     parser.add_argument("--faults", type=int, default=100, help="at least so many faults")

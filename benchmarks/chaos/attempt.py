@@ -43,25 +43,25 @@ class Run:
         return self.disk / "checkpoints"
 
     def complete_steps(self) -> list[int]:
-        """The steps of its complete checkpoints, by the names of their folders."""
+        """Return the steps of its complete checkpoints, by the names of their folders."""
         with contextlib.suppress(OSError):
             return sorted(int(one.name) for one in self.checkpoints.iterdir() if one.name.isdigit())
         return []
 
     def folder_of(self, step: int) -> int:
-        """The number of a checkpoint's folder in its file system; 0 if it is gone."""
+        """Return the number of a checkpoint's folder in its file system; 0 if it is gone."""
         with contextlib.suppress(OSError):
             return (self.checkpoints / str(step)).stat().st_ino
         return 0
 
     def is_saving(self) -> bool:
-        """Whether a checkpoint is being written."""
+        """Return whether a checkpoint is being written."""
         with contextlib.suppress(OSError):
             return any(one.name.endswith(".part") for one in self.checkpoints.iterdir())
         return False
 
     def last_step(self) -> int:
-        """The last step that was logged."""
+        """Return the last step that was logged."""
         with contextlib.suppress(NamedMeshError):
             rows = read_metrics(self.folder / "metrics.jsonl")
             return int(rows[-1]["step"]) if rows else 0
@@ -89,11 +89,11 @@ class Attempt:
 
     @property
     def text(self) -> str:
-        """What its processes have printed so far."""
+        """Return the output of its processes so far."""
         return self.output.read_text(errors="replace")
 
     def last_lines(self) -> str:
-        """The end of what they have printed, for a person to read."""
+        """Return the end of what they have printed, for a person to read."""
         lines = [line for line in self.text.splitlines() if "[Gloo]" not in line]
         return "\n".join(lines)[-3000:]
 
@@ -104,16 +104,16 @@ class Attempt:
         return int(found.group(1)) if found else None
 
     def pids(self) -> list[int]:
-        """The ids of its processes, once they have met; those that have ended are left out."""
+        """Return the ids of its processes that run, once they have met."""
         texts = [one.read_text() for one in sorted(self.run.folder.glob("process-*.pid"))]
         return [int(text) for text in texts if text and _is_worker(int(text))]
 
     def ended(self) -> bool:
-        """Whether all its processes have ended."""
+        """Return whether all its processes have ended."""
         return self.process.poll() is not None
 
     def wait_for(self, condition: Callable[[], bool], seconds: float = LONGEST) -> bool:
-        """Waits until a condition holds or the attempt has ended; False if neither came in time."""
+        """Wait until a condition holds or the attempt has ended; False if neither came in time."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             if condition() or self.ended():
@@ -122,7 +122,7 @@ class Attempt:
         return False
 
     def wait_for_steps(self, count: int) -> bool:
-        """Waits until some more steps are logged; False if a step takes longer than allowed."""
+        """Wait until some more steps are logged; False if a step takes longer than allowed."""
         first = self.run.last_step()
         for step in range(first + 1, first + count + 1):
             if not self.wait_for(lambda step=step: self.run.last_step() >= step):
@@ -132,7 +132,7 @@ class Attempt:
         return True
 
     def send(self, rng: random.Random, number: int) -> int | None:
-        """Sends a signal to one of its processes; returns its id, None if all have ended."""
+        """Send a signal to one of its processes; return its id, None if all have ended."""
         pids = self.pids()
         if not pids:
             return None
@@ -141,13 +141,13 @@ class Attempt:
         return pid
 
     def send_to(self, pid: int, number: int) -> None:
-        """Sends a signal to a process, unless it has ended."""
+        """Send a signal to a process, unless it has ended."""
         with contextlib.suppress(ProcessLookupError):
             if _is_worker(pid):
                 os.kill(pid, number)
 
     def end(self) -> None:
-        """Kills it, should it still run; the launcher's guard kills its processes."""
+        """Kill it, should it still run; the launcher's guard kills its processes."""
         if not self.ended():
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
@@ -157,7 +157,7 @@ class Attempt:
 
 
 def _is_worker(pid: int) -> bool:
-    """Whether a process runs and is one of ours, not another that got the same id."""
+    """Return whether a process runs and is one of ours, not another that got the same id."""
     with contextlib.suppress(OSError):
         return b"benchmarks.chaos.worker" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
     return False

@@ -25,7 +25,7 @@ TOLERANCE = 1e-6  # of the largest number of a variable, where the mesh changes
 
 @dataclass(frozen=True)
 class Plan:
-    """What happens in a run: faults, and the place of each attempt; the last one is calm."""
+    """The events of a run: faults, and the place of each attempt; the last one is calm."""
 
     number: int
     same: bool  # whether all attempts are in one place
@@ -63,7 +63,7 @@ class RunRow:
 
 
 def plan_run(seed: int, number: int, count: int, kinds: Sequence[str] = KINDS) -> Plan:
-    """The plan of a run, which follows from the seed and its number.
+    """Return the plan of a run, which follows from the seed and its number.
 
     All kinds come once before any comes again: runs deal from shuffled packs of kinds.
     """
@@ -103,17 +103,17 @@ class Campaign:
         self.artifacts = self.folder / "artifacts"
 
     def finished(self) -> list[RunRow]:
-        """The runs that are finished."""
+        """Return the runs that are finished."""
         if not self.path.exists():
             return []
         return [RunRow(**json.loads(line)) for line in self.path.read_text().splitlines()]
 
     def prepare(self) -> None:
-        """Makes the programs."""
+        """Make the programs."""
         export_places(self.artifacts)
 
     def run_next(self) -> RunRow:
-        """Makes the next run, and notes it."""
+        """Make the next run, and note it."""
         plan = plan_run(self.seed, len(self.finished()), self.faults, self.kinds)
         row = self._run(plan)
         with open(self.path, "a", encoding="utf-8") as file:
@@ -121,7 +121,7 @@ class Campaign:
         return row
 
     def reference(self, place: Place) -> dict[str, np.ndarray]:
-        """The last state of a calm run in a place, made once."""
+        """Return the last state of a calm run in a place, made once."""
         name = f"calm-{self.steps}-{PLACES.index(place)}"
         kept = self.folder / f"{name}.safetensors"
         if not kept.exists():
@@ -135,7 +135,7 @@ class Campaign:
         return load_file(kept)
 
     def _open(self, name: str, pause: float) -> Run:
-        """An empty folder for a run."""
+        """Return an empty folder for a run."""
         run = Run(self.folder / name, self.artifacts, self.steps, pause)
         unmount_disk(run)
         shutil.rmtree(run.folder, ignore_errors=True)
@@ -143,7 +143,7 @@ class Campaign:
         return run
 
     def _run(self, plan: Plan) -> RunRow:
-        """Attacks one run until it has taken its last step."""
+        """Attack one run until it has taken its last step."""
         run = self._open(f"run-{plan.number}", self.pause)
         expected = self.reference(plan.places[0] if plan.same else PLACES[0])
         start, rows, problems = time.monotonic(), [], []
@@ -174,7 +174,7 @@ class Campaign:
 
 
 def _relative(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two variables, relative to the largest number in them."""
+    """Return the largest difference of two variables, relative to the largest number in them."""
     left, right = one.astype(np.float64), other.astype(np.float64)
     return float(np.max(np.abs(left - right)) / np.max(np.abs(right)))
 
@@ -194,7 +194,7 @@ class Attacks:
         self.vain = 0  # attempts in a row that ended without a fault
 
     def make(self) -> int:
-        """Makes attempts until one has taken the last step; returns how many there were."""
+        """Make attempts until one has taken the last step; return how many there were."""
         number = 0
         while not self._is_done() and self.vain < MOST_IN_VAIN:
             kind = self.left[0] if self.left else ""
@@ -206,11 +206,11 @@ class Attacks:
         return number
 
     def _place(self) -> Place:
-        """The place of the next attempt."""
+        """Return the place of the next attempt."""
         return self.places.pop(0) if len(self.places) > 1 else self.places[0]
 
     def _attempt(self, number: int) -> None:
-        """Starts the processes, and attacks them until they have ended."""
+        """Start the processes, and attack them until they have ended."""
         place = self._place()
         attempt = Attempt(self.run, place, number)
         try:
@@ -231,7 +231,7 @@ class Attacks:
             attempt.end()
 
     def _attack(self, attempt: Attempt, kind: str) -> None:
-        """Makes one fault and waits until the processes have ended, or go on."""
+        """Make one fault and wait until the processes have ended, or go on."""
         if kind != "SIGKILL while starting" and not attempt.wait_for_steps(1):
             self._note_hang(attempt, kind)
             return
@@ -257,7 +257,7 @@ class Attacks:
             self.pending = row
 
     def _check_status(self, row: FaultRow, attempt: Attempt) -> None:
-        """Notes a status that a fault must not lead to."""
+        """Note a status that a fault must not lead to."""
         expected = row.details.get("expected")
         if row.status == 0 and not self._is_done():
             row.problems.append("the status is 0, though steps are left")
@@ -267,11 +267,11 @@ class Attacks:
             row.problems.append(f"step {row.step} was not saved: the newest is {row.newest}")
 
     def _is_done(self) -> bool:
-        """Whether the last step was taken."""
+        """Return whether the last step was taken."""
         return (self.run.folder / "final.safetensors").exists()
 
     def _note_newest(self, row: FaultRow) -> None:
-        """Notes the newest checkpoint that is good."""
+        """Note the newest checkpoint that is good."""
         damaged = row.details.get("damaged")
         if damaged is not None:
             self.damaged.add(self.run.folder_of(damaged))
@@ -282,7 +282,7 @@ class Attacks:
         row.newest = self.newest
 
     def _check_resumed(self, attempt: Attempt) -> None:
-        """Compares where an attempt went on with the newest good checkpoint of before."""
+        """Compare where an attempt went on with the newest good checkpoint of before."""
         row, first = self.pending, attempt.first_step
         if row is None or first is None:
             return
@@ -292,14 +292,14 @@ class Attacks:
             row.problems.append(f"lost checkpoint {row.newest}: went on from {first}")
 
     def _note_hang(self, attempt: Attempt, kind: str) -> None:
-        """Notes an attempt that takes no step though nothing was done to it."""
+        """Note an attempt that takes no step though nothing was done to it."""
         row = FaultRow(kind or "none", str(attempt.place), self.run.last_step())
         row.problems.append(f"hung: no step within {LONGEST:.0f} s\n{attempt.last_lines()}")
         self.rows.append(row)
         attempt.end()
 
     def _refuse(self, number: int, wrong: str) -> None:
-        """Starts processes of which one does not fit; all of them must refuse to train."""
+        """Start processes of which one does not fit; all of them must refuse to train."""
         self.left.pop(0)
         place = self._place()
         while place.processes == 1:

@@ -12,7 +12,7 @@ from benchmarks.chaos.faults import KINDS
 
 
 def summarize(rows: Sequence[RunRow]) -> dict[str, Any]:
-    """The figures of a campaign."""
+    """Return the figures of a campaign."""
     faults = [fault for row in rows for fault in row.faults]
     problems = [problem for row in rows for problem in row.problems]
     saving = [fault for fault in faults if fault["details"].get("saving")]
@@ -37,7 +37,7 @@ def summarize(rows: Sequence[RunRow]) -> dict[str, Any]:
 
 
 def format_table(rows: Sequence[RunRow], command: str) -> str:
-    """The page of a campaign."""
+    """Return the page of a campaign."""
     figures = summarize(rows)
     faults = [fault for row in rows for fault in row.faults]
     lines = [

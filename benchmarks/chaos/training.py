@@ -1,4 +1,4 @@
-"""What is trained: one small program in several places, with batches that follow from a number."""
+"""One small program to train in several places, with batches that follow from a number."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Place:
 
     @property
     def devices(self) -> int:
-        """How many devices a process has."""
+        """Return the number of devices a process has."""
         sizes = [int(axis.partition("=")[2]) for axis in self.mesh.split()]
         return int(np.prod(sizes)) // self.processes
 
@@ -52,7 +52,7 @@ PLACES = (
 
 
 def export_places(folder: pathlib.Path) -> None:
-    """Writes the Artifacts of all places that are not in a folder; needs TensorFlow.
+    """Write the Artifacts of all places that are not in a folder; needs TensorFlow.
 
     The weights decay, so that differences in rounding die out and runs can be compared. The order
     of the batches is kept exactly, in a number that no two orders share. `history` makes the files
@@ -89,7 +89,7 @@ def export_places(folder: pathlib.Path) -> None:
 
 
 def make_batch(number: int) -> dict[str, Any]:
-    """The whole batch of a number, whatever the processes."""
+    """Return the whole batch of a number, whatever the processes."""
     rng = np.random.default_rng(number)
     x = rng.normal(size=(ROWS, MODEL)).astype(np.float32)
     return {"x": x, "y": np.roll(np.tanh(x), 1, axis=1), "number": np.int32(number)}

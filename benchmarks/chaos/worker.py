@@ -43,7 +43,7 @@ def slow_down_disk(seconds: float) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Trains to the last step, or as far as it comes; returns the exit status."""
+    """Train to the last step, or as far as it comes; return the exit status."""
     folder = pathlib.Path(arguments.folder)
     slow_down_disk(arguments.slow)
     if arguments.wrong == "version" and os.environ.get("JAX_PROCESS_ID") == str(arguments.peer):
@@ -81,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def main() -> None:
-    """Runs one process."""
+    """Run one process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
     parser.add_argument("folder", help="where the run is")
     parser.add_argument("--artifact", required=True, help="the program")

@@ -1,4 +1,4 @@
-"""What every op can do: a table of ops and what was tried with each, by running it.
+"""A table of ops, and of everything that was tried with each, by running it.
 
     python -m benchmarks.coverage --json OUT
 

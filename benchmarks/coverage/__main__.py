@@ -27,7 +27,7 @@ QUICK = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=
 
 
 def measure(names: Sequence[str], layouts: int, seed: int, workers: int) -> dict[str, Any]:
-    """Fills the table; returns it with `ops`, `cells` and `filled`."""
+    """Fill the table; return it with `ops`, `cells` and `filled`."""
     from benchmarks.coverage.table import kind_of
     from benchmarks.coverage.workers import fill_rows
 
@@ -51,7 +51,7 @@ def measure(names: Sequence[str], layouts: int, seed: int, workers: int) -> dict
 
 
 def main(_: list[str]) -> None:
-    """Fills the table, prints it, and writes it down."""
+    """Fill the table, print it, and write it down."""
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}"
     from benchmarks.coverage.catalogue import make_entries
     from benchmarks.coverage.kit import Kit

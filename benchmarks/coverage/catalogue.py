@@ -26,7 +26,7 @@ FILES = (
 
 @functools.cache
 def make_entries(kit: Kit) -> dict[str, Entry]:
-    """Makes every entry at one size and dtype."""
+    """Make every entry at one size and dtype."""
     found: dict[str, Entry] = {}
     for file in FILES:
         more = file.entries(kit)
@@ -36,5 +36,5 @@ def make_entries(kit: Kit) -> dict[str, Entry]:
 
 
 def make_entry(name: str, kit: Kit) -> Entry:
-    """Makes one entry."""
+    """Make one entry."""
     return make_entries(kit)[name]

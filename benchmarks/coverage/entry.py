@@ -1,4 +1,4 @@
-"""What the table knows of an op: how it is called in names, and the same in jax."""
+"""An op in the table: its call in names, and the same in jax."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Entry:
         return [dim for name, dim in dims.items() if name not in own]
 
     def draw(self, seed: int) -> dict[str, np.ndarray]:
-        """Draws the operands' numbers."""
+        """Draw the operands' numbers."""
         rng = np.random.default_rng(seed)
         return {
             name: as_dtype(one.draw(rng, one.spec.shape.sizes), one.spec.dtype)
@@ -79,7 +79,7 @@ class Entry:
 
 
 def as_dtype(array: Any, dtype: str) -> np.ndarray:
-    """Converts an array; numpy knows bfloat16 by jax."""
+    """Convert an array; numpy knows bfloat16 by jax."""
     import jax.numpy as jnp
 
     return np.asarray(array).astype(jnp.dtype(dtype))

@@ -1,4 +1,4 @@
-"""What entries are made of: dimensions at sizes that devices divide or not, and operands."""
+"""The parts of entries: dimensions at sizes that devices divide or not, and operands."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Kit:
     dtype: str = "float32"
 
     def dim(self, name: str, even: int = 8, odd: int = 5) -> nm.Dimension:
-        """Makes a dimension of one size or the other."""
+        """Make a dimension of one size or the other."""
         return nm.Dimension(name, odd if self.uneven else even)
 
     @property
@@ -75,7 +75,7 @@ class Kit:
         return Input(nm.spec(dims, self.dtype), draw)
 
     def powers(self, *dims: nm.Dimension) -> Input:
-        """A half, one or two, by which division is exact."""
+        """Return a half, one or two, by which division is exact."""
         return Input(
             nm.spec(dims, self.dtype), lambda rng, sizes: 2.0 ** rng.integers(-1, 2, sizes)
         )

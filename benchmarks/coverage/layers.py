@@ -14,7 +14,7 @@ from namedmesh import layers
 
 
 def entries(kit: Kit) -> dict[str, Entry]:
-    """All layers, by the names they are imported by."""
+    """Return all layers, by the names they are imported by."""
     found = _linear(kit) | _norms(kit) | _losses(kit) | _noise(kit)
     found |= layers_attention.entries(kit) | layers_experts.entries(kit)
     return {f"layers.{name}": entry for name, entry in found.items()}

@@ -72,7 +72,7 @@ def _attention(kit: Kit) -> dict[str, Entry]:
 
 
 def _masks(kit: Kit) -> dict[str, Entry]:
-    """Each is read by an operand, since constants alone have no place on a mesh."""
+    """Return each is read by an operand, since constants alone have no place on a mesh."""
     B, S, T = kit.B, kit.dim("seq", 8, 7), kit.dim("memory")
     rows, columns = np.indices((S.size, T.size))
 

@@ -11,7 +11,7 @@ from tests.programs import MESHES
 
 
 def draw_layout(rng: random.Random, entry: Entry, column: str) -> tuple[nm.Mesh, nm.Layout]:
-    """Draws a mesh of one to three axes, and a layout that splits what the column is about.
+    """Draw a mesh of one to three axes, and a layout that splits what the column is about.
 
     Every axis goes to one dimension or to none; one axis at least goes to a dimension of the
     batch, of the op's own, or to any, as the column asks.

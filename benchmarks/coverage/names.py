@@ -64,7 +64,7 @@ NOT_OPS = {
 
 
 def public_names() -> list[str]:
-    """Every name that users meet: of namedmesh, and of its modules that hold ops."""
+    """Return every name that users meet: of namedmesh, and of its modules that hold ops."""
     names = []
     for name in dir(nm):
         value = getattr(nm, name)
@@ -78,7 +78,7 @@ def public_names() -> list[str]:
 
 
 def _members(module: types.ModuleType) -> Iterable[str]:
-    """The public names of a module: what it defines, and what it imports as itself."""
+    """Return the public names of a module: what it defines, and what it imports as itself."""
     for node in ast.parse(inspect.getsource(module)).body:
         if isinstance(node, ast.ImportFrom):
             yield from (alias.name for alias in node.names if alias.asname == alias.name)
@@ -87,6 +87,6 @@ def _members(module: types.ModuleType) -> Iterable[str]:
 
 
 def unlisted(ops: Iterable[str]) -> list[str]:
-    """The public names that are neither among the ops of a table nor known not to be one."""
+    """Return the public names that are neither among the ops of a table nor known not to be one."""
     known = {op.split(" ")[0] for op in ops} | NOT_OPS.keys()
     return [name for name in public_names() if name not in known]

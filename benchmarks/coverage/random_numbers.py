@@ -15,7 +15,7 @@ def entries(kit: Kit) -> dict[str, Entry]:
 
 
 def _constants(kit: Kit) -> dict[str, Entry]:
-    """Each is multiplied by an operand, since constants alone have no place on a mesh."""
+    """Return each is multiplied by an operand, since constants alone have no place on a mesh."""
     B, R, C = kit.B, kit.R, kit.C
     dims, sizes, dtype = [R, C], (R.size, C.size), kit.dtype
     numbers = (np.arange(R.size * C.size).reshape(sizes) % 16 - 8) / 4
@@ -77,7 +77,7 @@ def _random(kit: Kit) -> dict[str, Entry]:
 
 
 def _initializers(kit: Kit) -> dict[str, Entry]:
-    """An initializer is called with a key, as nm.param does."""
+    """Return an initializer is called with a key, as nm.param does."""
     R, C = kit.R, kit.C
 
     def made(init, holds):

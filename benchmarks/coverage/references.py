@@ -1,4 +1,4 @@
-"""What an op must return, by jax in float64: values, derivatives and second derivatives."""
+"""Expected results of an op, by jax in float64: values, derivatives and second derivatives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.checks import cotangent_array
 def expected(
     entry: Entry, arrays: Mapping[str, np.ndarray], weights: Mapping[str, np.ndarray], order: int
 ) -> dict[str, Any]:
-    """The values of an entry's reference, and its derivatives up to an order.
+    """Return the values of an entry's reference, and its derivatives up to an order.
 
     Derivatives are those of a loss that is not linear in the result, so that the second
     derivative of a linear op is not zero.
@@ -32,7 +32,7 @@ def expected(
 
 
 def _losses(entry: Entry, given: Sequence[Any], chosen: Sequence[int], weighted: bool):
-    """The function from floating point operands and an order to values and derivatives."""
+    """Return the function from floating point operands and an order to values and derivatives."""
 
     def values(floats):
         operands, named = list(given), floats[1]

@@ -50,7 +50,7 @@ class Check:
         }
 
     def function(self, **given: nm.Tensor) -> dict[str, Any]:
-        """Makes the op's results, and the derivatives of a loss in all that is floating point."""
+        """Make the op's results, and the derivatives of a loss in all that is floating point."""
         found = flatten(self.entry.named(*given.values()))
         results = {"value": found}
         wrt = [x for x in given.values() if x.floating]
@@ -65,14 +65,14 @@ class Check:
 
     @functools.cached_property
     def expected(self) -> dict[str, Any]:
-        """What a run must return."""
+        """Return the expected result of a run."""
         if self.entry.reference is None:
             return self.program.evaluate(self.state, **self.arrays)[1]
         weights = {name: self.state[name] for name in self.program.parameters}
         return expected(self.entry, self.arrays, weights, self.order)
 
     def run(self, mesh: nm.Mesh, layout: nm.Layout) -> None:
-        """Runs the op on a mesh, audited; raises where anything is not as it must be."""
+        """Run the op on a mesh, audited; raises where anything is not as it must be."""
         plan, _ = plan_anyway(self.program, mesh, layout)
         step = nm.Step(plan, strict=True)
         _, results = step(step.place(self.state), **self.arrays)
@@ -86,7 +86,7 @@ class Check:
 
 
 def _weigh(tensors: list[nm.Tensor]) -> nm.Tensor:
-    """Adds up tensors, each element with a weight of its own."""
+    """Add up tensors, each element with a weight of its own."""
     total = nm.zeros([])
     for x in tensors:
         weights = nm.constant(cotangent_array(x.shape.sizes), x.shape, "float32")
@@ -118,7 +118,7 @@ def reasons_of(entry: Entry) -> dict[str, str]:
 
 
 def refuses(name: str, column: str) -> bool:
-    """Whether a derivative that an entry has a reason against is refused, or zero everywhere."""
+    """Check that a derivative that an entry excludes is refused, or zero everywhere."""
     try:
         check = Check(name, Kit(), ORDERS[column])
     except nm.NamedMeshError:
@@ -129,7 +129,7 @@ def refuses(name: str, column: str) -> bool:
 
 
 def run_op(name: str, layouts: int, seed: int) -> dict[str, Cell]:
-    """Fills an op's row of the table.
+    """Fill an op's row of the table.
 
     Layouts are shared out between the columns that can be filled. A cell is "ok" where every run
     returned what it must, with the collectives of its plan and no others.

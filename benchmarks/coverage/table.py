@@ -29,12 +29,12 @@ COLOURS = {"ok": "green", "reason": "dim", "failed": "bold red"}
 
 
 def kind_of(cell: Cell) -> str:
-    """Whether a cell is ok, has a reason, or failed."""
+    """Return whether a cell is ok, has a reason, or failed."""
     return cell if isinstance(cell, str) else next(iter(cell))
 
 
 def notes_of(cells: Mapping[str, Mapping[str, Cell]], kind: str) -> dict[str, list[str]]:
-    """What cells of a kind say, each with the ops and columns that say it."""
+    """Return the texts of cells of a kind, each with the ops and columns that say it."""
     notes: dict[str, list[str]] = {}
     for op, row in cells.items():
         for column, cell in row.items():
@@ -44,7 +44,7 @@ def notes_of(cells: Mapping[str, Mapping[str, Cell]], kind: str) -> dict[str, li
 
 
 def print_table(result: Mapping[str, Any]) -> None:
-    """Prints a table with its failures, and how much of it is filled."""
+    """Print a table with its failures, and how much of it is filled."""
     console = Console()
     table = Table(Column("op", no_wrap=True), *COLUMNS, title="what every op can do")
     for op, row in result["cells"].items():
@@ -57,7 +57,7 @@ def print_table(result: Mapping[str, Any]) -> None:
 
 
 def summary(result: Mapping[str, Any]) -> str:
-    """One line about a table."""
+    """Return one line about a table."""
     counts = result["counts"]
     return (
         f"{len(result['ops'])} ops, {result['layouts']} layouts each, seed {result['seed']}: "
@@ -67,7 +67,7 @@ def summary(result: Mapping[str, Any]) -> str:
 
 
 def markdown(result: Mapping[str, Any]) -> str:
-    """The table as a page, with the reasons below."""
+    """Return the table as a page, with the reasons below."""
     reasons = list(notes_of(result["cells"], "reason"))
     lines = [
         INTRODUCTION,

@@ -15,14 +15,14 @@ OPS_PER_PROCESS = 12  # compiled programs stay in its memory
 
 
 def start_worker() -> None:
-    """Gives a process its devices."""
+    """Give a process its devices."""
     use_cpu_devices(8)
 
 
 def fill_rows(
     names: Sequence[str], layouts: int, seed: int, workers: int
 ) -> Iterator[tuple[str, dict[str, Cell]]]:
-    """Fills rows in several processes; an op that ends its process is found and noted."""
+    """Fill rows in several processes; an op that ends its process is found and noted."""
     count = OPS_PER_PROCESS * workers
     for start in range(0, len(names), count):
         yield from _fill_some(names[start : start + count], layouts, seed, workers)

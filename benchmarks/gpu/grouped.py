@@ -45,7 +45,7 @@ def group_sizes(groups: int, rows: int, share: float) -> np.ndarray:
 
 
 def multiply_places(x: jax.Array, wi: jax.Array, wo: jax.Array, dy: jax.Array) -> list[jax.Array]:
-    """The six products of experts that have equally many places."""
+    """Return the six products of experts that have equally many places."""
     h = jnp.einsum("ecm,emh->ech", x, wi)
     y = jnp.einsum("ech,ehm->ecm", h, wo)
     dh = jnp.einsum("ecm,ehm->ech", dy, wo)
@@ -66,7 +66,7 @@ def multiply_groups(
     dy: jax.Array,
     sizes: jax.Array,
 ) -> list[jax.Array]:
-    """The six products of rows sorted by expert."""
+    """Return the six products of rows sorted by expert."""
     h = forward(x, wi, group_sizes=sizes)
     y = forward(h, wo, group_sizes=sizes)
     dh = transposed(dy, wo, group_sizes=sizes)
@@ -76,7 +76,7 @@ def multiply_groups(
 
 
 def transpose_and_multiply(x: jax.Array, w: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """What XLA does with a product by transposed weights."""
+    """Multiply by transposed weights as XLA does."""
     return lax.ragged_dot(x, w.swapaxes(1, 2), group_sizes)
 
 

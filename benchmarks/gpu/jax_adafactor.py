@@ -84,7 +84,7 @@ def _normalize(
 
 
 def _find_factors(weight: jax.Array, letters: str) -> tuple[int, int] | None:
-    """The two longest axes, the longest last; None where the weight is not factored."""
+    """Return the two longest axes, the longest last; None where the weight is not factored."""
     own = [i for i, letter in enumerate(letters) if letter not in SEPARATE]
     pair = sorted(own, key=lambda i: weight.shape[i])[-2:]
     if len(pair) < 2 or weight.shape[pair[0]] < SMALLEST_FACTORED:

@@ -16,7 +16,7 @@ from benchmarks.gpu.jax_random import uniform
 
 
 class Routing(NamedTuple):
-    """Where tokens go, over all rows."""
+    """The routing of tokens, over all rows."""
 
     token: jax.Array  # EGC: the token at each place; G * S where there is none
     place: jax.Array  # GS, 2: the place of each choice; E * G * C where it is not served

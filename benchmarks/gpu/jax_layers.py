@@ -129,10 +129,10 @@ cross_entropy.defvjp(_cross_entropy_forward, _cross_entropy_backward)
 
 
 def _label_shares(vocab: int, smoothing: float) -> tuple[float, float]:
-    """The shares of the right token and of each other token."""
+    """Return the shares of the right token and of each other token."""
     return 1.0 - smoothing, smoothing / (vocab - 1)
 
 
 def _one_hot(target: jax.Array, logits: jax.Array) -> jax.Array:
-    """Where the right token is; a comparison, which fuses."""
+    """Mark the right token by a comparison, which fuses."""
     return lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1) == target[..., None]

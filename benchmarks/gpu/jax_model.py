@@ -188,7 +188,7 @@ def make_step(
 
 
 def _same_segment(queries: jax.Array, memory: jax.Array) -> jax.Array:
-    """Which positions of a memory (GS) belong to the example of a query (GQ), as GQS."""
+    """Mark positions of a memory (GS) in the example of a query (GQ), as GQS."""
     memory = memory[:, None, :]
     return (queries[:, :, None] == memory) & (memory != 0)
 

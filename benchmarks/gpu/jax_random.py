@@ -45,7 +45,7 @@ def uniform(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
 
 
 def keep_mask(key: jax.Array, shape: tuple[int, ...], rate: float) -> jax.Array:
-    """Return what dropout keeps."""
+    """Draw the mask of dropout."""
     return random_bits(key, shape) >= jnp.uint32(int(rate * 2**32))
 
 

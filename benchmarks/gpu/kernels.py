@@ -1,4 +1,4 @@
-"""Where the time of a step goes on a GPU: the kernels of a profiler trace, summed by kind.
+"""The time of a step on a GPU: the kernels of a profiler trace, summed by kind.
 
 A kernel is matched with the instruction of the compiled program that launched it, which says what
 it computes and which op it was compiled from.
@@ -117,7 +117,7 @@ class Classifier:
         return found or (None, None)
 
     def _classify_name(self, kernel: str) -> str:
-        """The kind of a kernel of which nothing but the name is known."""
+        """Return the kind of a kernel of which nothing but the name is known."""
         if ATTENTION.search(kernel):
             return "attention"
         if PRODUCTS.search(kernel):
@@ -125,7 +125,7 @@ class Classifier:
         return "loops" if "dynamic" in kernel else "other"
 
     def _find_origin(self, instruction: Instruction, inside: Iterable[Instruction]) -> str:
-        """Which part of the model an instruction belongs to.
+        """Return the part of the model that an instruction belongs to.
 
         Where its own name does not say, most of what is fused into it does.
         """
@@ -137,7 +137,7 @@ class Classifier:
         return votes.most_common(1)[0][0] if votes else "other"
 
     def _origin_of(self, op_name: str) -> str | None:
-        """Which part of the model an op belongs to; None where its name does not say."""
+        """Return the part of the model that an op belongs to, or None if its name has none."""
         scope = SCOPE.search(op_name)
         if scope:
             return {"attend": "attention", "optimize": "optimizer"}[scope[1]]
@@ -149,7 +149,7 @@ class Classifier:
         return "optimizer" if numbers[-1] >= self._optimizer_start else "other"
 
     def _is_lookup(self, instruction: Instruction, computation: Computation) -> bool:
-        """Whether an instruction reads rows of a vocabulary's table, or adds to them."""
+        """Return whether an instruction reads rows of a vocabulary's table, or adds to them."""
         if instruction.opcode not in ("gather", "scatter"):
             return False
         first = computation.operand_types(instruction)[:1]

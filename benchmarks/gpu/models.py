@@ -58,7 +58,7 @@ class Model:
 
     @property
     def iterations(self) -> int:
-        """How often each side repeats its layers: a dense layer, then one of experts if any."""
+        """The iterations of each side's layers: a dense layer, then one of experts if any."""
         return self.layers // (4 if self.experts else 2)
 
     @property
@@ -67,7 +67,7 @@ class Model:
         return self.rows * (self.source + self.target)
 
     def capacity(self, length: int) -> int:
-        """The places that an expert has for the tokens of one row."""
+        """Return the places that an expert has for the tokens of one row."""
         return min(max(1, int(self.capacity_factor * length / self.experts)), length)
 
 

@@ -77,7 +77,7 @@ def sample(options: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run a command; say mistakes in words."""
+    """Run a command; print mistakes as messages."""
     options = parse_arguments()
     try:
         {"train": train, "sample": sample}[options.command](options)

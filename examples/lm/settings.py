@@ -1,4 +1,4 @@
-"""The settings of a run: the model's sizes, how it is trained, and where its dimensions lie."""
+"""The settings of a run: the model's sizes, its training, its mesh and its layout."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Settings:
 
     @property
     def blocks(self) -> int:
-        """How many devices a row is split over: the blocks of ring attention."""
+        """The number of devices that a row is sharded over: the blocks of ring attention."""
         mesh, layout = self.devices
         return mesh.size(layout.axes("block"))
 

@@ -108,7 +108,7 @@ def trace_choices(settings: Settings) -> nm.Program:
 
 
 def _select_scalars(metrics: dict[str, nm.Tensor]) -> dict[str, nm.Tensor]:
-    """The scalars of a train step, with the shares of choices that experts did not serve."""
+    """Return the scalars of a train step, with the shares of choices that experts did not serve."""
     scalars = {name: value for name, value in metrics.items() if not len(value.shape)}
     for name in ("left_out", "no_room"):
         sides = [f"{side}_{name}" for side in ("encoder", "decoder") if f"{side}_{name}" in metrics]

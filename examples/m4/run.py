@@ -75,13 +75,13 @@ class Run:
 
     @property
     def corpus(self) -> str:
-        """What the run's data was made of; empty if that is not known."""
+        """The source of the run's data; empty if that is not known."""
         path = self.data / "corpus.txt"
         return path.read_text() if path.exists() else ""
 
     @property
     def started(self) -> bool:
-        """Whether the run has settings."""
+        """Return whether the run has settings."""
         return (self.folder / "settings.json").exists()
 
     def start(
@@ -236,7 +236,7 @@ class Run:
 
     @property
     def languages(self) -> Languages:
-        """What tells the run's languages apart."""
+        """The identification of the run's languages."""
         return Languages.load(self.data / "languages.npz")
 
     def tokens(self, split: str) -> Tokens:
@@ -292,7 +292,7 @@ def _link(source: str, target: str) -> None:
 
 
 def _is_same_corpus(data: str, other: str) -> bool:
-    """Whether two values of --data name the same, e.g. with and without a slash at the end."""
+    """Check whether two values of --data name the same, e.g. with and without a slash."""
     if data in CORPORA or other in CORPORA:
         return data == other
     return os.path.abspath(data) == os.path.abspath(other)

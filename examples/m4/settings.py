@@ -34,7 +34,7 @@ POSITIVE = (
 
 
 def setting(default: Any, help: str) -> Any:
-    """A field with a default and the help text of its flag."""
+    """Return a field with a default and the help text of its flag."""
     return dataclasses.field(default=default, metadata={"help": help})
 
 

@@ -38,7 +38,7 @@ class Translation:
         return self.translations[0].text if self.translations else ""
 
     def to_record(self, languages: Sequence[Guess]) -> dict[str, Any]:
-        """What JSON tells of it, with the languages that its source may be in."""
+        """Return a record for JSON, with the languages that its source may be in."""
         return {
             "source": self.source,
             "languages": [guess._asdict() for guess in languages],
@@ -105,7 +105,7 @@ class Translator:
         ]
 
     def _decode(self, sequences: np.ndarray, scores: np.ndarray) -> list[Scored]:
-        """The different texts of a beam, the best first."""
+        """Return the different texts of a beam, the best first."""
         best: dict[str, float] = {}
         for sequence, score in zip(sequences, scores, strict=True):
             text = self.vocabularies.target.decode(sequence)

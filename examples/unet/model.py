@@ -43,7 +43,7 @@ class UNet:
     dtype: str = "float32"
 
     def specs(self) -> dict[str, nm.InputSpec]:
-        """The images, and what should be found in them: 1 or 0, and how much it matters."""
+        """Return the images, and what should be found in them: 1 or 0, and how much it matters."""
         B, R, C = self._space()
         return {
             "image": nm.spec([B, R, C, nm.Dimension("colours", 1)]),
@@ -74,7 +74,7 @@ class UNet:
             return nm.cast(dense(x, [x.shape.dims[-1]], [], bias=True), "float32")
 
     def _block(self, x: nm.Tensor, width: int) -> nm.Tensor:
-        """Two convolutions, each normalised: to hidden channels, and to features."""
+        """Return two convolutions, each normalised: to hidden channels, and to features."""
         for name in ("hidden", "features"):
             _, R, C, before = x.shape
             after = nm.Dimension(name, width)
@@ -85,7 +85,7 @@ class UNet:
 
 
 def train_program(model: UNet, learning_rate: float, steps: int) -> nm.Program:
-    """One step of training."""
+    """Trace one step of training."""
 
     def train_step(image, truth, weight):
         loss = weighted_mean(binary_cross_entropy(model(image), truth), weight)
@@ -97,7 +97,7 @@ def train_program(model: UNet, learning_rate: float, steps: int) -> nm.Program:
 
 
 def evaluate_program(model: UNet) -> nm.Program:
-    """The scores of a batch, its loss, and the pixels in both masks and in either."""
+    """Return the scores of a batch, its loss, and the pixels in both masks and in either."""
 
     def evaluate_step(image, truth, weight):
         scores = model(image)

@@ -1,4 +1,4 @@
-"""What a run looks like: images, their masks, what was found, and the losses."""
+"""Plots of a run: images, their masks, the predictions, and the losses."""
 
 from __future__ import annotations
 

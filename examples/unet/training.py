@@ -24,7 +24,7 @@ HELD_OUT = 10**9  # the seed of the first held-out batch
 
 @dataclass(frozen=True)
 class Settings:
-    """What a run is made with."""
+    """The settings of a run."""
 
     model: UNet
     mesh: str
@@ -65,7 +65,7 @@ class Run:
         return make_batch(seed, model.batch, model.rows, model.columns)
 
     def describe(self) -> str:
-        """Save the plan; return its totals, and what the audit says."""
+        """Save the plan; return its totals, and the audit's verdict."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path, plan = self.folder / "plan.txt", self.step.plan
         path.write_text(plan.communication + "\n", encoding="utf-8")

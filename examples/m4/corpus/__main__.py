@@ -64,7 +64,7 @@ def _add_debian(commands: Any) -> None:
 
 
 def _read_wanted(options: argparse.Namespace) -> Wanted:
-    """What the options ask for."""
+    """Return the corpus that the options ask for."""
     return Wanted(
         languages=[standard_code(code) or code for code in options.languages.split(",") if code],
         pairs=options.pairs,

@@ -49,7 +49,7 @@ run:ran see:saw sell:sold send:sent shine:shone sing:sang sleep:slept steal:stol
 
 @dataclass(frozen=True)
 class Thing:
-    """A noun and what is said of it: the man, two old dogs near the river, a bird that sings."""
+    """A noun and its description: the man, two old dogs near the river, a bird that sings."""
 
     noun: str
     plural: bool
@@ -61,7 +61,7 @@ class Thing:
 
 @dataclass(frozen=True)
 class Sentence:
-    """Who does what to whom, when and where."""
+    """A subject, a verb, an object, a time and a place."""
 
     subject: Thing
     verb: str

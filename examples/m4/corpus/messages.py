@@ -31,7 +31,7 @@ def normalize_message(text: str) -> str:
 
 
 def is_text(source: str, english: str) -> bool:
-    """Whether a message is text in both languages, without placeholders, markup or addresses."""
+    """Check that a message is text in both languages, without placeholders or markup."""
     if max(len(source), len(english)) > LONGEST or min(len(source), len(english)) < 2:
         return False
     if _PROGRAM.search(english) or _PROGRAM.search(source):
@@ -73,6 +73,6 @@ def _drop_odd_lengths(pairs: list[Pair]) -> list[Pair]:
 
 
 def has_usual_length(source: str, english: str, median: float) -> bool:
-    """Whether a ratio of lengths is three times (if short: six times) off the median at most."""
+    """Check that a ratio of lengths is within a factor of 3 (if short: 6) of the median."""
     limit = 3 if len(english) >= 10 else 6
     return 1 / limit <= len(source) / len(english) / median <= limit

@@ -64,7 +64,7 @@ PACKAGES = (
 
 
 def default_cache() -> pathlib.Path:
-    """The default folder for downloaded wheels."""
+    """Return the default folder for downloaded wheels."""
     return (
         pathlib.Path(os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache")
         / "namedmesh"

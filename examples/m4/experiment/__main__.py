@@ -54,7 +54,7 @@ def resolve_grid() -> tuple[Settings, list[Cell]]:
 
 
 def _integers(name: str) -> list[int]:
-    """The integers of a flag."""
+    """Return the integers of a flag."""
     try:
         return [int(text) for text in flags.FLAGS[name].value or ()]
     except ValueError as error:

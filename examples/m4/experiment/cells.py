@@ -26,7 +26,7 @@ class Experiment:
         self.shared = Run(folder / "data")
 
     def run_of(self, cell: Cell) -> Run:
-        """The run of a cell."""
+        """Return the run of a cell."""
         return Run(self.folder / "cells" / cell.name)
 
     def prepare(self, cells: Sequence[Cell], settings: Settings, data: str, say: Say) -> None:
@@ -77,7 +77,7 @@ class Experiment:
         return failed
 
     def is_done(self, cell: Cell) -> bool:
-        """Whether a cell was trained to its last step or time limit, and evaluated since."""
+        """Return whether a cell was trained to its last step or time limit, and evaluated since."""
         run = self.run_of(cell)
         evaluation = run.folder / "evaluation.json"
         if not (run.started and evaluation.exists() and run.metrics.exists()):
@@ -89,7 +89,7 @@ class Experiment:
         return bool(rows) and (ended or rows[-1]["step"] >= settings.steps)
 
     def _read_finish(self, cell: Cell) -> dict[str, Any]:
-        """The limits that a cell was trained to, and the sentences that it was evaluated on."""
+        """Return the limits that a cell was trained to, and the sentences of its evaluation."""
         path = self.run_of(cell).folder / FINISH
         return json.loads(path.read_text()) if path.exists() else {}
 
@@ -114,6 +114,6 @@ class Experiment:
                     raise
 
     def evaluation_of(self, cell: Cell) -> dict[str, Any]:
-        """The scores of a cell."""
+        """Return the scores of a cell."""
         path = self.run_of(cell).folder / "evaluation.json"
         return json.loads(path.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Whether one model translates better than another: sacrebleu's paired bootstrap."""
+"""Significance of one model's lead over another: sacrebleu's paired bootstrap."""
 
 from __future__ import annotations
 

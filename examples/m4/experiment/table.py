@@ -57,7 +57,7 @@ def count_places(settings: Settings) -> int:
 
 
 def average_over_sets(evaluation: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The averages of all test sets together, by resources."""
+    """Return the averages of all test sets together, by resources."""
     found: dict[str, list[dict[str, float]]] = {}
     for row in evaluation["averages"]:
         found.setdefault(row["resources"], []).append(row)
@@ -68,7 +68,7 @@ def average_over_sets(evaluation: dict[str, Any]) -> dict[str, dict[str, float]]
 
 
 def dev_curve(rows: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
-    """The dev losses of a run, with the steps, tokens and minutes of training before each.
+    """Return the dev losses of a run, with the steps, tokens and minutes of training before each.
 
     Minutes are those of train steps alone: of each, the seconds that were logged last.
     """

@@ -169,7 +169,7 @@ class Batches:
             packed = self.chunk(number)
 
     def _languages(self, rows: Sequence[np.ndarray]) -> np.ndarray:
-        """The language of each segment of each row."""
+        """Return the language of each segment of each row."""
         languages = np.full((len(rows), max(map(len, rows))), -1, np.int32)
         for place, row in enumerate(rows):
             languages[place, : len(row)] = self.tokens.language[row]

@@ -1,4 +1,4 @@
-"""Which language a text is in, among those of a run: naive Bayes over short runs of characters."""
+"""The language of a text, among those of a run: naive Bayes over short runs of characters."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Packed:
 def fits_in_row(
     source_lengths: np.ndarray, target_lengths: np.ndarray, source: int, target: int
 ) -> np.ndarray:
-    """Whether each example fits into a row of so many source and target tokens."""
+    """Return whether each example fits into a row of so many source and target tokens."""
     return (source_lengths <= source) & (target_lengths <= target)
 
 

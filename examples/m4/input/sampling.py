@@ -122,7 +122,7 @@ class Sampler:
         return examples
 
     def _order(self, name: str, epoch: int) -> np.ndarray:
-        """The order of a language in one of its epochs; the latest is kept, for the next chunk."""
+        """Return the order of a language in one of its epochs; cache the latest."""
         if self._orders.get(name, (-1,))[0] != epoch:
             self._orders[name] = (
                 epoch,

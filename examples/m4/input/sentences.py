@@ -79,7 +79,7 @@ class SentenceSampler:
         return self._choose(sentences, visits)
 
     def _order(self, visit: int) -> np.ndarray:
-        """The order of sentences in a visit; the latest is kept, for the next chunk."""
+        """Return the order of sentences in a visit; the latest is kept, for the next chunk."""
         if self._visit[0] != visit:
             self._visit = visit, permutation(self.sentences, self.seed, "sentences", visit)
         return self._visit[1]

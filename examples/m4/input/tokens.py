@@ -137,7 +137,7 @@ class Tokens:
         return self.index["digest"]
 
     def examples(self, language: str) -> np.ndarray:
-        """The indices of a language's examples."""
+        """Return the indices of a language's examples."""
         place = self.languages.index(language)
         first = sum(self.index["counts"][:place])
         return np.arange(first, first + self.index["counts"][place])
@@ -148,7 +148,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Segmentation:
-    """How texts are cut into pieces: each at its best, or, if alpha is not 0, drawn for each pair.
+    """The cut of texts into pieces: each at its best, or, if alpha is not 0, drawn for each pair.
 
     See `Vocabulary.sample`.
     """
@@ -241,7 +241,7 @@ def encode_texts(
 
 
 def _token_dtype(vocabulary: Vocabulary) -> type:
-    """The smallest dtype that has room for every token."""
+    """Return the smallest dtype that has room for every token."""
     return np.uint16 if vocabulary.size <= 1 << 16 else np.int32
 
 

@@ -1,4 +1,4 @@
-"""What the service answers: translations with languages, alternatives and the experts of tokens."""
+"""Answers of the service: translations with languages, alternatives and experts of tokens."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Answers:
 
     @property
     def most(self) -> int:
-        """How many questions are answered in the time of one."""
+        """The number of questions that are answered in the time of one."""
         return self.translator.settings.translation_rows
 
     def __call__(self, questions: Sequence[Question]) -> list[dict[str, Any]]:
-        """Answer questions, in order, each with what JSON can say."""
+        """Answer questions, in order, each as a value for JSON."""
         found = self.translator.translate([question.text for question in questions])
         guess = self.translator.languages.guess
         answers = [one.to_record(guess(one.source)) for one in found]
@@ -66,7 +66,7 @@ class Answers:
         return answers
 
     def _find_experts(self, translations: Sequence[Translation]) -> list[dict[str, Any]]:
-        """The pieces of sources and of their best translations, with the experts of each."""
+        """Return the pieces of sources and of their best translations, with the experts of each."""
         assert self.choices is not None
         settings, vocabularies = self.translator.settings, self.translator.vocabularies
         length = settings.translation_length

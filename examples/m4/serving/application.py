@@ -23,7 +23,7 @@ PAGE = pathlib.Path(__file__).with_name("page.html")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask for.
+    """The limits of a client's request.
 
     Attributes:
         texts: The texts of one request.

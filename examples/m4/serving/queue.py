@@ -59,12 +59,12 @@ class Batcher:
 
     @property
     def length(self) -> int:
-        """How many questions wait."""
+        """Return the number of questions wait."""
         return len(self._queue)
 
     @property
     def closed(self) -> bool:
-        """Whether the queue takes no more questions."""
+        """Return whether the queue takes no more questions."""
         return self._closed
 
     def start(self) -> None:

@@ -90,7 +90,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def describe_model(run: Run, answers: Answers) -> dict[str, Any]:
-    """What the service tells of its model."""
+    """Describe the model to clients of the service."""
     settings = answers.translator.settings
     return {
         "run": run.folder.name,

@@ -125,7 +125,7 @@ class Apt:
 
     @property
     def updated(self) -> bool:
-        """Whether the lists are there."""
+        """Return whether the lists are there."""
         return (self.folder / "updated").exists()
 
     @property
@@ -179,7 +179,7 @@ class Apt:
         return self.run(["download", "--quiet", *names], folder).stderr
 
     def _targets(self, kind: str) -> list[dict[str, str]]:
-        """The lists of a kind that were fetched, with what apt knows of each."""
+        """Return the lists of a kind that were fetched, with what apt knows of each."""
         printed = self.run(["indextargets"]).stdout
         targets = [
             {

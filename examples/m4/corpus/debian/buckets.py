@@ -25,7 +25,7 @@ _STEPS = 20  # of the logarithm of a ratio of lengths, in a histogram
 
 
 def normalize(english: str) -> str:
-    """What makes two English texts the same: their words in lower case, without all else.
+    """Return the words of an English text in lower case: equal texts have equal words.
 
     >>> normalize("Can't open file '%s'!")
     'can t open file s'
@@ -34,13 +34,13 @@ def normalize(english: str) -> str:
 
 
 def hash_key(key: str) -> str:
-    """The first 16 hexadecimal digits of a normalized text's SHA-256."""
+    """Return the first 16 hexadecimal digits of a normalized text's SHA-256."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True)
 class Habits:
-    """What is usual in a language.
+    """The usual lengths and scripts of a language.
 
     Attributes:
         ratio: The median length of its texts, relative to English.
@@ -51,7 +51,7 @@ class Habits:
     other_script: bool
 
     def allows(self, source: str, english: str) -> bool:
-        """Whether a translation is as long as usual, three times off at most, and in its script.
+        """Check that a translation is as long as usual, within a factor of 3, and in its script.
 
         Short texts may be six times off.
         """
@@ -89,7 +89,7 @@ def fill_buckets(groups: Iterable[Group], folder: pathlib.Path) -> dict[str, Hab
 
 
 def _median(counts: Counter[int]) -> int:
-    """The median of values that are counted."""
+    """Return the median of values that are counted."""
     seen = 0
     for value in sorted(counts):
         seen += counts[value]

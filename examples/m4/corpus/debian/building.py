@@ -42,7 +42,7 @@ Say = Callable[[str], object]
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a corpus is to hold.
+    """The contents of a corpus, as they are asked for.
 
     Attributes:
         languages: The codes of its languages; all if empty.

@@ -1,4 +1,4 @@
-"""What of a distribution's messages is text: cleaned, with one placeholder at most."""
+"""The text in a distribution's messages: cleaned, with one placeholder at most."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tidy(text: str) -> str:
 
 
 def is_english(text: str) -> bool:
-    """Whether a tidy message is English text: mostly letters, no markup, code or address."""
+    """Return whether a tidy message is English text: mostly letters, no markup, code or address."""
     if not 2 <= len(text) <= LONGEST or len(_PLACEHOLDER.findall(text)) > 1:
         return False
     plain = _PLACEHOLDER.sub("", text)
@@ -61,7 +61,7 @@ def is_english(text: str) -> bool:
 
 
 def is_translation(source: str, english: str) -> bool:
-    """Whether a tidy message translates English text that passed `is_english`.
+    """Return whether a tidy message translates English text that passed `is_english`.
 
     It has the same placeholder, and is neither the English itself nor mostly words of it.
     """
@@ -85,5 +85,5 @@ def is_translation(source: str, english: str) -> bool:
 
 
 def _is_code(text: str) -> bool:
-    """Whether there is markup, code or an address in a text."""
+    """Return whether there is markup, code or an address in a text."""
     return bool(_SUSPECT.search(text) and _CODE.search(text))

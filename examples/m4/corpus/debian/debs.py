@@ -31,7 +31,7 @@ _COMMON = re.compile(r"/usr/share/common-licenses/([\w.+-]*\w)")
 
 @dataclass
 class Extract:
-    """What a package holds for us.
+    """The messages and manual pages of a package.
 
     Attributes:
         messages: Translations by English message and language.

@@ -39,7 +39,7 @@ def read_descriptions(apt: Apt) -> dict[str, dict[str, set[str]]]:
 
 
 def _split_paragraphs(text: str) -> list[str]:
-    """The first line of a description, then its paragraphs; lists are left out of them."""
+    """Return the first line of a description, then its paragraphs; lists are left out of them."""
     first, _, rest = text.partition("\n")
     paragraphs = [[]]
     for line in rest.split("\n"):

@@ -88,7 +88,7 @@ def extract_packages(
 
 
 def _batches(packages: Sequence[DebianPackage]) -> Iterator[list[DebianPackage]]:
-    """Group packages into batches that are small enough to lie on disk."""
+    """Group packages into batches that are small enough for the disk."""
     batch: list[DebianPackage] = []
     for package in packages:
         size = sum(one.size for one in batch) + package.size
@@ -136,7 +136,7 @@ def _extract_batch(
 
 
 def _download_alone(apt: Apt, package: DebianPackage, place: pathlib.Path) -> pathlib.Path:
-    """Download one package that did not come with its batch; raise with what apt says."""
+    """Download one package that did not come with its batch; raise with apt's message."""
     said = apt.download([package], place).strip().splitlines()
     path = _find_file(package, place)
     if path is None:
@@ -146,12 +146,12 @@ def _download_alone(apt: Apt, package: DebianPackage, place: pathlib.Path) -> pa
 
 
 def _find_file(package: DebianPackage, place: pathlib.Path) -> pathlib.Path | None:
-    """The downloaded file of a package."""
+    """Return the downloaded file of a package."""
     return next(iter(place.glob(f"{package.name}_*.deb")), None)
 
 
 def _record_name(package: DebianPackage, pages: frozenset[str]) -> str:
-    """The name of a package's record: another for other contents or other rules."""
+    """Return the name of a package's record: another for other contents or other rules."""
     wanted = hashlib.sha256("\n".join(sorted(pages)).encode()).hexdigest()
     state = hashlib.sha256(f"{RULES} {package.sha256} {wanted}".encode())
     return f"{package.name}_{state.hexdigest()[:16]}.gz"

@@ -1,4 +1,4 @@
-"""What is held out: English sentences by a rule, the same whatever languages and sizes are asked.
+"""Held-out data: English sentences by a rule, the same whatever languages and sizes are asked.
 
 A sentence of 5 to 30 words is held out if its hash says so, one in 32. The sentences that most
 languages have are the dev and test sets; none of the others is trained on either. Another corpus
@@ -29,7 +29,7 @@ ALIKE = 0.5  # of a sentence's 4-grams, that make it a near-duplicate
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the rule holds out a normalized text."""
+    """Return whether the rule holds out a normalized text."""
     words = key.count(" ") + 1
     return WORDS[0] <= words <= WORDS[1] and int(hash_key(key), 16) % ONE_IN == 0
 
@@ -80,7 +80,7 @@ class HeldOut:
         ]
 
     def is_near(self, key: str) -> bool:
-        """Whether a normalized text shares half of its word 4-grams with a held-out sentence."""
+        """Check whether a text shares half of its word 4-grams with a held-out sentence."""
         grams = [*_four_grams(key)]
         shared: Counter[int] = Counter()
         for gram in grams:

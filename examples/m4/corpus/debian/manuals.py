@@ -87,7 +87,7 @@ def align_pages(
 
 
 def _arguments(text: str) -> list[str]:
-    """The arguments of a macro, without their quotes."""
+    """Return the arguments of a macro, without their quotes."""
     return [quoted or plain for quoted, plain in re.findall(r'"([^"]*)"|(\S+)', text)]
 
 

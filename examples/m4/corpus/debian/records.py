@@ -60,6 +60,6 @@ def read_translations(path: pathlib.Path) -> Iterator[Group]:
 
 
 def parse_group(line: str) -> Group:
-    """Parse a line: an English text, then languages and translations by turns."""
+    """Parse a line: an English text, then languages and translations alternately."""
     english, *cells = line.rstrip("\n").split("\t")
     return english, list(zip(cells[::2], cells[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""Which packages are worth downloading, by a rule: those with many catalogs for their size."""
+"""The packages worth downloading, by a rule: those with many catalogs for their size."""
 
 from __future__ import annotations
 

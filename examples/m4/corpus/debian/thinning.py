@@ -14,7 +14,7 @@ _SCALE = 1 << 53
 
 @dataclass(frozen=True)
 class Thinning:
-    """How many translations of each English text are kept.
+    """The number of translations of each English text to keep.
 
     Attributes:
         most: So many of each text.
@@ -62,6 +62,6 @@ def thin_to(pairs: int, sizes: Counter[int], counts: Counter[str]) -> Thinning:
 
 
 def _uniform(*texts: str) -> float:
-    """A number between 0 and 1 that the texts decide."""
+    """Return a number between 0 and 1 that the texts decide."""
     digest = hashlib.blake2b("\t".join(texts).encode(), digest_size=8).digest()
     return ((int.from_bytes(digest) >> 11) + 0.5) / _SCALE
