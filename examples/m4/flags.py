@@ -55,8 +55,6 @@ MODEL_HELP = {
     "word_dropout": "share of source tokens and target inputs that training leaves out",
     "target_word_dropout": "share of target inputs that are left out; by default --word_dropout",
     "smoothing": "label smoothing",
-    "r_drop": "weight of R-drop: how far apart two passes with own dropout are, e.g. 1; 0 for "
-    "one pass",
     "aux_weight": "weight of the loss that evens out the load of the experts",
     "z_weight": "weight of the loss on large logits of the router",
     "dtype": "dtype of activations; weights are float32",

@@ -11,6 +11,7 @@ from examples.m4.settings import Settings
 from namedmesh.layers import (
     Adafactor,
     Adam,
+    Batch,
     Beam,
     Decoder,
     Optimizer,
@@ -19,6 +20,8 @@ from namedmesh.layers import (
     inverse_square_root,
     linear_cooldown,
     linear_warmup,
+    symmetric_divergence,
+    weighted_mean,
 )
 
 
@@ -55,11 +58,30 @@ def trace_train(settings: Settings) -> nm.Program:
     )
 
     def train(batch: dict[str, Any], seed: nm.Tensor) -> dict[str, nm.Tensor]:
-        loss, metrics = model.loss(batch_of(batch), nm.random.key_from_seed(seed))
+        key = nm.random.key_from_seed(seed)
+        if settings.r_drop:
+            loss, metrics = compute_r_drop(model, batch_of(batch), key, settings.r_drop)
+        else:
+            loss, metrics = model.loss(batch_of(batch), key)
         updates = make_optimizer(settings, model).apply(nm.grad(loss))
         return {**_select_scalars(metrics), **updates}
 
     return nm.trace(train, batch=model.specs(), seed=nm.spec([], "int32"))
+
+
+def compute_r_drop(
+    model: Transformer, batch: Batch, key: nm.Tensor, weight: float
+) -> tuple[nm.Tensor, dict[str, nm.Tensor]]:
+    """Compute the mean loss of two passes with their own dropout, and their divergence."""
+    # Stored: hashed again in every kernel that draws bits, LLVM takes minutes for some of them.
+    keys = [nm.compute_once(nm.random.fold_in(key, number)) for number in (1001, 1002)]
+    (total, metrics, scores), (other_total, _, other_scores) = (
+        model.loss_and_scores(batch, one) for one in keys
+    )
+    real = nm.cast(nm.not_equal(batch.target_segments, 0), "float32")
+    divergence = weighted_mean(symmetric_divergence(scores, other_scores, model.W), real)
+    total = (total + other_total) * 0.5 + divergence * weight
+    return total, {**metrics, "loss": total, "divergence": divergence}
 
 
 def trained_weights(settings: Settings) -> AbstractContextManager[None]:

@@ -80,6 +80,9 @@ class Settings:
         "share that stays of a moving average of the weights in a step, which evaluation and "
         "translation then use; 0 for none",
     )
+    r_drop: float = setting(
+        0.0, "weight of R-drop: how far apart two passes with own dropout are, e.g. 1; 0 for one"
+    )
     seed: int = setting(0, "seed of weights, dropout, routing and the order of the data")
     mesh: str = setting("all=8", 'device mesh, e.g. "data=2 expert=4"')
     layout: str = setting(
@@ -119,6 +122,10 @@ class Settings:
                 raise NamedMeshError(
                     f"{name}={getattr(self, name)}", fix="give a positive number, or 0 for no limit"
                 )
+        if not self.r_drop >= 0:
+            raise NamedMeshError(
+                f"r_drop={self.r_drop}", fix="give a positive number, or 0 for none"
+            )
         if not 0 <= self.average < 1:
             raise NamedMeshError(f"average={self.average}", fix="give a number in [0, 1)")
         if not 0 <= self.cooldown <= 1:

@@ -78,7 +78,8 @@ def caller(layers: bool = True) -> Source:
     frame = _leave(sys._getframe(1), _is_between if layers else _is_ours)
     if not frame.f_code.co_filename.startswith(_LAYERS):
         return _source_of(frame)
-    return _source_of(frame, _source_of(_leave(frame, _is_ours)))
+    user = _source_of(_leave(frame, _is_ours))
+    return Source(frame.f_code.co_filename, frame.f_lineno, user, _find_public_layer(frame))
 
 
 def describe_thread(frame: FrameType) -> str:
@@ -94,10 +95,30 @@ def describe_thread(frame: FrameType) -> str:
     return str(_source_of(frame))
 
 
-def _source_of(frame: FrameType, outer: Source | None = None) -> Source:
+def _find_public_layer(frame: FrameType | None) -> str:
+    """Return the innermost public function of namedmesh.layers that a frame runs in."""
+    # Plans name it, and must not change when a helper of ours is renamed.
+    while frame is not None and _is_ours(frame.f_code.co_filename):
+        if frame.f_code.co_filename.startswith(_LAYERS):
+            name = _public_name(frame.f_code.co_qualname)
+            if name:
+                return name
+        frame = frame.f_back
+    return ""
+
+
+@functools.cache
+def _public_name(qualified: str) -> str:
+    """Return a qualified name without what is nested in the function; empty if it is private."""
+    name = qualified.partition(".<")[0]
+    private = any(part.startswith("_") and not part.endswith("_") for part in name.split("."))
+    return "" if private else name
+
+
+def _source_of(frame: FrameType) -> Source:
     """Return the line that a frame is running."""
     code = frame.f_code
-    return Source(code.co_filename, frame.f_lineno, outer, code.co_qualname)
+    return Source(code.co_filename, frame.f_lineno, None, code.co_qualname)
 
 
 def _leave(frame: FrameType, skip: Callable[[str], bool]) -> FrameType:

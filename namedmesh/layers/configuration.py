@@ -81,7 +81,6 @@ class Config:
         word_dropout: The share of source tokens and target inputs left out in training.
         target_word_dropout: The share of target inputs, if it is another.
         smoothing: The label smoothing.
-        r_drop: The weight of the divergence of two passes with their own dropout; 0 for one pass.
         aux_weight: The weight of the auxiliary loss times E squared, which is one for each layer
             whose load is even; with a bias, of its gradient.
         z_weight: The weight of the router's z-loss.
@@ -129,7 +128,6 @@ class Config:
     word_dropout: Share = 0.0
     target_word_dropout: Share | None = None
     smoothing: Share = 0.1
-    r_drop: NonNegative = 0.0
     aux_weight: NonNegative = 0.01
     z_weight: NonNegative = 0.0
     dtype: str = "float32"

@@ -11,7 +11,7 @@ import namedmesh as nm
 from namedmesh.layers.attention import causal_mask, cross_attention, segment_mask, self_attention
 from namedmesh.layers.backbone import Backbone, LayerContext, LayerStack
 from namedmesh.layers.linear import vocabulary_logits
-from namedmesh.layers.loss import cross_entropy, symmetric_divergence, weighted_mean
+from namedmesh.layers.loss import cross_entropy, weighted_mean
 from namedmesh.layers.regularization import derive_key
 
 
@@ -177,27 +177,45 @@ class Transformer(Backbone):
             key: A random key, or None for evaluation.
 
         Returns:
-            The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, with experts `aux_loss` and
-            `left_out`, `no_room` and `load` of each side that has any, and with R-drop the
-            `divergence` of the two passes; the others are then those of the first one.
+            The loss, and metrics: `loss`, `cross_entropy`, `accuracy`, and with experts `aux_loss`
+            and `left_out`, `no_room` and `load` of each side that has any.
         """
+        return self.loss_and_scores(batch, key)[:2]
+
+    def loss_and_scores(
+        self, batch: Batch, key: nm.Tensor | None = None
+    ) -> tuple[nm.Tensor, dict[str, nm.Tensor], nm.Tensor]:
+        """Return the loss and the metrics of `loss`, and the scores of every target token, GTW."""
         if not isinstance(batch, Batch):
             raise nm.NamedMeshError(
                 f"loss: a {type(batch).__name__} is not a Batch",
                 fix="pass batch_of(inputs), or a Batch of tensors",
             )
-        if key is None or not self.config.r_drop:
-            total, metrics, _ = self._pass(batch, key)
-            return total, metrics
-        # Stored: hashed again in every kernel that draws bits, LLVM takes minutes for some of them.
-        keys = [nm.compute_once(nm.random.fold_in(key, number)) for number in (1001, 1002)]
-        (total, metrics, scores), (other_total, _, other_scores) = (
-            self._pass(batch, one) for one in keys
+        config = self.config
+        encoded, encoder = self.encode(
+            batch.source, batch.source_segments, batch.source_positions, key
         )
-        apart = symmetric_divergence(scores, other_scores, self.W)
-        apart = weighted_mean(apart, _real_tokens(batch))
-        total = (total + other_total) * 0.5 + apart * self.config.r_drop
-        return total, {**metrics, "loss": total, "divergence": apart}
+        decoded, decoder = self.decode(batch, self._shift_target(batch), encoded, key)
+        scores = self.scores(decoded)
+        real = nm.cast(nm.not_equal(batch.target_segments, 0), "float32")
+        losses, _ = cross_entropy(scores, batch.target, self.W, smoothing=config.smoothing)
+        right = nm.cast(nm.equal(nm.argmax(scores, self.W), batch.target), "float32")
+        total = weighted_mean(losses, real)
+        metrics = {"cross_entropy": total, "accuracy": weighted_mean(right, real)}
+        if config.experts:
+            sides = {"encoder": encoder, "decoder": decoder}
+            sides = {name: side for name, side in sides.items() if self.sides[name].experts}
+            aux, z = (
+                sum((side[name] for side in sides.values()), nm.zeros([]))
+                for name in ("aux_loss", "z_loss")
+            )
+            # One for each layer whose load is even, however many experts it has.
+            aux = aux * float(self.E.size**2)
+            total = total + aux * config.aux_weight + z * config.z_weight
+            metrics["aux_loss"] = aux
+            for name in ("left_out", "no_room", "load"):
+                metrics |= {f"{side}_{name}": values[name] for side, values in sides.items()}
+        return total, {"loss": total, **metrics}, scores
 
     def choices(self, batch: Batch) -> dict[str, nm.Tensor]:
         """Return the experts that the tokens of a batch are sent to, in evaluation.
@@ -230,37 +248,3 @@ class Transformer(Backbone):
         """Return what the decoder reads: the token before each, and 0 before the first."""
         first = nm.equal(batch.target_positions, 0)
         return nm.where(first, 0, nm.shift(batch.target, self.T, 1))
-
-    def _pass(
-        self, batch: Batch, key: nm.Tensor | None
-    ) -> tuple[nm.Tensor, dict[str, nm.Tensor], nm.Tensor]:
-        """Return the loss of one pass over a batch, its metrics, and the scores of every token."""
-        config = self.config
-        encoded, encoder = self.encode(
-            batch.source, batch.source_segments, batch.source_positions, key
-        )
-        decoded, decoder = self.decode(batch, self._shift_target(batch), encoded, key)
-        scores, real = self.scores(decoded), _real_tokens(batch)
-        losses, _ = cross_entropy(scores, batch.target, self.W, smoothing=config.smoothing)
-        right = nm.cast(nm.equal(nm.argmax(scores, self.W), batch.target), "float32")
-        total = weighted_mean(losses, real)
-        metrics = {"cross_entropy": total, "accuracy": weighted_mean(right, real)}
-        if config.experts:
-            sides = {"encoder": encoder, "decoder": decoder}
-            sides = {name: side for name, side in sides.items() if self.sides[name].experts}
-            aux, z = (
-                sum((side[name] for side in sides.values()), nm.zeros([]))
-                for name in ("aux_loss", "z_loss")
-            )
-            # One for each layer whose load is even, however many experts it has.
-            aux = aux * float(self.E.size**2)
-            total = total + aux * config.aux_weight + z * config.z_weight
-            metrics["aux_loss"] = aux
-            for name in ("left_out", "no_room", "load"):
-                metrics |= {f"{side}_{name}": values[name] for side, values in sides.items()}
-        return total, {"loss": total, **metrics}, scores
-
-
-def _real_tokens(batch: Batch) -> nm.Tensor:
-    """Return one for every target token, and zero for padding."""
-    return nm.cast(nm.not_equal(batch.target_segments, 0), "float32")

@@ -211,7 +211,7 @@ CHANGES = {
     "shared": 12,
     "remat": "full", "unroll": 2, "dropout": 0.2, "expert_dropout": 0.2,
     "expert_masking": 0.2, "word_dropout": 0.2, "target_word_dropout": 0.2,
-    "smoothing": 0.0, "r_drop": 0.5, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
+    "smoothing": 0.0, "aux_weight": 1.0, "z_weight": 1.0, "dtype": "bfloat16",
 }  # fmt: skip
 TRAINING = (
     "second",
@@ -222,7 +222,6 @@ TRAINING = (
     "word_dropout",
     "target_word_dropout",
     "smoothing",
-    "r_drop",
     "aux_weight",
     "z_weight",
 )  # nothing in decoding depends on these
@@ -261,7 +260,7 @@ def test_every_option_changes_the_program():
 
 WRONG = {
     **{name: "wrong" for name in CHOICES}, "layers": 6, "k": 5, "dropout": 1.0,
-    "word_dropout": -0.5, "target_word_dropout": 1.0, "r_drop": -1.0,
+    "word_dropout": -0.5, "target_word_dropout": 1.0,
     "smoothing": -0.1, "jitter": 1.5, "model": 0, "hidden": -1, "heads": 2.5,
     "key": 0, "source_vocab": 0, "target_vocab": True, "longest": 0, "experts": -4, "tied": "yes",
     "gated": 1, "capacity_factor": 0.0, "evaluation_capacity_factor": 0.0, "group_tokens": 0,
