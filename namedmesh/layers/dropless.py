@@ -103,7 +103,7 @@ def dropless_moe(
         ...     gate = lambda logits: top_k_gating(logits, S, E, room, second="all")
         ...     return dropless_moe(x, gate, (G, S, E, M, H))[0]
         >>> nm.plan(nm.trace(layer, nm.spec([G, S, M])), nm.Mesh(all=4), "group:all").collectives
-        []
+        ()
     """
     G, S, E, M, H = _check_dims(x, dims, shards, rows, bound)
     claim_name("dropless_moe", "wg")

@@ -1,5 +1,9 @@
 """The plans of examples, presets and benchmarks are those of the files in tests/golden."""
 
+import json
+import pathlib
+import re
+
 import pytest
 
 import namedmesh as nm
@@ -30,6 +34,20 @@ def test_every_file_is_of_a_plan_and_they_are_small():
     files = {path.stem: path.stat().st_size for path in FOLDER.glob("*.json")}
     assert files.keys() == PLANS.keys()
     assert sum(files.values()) < 2**20
+
+
+def test_files_name_no_private_function_of_the_package():
+    """So that renaming a helper of ours changes no file."""
+    ours = {path.name for path in pathlib.Path(nm.__file__).parent.rglob("*.py")}
+    theirs = {path.name for path in (FOLDER.parents[1] / "examples").rglob("*.py")}
+    for path in FOLDER.glob("*.json"):
+        plan = json.loads(path.read_text())
+        for table in (plan["tensors"], plan["collectives"]):
+            file, function = (table["columns"].index(name) for name in ("source", "function"))
+            for row in table["rows"]:
+                if row[file] in ours - theirs:
+                    parts = row[function].split(".")
+                    assert not [part for part in parts if re.match("_[a-z]|<", part)], row
 
 
 def test_another_plan_fails_with_what_it_costs_and_how_to_renew_the_file(tmp_path):
