@@ -120,6 +120,13 @@ def find_wrong_commands(code: list[str]) -> list[str]:
     return wrong
 
 
+def test_traits_in_the_guide_are_those_of_an_op():
+    text = (ROOT / "docs" / "guides" / "ops.md").read_text()
+    listed = re.findall(r"^\| `(\w+)[`(]", text, re.M)
+    assert listed
+    assert [name for name in listed if not hasattr(nm.Op, name)] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_paths_names_and_commands_exist(page):
     inline, commands = read_code((ROOT / page).read_text())
