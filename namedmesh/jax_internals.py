@@ -20,15 +20,11 @@ from jax.interpreters import mlir
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
-from namedmesh.artifacts.collective_calls import write_collectives
-from namedmesh.artifacts.foreign_code import insert_code
-from namedmesh.artifacts.kernels.choice import settle_kernels
-from namedmesh.artifacts.shardy import use_shardy_annotations
-from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.processes.arguments import ProcessArguments
 
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
+# Edits a parsed module for platforms, and for Shardy where it is to partition the module.
+Prepare = Callable[[ir.Module, Sequence[str], bool], None]
 
 _AGAIN = "export it again with nm.export"
 
@@ -37,21 +33,17 @@ _call.multiple_results = True
 
 
 @_call.def_abstract_eval
-def _(*arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh) -> list[Any]:
+def _(*arguments: Any, module: bytes, results: ResultTypes, prepare: Prepare) -> list[Any]:
     return [jax.core.ShapedArray(shape, dtype) for shape, dtype in results]
 
 
 def _inline(
-    context: Any, *arguments: Any, module: bytes, results: ResultTypes, mesh: Mesh
+    context: Any, *arguments: Any, module: bytes, results: ResultTypes, prepare: Prepare
 ) -> Sequence[Any]:
-    """Copy a module into the one that jax is making, and calls it."""
+    """Copy a module into the one that jax is making, and call it."""
     try:
         parsed = stablehlo.deserialize_portable_artifact(ir.Context.current, module)  # type: ignore[call-overload]
-        settle_kernels(parsed, context.module_context.platforms)
-        insert_code(parsed, context.module_context.platforms)
-        write_collectives(parsed, mesh)
-        if config.use_shardy_partitioner.value:
-            use_shardy_annotations(parsed, mesh)
+        prepare(parsed, context.module_context.platforms, config.use_shardy_partitioner.value)
         signature = ir.SymbolTable(parsed.operation)["main"].type
         inputs, types = list(signature.inputs), list(signature.results)
     except (ValueError, KeyError, AttributeError, ir.MLIRError) as error:
@@ -74,7 +66,7 @@ def _inline(
 
 
 def _join(types: Iterable[ir.Type]) -> str:
-    """The first types in one line."""
+    """Format the first types in one line."""
     texts = [str(one) for one in types]
     return ", ".join(texts[:12]) + (f" and {len(texts) - 12} more" if len(texts) > 12 else "")
 
@@ -82,60 +74,65 @@ def _join(types: Iterable[ir.Type]) -> str:
 mlir.register_lowering(_call, _inline)
 
 
-def module_function(module: bytes, results: ResultTypes, mesh: Mesh) -> Callable[..., list[Any]]:
-    """A function that jax can trace and that runs a module."""
-    return lambda *arguments: _call.bind(*arguments, module=module, results=results, mesh=mesh)
+def module_function(
+    module: bytes, results: ResultTypes, prepare: Prepare
+) -> Callable[..., list[Any]]:
+    """Return a function that jax can trace and that runs a module."""
+    return lambda *arguments: _call.bind(
+        *arguments, module=module, results=results, prepare=prepare
+    )
 
 
 def tensor_type(sizes: Sequence[int], dtype: np.dtype) -> ir.RankedTensorType:
-    """The type of an array in StableHLO."""
+    """Return the type of an array in StableHLO."""
     return ir.RankedTensorType.get(sizes, mlir.dtype_to_ir_type(dtype))
 
 
 def module_context() -> ir.Context:
-    """A context in which StableHLO modules can be read and written."""
+    """Make a context in which StableHLO modules can be read and written."""
     return make_ir_context()
 
 
 def partition_with(partitioner: str) -> AbstractContextManager[Any]:
-    """A context in which a partitioner, `gspmd` or `shardy`, partitions what jax lowers."""
+    """Make a context in which `gspmd` or `shardy` partitions what jax lowers."""
     return config.use_shardy_partitioner(partitioner == "shardy")
 
 
 def devices_are_fixed() -> bool:
-    """Whether jax has looked at its devices already, after which their number is fixed."""
+    """Return whether jax has its devices already, after which their number is fixed."""
     return xla_bridge.backends_are_initialized()
 
 
 def is_one_of_several() -> bool:
-    """Whether this process is one of several that share their devices (jax.distributed)."""
+    """Return whether this process is one of several that share devices (jax.distributed)."""
     return distributed.global_state.client is not None
 
 
 def place_among_processes() -> tuple[int, int, str | None]:
-    """The number of processes, the index of this one, and the coordinator's address."""
+    """Return the number of processes, the index of this one, and the coordinator's address."""
     state = distributed.global_state
     return state.num_processes, state.process_id, state.coordinator_address
 
 
 def coordination_client() -> Any:
-    """jax's connection to the coordinator, which stores short texts for all processes."""
+    """Return jax's connection to the coordinator, which stores short texts for all processes."""
     return distributed.global_state.client
 
 
 def detection_methods() -> list[str]:
-    """The names of the environments in which jax finds out about processes by itself."""
+    """Return the names of the environments in which jax detects processes."""
     names = {kind.name for kind in clusters.ClusterEnv._cluster_types if kind.name}
     return sorted({*names, "deactivate"})
 
 
-def detect_processes(arguments: ProcessArguments) -> tuple[str | None, int | None, int | None]:
-    """What jax finds out about the processes, where it is not known already."""
-    known = (arguments.coordinator, arguments.count, arguments.index)
-    if arguments.method == "deactivate":
-        return known
+def detect_processes(
+    coordinator: str | None, count: int | None, index: int | None, method: str | None, timeout: int
+) -> tuple[str | None, int | None, int | None]:
+    """Let jax detect those of the coordinator, the number of processes and our index not given."""
+    if method == "deactivate":
+        return coordinator, count, index
     detected = clusters.ClusterEnv.auto_detect_unset_distributed_params(
-        *known, None, arguments.method, arguments.timeout
+        coordinator, count, index, None, method, timeout
     )
     return detected[:3]
 

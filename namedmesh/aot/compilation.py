@@ -29,9 +29,9 @@ from namedmesh.hardware.assignment import assign_devices, traffic_of
 from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target, Torus
 from namedmesh.processes.devices import arrange_devices
+from namedmesh.runtime.compiling import LoweredModule, compile_lowered, lower_step
+from namedmesh.runtime.executable import Report
 from namedmesh.runtime.partitioner import choose_partitioner
-from namedmesh.runtime.stages import LoweredModule, compile_lowered, lower_step
-from namedmesh.runtime.usage import Report
 
 
 def compile_for(

@@ -16,7 +16,7 @@ from namedmesh.audit.hlo.values import find_allocations
 from namedmesh.display.html import html_block, html_table
 from namedmesh.display.text import human
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.runtime.usage import Report
+from namedmesh.runtime.executable import Report
 
 _ENTRY = re.compile(r"arguments\[(\d+)\]$")  # what jax calls an argument of a step
 _OP = re.compile(r"nm\.(\w+\.\d+)")  # what namedmesh calls the scope of an op

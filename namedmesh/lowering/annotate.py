@@ -1,6 +1,6 @@
 """The one place that writes shardings, as GSPMD annotations.
 
-Where Shardy partitions a module, `namedmesh.artifacts.shardy` rewrites them as its own.
+Where Shardy partitions a module, `namedmesh.artifacts.stablehlo.shardy` rewrites them as its own.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
 
-from namedmesh.artifacts.collective_calls import ALL_TO_ALL, GATHER, PERMUTE, SUM
+from namedmesh.artifacts.stablehlo.prepare import ALL_TO_ALL, GATHER, PERMUTE, SUM
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.dims.hop import Hop
 from namedmesh.dims.mesh import Mesh

@@ -7,9 +7,11 @@ from itertools import islice
 
 from jaxlib.mlir import ir
 
-from namedmesh.artifacts.regions import blocks, call_target, close_regions
-from namedmesh.artifacts.splicing import (
+from namedmesh.artifacts.stablehlo.editing import (
     Template,
+    blocks,
+    call_target,
+    close_regions,
     find_captures,
     find_name,
     inline_calls,

@@ -53,7 +53,7 @@ def hash_counter(tf: Any, key: tuple[Any, Any], low: Any, high: Any = None) -> A
 
 
 def spread_word(tf: Any, word: Any, index: Any) -> Any:
-    """Return a word for each index from a random word; artifacts/kernels computes the same."""
+    """Return a word for each index from a random word, as the attention kernel does."""
     return _mix(tf, word + index * tf.constant(GOLDEN, tf.uint32))
 
 

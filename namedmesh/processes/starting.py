@@ -134,7 +134,10 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
             fix=did_you_mean(arguments.method, methods),
         )
     try:
-        detected = arguments.completed(*bridge.detect_processes(arguments))
+        known = (arguments.coordinator, arguments.count, arguments.index)
+        detected = arguments.completed(
+            *bridge.detect_processes(*known, arguments.method, arguments.timeout)
+        )
     except NamedMeshError:
         raise
     except Exception as error:  # whatever the environment's own libraries raise

@@ -9,9 +9,9 @@ from namedmesh.processes.processes import Processes as Processes
 from namedmesh.processes.processes import current_processes as current_processes
 from namedmesh.processes.starting import start_processes as start_processes
 from namedmesh.processes.watch import LostProcess as LostProcess
+from namedmesh.runtime.arrays import Shard as Shard
 from namedmesh.runtime.executable import Executable as Executable
-from namedmesh.runtime.fetching import Shard as Shard
-from namedmesh.runtime.loading import cache_compilations as cache_compilations
-from namedmesh.runtime.loading import load as load
+from namedmesh.runtime.executable import Report as Report
+from namedmesh.runtime.executable import cache_compilations as cache_compilations
+from namedmesh.runtime.executable import load as load
 from namedmesh.runtime.state import State as State
-from namedmesh.runtime.usage import Report as Report

@@ -1,140 +1,210 @@
-"""Whole arrays from a user: checked against what a program takes, and laid out on devices."""
+"""Arrays to devices and back: checked against what a program takes, padded, sharded, fetched."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding
 
 from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
-from namedmesh.runtime.padding import remember_sizes, unpadded_sizes
+from namedmesh.runtime.compiling import report_failure
+
+# The sizes of padded arrays without their padding, by the array's id, since jax arrays cannot be
+# hashed; an entry goes when its array does.
+_sizes: dict[int, tuple[weakref.ref[Any], tuple[int, ...]]] = {}
+
+
+def remember_sizes(array: Any, sizes: tuple[int, ...]) -> None:
+    """Note the sizes of an array without its padding."""
+    if tuple(array.shape) == tuple(sizes):
+        return
+    key = id(array)
+    _sizes[key] = (weakref.ref(array, lambda _: _sizes.pop(key, None)), tuple(sizes))
+
+
+def unpadded_sizes(array: Any) -> tuple[int, ...]:
+    """Return the sizes of an array without padding: its own, unless it is known to be padded."""
+    reference, sizes = _sizes.get(id(array), (None, ()))
+    if reference is None or reference() is not array:
+        return tuple(array.shape)
+    return sizes
 
 
 class Mismatch(Exception):
-    """One value that does not fit: what is wrong, and details of it."""
+    """A value that does not fit: the problem, and details of it."""
 
     def __init__(self, problem: str, *details: str):
         super().__init__(problem)
         self.problem, self.details = problem, details
 
 
-def put_arrays(
-    program: str,
-    what: str,
-    specs: Mapping[str, TensorSpec],
-    values: Mapping[str, Any],
-    mesh: Mesh,
-    sharding: Callable[[TensorSpec], NamedSharding],
-    used_up: Collection[str] = (),
-) -> dict[str, jax.Array]:
-    """Lay whole arrays out on devices, each device reading its own shard.
+@dataclass(frozen=True)
+class Placement:
+    """The inputs or the variables of a program, and how they are laid out on devices."""
 
-    Everything is checked before anything is moved. No result shares memory that its owner can
-    change or that a step would take from its owner.
-    """
-    check_names(program, what, specs, values)
-    places = {name: sharding(spec) for name, spec in specs.items()}
-    outside = {
-        name
-        for name, spec in specs.items()
-        if not lies_in_place(spec, values[name], mesh, places[name])
-    }
-    mismatches: list[tuple[str, Mismatch]] = []
-    for name, spec in specs.items():
-        if name in outside:
+    program: str
+    what: str  # "input" or "variable"
+    specs: Mapping[str, TensorSpec]
+    mesh: Mesh
+    sharding: Callable[[TensorSpec], NamedSharding]
+
+    def put(self, values: Mapping[str, Any], donated: Collection[str] = ()) -> dict[str, jax.Array]:
+        """Lay whole arrays out on devices, each device reading its own shard."""
+        return self._lay_out(values, donated, rows_only=False)
+
+    def feed(self, values: Mapping[str, Any]) -> dict[str, jax.Array]:
+        """Make arrays over all processes of the rows that each of them has."""
+        return self._lay_out(values, (), rows_only=True)
+
+    def _lay_out(
+        self, values: Mapping[str, Any], donated: Collection[str], rows_only: bool
+    ) -> dict[str, jax.Array]:
+        """Check everything, then move it; no result shares memory that its owner can change."""
+        self._check_names(values)
+        checked: dict[str, tuple[Any, int]] = {}  # an array, and the first row that it has
+        mismatches: list[tuple[str, Mismatch]] = []
+        for name, spec in self.specs.items():
+            if self._is_placed(spec, values[name]):
+                continue
+            rows = self.own_rows(spec) if rows_only and spec.sizes else None
             try:
-                _check_array(what, spec, values[name])
+                array = self._check_array(spec, values[name], rows)
             except Mismatch as mismatch:
                 fix = f"give an array of shape {spec.sizes} and dtype {spec.dtype}"
+                if rows_only:
+                    whole = f"array[step.rows({name!r})] of the whole array"
+                    fix = f"give rows of dtype {spec.dtype}: {whole}"
                 mismatches.append((fix, mismatch))
-    raise_mismatches(program, what, mismatches)
-    arrays = {}
-    for name, spec in specs.items():
-        value = values[name]
-        if name in outside:
-            arrays[name] = _put(spec, value, mesh, places[name])
-        else:
-            arrays[name] = jnp.copy(value) if name in used_up else value
-        remember_sizes(arrays[name], spec.sizes)
-    return arrays
+            else:
+                checked[name] = (array, rows.start if rows else 0)
+        self._raise_mismatches(mismatches)
+        arrays: dict[str, jax.Array] = {}
+        for name, spec in self.specs.items():
+            if name in checked:
+                arrays[name] = self._spread(spec, *checked[name])
+            else:
+                arrays[name] = jnp.copy(values[name]) if name in donated else values[name]
+            remember_sizes(arrays[name], spec.sizes)
+        return arrays
 
+    def own_rows(self, spec: TensorSpec) -> slice:
+        """Return the rows of an input that the devices of this process read."""
+        if not spec.sizes:
+            raise NamedMeshError(
+                f"input {spec.name} is a scalar and has no rows",
+                f"{spec.name}: {spec.text}",
+                fix="feed scalars as they are, the same in every process",
+            )
+        padded, rows = spec.padded(self.mesh), spec.sizes[0]
+        shards = self.sharding(spec).addressable_devices_indices_map(padded).values()
+        bounds = [index[0].indices(padded[0])[:2] for index in shards if index is not None]
+        start, stop = min(one for one, _ in bounds), max(one for _, one in bounds)
+        return slice(min(start, rows), min(stop, rows))
 
-def check_names(
-    program: str, what: str, specs: Mapping[str, TensorSpec], values: Mapping[str, Any]
-) -> None:
-    """Raise if a name is unknown or missing, naming every such one."""
-    unknown = [name for name in values if name not in specs]
-    missing = [name for name in specs if name not in values]
-    if not unknown and not missing:
-        return
-    problems = []
-    if unknown:
-        problems.append(f"{program} has no {what} {', '.join(map(repr, unknown))}")
-    if missing:
-        verb = "is" if len(missing) == 1 else "are"
-        names = ", ".join(map(repr, missing))
-        problems.append(
-            f"{what} {names} {'of ' + program + ' ' if not unknown else ''}{verb} missing"
-        )
-    known = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
-    close = [did_you_mean(str(name), missing or specs) for name in unknown]
-    meant = [text for text in close if text.startswith("did you mean")]
-    fix = "; ".join(dict.fromkeys(meant)) or f"give all of: {', '.join(specs)}"
-    raise NamedMeshError(", and ".join(problems), *known, fix=fix)
-
-
-def raise_mismatches(program: str, what: str, mismatches: list[tuple[str, Mismatch]]) -> None:
-    """Raise if there are values that do not fit, naming all of them."""
-    if len(mismatches) == 1:
-        fix, mismatch = mismatches[0]
-        raise NamedMeshError(mismatch.problem, *mismatch.details, fix=fix)
-    if mismatches:
-        raise NamedMeshError(
-            f"{len(mismatches)} {what}s of {program} do not fit",
-            *(mismatch.problem for _, mismatch in mismatches),
-            fix="give arrays of these shapes and dtypes",
+    def _is_placed(self, spec: TensorSpec, value: Any) -> bool:
+        """Return whether a value is sharded as the program wants it, padding included."""
+        return (
+            isinstance(value, jax.Array)
+            and not value.is_deleted()
+            and value.shape == spec.padded(self.mesh)
+            and unpadded_sizes(value) == spec.sizes  # else: an array of the padded size itself
+            and value.dtype == dtype_of(spec.dtype)
+            and value.sharding.is_equivalent_to(self.sharding(spec), value.ndim)
         )
 
+    def _check_array(self, spec: TensorSpec, value: Any, rows: slice | None) -> Any:
+        """Return a value as an array if it fits; arrays on devices are not fetched for it."""
+        label = f"{self.what} {spec.name}"
+        if isinstance(value, jax.Array):
+            problem = ""
+            if value.is_deleted():
+                problem = "an earlier step used up"
+            elif not (value.is_fully_addressable or value.is_fully_replicated):
+                problem = "other processes have shards of"
+            if problem:
+                raise Mismatch(f"{label} is an array that {problem}", f"expected {spec.text}")
+        array = _as_array(label, spec, value)
+        sizes = unpadded_sizes(array)
+        right_dtype = array.dtype == dtype_of(spec.dtype) or fits_dtype(value, spec.dtype)
+        expected, text = spec.sizes, spec.text
+        if rows and rows != slice(0, spec.sizes[0]):
+            expected = (rows.stop - rows.start, *spec.sizes[1:])
+            text = f"rows {rows.start} to {rows.stop} of {spec.text}"
+        if sizes != expected or not right_dtype:
+            raise Mismatch(f"{label} was given as {array.dtype}{list(sizes)}, not {text}")
+        return array
 
-def lies_in_place(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> bool:
-    """Whether a value is an array that lies on the devices as the program wants it, padding too."""
-    return (
-        isinstance(value, jax.Array)
-        and not value.is_deleted()
-        and value.shape == spec.padded(mesh)
-        and unpadded_sizes(value) == spec.sizes  # else: an array of the padded size itself
-        and value.dtype == dtype_of(spec.dtype)
-        and value.sharding.is_equivalent_to(sharding, value.ndim)
-    )
+    def _spread(self, spec: TensorSpec, array: Any, first: int) -> jax.Array:
+        """Make an array over all devices, of which this process has the rows from one on."""
+        sizes = tuple(slice(size) for size in unpadded_sizes(array))
+        own = np.asarray(array)[sizes].astype(dtype_of(spec.dtype), copy=False)
+        padded = spec.padded(self.mesh)
+
+        def read_shard(index: Any) -> np.ndarray:
+            bounds = [one.indices(size)[:2] for one, size in zip(index, padded, strict=True)]
+            inside = [slice(start, stop) for start, stop in bounds]
+            if inside:
+                inside[0] = slice(bounds[0][0] - first, bounds[0][1] - first)
+            shard = own[tuple(inside)]
+            missing = [
+                (0, stop - start - size)
+                for (start, stop), size in zip(bounds, shard.shape, strict=True)
+            ]
+            if any(more for _, more in missing):
+                return np.pad(shard, missing)
+            # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user
+            # who writes the next batch into the same array would change this one.
+            return shard.copy()
+
+        return jax.make_array_from_callback(padded, self.sharding(spec), read_shard)
+
+    def _check_names(self, values: Mapping[str, Any]) -> None:
+        """Raise if a name is unknown or missing, naming every such one."""
+        unknown = [name for name in values if name not in self.specs]
+        missing = [name for name in self.specs if name not in values]
+        if not unknown and not missing:
+            return
+        problems = []
+        if unknown:
+            problems.append(f"{self.program} has no {self.what} {', '.join(map(repr, unknown))}")
+        if missing:
+            verb = "is" if len(missing) == 1 else "are"
+            owner = "" if unknown else f"of {self.program} "
+            problems.append(f"{self.what} {', '.join(map(repr, missing))} {owner}{verb} missing")
+        known = [f"{name}: {spec.text}" for name, spec in list(self.specs.items())[:8]]
+        close = [did_you_mean(str(name), missing or self.specs) for name in unknown]
+        meant = [text for text in close if text.startswith("did you mean")]
+        fix = "; ".join(dict.fromkeys(meant)) or f"give all of: {', '.join(self.specs)}"
+        raise NamedMeshError(", and ".join(problems), *known, fix=fix)
+
+    def _raise_mismatches(self, mismatches: list[tuple[str, Mismatch]]) -> None:
+        """Raise if there are values that do not fit, naming all of them."""
+        if len(mismatches) == 1:
+            fix, mismatch = mismatches[0]
+            raise NamedMeshError(mismatch.problem, *mismatch.details, fix=fix)
+        if mismatches:
+            raise NamedMeshError(
+                f"{len(mismatches)} {self.what}s of {self.program} do not fit",
+                *(mismatch.problem for _, mismatch in mismatches),
+                fix="give arrays of these shapes and dtypes",
+            )
 
 
-def _check_array(what: str, spec: TensorSpec, value: Any) -> None:
-    """Raise if a value cannot stand for a tensor; arrays on devices are not fetched for it."""
-    if isinstance(value, jax.Array) and value.is_deleted():
-        raise Mismatch(
-            f"{what} {spec.name} is an array that an earlier step used up", f"expected {spec.text}"
-        )
-    array = as_array(what, spec, value)
-    right_dtype = array.dtype == dtype_of(spec.dtype) or fits_dtype(value, spec.dtype)
-    sizes = unpadded_sizes(array)
-    if sizes != spec.sizes or not right_dtype:
-        raise Mismatch(
-            f"{what} {spec.name} was given as {array.dtype}{list(sizes)}, not {spec.text}"
-        )
-
-
-def as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
-    """A value as an array, without fetching it from devices."""
+def _as_array(label: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
+    """Return a value as an array, without fetching it from devices."""
     if isinstance(value, np.ma.MaskedArray):
-        raise Mismatch(f"{what} {spec.name} is a masked array, whose mask would be lost")
+        raise Mismatch(f"{label} is a masked array, whose mask would be lost")
     if isinstance(value, (np.ndarray, jax.Array)):
         return value
     try:
@@ -143,36 +213,148 @@ def as_array(what: str, spec: TensorSpec, value: Any) -> np.ndarray | jax.Array:
         problem = f"is a ragged {type(value).__name__}, not {spec.text}"
     except Exception as error:  # whatever the conversion of a user's own class raises
         problem = f"is a {type(value).__name__} that is not an array: {type(error).__name__}"
-    raise Mismatch(f"{what} {spec.name} {problem}")
-
-
-def _put(spec: TensorSpec, value: Any, mesh: Mesh, sharding: NamedSharding) -> jax.Array:
-    """Lay out one array that fits."""
-    sizes, whole = spec.padded(mesh), np.asarray(value)
-    if isinstance(value, jax.Array):
-        whole = whole[tuple(slice(size) for size in unpadded_sizes(value))]
-    array = whole
-    if sizes != array.shape:
-        padding = [(0, size - had) for size, had in zip(sizes, array.shape, strict=True)]
-        array = np.pad(array, padding)
-    array = array.astype(dtype_of(spec.dtype), copy=False)
-
-    def read_shard(index: Any) -> np.ndarray:
-        # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user who
-        # writes the next batch into the same array would change this one.
-        return np.array(array[index]) if array is whole else array[index]
-
-    return jax.make_array_from_callback(sizes, sharding, read_shard)
+    raise Mismatch(f"{label} {problem}")
 
 
 def fits_dtype(value: Any, dtype: str) -> bool:
-    """Whether a plain Python number can stand for a scalar of a dtype."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return False
-    if dtype == "bool":
+    """Return whether a plain Python number can stand for a scalar of a dtype."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or dtype == "bool":
         return False
     if not dtype.lstrip("u").startswith("int"):
         finite = isinstance(value, int) or math.isfinite(value)
         return not finite or abs(value) <= float(ml_dtypes.finfo(dtype_of(dtype)).max)
     limits = np.iinfo(dtype)
     return limits.min <= value <= limits.max and int(value) == value
+
+
+class ReadyInputs:
+    """The inputs that go into a step as they are: those of nearly every step.
+
+    These are arrays in place already, and numpy arrays and ints, which jax lays out in the call.
+    """
+
+    def __init__(self, placement: Placement, updated: Sequence[TensorSpec]):
+        mesh = placement.mesh
+        donated = {(spec.padded(mesh), spec.dtype) for spec in updated}
+        self._inputs = [
+            (
+                name,
+                spec.sizes,
+                spec.padded(mesh),
+                dtype_of(spec.dtype),
+                placement.sharding(spec),
+                (spec.padded(mesh), spec.dtype) in donated,  # may be the memory of a variable
+            )
+            for name, spec in placement.specs.items()
+        ]
+        # For several processes, what is not on devices yet is laid out shard by shard.
+        self._alone = all(one[4].is_fully_addressable for one in self._inputs)
+
+    def take(self, values: Mapping[str, Any]) -> list[Any] | None:
+        """Return the operands for a call; None where something is to be laid out or is wrong."""
+        if len(values) != len(self._inputs):
+            return None
+        operands = []
+        for name, sizes, padded, dtype, sharding, risky in self._inputs:
+            value = values.get(name)
+            if not self._alone and not isinstance(value, jax.Array):
+                return None
+            if type(value) is np.ndarray:
+                if value.shape != sizes or sizes != padded or value.dtype != dtype:
+                    return None
+                operands.append(value.copy())
+            elif type(value) is int and not sizes and dtype == np.int32:
+                if not -(2**31) <= value < 2**31:
+                    return None
+                operands.append(np.asarray(value, dtype))
+            elif isinstance(value, jax.Array) and not risky:
+                if (
+                    value.shape != padded
+                    or value.dtype != dtype
+                    or value.sharding != sharding
+                    or (sizes != padded and unpadded_sizes(value) != sizes)
+                    or value.is_deleted()
+                ):
+                    return None
+                operands.append(value)
+            else:
+                return None
+        return operands
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A shard of an array on devices of this process, without padding.
+
+    Attributes:
+        index: Its place in the whole array, a slice for each dimension.
+        data: Its elements.
+        devices: The numbers of the devices of this process that have it, as jax counts them.
+
+    Example:
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> def step(x):
+        ...     nm.assign(nm.state("total", [B]), x)
+        >>> compiled = nm.compile(step, nm.spec([B]), mesh=nm.Mesh(data=2), layout="batch:data")
+        >>> state = compiled.place({"total": np.arange(4, dtype=np.float32)})
+        >>> for shard in state.shards("total"):
+        ...     print(shard.index, shard.data, shard.devices)
+        (slice(0, 2, None),) [0. 1.] (0,)
+        (slice(2, 4, None),) [2. 3.] (1,)
+    """
+
+    index: tuple[slice, ...]
+    data: np.ndarray
+    devices: tuple[int, ...]
+
+
+def fetch_array(array: Any, sizes: tuple[int, ...] | None = None) -> np.ndarray:
+    """Fetch a whole array; if other processes have shards of it, each must call this."""
+    if not isinstance(array, jax.Array):
+        if isinstance(array, (np.ndarray, np.generic, bool, int, float, complex)):
+            return np.asarray(array)
+        raise NamedMeshError(
+            f"fetch was given a {type(array).__name__}, not an array",
+            fix="give results of a step, or a part of them",
+        )
+    if array.is_deleted() or jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        what = "that a step has used up" if array.is_deleted() else f"of dtype {array.dtype}"
+        raise NamedMeshError(
+            f"fetch was given an array {what}", fix="give results of the latest step"
+        )
+    with report_failure("an array cannot be fetched from the devices"):
+        if array.is_fully_addressable:
+            whole = np.asarray(array)
+        elif array.is_fully_replicated:
+            whole = np.asarray(array.addressable_data(0))
+        else:
+            whole = np.asarray(multihost_utils.process_allgather(array, tiled=True))
+    return whole[tuple(slice(size) for size in sizes or unpadded_sizes(array))]
+
+
+def fetch_nested(results: Any) -> Any:
+    """Fetch every array of nested results; every process must call it."""
+    return jax.tree.map(fetch_array, results)
+
+
+def shard_bounds(shard: Any, array: jax.Array, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return where a shard begins and ends along each dimension, without padding."""
+    bounds = (one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
+    pairs = zip(bounds, sizes, strict=True)
+    return tuple((min(start, size), min(stop, size)) for (start, stop), size in pairs)
+
+
+def own_shards(array: jax.Array, sizes: tuple[int, ...]) -> list[Shard]:
+    """Return the different shards of an array that devices of this process have."""
+    replicas: dict[tuple[tuple[int, int], ...], list[Any]] = {}
+    for shard in array.addressable_shards:
+        replicas.setdefault(shard_bounds(shard, array, sizes), []).append(shard)
+    shards = []
+    for bounds, copies in sorted(replicas.items(), key=lambda item: item[0]):
+        if all(start < stop for start, stop in bounds):
+            data = np.asarray(copies[0].data)[tuple(slice(b - a) for a, b in bounds)]
+            devices = tuple(sorted(shard.device.id for shard in copies))
+            shards.append(Shard(tuple(slice(a, b) for a, b in bounds), data, devices))
+    return shards

@@ -1,7 +1,7 @@
-"""A digest of a state that does not depend on where its shards lie.
+"""A digest of a state that does not depend on its sharding.
 
-Every element is mixed with its place in the whole array into 64 bits, and these are added up, so
-that the sum over shards is the same however the array is cut.
+Every element is mixed with its index in the whole array into 64 bits, and these are added up, so
+that the sum over shards is the same however the array is sharded.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ import numpy as np
 from namedmesh.artifacts.description import TensorSpec
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
+from namedmesh.runtime.arrays import shard_bounds
 
 _CHUNK = 2**20  # elements mixed at once
 Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a shard, and device
 
 
 def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]) -> str:
-    """The digest of a state, the same in every process; every process must call it."""
+    """Return the digest of a state; every process must call it, and gets the same."""
     own = {name: _sum_shards(array, specs[name].sizes) for name, array in arrays.items()}
     texts = current_processes().exchange("digest of the state", json.dumps(own))
     everyone: list[Sums] = [json.loads(text) for text in texts]
@@ -35,7 +36,7 @@ def digest_state(arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec
 
 
 def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
-    """The sum of every shard of a variable, or an error if copies of one differ."""
+    """Return the sum of every shard of a variable; raise if replicas of one differ."""
     shards: dict[str, dict[str, int]] = {}
     for part in parts:
         for start, by_device in part.items():
@@ -57,14 +58,11 @@ def _merge(name: str, parts: list[dict[str, dict[str, int]]]) -> dict[str, int]:
 
 
 def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str, int]]:
-    """The sums of the shards on this process's devices, by the start of the shard and device."""
+    """Return the sums of this process's shards, by the start of the shard and device."""
     sums: dict[str, dict[str, int]] = {}
     for shard in array.addressable_shards:
-        bounds = [one.indices(n)[:2] for one, n in zip(shard.index, array.shape, strict=True)]
-        inside = tuple(
-            slice(0, max(0, min(stop, size) - start))
-            for (start, stop), size in zip(bounds, sizes, strict=True)
-        )
+        bounds = shard_bounds(shard, array, sizes)
+        inside = tuple(slice(stop - start) for start, stop in bounds)
         starts = [start for start, _ in bounds]
         value = sum_elements(np.asarray(shard.data)[inside], starts, sizes)
         key = ", ".join(map(str, starts))
@@ -73,7 +71,7 @@ def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str,
 
 
 def sum_elements(shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -> int:
-    """The sum over a shard's elements, each mixed with its place in the whole array."""
+    """Return the sum over a shard's elements, each mixed with its index in the whole array."""
     total = 0
     for bits, places in _chunks(shard, starts, sizes):
         mixed = bits + (places + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -87,7 +85,7 @@ def sum_elements(shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]) -
 def _chunks(
     shard: np.ndarray, starts: list[int], sizes: tuple[int, ...]
 ) -> Iterator[tuple[Any, Any]]:
-    """The bits of a shard's elements, and their places in the whole array, some at a time."""
+    """Yield the bits of a shard's elements with their indices in the whole array, in chunks."""
     flat = np.ascontiguousarray(shard).reshape(-1)
     if flat.dtype.itemsize > 8:  # complex128: two numbers each
         flat, shard = flat.view(np.uint64), shard.view(np.uint64).reshape(*shard.shape, 2)

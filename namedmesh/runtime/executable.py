@@ -1,10 +1,11 @@
-"""Executable: an Artifact compiled for the devices at hand, ready to run."""
+"""Executable: an Artifact read, compiled for the devices at hand, audited, ready to run."""
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping, Sequence
-from types import ModuleType
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from namedmesh.artifacts.artifact import Artifact, check_artifact
@@ -12,12 +13,11 @@ from namedmesh.artifacts.description import TensorSpec
 from namedmesh.audit.audit import Audit, audit
 from namedmesh.audit.hlo.module import parse_module
 from namedmesh.errors.errors import NamedMeshError, did_you_mean, whole_number
+from namedmesh.processes.collective_trace import current_trace
 from namedmesh.records.collective import Collective
-from namedmesh.runtime.padding import remember_sizes
+from namedmesh.records.paths import check_path, describe_os_error
 from namedmesh.runtime.partitioner import choose_partitioner
-from namedmesh.runtime.state import State
-from namedmesh.runtime.state_check import check_state, check_used_once
-from namedmesh.runtime.usage import Report
+from namedmesh.runtime.state import State, check_state, check_used_once, describe_specs
 from namedmesh.signature.inputs import name_inputs
 from namedmesh.signature.nest import fill_structure
 from namedmesh.signature.printed import unwrap_results
@@ -27,11 +27,51 @@ if TYPE_CHECKING:
     from jax.sharding import NamedSharding
 
 
-def _load_backend() -> ModuleType:
-    """The part that needs jax: `step: nm.Step` in an annotation does not."""
-    from namedmesh.runtime import backend
+@dataclass(frozen=True)
+class Report:
+    """Compile time and memory of a compiled step, as the compiler counts it.
 
-    return backend
+    Attributes:
+        compile_seconds: The time it took to compile.
+        argument_bytes: Inputs and state, per device.
+        output_bytes: Results and the next state, per device.
+        temporary_bytes: Buffers that live only within a step, per device.
+        aliased_bytes: The part of the outputs in donated buffers, per device.
+        code_bytes: The program itself.
+
+    Example:
+        >>> from namedmesh.runtime import Report
+        >>> report = Report(1.0, argument_bytes=100, output_bytes=60, temporary_bytes=30,
+        ...                 aliased_bytes=50, code_bytes=7)
+        >>> report.peak_bytes
+        140
+    """
+
+    compile_seconds: float
+    argument_bytes: int
+    output_bytes: int
+    temporary_bytes: int
+    aliased_bytes: int
+    code_bytes: int
+
+    @classmethod
+    def of(cls, compiled: jax.stages.Compiled, seconds: float) -> Report:
+        """Make the report of a compiled step."""
+        memory = compiled.memory_analysis()
+        assert memory is not None, "CPU, GPU and TPU compilers all count memory"
+        return cls(
+            seconds,
+            memory.argument_size_in_bytes,
+            memory.output_size_in_bytes,
+            memory.temp_size_in_bytes,
+            memory.alias_size_in_bytes,
+            memory.generated_code_size_in_bytes,
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """Arguments, results and temporaries; what is updated in place counts once."""
+        return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.aliased_bytes
 
 
 class Executable:
@@ -39,25 +79,23 @@ class Executable:
 
     Args:
         artifact: The program to compile, for as many devices as its mesh has.
-        strict: Whether it is an error rather than a warning if the compiler makes a collective
-            that the plan does not have, does not make one that it has, or makes one otherwise, in
-            a step or in initialisation; None follows the environment variable NAMEDMESH_STRICT.
-        partitioner: What splits the program over the devices, `gspmd` or `shardy`; None follows the
-            environment variable NAMEDMESH_PARTITIONER, and without it the default.
+        strict: Whether collectives other than those planned, in a step or in initialisation, are
+            an error rather than a warning; None follows the environment's NAMEDMESH_STRICT.
+        partitioner: `gspmd` or `shardy`; None follows the environment's NAMEDMESH_PARTITIONER.
 
     Attributes:
         artifact: The program.
-        partitioner: What split it over the devices.
+        partitioner: The partitioner of the program.
         mesh: Its devices, as a jax mesh.
-        variables: What the state consists of, by name.
-        inputs: What a step takes besides, by name.
+        variables: The specs of the state, by name.
+        inputs: The specs of the inputs, by name.
         report: Compile time and memory.
         audit: The compiler's collectives against the plan's.
         initial_audit: The same for initialisation; None before `init` has compiled it.
 
     Raises:
-        NamedMeshError: If there are too few devices or no such partitioner, if other processes
-            run another program, or if strict and the compiled step is not as planned.
+        NamedMeshError: There are too few devices, other processes run another program, or the
+            compiled step is not as planned and strict.
 
     Example:
         >>> import numpy as np
@@ -78,35 +116,38 @@ class Executable:
     def __init__(
         self, artifact: Artifact, *, strict: bool | None = None, partitioner: str | None = None
     ):
-        self._backend = _load_backend()
+        # Both import jax, which `step: nm.Step` in an annotation does not need.
+        from namedmesh.runtime import arrays, compiling
+
+        self._compiling, self._arrays = compiling, arrays
         self.artifact = check_artifact(artifact)
         self.partitioner = choose_partitioner(partitioner)
-        self._backend.agree_on_program(artifact, self.partitioner)
-        self.mesh = self._backend.device_mesh(artifact.mesh)
-        self._backend.check_span(artifact, self.mesh)
+        self.mesh = compiling.choose_devices(artifact, self.partitioner)
         self.variables = {spec.name: spec for spec in artifact.variables}
         self.inputs = {spec.name: spec for spec in artifact.inputs}
-        self._updated = [spec.name for spec in artifact.variables if spec.updated]
-        self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
-        self._ready = self._backend.ReadyInputs(
-            self.inputs,
-            {name: self.sharding(spec) for name, spec in self.inputs.items()},
-            artifact.mesh,
-            [spec for spec in artifact.variables if spec.updated],
-        )
-        # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
-        self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
         start = time.perf_counter()
-        self._step = self._backend.compile_step(artifact, self.mesh, self.partitioner)
+        self._step = compiling.compile_step(artifact, self.mesh, self.partitioner)
         self.report = Report.of(self._step, time.perf_counter() - start)
         self._init: jax.stages.Compiled | None = None
         self._strict = strict
         self.initial_audit: Audit | None = None
         self.audit: Audit = self._audit(self._step, artifact.collectives)
-        self._backend.learn_collectives(artifact.name, self._step, self.audit)
+        trace = current_trace()
+        if trace is not None:
+            trace.learn(artifact.name, self.text, self.audit.matched)
+        # What a call needs, ready.
+        updated = [spec for spec in artifact.variables if spec.updated]
+        self._updated = [spec.name for spec in updated]
+        self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
+        where = (artifact.mesh, self.sharding)
+        self._place_inputs = arrays.Placement(artifact.name, "input", self.inputs, *where)
+        self._place_state = arrays.Placement(artifact.name, "variable", self.variables, *where)
+        self._ready = arrays.ReadyInputs(self._place_inputs, updated)
+        # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
+        self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
 
     def _audit(self, program: jax.stages.Compiled, planned: Sequence[Collective]) -> Audit:
-        """Audits a compiled program, and warns or raises if it is not as planned."""
+        """Audit a compiled program; warn or raise if it is not as planned."""
         result = audit(
             parse_module(program.as_text() or ""),
             self.artifact.mesh,
@@ -117,19 +158,30 @@ class Executable:
         result.enforce(self._strict)
         return result
 
+    def __repr__(self) -> str:
+        artifact = self.artifact
+        layout = f"{artifact.mesh}, layout {artifact.layout!r}"
+        return (
+            f"step {artifact.name} on {layout}, by {self.partitioner}\n"
+            f"  inputs: {describe_specs(self.inputs)}\n"
+            f"  state: {describe_specs(self.variables)}\n"
+            f"  peak {self.report.peak_bytes:,} bytes per device, compiled in "
+            f"{self.report.compile_seconds:.1f} s"
+        )
+
     @property
     def text(self) -> str:
         """The program as the compiler made it: optimized HLO."""
         return self._step.as_text() or ""
 
     def sharding(self, spec: TensorSpec) -> NamedSharding:
-        """Where an input, a variable or a result lies.
+        """Return the sharding of an input, a variable or a result over the devices.
 
         Args:
             spec: One of `inputs`, `variables` or `artifact.outputs`.
 
         Returns:
-            Its sharding over the devices.
+            Its sharding.
         """
         if not isinstance(spec, TensorSpec):
             raise NamedMeshError(
@@ -137,36 +189,39 @@ class Executable:
                 fix="give one of step.inputs, step.variables or step.artifact.outputs, "
                 "e.g. step.inputs['x']",
             )
-        return self._backend.named_sharding(self.mesh, spec)
+        return self._compiling.named_sharding(self.mesh, spec)
 
     def init(self, seed: int = 0) -> State:
-        """The first state; every device makes its own shards, nothing is ever whole in one place.
+        """Make the first state; every device makes its own shards, nothing is ever gathered.
 
         Args:
-            seed: What random initial values follow from.
+            seed: The seed of random initial values, an int32.
 
         Returns:
             The state.
 
         Raises:
-            NamedMeshError: If the seed is not an int32, or if strict and the compiled
-                initialisation is not as planned.
+            NamedMeshError: The compiled initialisation is not as planned and strict.
         """
-        _check_seed(seed)
+        number = whole_number(seed)
+        if number is None or not -(2**31) <= number < 2**31:
+            raise NamedMeshError(
+                f"the seed {seed!r} is not an int32",
+                fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",
+            )
         if not self.variables:
             return State({}, self.variables)
         if self._init is None:
-            compiled = self._backend.compile_init(self.artifact, self.mesh, self.partitioner)
+            compiled = self._compiling.compile_init(self.artifact, self.mesh, self.partitioner)
             self.initial_audit = self._audit(compiled, self.artifact.initial_collectives)
             self._init = compiled
-        arrays = self._backend.run_init(self._init, self.mesh, seed)
-        made = dict(zip(self.variables, arrays, strict=True))
-        return State.made_by(self, made, self.variables)
+        arrays = self._compiling.run_init(self._init, self.mesh, seed)
+        return State.made_by(self, dict(zip(self.variables, arrays, strict=True)), self.variables)
 
     def place(self, values: Mapping[str, Any]) -> State:
-        """A state from whole arrays, of which each device reads its own shard.
+        """Make a state from whole arrays, of which each device reads its own shard.
 
-        The arrays stay the caller's: those that a step would use up are copied.
+        The arrays stay the caller's: those that a step would donate are copied.
 
         Args:
             values: An array for each variable, by name; a State of another Executable will do.
@@ -175,24 +230,19 @@ class Executable:
             The state.
 
         Raises:
-            NamedMeshError: If variables are unknown or missing, or arrays do not fit; all of them
-                are named.
+            NamedMeshError: Variables are unknown or missing, or arrays do not fit.
         """
-        if not isinstance(values, Mapping):
-            raise NamedMeshError(
-                f"place was given a {type(values).__name__}",
-                fix="give whole arrays by name: place({name: array})",
-            )
+        _check_mapping(values, "place", "whole arrays by name: place({name: array})")
         if isinstance(values, State):
             for name, spec in values.specs.items():
                 if name in values.arrays:
-                    remember_sizes(values.arrays[name], spec.sizes)
+                    self._arrays.remember_sizes(values.arrays[name], spec.sizes)
             values = values.arrays
-        arrays = self._put("variable", self.variables, values, self._updated)
+        arrays = self._place_state.put(values, self._updated)
         return State.made_by(self, arrays, self.variables)
 
     def put(self, /, **inputs: Any) -> dict[str, jax.Array]:
-        """Inputs laid out on the devices ahead of a step.
+        """Lay inputs out on the devices ahead of a step.
 
         Args:
             **inputs: A whole array for each input, by name, or a dict of them for an argument
@@ -202,32 +252,27 @@ class Executable:
             Arrays to call the step with.
 
         Raises:
-            NamedMeshError: If inputs are unknown or missing, or arrays do not fit; all of them
-                are named.
+            NamedMeshError: Inputs are unknown or missing, or arrays do not fit.
         """
-        return self._put("input", self.inputs, self._name_inputs((), inputs))
+        return self._place_inputs.put(self._name_inputs((), inputs))
 
     def rows(self, name: str) -> slice:
-        """Which rows of an input this process feeds: those that its devices read.
+        """Return the rows of an input that this process feeds: those that its devices read.
 
         Args:
             name: The input.
 
         Returns:
             The rows along the first dimension; all of them where there is one process.
-
-        Raises:
-            NamedMeshError: If there is no such input, or it is a scalar.
         """
         if not isinstance(name, str) or name not in self.inputs:
             raise NamedMeshError(
                 f"{self.artifact.name} has no input {name!r}", fix=did_you_mean(name, self.inputs)
             )
-        spec = self.inputs[name]
-        return self._backend.own_rows(spec, self.artifact.mesh, self.sharding(spec))
+        return self._place_inputs.own_rows(self.inputs[name])
 
     def feed(self, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
-        """Inputs of which each process gives its own rows; every process must call it.
+        """Make inputs of which each process gives its own rows; every process must call it.
 
         Args:
             batch: For each input by name the rows `rows(name)` of it, whole along the other
@@ -237,55 +282,35 @@ class Executable:
             Arrays over all processes, to call the step with.
 
         Raises:
-            NamedMeshError: If inputs are unknown or missing, or arrays do not fit; all of them
-                are named.
+            NamedMeshError: Inputs are unknown or missing, or arrays do not fit.
         """
-        if not isinstance(batch, Mapping):
-            raise NamedMeshError(
-                f"feed was given a {type(batch).__name__}",
-                fix="give this process's rows by name: feed({name: rows})",
-            )
-        values = self._name_inputs((), batch)
-        name, mesh = self.artifact.name, self.artifact.mesh
-        return self._backend.feed_arrays(name, self.inputs, values, mesh, self.sharding)
+        _check_mapping(batch, "feed", "this process's rows by name: feed({name: rows})")
+        return self._place_inputs.feed(self._name_inputs((), batch))
 
     def fetch(self, results: Any) -> Any:
-        """Results as whole numpy arrays; every process must call it, and gets all of them.
+        """Fetch results as whole numpy arrays; every process must call it, and gets all of them.
 
         Args:
             results: What a step returned besides the state, or a part of it.
 
         Returns:
             The same nesting of numpy arrays.
-
-        Raises:
-            NamedMeshError: If they cannot be brought together, e.g. since a process is gone.
         """
-        return self._backend.fetch_nested(results)
-
-    def _put(
-        self,
-        what: str,
-        specs: Mapping[str, TensorSpec],
-        values: Mapping[str, Any],
-        used_up: Sequence[str] = (),
-    ) -> dict[str, jax.Array]:
-        """Check arrays and lays them out."""
-        name, mesh = self.artifact.name, self.artifact.mesh
-        return self._backend.put_arrays(name, what, specs, values, mesh, self.sharding, used_up)
+        return self._arrays.fetch_nested(results)
 
     def __call__(
         self, state: Mapping[str, Any] | None, /, *inputs: Any, **named: Any
     ) -> tuple[State, Any]:
         """Run one step."""
         values = self._name_inputs(inputs, named)
+        # The usual case: a state that this program made, and inputs that jax takes as they are.
         operands = self._ready.take(values)
         variables = None
         if operands is not None and type(state) is State:
             variables = state.take(self, self.variables, bool(self._updated))
         if operands is None or variables is None:
             checked = check_state(self.artifact, self.variables, state, self.sharding)
-            arrays = self._put("input", self.inputs, values)
+            arrays = self._place_inputs.put(values)
             check_used_once(self.artifact.name, arrays, checked.arrays, self._updated)
             operands, variables = list(arrays.values()), tuple(checked.arrays.values())
             if isinstance(state, State) and not self._updated:
@@ -301,37 +326,99 @@ class Executable:
         """Run the compiled step; variables that were deleted behind its back are named."""
         name = self.artifact.name
         try:
-            return self._backend.run_step(name, self._step, [*operands, *variables], self._block)
+            return self._compiling.run_step(name, self._step, [*operands, *variables], self._block)
         except (RuntimeError, NamedMeshError) as error:
-            if isinstance(error, self._backend.LostProcess):
+            if isinstance(error, self._compiling.LostProcess):
                 raise
             state = State(dict(zip(self.variables, variables, strict=True)), self.variables)
             check_state(self.artifact, self.variables, state, self.sharding)
             raise
 
     def _name_inputs(self, values: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
-        """What was given, by the names of the inputs."""
+        """Return the values of a call by the names of the inputs."""
         artifact = self.artifact
         if not values and named.keys() == self._input_texts.keys() and not artifact.groups:
             return dict(named)
         return name_inputs(artifact.name, self._input_texts, artifact.groups, values, named)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
-        """The results as the traced function nests them."""
+        """Return the results as the traced function nests them."""
         return self._print(fill_structure(self.artifact.structure, leaves))
 
     def _print(self, results: Any) -> Any:
-        """Print what nm.print was called with, and returns the function's own results."""
+        """Print what nm.print was called with; return the function's own results."""
         import jax
 
         return unwrap_results(results, quiet=jax.process_index() > 0)
 
 
-def _check_seed(seed: object) -> None:
-    """Raise unless a seed is an int32."""
-    number = whole_number(seed)
-    if number is None or not -(2**31) <= number < 2**31:
+def _check_mapping(values: object, function: str, expected: str) -> None:
+    """Raise unless arrays are given by name."""
+    if not isinstance(values, Mapping):
         raise NamedMeshError(
-            f"the seed {seed!r} is not an int32",
-            fix="give a whole number from -2**31 to 2**31 - 1, e.g. init(0)",
+            f"{function} was given a {type(values).__name__}", fix=f"give {expected}"
         )
+
+
+def load(
+    path: str | os.PathLike[str], *, strict: bool | None = None, partitioner: str | None = None
+) -> Executable:
+    """Read an Artifact and compile it for the devices at hand.
+
+    Args:
+        path: A file that `Artifact.save` wrote.
+        strict: As for Executable.
+        partitioner: As for Executable.
+
+    Returns:
+        The step, ready to run.
+
+    Example:
+        >>> from namedmesh.runtime import load
+        >>> import tempfile
+        >>> import numpy as np
+        >>> import namedmesh as nm
+        >>> (B,) = nm.dims("batch=4")
+        >>> program = nm.trace(lambda x: nm.square(x), x=nm.spec([B]))
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     nm.export(program, nm.Mesh(data=1), "").save(f"{folder}/square.nmesh")
+        ...     step = load(f"{folder}/square.nmesh")
+        >>> _, squares = step(None, np.arange(4, dtype=np.float32))
+        >>> squares.tolist()
+        [0.0, 1.0, 4.0, 9.0]
+    """
+    return Executable(Artifact.load(path), strict=strict, partitioner=partitioner)
+
+
+def cache_compilations(folder: str | os.PathLike[str]) -> None:
+    """Keep compiled programs in a folder, so that the next process starts without compiling.
+
+    Args:
+        folder: Where to keep them; it is made if it is not there.
+
+    Example:
+        >>> import tempfile
+        >>> import jax
+        >>> from namedmesh.runtime import cache_compilations
+        >>> options = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs",
+        ...            "jax_persistent_cache_min_entry_size_bytes")
+        >>> previous = {name: getattr(jax.config, name) for name in options}
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     cache_compilations(folder)
+        ...     jax.config.jax_compilation_cache_dir == folder
+        True
+        >>> for name, value in previous.items():  # jax's own settings again
+        ...     jax.config.update(name, value)
+    """
+    name = check_path(folder, "the folder of compiled programs")
+    try:
+        os.makedirs(name, exist_ok=True)
+    except (OSError, ValueError) as error:
+        raise NamedMeshError(
+            f"cannot make the folder {name!r}: {describe_os_error(error)}", fix="check the path"
+        ) from None
+    import jax
+
+    jax.config.update("jax_compilation_cache_dir", name)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

@@ -14,7 +14,7 @@ _VARIABLE = "NAMEDMESH_PARTITIONER"
 
 
 def choose_partitioner(name: str | None = None) -> str:
-    """The partitioner to use."""
+    """Return the partitioner to use: as named, by the environment, or the default."""
     what = "partitioner"
     if name is None:
         name, what = os.environ.get(_VARIABLE) or DEFAULT_PARTITIONER, _VARIABLE

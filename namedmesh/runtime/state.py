@@ -1,27 +1,31 @@
-"""State: the variables of a program on their devices."""
+"""State: the variables of a program on their devices, and the check that a step can take them."""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from namedmesh.artifacts.description import TensorSpec
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec, dtype_of
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 
 if TYPE_CHECKING:
     import jax
+    from jax.sharding import NamedSharding
 
-    from namedmesh.runtime.fetching import Shard
+    from namedmesh.runtime.arrays import Shard
+
+_START = "start from step.init(seed), or step.place({name: array}) for arrays of your own"
 
 
-def describe_variables(specs: Mapping[str, TensorSpec]) -> str:
-    """A state's variables on one line, the first eight of them."""
+def describe_specs(specs: Mapping[str, TensorSpec]) -> str:
+    """Format the first eight tensors on one line."""
     first = [f"{name}: {spec.text}" for name, spec in list(specs.items())[:8]]
     more = [f"and {len(specs) - 8} more"] if len(specs) > 8 else []
-    return f"State({', '.join(first + more)})"
+    return ", ".join(first + more)
 
 
 class State(Mapping[str, Any]):
@@ -45,12 +49,6 @@ class State(Mapping[str, Any]):
     """
 
     def __init__(self, arrays: Mapping[str, jax.Array], specs: Mapping[str, TensorSpec]):
-        for what, values in (("arrays", arrays), ("specs", specs)):
-            if not isinstance(values, Mapping):
-                raise NamedMeshError(
-                    f"the {what} of a state are a {type(values).__name__}, expected a dict",
-                    fix="make a state with step.init(seed) or step.place({name: array})",
-                )
         self.arrays: dict[str, jax.Array] = dict(arrays)
         self.specs = specs
         self._fits: dict[object, tuple[jax.Array, ...]] = {}  # programs, and what they accepted
@@ -59,54 +57,31 @@ class State(Mapping[str, Any]):
     def made_by(
         cls, program: object, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]
     ) -> State:
-        """A state whose arrays a program made, which need not be checked when it takes them back.
-
-        Args:
-            program: The program.
-            arrays: The variables in its order.
-            specs: What they are.
-
-        Returns:
-            The state.
-        """
+        """Make a state of a program's own arrays, which need no check when it takes them back."""
         state = cls.__new__(cls)
         state.arrays, state.specs = arrays, specs
         state._fits = {program: tuple(arrays.values())}
         return state
 
     def accept_for(self, program: object, arrays: tuple[jax.Array, ...]) -> None:
-        """Note that arrays of this state fit a program, which has checked them.
-
-        Args:
-            program: The program.
-            arrays: The arrays in its order.
-        """
+        """Note that arrays of this state fit a program, which has checked them."""
         self._fits[program] = arrays
 
     def take(
-        self, program: object, names: Collection[str], uses_up: bool
+        self, program: object, names: Collection[str], donates: bool
     ) -> tuple[jax.Array, ...] | None:
-        """The arrays for a step, if it is known that they fit and nobody has touched them since.
-
-        Args:
-            program: The program.
-            names: Its variables in order.
-            uses_up: Whether the step uses them up.
-
-        Returns:
-            The arrays in the program's order; None if they are to be checked.
-        """
+        """Return the arrays for a step; None if it is not known that they still fit."""
         known = self._fits.get(program)
         if known is None or len(self.arrays) != len(known):
             return None
         if not all(map(operator.is_, map(self.arrays.get, names), known)):
             return None
-        if uses_up:
+        if donates:
             self._fits = {}
         return known
 
     def _array(self, name: str) -> jax.Array:
-        """The array of a variable as it is on the devices."""
+        """Return the array of a variable as it is on the devices."""
         if name not in self:
             raise NamedMeshError(
                 f"the state has no variable {name!r}",
@@ -134,62 +109,48 @@ class State(Mapping[str, Any]):
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The variable of a name, or a default if there is none.
-
-        Args:
-            name: The name.
-            default: What to return if the state has no such variable.
-
-        Returns:
-            The array or the default.
-        """
+        """Return the variable of a name, or a default if there is none."""
         if name not in self:
             return default
         return self[name]
 
     def fetch(self, name: str) -> np.ndarray:
-        """A variable as a whole numpy array; every process must call it, and gets all of it.
+        """Fetch a variable; every process must call it, and gets all of it.
 
         Args:
             name: The variable.
 
         Returns:
-            Its elements, without padding.
-
-        Raises:
-            NamedMeshError: If there is no such variable, or it cannot be brought together.
+            Its elements as a numpy array, without padding.
         """
-        from namedmesh.runtime.fetching import fetch_array  # imports jax
+        from namedmesh.runtime.arrays import fetch_array  # imports jax
 
         return fetch_array(self._array(name), self.specs[name].sizes)
 
     def shards(self, name: str) -> list[Shard]:
-        """The different shards of a variable that devices of this process have.
+        """Return the different shards of a variable that devices of this process have.
 
         Args:
             name: The variable.
 
         Returns:
             The shards in order, without padding.
-
-        Raises:
-            NamedMeshError: If there is no such variable.
         """
-        from namedmesh.runtime.fetching import own_shards  # imports jax
+        from namedmesh.runtime.arrays import own_shards  # imports jax
 
         return own_shards(self._array(name), self.specs[name].sizes)
 
     def digest(self) -> str:
-        """A digest of all variables; every process must call it, and gets the same.
+        """Return a digest of all variables; every process must call it, and gets the same.
 
         It depends on names, types and bits alone, not on the mesh, the layout or the number of
-        processes. All copies of a shard are compared on the way.
+        processes.
 
         Returns:
             Sixteen hexadecimal digits.
 
         Raises:
-            NamedMeshError: If devices that should have the same shard have different ones.
+            NamedMeshError: Replicas of a shard differ between devices.
         """
         from namedmesh.runtime.digest import digest_state  # imports jax
 
@@ -205,4 +166,133 @@ class State(Mapping[str, Any]):
         return len(self.arrays)
 
     def __repr__(self) -> str:
-        return describe_variables({name: self.specs[name] for name in self.arrays})
+        return f"State({describe_specs({name: self.specs[name] for name in self.arrays})})"
+
+
+def check_state(
+    artifact: Artifact,
+    variables: Mapping[str, TensorSpec],
+    state: object,
+    sharding: Callable[[TensorSpec], NamedSharding],
+) -> State:
+    """Return a state that a program can run on, its variables in the program's order."""
+    if state is None and not variables:
+        return State({}, variables)
+    expected = f"expected: State({describe_specs(variables)})"
+    if not isinstance(state, State):
+        raise NamedMeshError(
+            f"the state given to {artifact.name} is a {type(state).__name__}", expected, fix=_START
+        )
+    missing = [name for name in variables if name not in state.arrays]
+    unknown = [name for name in state.arrays if name not in variables]
+    if missing or unknown:
+        names = [
+            f"{label}: {', '.join(names)}"
+            for label, names in (("missing", missing), ("unknown", unknown))
+            if names
+        ]
+        raise NamedMeshError(
+            f"the state given to {artifact.name} is that of another program",
+            f"given: {state}",
+            expected,
+            *names,
+            fix=_START,
+        )
+    _check_arrays(artifact, variables, state.arrays, sharding)
+    return State({name: state.arrays[name] for name in variables}, variables)
+
+
+def _check_arrays(
+    artifact: Artifact,
+    variables: Mapping[str, TensorSpec],
+    arrays: Mapping[str, jax.Array],
+    sharding: Callable[[TensorSpec], NamedSharding],
+) -> None:
+    """Raise for every array that was donated, has another type, or is sharded otherwise."""
+    donated, different, elsewhere = [], [], []
+    for name, spec in variables.items():
+        array = arrays[name]
+        if array.is_deleted():
+            donated.append(name)
+        elif array.shape != spec.padded(artifact.mesh) or array.dtype != dtype_of(spec.dtype):
+            different.append(name)
+        elif not array.sharding.is_equivalent_to(sharding(spec), array.ndim):
+            elsewhere.append(name)
+    problems: list[str] = []
+    details: list[str] = []
+    fixes: list[str] = []
+    if donated:
+        problems.append(f"{_subject(donated, 'was', 'were')} used up by an earlier step")
+        details += [f"{name}: {variables[name].text}" for name in donated]
+        fixes.append("use the state that step returned")
+    if different:
+        problems.append(f"{_subject(different, 'is', 'are')} not what {artifact.name} has")
+        for name in different:
+            array = arrays[name]
+            details.append(
+                f"{name} is {array.dtype}{list(array.shape)}, not {variables[name].text}"
+            )
+        fixes.append("start from this step's own init or place")
+    if elsewhere:
+        problems.append(f"{_subject(elsewhere, 'lies', 'lie')} elsewhere than in {artifact.name}")
+        details += [f"{name}: {variables[name].sharded_text}" for name in elsewhere]
+        details.append(f"mesh: {artifact.mesh}")
+        fixes.append("move it with step.place(state)")
+    if problems:
+        raise NamedMeshError("; ".join(problems), *details, fix="; ".join(fixes))
+
+
+def check_used_once(
+    program: str,
+    inputs: Mapping[str, jax.Array],
+    variables: Mapping[str, jax.Array],
+    updated: Collection[str],
+) -> None:
+    """Raise if memory that a step donates is given to it a second time."""
+    # A device that reads memory under one name while another name's result is written there would
+    # crash.
+    owners = {id(variables[name]): name for name in updated}
+    problems = []
+    for name, array in variables.items():
+        owner = owners.get(id(array), name)
+        if owner != name:
+            problems.append(f"variables {name} and {owner} are one array")
+    for name, array in inputs.items():
+        owner = owners.get(id(array)) or _find_alias(array, variables, updated)
+        if owner is not None:
+            problems.append(f"input {name} is the array of variable {owner}")
+    if problems:
+        raise NamedMeshError(
+            f"{'; '.join(problems)}, which {program} uses up",
+            fix="give a copy, e.g. jax.numpy.copy(array), or a numpy array",
+        )
+
+
+def _find_alias(
+    array: jax.Array, variables: Mapping[str, jax.Array], updated: Collection[str]
+) -> str | None:
+    """Return the updated variable that shares memory with an array, if there is one."""
+    likely = [
+        name
+        for name in updated
+        if variables[name].shape == array.shape and variables[name].dtype == array.dtype
+    ]
+    if not likely:
+        return None
+    addresses = _addresses(array)
+    return next((name for name in likely if addresses & _addresses(variables[name])), None)
+
+
+def _addresses(array: jax.Array) -> set[int]:
+    """Return the memory addresses of the shards of an array on this process."""
+    try:
+        return {shard.data.unsafe_buffer_pointer() for shard in array.addressable_shards}
+    except (RuntimeError, NotImplementedError):  # backends that do not say
+        return set()
+
+
+def _subject(names: list[str], one: str, several: str) -> str:
+    """Format variables as the subject of a sentence, with its verb."""
+    if len(names) == 1:
+        return f"variable {names[0]} of this state {one}"
+    return f"variables {', '.join(names)} of this state {several}"

@@ -25,7 +25,7 @@ from namedmesh.aot.memory import find_origin, largest_buffers, read_exhaustion
 from namedmesh.audit.audit import audit
 from namedmesh.audit.hlo import parse_module, parse_type
 from namedmesh.hardware.assignment import assign_devices, traffic_of
-from namedmesh.runtime.stages import compile_lowered, lower_step
+from namedmesh.runtime.compiling import compile_lowered, lower_step
 from tests.aot.refusals import BRIEF, FULL
 from tests.aot.stack import B, H, L, M
 

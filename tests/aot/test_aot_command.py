@@ -24,7 +24,7 @@ from namedmesh.aot import (
 from namedmesh.cli import aot_command
 from namedmesh.cli.main import main
 from namedmesh.hardware.assignment import assign_devices, traffic_of
-from namedmesh.runtime.stages import lower_step
+from namedmesh.runtime.compiling import lower_step
 from tests.aot.stack import B, M
 from tests.runtime.blocked import BLOCK
 

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from namedmesh.artifacts.kernels.attention_call import AttentionCall
-from namedmesh.artifacts.kernels.attention_tiles import (
+from namedmesh.artifacts.stablehlo.attention_kernel import (
     GOLDEN,
+    AttentionCall,
     Options,
     Tiles,
     mix,

@@ -8,8 +8,8 @@ import pytest
 
 import namedmesh as nm
 from namedmesh.runtime import Executable
+from namedmesh.runtime.compiling import lower_init, lower_step
 from namedmesh.runtime.partitioner import choose_partitioner
-from namedmesh.runtime.stages import lower_init, lower_step
 from tests.artifacts.partitioned import CASES, make_inputs
 from tests.checks import number_leaves
 from tests.fuzz import check

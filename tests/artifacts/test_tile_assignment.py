@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 import namedmesh as nm
-from namedmesh.artifacts.tile_assignment import read_axes
+from namedmesh.artifacts.stablehlo.shardy import read_axes
 
 MESHES = (
     {"x": 8},

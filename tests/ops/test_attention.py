@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.artifacts.kernels import choice
+from namedmesh.artifacts.stablehlo import prepare
 from namedmesh.ops.random_bits import spread_bits
 from tests.checks import assert_same, evaluated
 from tests.ops.attention_cases import ARRAYS, LAYOUTS, SPECS, B, K, N, S, T, by_matrices, make_step
@@ -80,7 +80,7 @@ def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monk
         called.append(name)
         return by_matrices(options, reads)[name] if kernels else None
 
-    monkeypatch.setattr(choice, "find_kernel", find_kernel)
+    monkeypatch.setattr(prepare, "find_kernel", find_kernel)
     program = nm.trace(make_step(rate=0.3), **SPECS)
     plan = nm.plan(program, nm.Mesh(a=2, b=4), layout)
     step = nm.Step(plan, strict=True, partitioner=partitioner)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.artifacts.kernels import choice
+from namedmesh.artifacts.stablehlo import prepare
 from tests.checks import assert_same, evaluated, uniform
 from tests.ops.attention_cases import ARRAYS, LAYOUTS, SPECS, B, K, N, S, T, by_matrices, make_step
 
@@ -44,7 +44,7 @@ def test_layouts_and_kernels_change_no_number(layout, kernels, partitioner, monk
     find_kernel = lambda name, options, reads, platforms: (
         by_matrices(options, reads)[name] if kernels else None
     )
-    monkeypatch.setattr(choice, "find_kernel", find_kernel)
+    monkeypatch.setattr(prepare, "find_kernel", find_kernel)
     program = nm.trace(make_step(0.3, True, BY_BLOCKS), **SPECS)
     plan = nm.plan(program, nm.Mesh(a=2, b=4), layout)
     step = nm.Step(plan, strict=True, partitioner=partitioner)

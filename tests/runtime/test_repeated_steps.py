@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import namedmesh as nm
-from namedmesh.runtime import stages
+from namedmesh.runtime import compiling
 from namedmesh.runtime.state import State
 
 B, M = nm.dims("batch=4 model=2")
@@ -132,8 +132,8 @@ def test_a_state_made_by_hand_is_checked():
 def test_options_of_backends_are_known_to_the_compiler():
     """They are parsed wherever a program is compiled, whatever the backend."""
     step = make()
-    lowered = stages.lower_step(step.artifact, step.mesh)
-    assert lowered.donates and not stages.lower_init(step.artifact, step.mesh).donates
-    for platform in stages.OPTIONS:
-        compiled = stages.compile_lowered(dataclasses.replace(lowered, platform=platform))
+    lowered = compiling.lower_step(step.artifact, step.mesh)
+    assert lowered.donates and not compiling.lower_init(step.artifact, step.mesh).donates
+    for platform in compiling.OPTIONS:
+        compiled = compiling.compile_lowered(dataclasses.replace(lowered, platform=platform))
         assert compiled.as_text()

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -19,11 +20,13 @@ from jax.experimental.pallas import triton as plgpu
 LOG2E = math.log2(math.e)
 GOLDEN = 0x9E3779B9
 LOWEST = -1e30
+SMALLEST = 16  # the least size of a product's side
+LARGEST_KEY = 128  # what fits beside the tiles
 
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a pass is cut up: queries and keys of a tile, and what a tile runs on."""
+    """Queries and keys of a tile of one pass, and the warps and stages it runs on."""
 
     queries: int
     keys: int
@@ -38,24 +41,24 @@ BACKWARD_QUERIES = Tiles(64, 64, 4, 2)
 
 @dataclass(frozen=True)
 class Options:
-    """What attention computes besides the average: the scores' scale, and the rate of dropout."""
+    """The scores' scale, and the rate of dropout."""
 
     scale: float
     rate: float = 0.0
 
     @property
     def threshold(self) -> int:
-        """Words below it are dropped."""
+        """The word below which weights are dropped."""
         return int(self.rate * 2**32)
 
     @property
     def grow(self) -> float:
-        """What makes up for the weights that are dropped."""
+        """The factor that makes up for the weights that are dropped."""
         return 1.0 / (1.0 - self.rate)
 
 
 def mix(x: Any) -> Any:
-    """Permutes 32-bit words; every input bit changes every output bit (lowbias32)."""
+    """Permute 32-bit words; every input bit changes every output bit (lowbias32)."""
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, None)):
         x = x ^ lax.shift_right_logical(x, jnp.uint32(shift))
         if factor is not None:
@@ -69,18 +72,18 @@ def _choose(condition: Any, x: Any, otherwise: Any) -> Any:
 
 
 def _kept(words: Any, numbers: Any, options: Options) -> Any:
-    """Which weights of a tile dropout keeps, from a word for each query and the keys' numbers."""
+    """Return which weights dropout keeps, from a word for each query and the keys' numbers."""
     mixed = mix(words + numbers.astype(jnp.uint32) * jnp.uint32(GOLDEN))
     return mixed >= jnp.uint32(options.threshold)
 
 
 def _count(first: Any, keys: int) -> Any:
-    """The numbers of the keys of a tile."""
+    """Return the numbers of the keys of a tile."""
     return first + jnp.arange(keys, dtype=jnp.int32)
 
 
 def _each_tile(bounds: Any, tiles: int, add_tile: Any, start: Any) -> Any:
-    """Go through the tiles in which something is allowed, first those in which everything is."""
+    """Loop over the tiles in which something is allowed, first those in which everything is."""
     if bounds is None:
         return lax.fori_loop(0, tiles, functools.partial(add_tile, masked=False), start)
     low, full, high = (bounds[i] for i in range(3))
@@ -91,7 +94,7 @@ def _each_tile(bounds: Any, tiles: int, add_tile: Any, start: Any) -> Any:
 def _forward(
     q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, y_ref, lse_ref, *, options, tiles
 ):
-    """Average values for one tile of queries, tile of keys by tile of keys."""
+    """Average values for one tile of queries, by tiles of keys."""
     q = q_ref[...]
     words = None if words_ref is None else words_ref[...][:, None]
 
@@ -126,7 +129,7 @@ def _forward(
 
 
 def _weigh(scores, d_weights, lse, delta, allowed, kept, options):
-    """Iterations a tile's scores into weights after dropout, and into their own cotangent."""
+    """Turn a tile's scores into weights after dropout, and into their own cotangent."""
     weights = jnp.exp2(scores * (options.scale * LOG2E) - lse * LOG2E)
     if allowed is not None:
         weights = _choose(allowed, weights, 0.0)
@@ -140,10 +143,8 @@ def _backward_keys(
     q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, dy_ref, lse_ref, delta_ref,
     dk_ref, dv_ref, *, options, tiles,
 ):  # fmt: skip
-    """The cotangents of one tile of keys and values, tile of queries by tile of queries.
-
-    Tiles have keys first here: the products that follow take them as they are.
-    """
+    """Compute the cotangents of one tile of keys and values, by tiles of queries."""
+    # Tiles have keys first here: the products that follow take them as they are.
     k, v = k_ref[...], v_ref[...]
     numbers = _count(pl.program_id(0) * tiles.keys, tiles.keys)[:, None]
 
@@ -170,7 +171,7 @@ def _backward_queries(
     q_ref, k_ref, v_ref, mask_ref, bounds_ref, words_ref, dy_ref, lse_ref, delta_ref,
     dq_ref, *, options, tiles,
 ):  # fmt: skip
-    """The cotangents of one tile of queries, tile of keys by tile of keys."""
+    """Compute the cotangents of one tile of queries, by tiles of keys."""
     q, dy = q_ref[...], dy_ref[...]
     lse, delta = lse_ref[...][:, None], delta_ref[...][:, None]
     words = None if words_ref is None else words_ref[...][:, None]
@@ -191,11 +192,9 @@ def _backward_queries(
 
 
 def find_bounds(mask: Any, own: int, other: int) -> Any:
-    """Find the tiles along the last dimension in which something is allowed, for each tile before.
-
-    Returns the first, the first from which on not everything is allowed, and the one after the
-    last: batch, own tiles, 3.
-    """
+    """Find the tiles of the last dimension in which something is allowed, for each tile before."""
+    # The result is [batch, own tiles, 3]: the first tile, the first from which on not everything is
+    # allowed, and the one after the last.
     batch, rows, columns = mask.shape
     cut = mask.reshape(batch, rows // own, own, columns // other, other) != 0
     some, every = jnp.any(cut, axis=(2, 4)), jnp.all(cut, axis=(2, 4))
@@ -210,7 +209,7 @@ def find_bounds(mask: Any, own: int, other: int) -> Any:
 
 @dataclass(frozen=True)
 class _Call:
-    """The arguments that all three passes share, and how a tile of each is cut out."""
+    """The arguments that all three passes share, and their block specs."""
 
     q: Any  # batch, queries, heads, key
     k: Any  # batch, keys, heads, key
@@ -279,7 +278,7 @@ class _Call:
 
 
 def run_forward(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
-    """Attention and the logarithm of each query's sum of exponentials."""
+    """Run attention; return it and the logarithm of each query's sum of exponentials."""
     batch, queries, heads, _ = q.shape
     lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
     results = [(q, "rows", "queries"), (lse, "numbers", "queries")]
@@ -293,7 +292,7 @@ def run_backward(
     q, k, v, mask, words, y, lse, dy, options, *, by_keys=BACKWARD_KEYS,
     by_queries=BACKWARD_QUERIES, interpret=False,
 ):  # fmt: skip
-    """The cotangents of queries, keys and values."""
+    """Run the backward pass; return the cotangents of queries, keys and values."""
     products = y.astype(jnp.float32) * dy.astype(jnp.float32)
     delta = jnp.swapaxes(jnp.sum(products, axis=-1), 1, 2)  # batch, heads, queries
     call = _Call(q, k, v, mask, words)
@@ -307,3 +306,100 @@ def run_backward(
         [(q, "rows", "queries")], "attention_backward_queries", interpret,
     )  # fmt: skip
     return dq, dk, dv
+
+
+@dataclass(frozen=True)
+class AttentionCall:
+    """One call of the kernel, which takes each of batch, queries and heads as one dimension."""
+
+    batch: tuple[int, ...]  # sizes before the positions
+    queries: tuple[int, ...]  # sizes of the positions that attend
+    heads: tuple[int, ...]  # sizes after the positions
+    memory: int  # the number of keys
+    key: int  # the size of a key
+    mask: tuple[int, ...] | None  # sizes, with ones where it does not have a dimension
+    options: Options
+
+    @classmethod
+    def of(cls, config: dict[str, Any], reads: Sequence[jax.ShapeDtypeStruct]) -> Self | None:
+        """Describe a call; None for what the kernel does not do."""
+        q, k = reads[0].shape, reads[1].shape
+        batch, queries = (
+            q[: config["batch"]],
+            q[config["batch"] : config["batch"] + config["queries"]],
+        )
+        heads, memory, key = q[len(batch) + len(queries) : -1], k[config["batch"]], q[-1]
+        mask = None
+        if config["mask"] is not None:
+            sizes = dict(zip(config["mask"], reads[3].shape, strict=True))
+            mask = tuple(sizes.get(name, 1) for name in config["rows"])
+            if len(sizes) > sum(name in sizes for name in config["rows"]):
+                return None  # a mask for each head
+        fits = (
+            key & (key - 1) == 0
+            and SMALLEST <= key <= LARGEST_KEY
+            and reads[0].dtype in (jnp.bfloat16, jnp.float16)
+            and math.prod(queries) % SMALLEST == 0
+            and memory % SMALLEST == 0
+        )
+        if not fits:
+            return None
+        options = Options(config["scale"], config["rate"])
+        return cls(batch, queries, heads, memory, key, mask, options)
+
+    def tiles(self, wanted: Tiles) -> Tiles:
+        """Return the tiles nearest to those wanted that divide the sizes."""
+        return Tiles(
+            math.gcd(wanted.queries, math.prod(self.queries)),
+            math.gcd(wanted.keys, self.memory),
+            wanted.warps,
+            wanted.stages,
+        )
+
+    def shared(self, reads: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+        """Return queries, keys, values, mask and words as the kernel takes them."""
+        b, s, n = (math.prod(sizes) for sizes in (self.batch, self.queries, self.heads))
+        q, k, v, *extra = reads
+        mask = words = None
+        if self.mask is not None:
+            mask = extra[0].reshape(self.mask)
+            sizes = list(self.mask)
+            if any(size > 1 for size in self.mask[: len(self.batch)]):
+                sizes[: len(self.batch)] = self.batch
+            sizes[len(self.batch) :] = [*self.queries, self.memory]
+            mask = jnp.broadcast_to(mask, sizes).astype(jnp.int8)
+            mask = mask.reshape(math.prod(sizes[: len(self.batch)]), s, self.memory)
+        if self.options.rate:
+            words = extra[-1].reshape(b, n, s)
+        keys = (b, self.memory, n, self.key)
+        return q.reshape(b, s, n, self.key), k.reshape(keys), v.reshape(keys), mask, words
+
+    def forward(self, *reads: Any) -> tuple[Any, ...]:
+        """Compute the averages, and the logarithm of every row's sum of exponentials."""
+        q, k, v, mask, words = self.shared(reads)
+        tiles = self.tiles(FORWARD)
+        y, lse = run_forward(q, k, v, mask, words, self.options, tiles=tiles)
+        return (
+            y.reshape(*self.batch, *self.queries, *self.heads, self.key),
+            lse.reshape(*self.batch, *self.heads, *self.queries),
+        )
+
+    def backward(self, *reads: Any) -> tuple[Any, ...]:
+        """Compute the cotangents of queries, keys and values."""
+        *first, y, lse, dy = reads
+        q, k, v, mask, words = self.shared(first)
+        rows = (q.shape[0], q.shape[2], q.shape[1])
+        cotangents = run_backward(
+            q,
+            k,
+            v,
+            mask,
+            words,
+            y.reshape(q.shape),
+            lse.reshape(rows),
+            dy.reshape(q.shape),
+            self.options,
+            by_keys=self.tiles(BACKWARD_KEYS),
+            by_queries=self.tiles(BACKWARD_QUERIES),
+        )
+        return tuple(x.reshape(like.shape) for x, like in zip(cotangents, reads, strict=False))

@@ -1,23 +1,38 @@
-"""Shardy: a module's GSPMD annotations written as `sdy` ones, which name the axes of the mesh.
+"""Shardy: GSPMD annotations, which are tile assignments, rewritten as `sdy` ones, which name axes.
 
-TensorFlow writes shardings as tile assignments, so Artifacts hold those. Where Shardy partitions a
-module, `Sharding` calls become `sdy.sharding_constraint`, and what lies between
-`SPMDFullToShardShape` and `SPMDShardToFullShape` calls becomes `sdy.manual_computation`.
+`Sharding` calls become `sdy.sharding_constraint`; ops between `SPMDFullToShardShape` and
+`SPMDShardToFullShape` calls become `sdy.manual_computation`.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import sdy
 
-from namedmesh.artifacts.tile_assignment import read_axes
+from namedmesh.artifacts.stablehlo.editing import (
+    ENTER,
+    LEAVE,
+    PLACE,
+    SHARDING,
+    blocks,
+    call_target,
+)
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
 
-PLACE, ENTER, LEAVE = "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"
-_ATTRIBUTE = "mhlo.sharding"
+_AGAIN = 'export the program again with nm.export, or use partitioner="gspmd"'
+DimensionAxes = tuple[tuple[str, ...], ...]  # the axes of each dimension, the major one first
+
+_TILED = re.compile(
+    r"\{devices=\[(?P<tiles>[\d,]+)\]"
+    r"(?:<=\[(?P<iota>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?|(?P<devices>[\d,]+))"
+    r"(?P<copies> last_tile_dim_replicate)?\}"
+)
 
 
 class ShardyWriter:
@@ -34,7 +49,7 @@ class ShardyWriter:
         self.manual_axes = sdy.ManualAxesAttr.get([ir.StringAttr.get(name) for name in mesh.axes])
 
     def sharding(self, text: str, rank: int) -> ir.Attribute:
-        """The attribute that says the same as the text of an HLO sharding."""
+        """Return the attribute for the text of an HLO sharding."""
         key = text, rank
         if key not in self._shardings:
             dimensions = [
@@ -50,16 +65,16 @@ class ShardyWriter:
 def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
     """Write every GSPMD annotation of a module as an `sdy` one."""
     with module.context, ir.Location.unknown():
-        blocks = list(_blocks(module.operation))
+        everything = list(blocks(module.operation))
         if mesh.devices == 1:
             # XLA runs no partitioner for one device, and knows no manual computation without one.
-            for block in blocks:
+            for block in everything:
                 _drop_annotations(block)
             return
         writer = ShardyWriter(mesh)
         # Inner blocks go first: building a region copies its ops and erases the originals.
-        for block in reversed(blocks):
-            calls = [_call_target(op.operation) for op in block.operations]
+        for block in reversed(everything):
+            calls = [call_target(op.operation) for op in block.operations]
             if LEAVE in calls:
                 _Regions(block, writer).build()
             for view in list(block.operations):
@@ -67,25 +82,25 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
 
 
 def _drop_annotations(block: ir.Block) -> None:
-    """Take a block's annotations out: on one device every shard is whole."""
+    """Remove a block's annotations: on one device every shard is whole."""
     for view in list(block.operations):
         op = view.operation
-        if _call_target(op) in (PLACE, ENTER, LEAVE):
+        if call_target(op) in (PLACE, ENTER, LEAVE):
             op.results[0].replace_all_uses_with(op.operands[0])
             op.erase()
-        elif _ATTRIBUTE in op.attributes:
-            del op.attributes[_ATTRIBUTE]
+        elif SHARDING in op.attributes:
+            del op.attributes[SHARDING]
 
 
 def _constrain(op: ir.Operation, writer: ShardyWriter) -> None:
-    """Write one op's own annotation."""
-    if _ATTRIBUTE not in op.attributes:
+    """Rewrite one op's own annotation."""
+    if SHARDING not in op.attributes:
         return
     text = _sharding_text(op)
-    if _call_target(op) != PLACE:
+    if call_target(op) != PLACE:
         raise NamedMeshError(
-            f"{op.name} has the sharding {text}, which no annotation of ours gives it",
-            fix='export the program again with nm.export, or use partitioner="gspmd"',
+            f"{op.name} has the sharding {text}, which is not an annotation of namedmesh",
+            fix=_AGAIN,
         )
     rank = ir.RankedTensorType(op.results[0].type).rank
     with ir.InsertionPoint(op), op.location:
@@ -95,13 +110,12 @@ def _constrain(op: ir.Operation, writer: ShardyWriter) -> None:
 
 
 class _Regions:
-    """The manual regions of one block.
+    """The manual regions of one block."""
 
-    Ops between entering and leaving calls are spread over the block, and a value that enters once
-    may be read by regions that depend on each other. So regions go by depth: how many times a
-    value's history has left a region. All local ops of one depth become one manual computation,
-    which depends on ops of that depth or less, and nothing of that depth depends on it.
-    """
+    # Ops between entering and leaving calls are spread over the block, and a value that enters
+    # once may be read by regions that depend on each other. So regions go by depth: how many times
+    # a value's history has left a region. All local ops of one depth become one manual
+    # computation, which depends on ops of that depth or less, and nothing of that depth on it.
 
     def __init__(self, block: ir.Block, writer: ShardyWriter):
         self.writer = writer
@@ -114,10 +128,10 @@ class _Regions:
             self._sort(number, op)
 
     def _sort(self, number: int, op: ir.Operation) -> None:
-        """Note the depth of an op, and on which side of a region's edge it is."""
+        """Note the depth of an op, and whether it is inside a region."""
         reads = list(_reads(op))
         depth = max((self.depth.get(value, 0) for value in reads), default=0)
-        target = _call_target(op)
+        target = call_target(op)
         if target == LEAVE:
             self.leaving.setdefault(depth, []).append(op)
             depth += 1
@@ -132,7 +146,7 @@ class _Regions:
         self.depth.update(dict.fromkeys(op.results, depth))
 
     def build(self) -> None:
-        """Put a manual computation in the place of each depth's local ops."""
+        """Replace the local ops of each depth by a manual computation."""
         end = self.ops[-1]
         for depth in range(max([*self.outer, *self.leaving], default=0) + 1):
             for op in self.outer.get(depth, ()):
@@ -141,13 +155,13 @@ class _Regions:
                 with ir.InsertionPoint(end):
                     self._build_region(self.leaving[depth])
         for op in reversed(self.ops[:-1]):
-            if _call_target(op) == LEAVE or any(value in self.inner for value in op.results):
+            if call_target(op) == LEAVE or any(value in self.inner for value in op.results):
                 op.erase()
 
     def _build_region(self, leaving: Sequence[ir.Operation]) -> None:
-        """Make one manual computation of all that some values need which leave it."""
+        """Build the manual computation of some values that leave a region."""
         body = self._needed([op.operands[0] for op in leaving])
-        entering = [op for op in body if _call_target(op) == ENTER]
+        entering = [op for op in body if call_target(op) == ENTER]
         operands = [op.operands[0] for op in entering]
         placed = set(operands)
         captured = [
@@ -177,7 +191,7 @@ class _Regions:
             op.results[0].replace_all_uses_with(result)
 
     def _needed(self, values: Sequence[ir.Value]) -> list[ir.Operation]:
-        """The local ops that values follow from, in the block's order."""
+        """Return the local ops that values depend on, in the block's order."""
         pending, needed = list(values), set[int]()
         while pending:
             number = self.inner[pending.pop()]
@@ -187,32 +201,32 @@ class _Regions:
         return [self.ops[number] for number in sorted(needed)]
 
     def _entering_sharding(self, op: ir.Operation) -> ir.Attribute:
-        """Where a value lies that enters a region: it was placed just before."""
+        """Return the sharding of a value that enters a region: it was annotated just before."""
         owner = op.operands[0].owner
         place = None if isinstance(owner, ir.Block) else owner.operation
-        if place is None or _call_target(place) != PLACE:
+        if place is None or call_target(place) != PLACE:
             raise NamedMeshError(
-                "a value enters a manual region from an unknown place",
-                fix='export the program again with nm.export, or use partitioner="gspmd"',
+                "a value enters a manual region without a sharding",
+                fix=_AGAIN,
             )
         return self._sharding(_sharding_text(place), op.operands[0])
 
     def _sharding(self, text: str, value: ir.Value) -> ir.Attribute:
-        """The attribute of a sharding of a value."""
+        """Return the attribute of a sharding of a value."""
         return self.writer.sharding(text, ir.RankedTensorType(value.type).rank)
 
 
 def _copy_inside(op: ir.Operation, inside: dict[ir.Value, ir.Value]) -> None:
-    """Copy a local op into a region; `inside` has what its operands are called there."""
-    target = _call_target(op)
+    """Copy a local op into a region; `inside` maps values to those of the region."""
+    target = call_target(op)
     if target == ENTER:
         return
     if target == PLACE:
         inside[op.results[0]] = inside[op.operands[0]]
         return
     copy = op.clone().operation
-    if _ATTRIBUTE in copy.attributes:
-        del copy.attributes[_ATTRIBUTE]
+    if SHARDING in copy.attributes:
+        del copy.attributes[SHARDING]
     for part in (copy, *_inner_ops(copy)):
         for i, value in enumerate(part.operands):
             if value in inside:
@@ -221,39 +235,108 @@ def _copy_inside(op: ir.Operation, inside: dict[ir.Value, ir.Value]) -> None:
 
 
 def _reads(op: ir.Operation) -> Iterator[ir.Value]:
-    """What an op reads: its operands, and what the ops inside it read from outside."""
+    """Yield an op's operands, and the values from outside that the ops inside it read."""
     yield from op.operands
     if len(op.regions):
         inner = list(_inner_ops(op))
-        bound = {value for block in _blocks(op) for value in block.arguments}
+        bound = {value for block in blocks(op) for value in block.arguments}
         bound |= {value for part in inner for value in part.results}
         for part in inner:
             yield from (value for value in part.operands if value not in bound)
 
 
 def _inner_ops(op: ir.Operation) -> Iterator[ir.Operation]:
-    """Every op inside an op."""
-    for block in _blocks(op):
+    """Yield every op inside an op."""
+    for block in blocks(op):
         for view in block.operations:
             yield view.operation
 
 
-def _blocks(op: ir.Operation) -> Iterator[ir.Block]:
-    """Every block inside an op, each before those inside it."""
-    for region in op.regions:
-        for block in region.blocks:
-            yield block
-            for inner in block.operations:
-                yield from _blocks(inner.operation)
-
-
-def _call_target(op: ir.Operation) -> str:
-    """What a custom call calls; empty for other ops."""
-    if "call_target_name" not in op.attributes:
-        return ""
-    return ir.StringAttr(op.attributes["call_target_name"]).value
-
-
 def _sharding_text(op: ir.Operation) -> str:
-    """The sharding of an op as HLO writes it."""
-    return ir.StringAttr(op.attributes[_ATTRIBUTE]).value
+    """Return the sharding of an op as HLO writes it."""
+    return ir.StringAttr(op.attributes[SHARDING]).value
+
+
+def read_axes(text: str, rank: int, mesh: Mesh) -> DimensionAxes:
+    """Return the mesh axes of each dimension, from the text of an HLO sharding."""
+    # Each axis of more than one device has a stride of its own in the numbers of the devices, so a
+    # tile assignment over whole axes means one list of axes a dimension. Axes of size 1 are left
+    # out.
+    if text == "{replicated}" or (mesh.devices == 1 and text.startswith("{maximal")):
+        return ((),) * rank
+    match = _TILED.fullmatch(text)
+    if match is None:
+        raise _unreadable(text, mesh)
+    tiles = _numbers(match["tiles"])
+    if match["devices"]:
+        devices = np.array(_numbers(match["devices"]))
+    else:
+        iota = _numbers(match["iota"])
+        order = _numbers(match["order"]) if match["order"] else range(len(iota))
+        devices = np.arange(math.prod(iota)).reshape(iota).transpose(*order)
+    if devices.size != mesh.devices or math.prod(tiles) != mesh.devices:
+        raise _unreadable(text, mesh)
+    if len(tiles) != rank + bool(match["copies"]):
+        raise _unreadable(text, mesh)
+    grid = devices.reshape(tiles)
+    axes = tuple(_axes_along(np.moveaxis(grid, i, 0), text, mesh) for i in range(rank))
+    if _number_tiles(axes, mesh) != [int(number) for number in _firsts(grid, rank)]:
+        raise _unreadable(text, mesh)
+    return axes
+
+
+def _axes_along(grid: np.ndarray, text: str, mesh: Mesh) -> tuple[str, ...]:
+    """Return the axes that the first dimension of a grid of devices runs along, major first."""
+    line = grid.reshape(len(grid), -1)[:, 0]
+    strides = _strides(mesh)
+    axes: list[str] = []
+    step = 1
+    while step < len(line):
+        stride = int(line[step] - line[0])
+        fitting = [axis for axis in strides if strides[axis] == stride]
+        if not fitting or len(line) % (step * mesh.axes[fitting[0]]):
+            raise _unreadable(text, mesh)
+        axes.insert(0, fitting[0])
+        step *= mesh.axes[fitting[0]]
+    return tuple(axes)
+
+
+def _strides(mesh: Mesh) -> dict[str, int]:
+    """Return the stride of each axis of several devices in the numbers of the devices."""
+    sizes = list(mesh.axes.values())
+    return {
+        axis: math.prod(sizes[i + 1 :])
+        for i, (axis, size) in enumerate(mesh.axes.items())
+        if size > 1
+    }
+
+
+def _firsts(grid: np.ndarray, rank: int) -> np.ndarray:
+    """Return the first device of each tile."""
+    return grid.reshape(*grid.shape[:rank], -1).min(axis=-1).ravel()
+
+
+def _number_tiles(axes: DimensionAxes, mesh: Mesh) -> list[int]:
+    """Return the first device of each tile if dimensions were sharded over these axes."""
+    strides = _strides(mesh)
+    numbers = np.zeros((), np.int64)
+    for on in axes:
+        along = np.zeros((), np.int64)
+        for axis in on:
+            along = np.add.outer(along, np.arange(mesh.axes[axis]) * strides[axis])
+        numbers = np.add.outer(numbers, along.ravel())
+    return [int(number) for number in numbers.ravel()]
+
+
+def _numbers(text: str) -> list[int]:
+    """Parse whole numbers separated by commas."""
+    return [int(number) for number in text.split(",")]
+
+
+def _unreadable(text: str, mesh: Mesh) -> NamedMeshError:
+    """Make the error for a sharding that is not over whole axes."""
+    return NamedMeshError(
+        f"cannot read the sharding {text} as axes of the mesh",
+        f"mesh: {mesh}",
+        fix=_AGAIN,
+    )

@@ -1,29 +1,102 @@
-"""Splicing: StableHLO that is copied into other StableHLO, functions put where they are called."""
+"""Editing StableHLO: blocks, calls, templates to copy, manual regions to close."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from jaxlib.mlir import ir
 
-from namedmesh.artifacts.regions import blocks
-
 Locate = Callable[[str], ir.Location]  # makes the location of an op of a name
+
+PLACE, ENTER, LEAVE = "Sharding", "SPMDFullToShardShape", "SPMDShardToFullShape"
+SHARDING = "mhlo.sharding"  # the attribute
 
 # A name in the text of a location; what is followed by a line number is the path of a file.
 _NAME = re.compile(r'"(?:fragment\.\d+/)?((?:[^"\\]|\\.)*)"(?!:)')
 
 
+def find_calls(module: ir.Operation, targets: Callable[[str], bool]) -> list[ir.Operation]:
+    """Return the custom calls of some targets in a module."""
+    ops = [view.operation for block in blocks(module) for view in block.operations]
+    return [op for op in ops if targets(call_target(op))]
+
+
+def call_config(op: ir.Operation) -> str:
+    """Return the text that a custom call carries."""
+    return ir.StringAttr(op.attributes["backend_config"]).value
+
+
+def close_regions(module: ir.Operation) -> None:
+    """Mark every op of a manual region, and make every value it reads enter the region.
+
+    XLA merges equal constants before it partitions, and a constant shared by a manual region and
+    the code around it would have two shardings at once: so constants enter explicitly too.
+    """
+    with ir.Location.unknown(module.context):
+        for block in blocks(module):
+            _close(block)
+
+
+def blocks(op: ir.Operation) -> Iterator[ir.Block]:
+    """Yield every block inside an op, each before those inside it."""
+    for region in op.regions:
+        for block in region.blocks:
+            yield block
+            for inner in block.operations:
+                yield from blocks(inner.operation)
+
+
+def _close(block: ir.Block) -> None:
+    """Close the manual regions of one block."""
+    inside: set[ir.Value] = set()
+    entered: dict[ir.Value, ir.Value] = {}
+    for view in list(block.operations):
+        op = view.operation
+        operands = list(op.operands)
+        if call_target(op) == ENTER:
+            inside.update(op.results)
+        elif call_target(op) != LEAVE and any(value in inside for value in operands):
+            inside.update(op.results)
+            if call_target(op) != PLACE:
+                op.attributes[SHARDING] = ir.StringAttr.get("{manual}")
+            for i, value in enumerate(operands):
+                if value not in inside:
+                    if value not in entered:
+                        with ir.InsertionPoint(op):
+                            replicated = _custom_call(PLACE, value, "{replicated}")
+                            entered[value] = _custom_call(ENTER, replicated, "{manual}")
+                    op.operands[i] = entered[value]
+
+
+def call_target(op: ir.Operation) -> str:
+    """Return the target of a custom call; empty for other ops."""
+    if "call_target_name" not in op.attributes:
+        return ""
+    return ir.StringAttr(op.attributes["call_target_name"]).value
+
+
+def _custom_call(target: str, value: ir.Value, sharding: str) -> ir.Value:
+    """Make a custom call that passes a value on under a sharding."""
+    attributes = {"call_target_name": target, "backend_config": "", SHARDING: sharding}
+    call = ir.Operation.create(
+        "stablehlo.custom_call",
+        results=[value.type],
+        operands=[value],
+        attributes={name: ir.StringAttr.get(text) for name, text in attributes.items()},
+    )
+    return call.result
+
+
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One op of a template; values are numbered: the operands first, then every op's results."""
+    """One op of a template; values are numbered: operands first, then every op's results."""
 
     op: ir.Operation
     reads: tuple[int, ...]
-    captures: dict[ir.Value, int]  # what its regions read of what comes before
-    name: str  # what TensorFlow calls it
+    captures: dict[ir.Value, int]  # values from outside that its regions read
+    name: str  # its name in TensorFlow
     plain: bool  # whether it has no regions
 
 
@@ -34,7 +107,7 @@ class Template:
     operands: int
     lines: tuple[Line, ...]
     results: tuple[int, ...]
-    module: ir.Module | None = None  # of which the ops are, so that they live as long
+    module: ir.Module | None = None  # owns the ops, which live as long as it
 
     def copy(self, operands: Sequence[ir.Value], locate: Locate | None = None) -> list[ir.Value]:
         """Copy the ops to the insertion point."""
@@ -55,7 +128,7 @@ class Template:
 def _settle_block(
     block: ir.Block, values: Sequence[ir.Value], line: Line, locate: Locate | None
 ) -> None:
-    """Give what is inside a copy's regions its operands and names."""
+    """Set the operands and locations of the ops inside a copy's regions."""
     for view in block.operations if line.captures else ():
         op = view.operation
         for i, value in enumerate(op.operands):
@@ -73,14 +146,14 @@ def make_template(
     operands: int,
     ops: Iterable[ir.Operation],
     numbers: dict[ir.Value, int],
-    made: Iterable[ir.Value],
+    known: Iterable[ir.Value],
     results: Sequence[ir.Value],
 ) -> Template:
     """Make a template of ops whose operands have numbers."""
     lines, count = [], operands
     for op in ops:
         reads = tuple(numbers[value] for value in op.operands)
-        captures = {value: numbers[value] for value in find_captures(op, made)}
+        captures = {value: numbers[value] for value in find_captures(op, known)}
         plain = not len(op.regions)
         lines.append(Line(op, reads, captures, find_name(op.location), plain))
         for value in op.results:
@@ -89,16 +162,16 @@ def make_template(
     return Template(operands, tuple(lines), tuple(numbers[value] for value in results))
 
 
-def find_captures(op: ir.Operation, made: Iterable[ir.Value]) -> list[ir.Value]:
-    """What an op's regions read of what is outside."""
+def find_captures(op: ir.Operation, known: Iterable[ir.Value]) -> list[ir.Value]:
+    """Return the values from outside that an op's regions read."""
     if not len(op.regions):
         return []
     inside = (view.operation for block in blocks(op) for view in block.operations)
-    return [value for inner in inside for value in inner.operands if value in made]
+    return [value for inner in inside for value in inner.operands if value in known]
 
 
 def inline_calls(module: ir.Module) -> ir.Operation:
-    """Replace every call in the main function of a module by what it calls."""
+    """Inline every call in the main function of a module."""
     functions = {
         ir.StringAttr(view.operation.attributes["sym_name"]).value: view.operation
         for view in module.body.operations
@@ -116,7 +189,7 @@ def main_template(module: ir.Module) -> Template:
 
 
 def replace_call(op: ir.Operation, results: Sequence[ir.Value]) -> None:
-    """Replace a custom call by the values that it is to return."""
+    """Replace a custom call by the values that it returns."""
     if isinstance(op.result.type, ir.TupleType) or str(op.result.type).startswith("tuple"):
         for use in list(op.result.uses):
             element = use.owner.operation
@@ -129,7 +202,7 @@ def replace_call(op: ir.Operation, results: Sequence[ir.Value]) -> None:
 
 
 class _Inliner:
-    """Puts functions where they are called: bodies and reducers that TensorFlow left apart."""
+    """Inlines functions: the bodies and reducers that TensorFlow left apart."""
 
     def __init__(self, functions: dict[str, ir.Operation]):
         self.functions = functions
@@ -149,20 +222,20 @@ class _Inliner:
                     op.erase()
 
     def template(self, name: str) -> Template:
-        """The template of a function, whose own calls are replaced."""
+        """Return the template of a function, its own calls inlined."""
         if name not in self.templates:
             function = self.functions[name]
             self.inline(function)
             block = function.regions[0].blocks[0]
             *ops, end = [view.operation for view in block.operations]
             numbers = {argument: i for i, argument in enumerate(block.arguments)}
-            made = {*numbers, *(value for op in ops for value in op.results)}
+            known = {*numbers, *(value for op in ops for value in op.results)}
             results = list(end.operands)
-            self.templates[name] = make_template(len(numbers), ops, numbers, made, results)
+            self.templates[name] = make_template(len(numbers), ops, numbers, known, results)
         return self.templates[name]
 
 
 def find_name(location: ir.Location) -> str:
-    """The name that TensorFlow gave an op, without scope and path."""
+    """Return the name that TensorFlow gave an op, without scope and path."""
     name = _NAME.search(str(location))
     return name[1] if name else ""

@@ -1,0 +1,1 @@
+"""The edits of an Artifact's StableHLO when it is loaded."""

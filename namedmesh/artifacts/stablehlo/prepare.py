@@ -1,0 +1,234 @@
+"""Preparing an Artifact's module: its calls become kernels, jax code and collectives.
+
+TensorFlow cannot write collectives, whose lists of devices grow with the mesh, nor kernels: an
+Artifact has a custom call for each, of one line.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import stablehlo
+
+from namedmesh.artifacts.stablehlo.editing import (
+    SHARDING,
+    Template,
+    call_config,
+    call_target,
+    close_regions,
+    find_calls,
+    main_template,
+    replace_call,
+)
+from namedmesh.artifacts.stablehlo.shardy import use_shardy_annotations
+from namedmesh.dims.hop import Hop, list_groups
+from namedmesh.dims.mesh import Mesh
+from namedmesh.errors.errors import NamedMeshError, did_you_mean, join_names
+
+PERMUTE, GATHER = "namedmesh_permute", "namedmesh_gather"
+ALL_TO_ALL, SUM = "namedmesh_all_to_all", "namedmesh_sum"
+_JAX_CODE = "namedmesh_jax"  # as ops/jax_code.py writes it
+_KERNEL = "namedmesh."  # before the name of a kernel
+PLATFORMS = ("cuda", "gpu")  # with kernels
+USES = ("auto", "off")  # of NAMEDMESH_KERNELS
+_BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
+_DTYPES = {
+    "bf16": jnp.bfloat16,
+    "f16": jnp.float16,
+    "f32": jnp.float32,
+    "i1": jnp.bool_,
+    "ui32": jnp.uint32,
+}
+
+
+def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shardy: bool) -> None:
+    """Make a module of an Artifact ready to compile for a mesh, platforms and a partitioner."""
+    insert_kernels(module, platforms)
+    insert_jax_code(module, platforms)
+    write_collectives(module, mesh)
+    if shardy:
+        use_shardy_annotations(module, mesh)
+
+
+def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
+    """Replace every call of a kernel, by the kernel where the platform has it."""
+    kernels: dict[tuple[str, ...], Template | None] = {}
+    for op in find_calls(module.operation, lambda target: target.startswith(_KERNEL)):
+        name = call_target(op).removeprefix(_KERNEL)
+        options = json.loads(call_config(op))
+        # The last operands are what named ops computed from the others: without a kernel for the
+        # platform they are the results.
+        reads = list(op.operands)[: -options["results"]]
+        plain = list(op.operands)[-options["results"] :]
+        key = name, json.dumps(options, sort_keys=True), *(str(value.type) for value in reads)
+        if key not in kernels:
+            kernels[key] = _make_kernel(name, options, reads, platforms)
+        kernel = kernels[key]
+        if kernel is None:
+            results = plain
+        else:
+            with ir.InsertionPoint(op):
+                results = kernel.copy(reads, lambda _, at=op.location: at)
+        replace_call(op, results)
+    if any(kernels.values()):
+        close_regions(module.operation)
+
+
+def _make_kernel(
+    name: str,
+    options: dict[str, Any],
+    reads: Sequence[ir.Value],
+    platforms: Sequence[str],
+) -> Template | None:
+    """Lower a kernel for what it reads; None where the platform has none for it."""
+    kinds = [ir.RankedTensorType(value.type) for value in reads]
+    if any(str(kind.element_type) not in _DTYPES for kind in kinds):
+        return None
+    types = [
+        jax.ShapeDtypeStruct(tuple(kind.shape), _DTYPES[str(kind.element_type)]) for kind in kinds
+    ]
+    function = find_kernel(name, options, types, platforms)
+    if function is None:
+        return None
+    lowered = (
+        jax.jit(function, keep_unused=True).trace(*types).lower(lowering_platforms=tuple(platforms))
+    )
+    return main_template(ir.Module.parse(lowered.as_text(debug_info=False)))
+
+
+def find_kernel(
+    name: str,
+    options: dict[str, Any],
+    reads: Sequence[jax.ShapeDtypeStruct],
+    platforms: Sequence[str],
+) -> Callable[..., Any] | None:
+    """Return the kernel that a platform has; None if it has none or kernels are off."""
+    use = os.environ.get("NAMEDMESH_KERNELS", "auto")
+    if use not in USES:
+        raise NamedMeshError(f"NAMEDMESH_KERNELS={use} is unknown", fix=did_you_mean(use, USES))
+    if use == "off" or not all(platform in PLATFORMS for platform in platforms):
+        return None
+    from namedmesh.artifacts.stablehlo.attention_kernel import AttentionCall
+
+    passes = {"attention": AttentionCall.forward, "attention_backward": AttentionCall.backward}
+    call = AttentionCall.of(options, reads) if name in passes else None
+    return None if call is None else functools.partial(passes[name], call)
+
+
+def insert_jax_code(module: ir.Module, platforms: Sequence[str]) -> None:
+    """Replace every call of a jax function by its code for a platform."""
+    calls = find_calls(module.operation, _JAX_CODE.__eq__)
+    templates: dict[str, Template] = {}
+    for op in calls:
+        call = json.loads(call_config(op))
+        code = _choose_code(call, platforms[0])
+        if code not in templates:
+            artifact = base64.b64decode(code)
+            parsed = stablehlo.deserialize_portable_artifact(module.context, artifact)  # type: ignore[call-overload]
+            templates[code] = main_template(parsed)
+        with ir.InsertionPoint(op):
+            results = templates[code].copy(list(op.operands), lambda _, at=op.location: at)
+        replace_call(op, results)
+    if calls:
+        close_regions(module.operation)
+
+
+def _choose_code(call: dict[str, Any], platform: str) -> str:
+    """Return the code of a call for a platform."""
+    wanted = "cuda" if platform == "gpu" else platform
+    if wanted not in call["code"]:
+        raise NamedMeshError(
+            f"call_jax: {call['name']} has no code for {wanted}",
+            f"it has code for: {join_names(sorted(call['code']))}",
+            *([f"jax says: {call['missing'][wanted]}"] if wanted in call["missing"] else []),
+            fix=f"run it on {join_names(sorted(call['code']))}, or call a function that jax can "
+            f"lower for {wanted}",
+        )
+    return call["modules"][call["code"][wanted]]
+
+
+def write_collectives(module: ir.Module, mesh: Mesh) -> None:
+    """Replace every call of a collective by the collective."""
+    writers = {
+        PERMUTE: _write_permute,
+        GATHER: _write_gather,
+        ALL_TO_ALL: _write_all_to_all,
+        SUM: _write_sum,
+    }
+    calls = find_calls(module.operation, writers.__contains__)
+    for number, op in enumerate(calls, 1):
+        with module.context, op.location, ir.InsertionPoint(op):
+            channel = stablehlo.ChannelHandle.get(number, _BETWEEN_DEVICES)
+            collective = writers[call_target(op)](op, call_config(op), channel, mesh)
+        if SHARDING in op.attributes:
+            collective.attributes[SHARDING] = op.attributes[SHARDING]
+        op.result.replace_all_uses_with(collective.result)
+        op.erase()
+
+
+def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Write a permutation of devices, described as a hop."""
+    pairs: Any = np.array(Hop.read(config).pairs(mesh), np.int64).reshape(-1, 2)
+    collective = stablehlo.CollectivePermuteOp(
+        op.operands[0], ir.DenseElementsAttr.get(pairs), channel_handle=channel
+    )
+    return collective.operation
+
+
+def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Write an all-gather along the first dimension over named axes."""
+    collective = stablehlo.AllGatherOp(
+        [op.result.type],
+        [op.operands[0]],
+        0,
+        _write_groups(config, mesh),
+        channel_handle=channel,
+        use_global_device_ids=True,
+    )
+    return collective.operation
+
+
+def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Write an all-to-all that splits one dimension and concatenates another."""
+    axes, cut, join = config.split(" ")
+    groups = _write_groups(axes, mesh)
+    collective = stablehlo.AllToAllOp(
+        [op.operands[0]],
+        int(cut),
+        int(join),
+        mesh.size(axes.split("+")),
+        groups,
+        channel_handle=channel,
+    )
+    return collective.operation
+
+
+def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
+    """Write a sum over named axes."""
+    collective = stablehlo.AllReduceOp(
+        [op.result.type],
+        [op.operands[0]],
+        _write_groups(config, mesh),
+        channel_handle=channel,
+        use_global_device_ids=True,
+    )
+    scalar = ir.RankedTensorType.get([], ir.RankedTensorType(op.result.type).element_type)
+    block = collective.regions[0].blocks.append(scalar, scalar)
+    with ir.InsertionPoint(block):
+        stablehlo.ReturnOp([stablehlo.AddOp(*block.arguments).result])
+    return collective.operation
+
+
+def _write_groups(axes: str, mesh: Mesh) -> ir.DenseElementsAttr:
+    """Write the groups of devices that communicate along some axes."""
+    groups: Any = np.ascontiguousarray(list_groups(axes.split("+"), mesh), np.int64)
+    return ir.DenseElementsAttr.get(groups)

@@ -1,0 +1,202 @@
+"""From an Artifact's modules to programs on devices: lowered, compiled, run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh as JaxMesh
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxlib.mlir import ir
+
+from namedmesh.artifacts.artifact import Artifact
+from namedmesh.artifacts.description import TensorSpec, dtype_of
+from namedmesh.artifacts.stablehlo.prepare import prepare_module
+from namedmesh.dims.dimension import Shape
+from namedmesh.dims.sharding import Sharding
+from namedmesh.errors.errors import NamedMeshError, name_all
+from namedmesh.jax_internals import is_one_of_several, module_function, partition_with
+from namedmesh.processes.devices import device_mesh
+from namedmesh.processes.processes import current_processes
+from namedmesh.processes.watch import LostProcess as LostProcess
+from namedmesh.processes.watch import current_watch, find_lost
+from namedmesh.runtime.partitioner import choose_partitioner
+
+# Options of a backend's compiler for programs that donate buffers, as train steps do. On GPUs,
+# CUDA graphs are rebuilt when buffers have moved: kernels launched one by one start sooner; buffers
+# that a loop fills whole need no zeros first.
+OPTIONS = {
+    "gpu": {
+        "xla_gpu_graph_min_graph_size": str(2**30),
+        "xla_gpu_enable_dus_accumulator_zero_init_elimination": True,
+    }
+}
+# Between processes, gloo makes sums that XLA has joined one by one, and goes on with the next
+# when one fails: what it then receives is another's, and it aborts the process.
+GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
+SEED = TensorSpec("seed", Shape(), "int32", Sharding())
+
+
+@dataclass(frozen=True)
+class LoweredModule:
+    """A module as jax lowered it, for one partitioner: each ignores the other's annotations."""
+
+    lowered: jax.stages.Lowered
+    partitioner: str
+    platform: str
+    donates: bool  # whether results take the memory of arguments
+
+
+def choose_devices(artifact: Artifact, partitioner: str) -> JaxMesh:
+    """Return the devices that a program runs on; raise unless all processes run it on some."""
+    processes = current_processes()
+    if processes.count > 1:
+        text = f"{artifact.name} {artifact.digest[:16]} on {artifact.mesh}, {partitioner}"
+        processes.agree("program", text)
+    devices = device_mesh(artifact.mesh)
+    present = {device.process_index for device in devices.devices.flat}
+    absent = [str(one) for one in range(jax.process_count()) if one not in present]
+    if absent:
+        names = name_all("process", absent, "processes")
+        raise NamedMeshError(
+            f"{names} of {jax.process_count()} would have no device of the mesh of {artifact.name}",
+            f"mesh: {artifact.mesh}",
+            f"devices: {len(jax.devices())}, {jax.local_device_count()} of them of this process",
+            fix="use a mesh of all devices, or start fewer processes",
+        )
+    return devices
+
+
+def named_sharding(devices: JaxMesh, spec: TensorSpec) -> NamedSharding:
+    """Return the sharding of a tensor in jax's terms."""
+    axes = (spec.sharding.axes(dim.name) or None for dim in spec.shape)
+    return NamedSharding(devices, PartitionSpec(*axes))
+
+
+def lower_step(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> LoweredModule:
+    """Lower an Artifact's step; updated variables are donated."""
+    arguments = [*artifact.inputs, *artifact.variables]
+    updated = [spec for spec in artifact.variables if spec.updated]
+    first = len(artifact.inputs)
+    donated = [i for i, spec in enumerate(artifact.variables, first) if spec.updated]
+    results = [*artifact.outputs, *updated]
+    step = artifact.step_module
+    return _lower_module(artifact, step, devices, arguments, results, donated, partitioner)
+
+
+def lower_init(
+    artifact: Artifact, devices: JaxMesh, partitioner: str | None = None
+) -> LoweredModule:
+    """Lower the module that makes an Artifact's first state."""
+    init, variables = artifact.init_module, artifact.variables
+    return _lower_module(artifact, init, devices, [SEED], variables, [], partitioner)
+
+
+def _lower_module(
+    artifact: Artifact,
+    module: bytes,
+    devices: JaxMesh,
+    arguments: Sequence[TensorSpec],
+    results: Sequence[TensorSpec],
+    donated: Sequence[int],
+    partitioner: str | None,
+) -> LoweredModule:
+    """Lower a module for devices."""
+    mesh = artifact.mesh
+
+    def prepare(parsed: ir.Module, platforms: Sequence[str], shardy: bool) -> None:
+        prepare_module(parsed, mesh, platforms, shardy)
+
+    def describe(spec: TensorSpec) -> jax.ShapeDtypeStruct:
+        sharding = named_sharding(devices, spec)
+        return jax.ShapeDtypeStruct(spec.padded(mesh), dtype_of(spec.dtype), sharding=sharding)
+
+    types = tuple((spec.padded(mesh), dtype_of(spec.dtype)) for spec in results)
+    function = jax.jit(
+        module_function(module, types, prepare),
+        in_shardings=tuple(named_sharding(devices, spec) for spec in arguments),
+        out_shardings=[named_sharding(devices, spec) for spec in results],
+        donate_argnums=tuple(donated),
+        keep_unused=True,
+    )
+    partitioner = choose_partitioner(partitioner)
+    try:
+        with partition_with(partitioner):
+            lowered = function.lower(*map(describe, arguments))
+    except NamedMeshError as error:  # was made among jax's frames: this one is about the caller's
+        raise NamedMeshError(error.problem, *error.details, fix=error.fix) from None
+    platform = devices.devices.flat[0].platform
+    return LoweredModule(lowered, partitioner, platform, bool(donated))
+
+
+def compile_lowered(
+    module: LoweredModule, options: Mapping[str, str | bool] | None = None
+) -> jax.stages.Compiled:
+    """Compile a lowered module."""
+    own = OPTIONS.get(module.platform, {}) if module.donates else {}
+    between = GLOO_OPTIONS if module.platform == "cpu" and is_one_of_several() else {}
+    with partition_with(module.partitioner):
+        return module.lowered.compile(compiler_options={**own, **between, **(options or {})})
+
+
+def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
+    """Compile the step of an Artifact."""
+    with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
+        return compile_lowered(lower_step(artifact, devices, partitioner))
+
+
+def compile_init(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
+    """Compile the module that makes the first state of an Artifact."""
+    with report_failure(f"the initialisation of {artifact.name} cannot be compiled"):
+        return compile_lowered(lower_init(artifact, devices, partitioner))
+
+
+def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list[jax.Array]:
+    """Make the first state."""
+    with report_failure("making the first state failed on the devices"):
+        key = jax.device_put(np.int32(seed), named_sharding(devices, SEED))
+        return jax.block_until_ready(compiled(key))
+
+
+def run_step(name: str, compiled: Callable[..., Any], operands: list[Any], wait: bool) -> Any:
+    """Run one step."""
+    watch = current_watch()
+    with contextlib.nullcontext() if watch is None else watch.step(name):
+        try:
+            results = compiled(*operands)
+            if wait:
+                return jax.block_until_ready(results)
+        except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
+            raise _describe_failure(f"{name} failed on its devices", error) from error
+    if watch is not None and results:
+        watch.expect(results[0])
+    return results
+
+
+@contextlib.contextmanager
+def report_failure(problem: str) -> Iterator[None]:
+    """Turn what jax raises inside into a NamedMeshError."""
+    try:
+        yield
+    except NamedMeshError:
+        raise
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # jax raises either
+        raise _describe_failure(problem, error) from error
+
+
+def _describe_failure(problem: str, error: Exception) -> NamedMeshError:
+    """Make the error for what jax raised."""
+    lost = find_lost(problem, error)
+    if lost is not None:
+        return lost
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    fix = "see what the compiler says above; export the program again if its file is old"
+    if "RESOURCE_EXHAUSTED" in str(error):
+        fix = "use a smaller batch, a mesh of more devices, or a layout that splits more"
+    return NamedMeshError(problem, *(line[:300] for line in lines[:4]), fix=fix)
