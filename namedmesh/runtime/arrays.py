@@ -50,7 +50,7 @@ class Mismatch(Exception):
 
 
 @dataclass(frozen=True)
-class Placement:
+class ArrayPlacer:
     """The inputs or the variables of a program, and how they are laid out on devices."""
 
     program: str
@@ -233,7 +233,7 @@ class ReadyInputs:
     These are arrays in place already, and numpy arrays and ints, which jax lays out in the call.
     """
 
-    def __init__(self, placement: Placement, updated: Sequence[TensorSpec]):
+    def __init__(self, placement: ArrayPlacer, updated: Sequence[TensorSpec]):
         mesh = placement.mesh
         donated = {(spec.padded(mesh), spec.dtype) for spec in updated}
         self._inputs = [
@@ -339,7 +339,9 @@ def fetch_nested(results: Any) -> Any:
     return jax.tree.map(fetch_array, results)
 
 
-def shard_bounds(shard: Any, array: jax.Array, sizes: Sequence[int]) -> tuple[tuple[int, int], ...]:
+def unpadded_bounds(
+    shard: Any, array: jax.Array, sizes: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
     """Return where a shard begins and ends along each dimension, without padding."""
     bounds = (one.indices(size)[:2] for one, size in zip(shard.index, array.shape, strict=True))
     pairs = zip(bounds, sizes, strict=True)
@@ -350,7 +352,7 @@ def own_shards(array: jax.Array, sizes: tuple[int, ...]) -> list[Shard]:
     """Return the different shards of an array that devices of this process have."""
     replicas: dict[tuple[tuple[int, int], ...], list[Any]] = {}
     for shard in array.addressable_shards:
-        replicas.setdefault(shard_bounds(shard, array, sizes), []).append(shard)
+        replicas.setdefault(unpadded_bounds(shard, array, sizes), []).append(shard)
     shards = []
     for bounds, copies in sorted(replicas.items(), key=lambda item: item[0]):
         if all(start < stop for start, stop in bounds):

@@ -17,7 +17,7 @@ import numpy as np
 from namedmesh.artifacts.description import TensorSpec
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.processes.processes import current_processes
-from namedmesh.runtime.arrays import shard_bounds
+from namedmesh.runtime.arrays import unpadded_bounds
 
 _CHUNK = 2**20  # elements mixed at once
 Sums = dict[str, dict[str, dict[str, int]]]  # by variable, the start of a shard, and device
@@ -61,7 +61,7 @@ def _sum_shards(array: jax.Array, sizes: tuple[int, ...]) -> dict[str, dict[str,
     """Return the sums of this process's shards, by the start of the shard and device."""
     sums: dict[str, dict[str, int]] = {}
     for shard in array.addressable_shards:
-        bounds = shard_bounds(shard, array, sizes)
+        bounds = unpadded_bounds(shard, array, sizes)
         inside = tuple(slice(stop - start) for start, stop in bounds)
         starts = [start for start, _ in bounds]
         value = sum_elements(np.asarray(shard.data)[inside], starts, sizes)

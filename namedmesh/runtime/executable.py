@@ -140,8 +140,8 @@ class Executable:
         self._updated = [spec.name for spec in updated]
         self._input_texts = {name: spec.text for name, spec in self.inputs.items()}
         where = (artifact.mesh, self.sharding)
-        self._place_inputs = arrays.Placement(artifact.name, "input", self.inputs, *where)
-        self._place_state = arrays.Placement(artifact.name, "variable", self.variables, *where)
+        self._place_inputs = arrays.ArrayPlacer(artifact.name, "input", self.inputs, *where)
+        self._place_state = arrays.ArrayPlacer(artifact.name, "variable", self.variables, *where)
         self._ready = arrays.ReadyInputs(self._place_inputs, updated)
         # Two steps in flight on virtual CPU devices may deadlock: they share one thread pool.
         self._block = self.mesh.devices.flat[0].platform == "cpu" and self.mesh.devices.size > 1
