@@ -25,10 +25,8 @@ def read_stub(file: str) -> dict[str, str]:
 def serve_names(
     package: str, file: str, prepare: Callable[[str], None] = lambda module: None
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """Return `__getattr__` and `__dir__` for a package with a stub file.
-
-    `prepare` is called with the module of a name before it is imported.
-    """
+    """Return `__getattr__` and `__dir__` for a package with a stub file."""
+    # `prepare` is called with the module of a name before it is imported.
     names: dict[str, str] = {}
 
     def load_name(name: str) -> Any:

@@ -25,14 +25,13 @@ _MEMBERS = ("manifest.json", "step.mlir", "init.mlir")
 
 @dataclass(frozen=True, repr=False)
 class Artifact(Manifest):
-    """A program, planned and lowered for one mesh and layout, with all that is known of it.
+    """A program, planned and lowered for one mesh and layout, that runs with numpy and jax alone.
 
-    It knows nothing of Python code or TensorFlow: numpy and jax are enough to run it. Its modules
-    are run as they are, so trust an Artifact as you would trust code.
+    Its modules are run as they are: trust an Artifact as you would trust code.
 
     Attributes:
         step_module: The step as portable StableHLO.
-        init_module: What makes the first state from a seed; empty if there are no variables.
+        init_module: The module that makes the first state from a seed; empty without variables.
 
     Example:
         >>> import namedmesh as nm
@@ -61,10 +60,7 @@ class Artifact(Manifest):
         return hashlib.sha256(self.to_bytes()).hexdigest()
 
     def with_device_assignment(self, order: Sequence[int] | None) -> Artifact:
-        """The same program on other devices: a run lays its mesh over them in this order.
-
-        Nothing is planned or lowered again: the modules speak of places in the mesh, and the
-        order says which device takes which place.
+        """Return the same program for devices in another order; nothing is lowered again.
 
         Args:
             order: For each place of the mesh in row-major order, the number of a device as
@@ -72,27 +68,16 @@ class Artifact(Manifest):
 
         Returns:
             A new Artifact.
-
-        Raises:
-            NamedMeshError: If the order does not name each of the mesh's devices once.
         """
         mesh = Mesh(device_assignment=order, **self.mesh.to_json())
         return dataclasses.replace(self, mesh=mesh)
 
     def manifest(self) -> dict[str, Any]:
-        """Everything but the modules, as JSON.
-
-        Returns:
-            The contents of the file's manifest.json.
-        """
+        """Return everything but the modules, as values that JSON has."""
         return {"format": _HEADER[0], "version": VERSION, **write_manifest(self)}
 
     def to_bytes(self) -> bytes:
-        """The file's contents.
-
-        Returns:
-            Bytes that are equal for equal artifacts.
-        """
+        """Return the file's contents, equal for equal artifacts."""
         lines = [
             f"{json.dumps(name)}: {json.dumps(value)}" for name, value in self.manifest().items()
         ]
@@ -107,7 +92,7 @@ class Artifact(Manifest):
             path: The file, by convention `NAME.nmesh`.
 
         Raises:
-            NamedMeshError: If it cannot be written; a file that was there is still there then.
+            NamedMeshError: It cannot be written; a file that was there is still there then.
         """
         name = check_path(path, "the file of the artifact")
         write_file(name, self.to_bytes(), "artifact")
@@ -123,7 +108,7 @@ class Artifact(Manifest):
             The Artifact.
 
         Raises:
-            NamedMeshError: If the file cannot be read, is too large, was changed since it was
+            NamedMeshError: The file cannot be read, is too large, was changed since it was
                 written, or is of another version.
         """
         name = check_path(path, "the file of the artifact")
@@ -131,17 +116,17 @@ class Artifact(Manifest):
 
     @classmethod
     def from_bytes(cls, data: bytes, label: str = "artifact") -> Artifact:
-        """The Artifact that a file's contents hold.
+        """Read an Artifact from a file's contents.
 
         Args:
             data: What `to_bytes` returned.
-            label: What errors call it.
+            label: The name of the data in errors.
 
         Returns:
             The Artifact.
 
         Raises:
-            NamedMeshError: If the data is damaged, not an Artifact, or of another version; every
+            NamedMeshError: The data is damaged, not an Artifact, or of another version; every
                 field of the manifest that is missing or wrong is named.
         """
         if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -164,7 +149,7 @@ class Artifact(Manifest):
 
 
 def check_artifact(artifact: object) -> Artifact:
-    """Return an Artifact, or raises if it is something else, e.g. the path of one."""
+    """Return an Artifact; raise if it is something else, e.g. the path of one."""
     if isinstance(artifact, Artifact):
         return artifact
     fix = "give what nm.export or Artifact.load returned"

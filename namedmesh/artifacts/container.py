@@ -15,14 +15,14 @@ from namedmesh.errors.errors import NamedMeshError
 
 LARGEST_FILE = 2**33  # bytes of a file and of what is unpacked from it
 LARGEST_RATIO = 100  # how far a member may be compressed: a few bytes can unpack to gigabytes
-_SMALL = 2**20  # bytes of a member that may be compressed any far
+_SMALL = 2**20  # bytes of a member that may be compressed to any ratio
 _MARK = b"namedmesh-sha256:"
 _DIGITS = 64
 AGAIN = "export it again with nm.export"
 
 
 def pack_members(members: Mapping[str, bytes]) -> bytes:
-    """Packs members into a sealed file."""
+    """Pack members into a sealed file."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
         for name, data in members.items():
@@ -33,17 +33,17 @@ def pack_members(members: Mapping[str, bytes]) -> bytes:
 
 
 def seal_file(data: bytes) -> bytes:
-    """Write the checksum of a file's contents in the place that is kept for it."""
+    """Write the checksum of a file's contents into its last bytes."""
     return data[:-_DIGITS] + _checksum(data)
 
 
 def _checksum(data: bytes) -> bytes:
-    """The checksum over all of a file but the checksum itself."""
+    """Return the checksum over all of a file but the checksum itself."""
     return hashlib.sha256(memoryview(data)[:-_DIGITS]).hexdigest().encode()
 
 
 def _compression(data: bytes) -> int:
-    """How to store a member: one that compresses further than is read again stays as it is."""
+    """Choose the compression of a member: none if it would exceed the ratio that is read."""
     if len(data) <= _SMALL or len(zlib.compress(data)) * LARGEST_RATIO >= len(data):
         return zipfile.ZIP_DEFLATED
     return zipfile.ZIP_STORED

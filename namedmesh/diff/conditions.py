@@ -44,23 +44,14 @@ _CONDITION = re.compile(
 
 @dataclass(frozen=True)
 class Condition:
-    """One condition: a metric of the second plan against a number, or against the first plan's.
+    """One condition: a metric of the second plan against a number, or against the first plan's."""
 
-    Attributes:
-        text: As it was written.
-        metric: What is measured; `different` for any difference at all.
-        comparison: Such as `>`.
-        sign: `+` or `-` where the number is a change of the first plan's figure.
-        number: The number.
-        unit: `%`, `x`, or a unit of bytes or seconds.
-    """
-
-    text: str
-    metric: str
+    text: str  # as it was written
+    metric: str  # `different` for any difference at all
     comparison: str = "=="
-    sign: str = ""
+    sign: str = ""  # + or - where the number is a change of the first plan's figure
     number: float = 0.0
-    unit: str = ""
+    unit: str = ""  # %, x, or a unit of bytes or seconds
 
     @classmethod
     def parse(cls, text: str) -> Condition:
@@ -79,7 +70,7 @@ class Condition:
         return cls(text.strip(), metric, comparison, sign, float(number), unit)
 
     def explain(self, diff: Diff) -> str | None:
-        """Say why a comparison meets the condition."""
+        """Return why a comparison meets the condition; None if it does not."""
         if self.metric == "different":
             return None if diff.same else f"{self.text}: the plans are not the same"
         before, after = diff.totals.get(self.metric, (0, 0))
@@ -124,7 +115,7 @@ def _ratio(before: float, after: float) -> float:
 
 
 def _check_metric(metric: str, text: str) -> None:
-    """Raise for a metric that there is not."""
+    """Raise for an unknown metric."""
     name, dot, part = metric.partition(".")
     if dot and name in COUNTED:
         if part in PARTS:
@@ -140,7 +131,7 @@ def _check_metric(metric: str, text: str) -> None:
 
 
 def _check_unit(metric: str, sign: str, unit: str, text: str) -> None:
-    """Raise for a unit that there is not, or that the metric is not counted in."""
+    """Raise for a unit that the metric is not counted in."""
     kind = unit_of(metric)
     fitting = ["%", "x", *(name for name, (what, _) in _UNITS.items() if what in (kind, ""))]
     if unit not in fitting:

@@ -64,7 +64,7 @@ class Diff:
 
     @property
     def same(self) -> bool:
-        """Whether nothing differs: neither tensors nor collectives, nor a total both have."""
+        """True if neither tensors nor collectives nor a total that both have differ."""
         if self.tensors or self.collectives:
             return False
         return all(a == b for a, b in self.totals.values() if None not in (a, b))

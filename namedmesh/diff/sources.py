@@ -140,7 +140,7 @@ class _MadeCollectives:
 
 @dataclass(frozen=True)
 class _ReportRow:
-    """What `namedmesh aot --json` writes for one Artifact, as far as it is compared."""
+    """The values of a report of `namedmesh aot --json` that are compared."""
 
     model: str
     mesh: str

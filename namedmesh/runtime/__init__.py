@@ -1,8 +1,4 @@
-"""How a program runs: artifacts, devices, executables, and the audit.
-
-Needs numpy and jax, not TensorFlow. Names are served from their files when they are first asked
-for, so that jax is imported when something is compiled.
-"""
+"""Running programs: needs numpy and jax, not TensorFlow; jax is imported on first use."""
 
 from namedmesh.lazy import serve_names
 

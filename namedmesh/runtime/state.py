@@ -234,7 +234,9 @@ def _check_arrays(
             )
         fixes.append("start from this step's own init or place")
     if elsewhere:
-        problems.append(f"{_subject(elsewhere, 'lies', 'lie')} elsewhere than in {artifact.name}")
+        problems.append(
+            f"{_subject(elsewhere, 'is', 'are')} sharded otherwise than in {artifact.name}"
+        )
         details += [f"{name}: {variables[name].sharded_text}" for name in elsewhere]
         details.append(f"mesh: {artifact.mesh}")
         fixes.append("move it with step.place(state)")

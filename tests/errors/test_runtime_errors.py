@@ -192,7 +192,7 @@ def state_of_another_program(step, other):
 
 
 @wrong("""
-variable w of this state lies elsewhere than in train
+variable w of this state is sharded otherwise than in train
   w: float32[model=6, hidden=4/model]
   mesh: Mesh(data=4, model=2)
   at LINE: step(elsewhere.init(0), X, 0.1)
@@ -229,7 +229,7 @@ def state_read_after_it_was_used_up(step):
 
 @wrong("""
 variable count of this state was used up by an earlier step; \
-variable w of this state lies elsewhere than in train
+variable w of this state is sharded otherwise than in train
   count: int32[]
   w: float32[model=6, hidden=4/model]
   mesh: Mesh(data=4, model=2)
