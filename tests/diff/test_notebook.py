@@ -148,3 +148,12 @@ def test_a_browser_draws_the_tables_in_the_colours_of_the_page(ground, ink, tmp_
     wanted = tuple(int(ink[i : i + 2], 16) for i in (1, 3, 5))
     assert colour == f"rgb({wanted[0]}, {wanted[1]}, {wanted[2]})"
     assert align == "right" and int(cells) > 50 and (visible, fits) == ("true", "true")
+
+
+def test_a_comparison_is_a_few_lines_and_a_table():
+    before = plan("data")
+    found = nm.diff(before, plan("fsdp"))
+    assert repr(found).startswith("Diff of ") and len(repr(found).splitlines()) < 8
+    rows = Cells(found._repr_html_()).rows
+    assert ["wire_bytes", "48.0 KiB", "48.0 KiB", "same"] in rows
+    assert "the same" in nm.diff(before, before)._repr_html_()
