@@ -3,9 +3,9 @@
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from namedmesh.artifacts.kernels.attention_tiles import mix
 
 import namedmesh as nm
+from namedmesh.artifacts.stablehlo.attention_kernel import mix
 from tests.checks import uniform
 
 B, S, T, N, K = nm.dims("batch=8 seq=16 memory=32 heads=4 key=16")
