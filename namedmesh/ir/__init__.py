@@ -1,1 +1,1 @@
-"""What a program is: tensors, ops, programs, and the passes over them."""
+"""Programs: tensors, ops, and the passes over them."""

@@ -247,7 +247,7 @@ def reverse_ops(
 
 
 def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
-    """Return what an op's derivative returned, or raises unless there is one like each input."""
+    """Return what an op's derivative returned, or raise unless there is one like each input."""
     problems = []
     if not isinstance(cotangents, (list, tuple)) or len(cotangents) != len(op.inputs):
         problems.append(f"{format_value(cotangents)} for {len(op.inputs)} inputs")

@@ -85,7 +85,7 @@ class Eager(Context):
 
 
 def convert_value(role: str, name: str, tensor: Tensor, values: Mapping[str, Any]) -> Any:
-    """Convert what a user gave for an input or variable to TensorFlow, or raises."""
+    """Convert what a user gave for an input or variable to TensorFlow, or raise."""
     tf = Eager().tf
     if name not in values:
         where = "as a keyword"

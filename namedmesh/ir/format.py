@@ -12,7 +12,7 @@ LONGEST = 60  # characters of a value's repr in one line
 
 
 def to_python_number(value: Any) -> Any:
-    """Convert a numpy scalar (or 0-d array) to Python's number; returns anything else as is."""
+    """Convert a numpy scalar (or 0-d array) to Python's number; return anything else as is."""
     scalar = isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0)
     return value.item() if scalar else value
 
@@ -23,7 +23,7 @@ def count_noun(number: int, noun: str) -> str:
 
 
 def is_named(value: Any) -> bool:
-    """Whether a value prints itself by name: a Tensor, a Dimension or a Shape."""
+    """Return whether a value prints itself by name: a Tensor, a Dimension or a Shape."""
     return isinstance(value, (Dimension, Shape)) or (
         hasattr(value, "label") and isinstance(getattr(value, "shape", None), Shape)
     )

@@ -1,4 +1,4 @@
-"""What a program is given: inputs, and variables that live from step to step."""
+"""The interface of a program: inputs, and variables that live from step to step."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def plain_number(value: Any) -> float | int | bool | None:
 
 
 def check_number(what: str, value: Any, dtype: str, *details: object) -> float | int | bool:
-    """Return value as a number that the dtype holds, or raises."""
+    """Return value as a number that the dtype holds, or raise."""
     known = plain_number(value)
     if known is None:
         advice = "give a number known while tracing"

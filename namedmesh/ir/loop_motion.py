@@ -88,7 +88,7 @@ def _find_invariants(ops: Sequence[Op], known: set[Tensor]) -> tuple[list[Op], l
 
 
 def _count_bytes(tensor: Tensor) -> int:
-    """What a tensor takes, all devices together."""
+    """Return the bytes of a tensor, all devices together."""
     return tensor.shape.elements * tensor.itemsize
 
 

@@ -169,7 +169,7 @@ class Op:
 
     @property
     def additive(self) -> bool:
-        """Whether the op is linear in all its operands together, as sums and reshapes are."""
+        """True if the op is linear in all its operands together, as sums and reshapes are."""
         return self.linear_in == (tuple(range(len(self.inputs))),)
 
     @property
@@ -179,7 +179,7 @@ class Op:
 
     @property
     def zero(self) -> bool:
-        """Whether the result is known to be zero everywhere."""
+        """Return whether the result is known to be zero everywhere."""
         return False
 
     @property
@@ -189,22 +189,22 @@ class Op:
 
     @property
     def closed(self) -> bool:
-        """Whether to lower like a manual op where sizes divide, or there are no operands."""
+        """Return whether to lower like a manual op where sizes divide, or there are no operands."""
         return False
 
     @property
     def repeatable(self) -> bool:
-        """Whether a backward loop may compute it again: XLA fuses it, and nothing is sent."""
+        """True if a backward loop may compute it again: XLA fuses it, and nothing is sent."""
         return (self.elementwise or self.constant) and self.inherits_sharding
 
     @property
     def inherits_sharding(self) -> bool:
-        """Whether results inherit the sharding that operands agree on: `plan` is not overridden."""
+        """True if results inherit the operands' sharding: `plan` is not overridden."""
         return type(self).plan is Op.plan
 
     @property
     def loop(self) -> LoopSpec | None:
-        """What the op repeats, if it is a loop."""
+        """The body that the op repeats, if it is a loop."""
         return None
 
     @property
@@ -424,11 +424,11 @@ class LoopSpec:
 
     @property
     def length(self) -> int:
-        """How many iterations there are; 1 if that is not known."""
+        """The number of iterations; 1 if that is not known."""
         return 1 if self.over is None else self.over.size
 
     def reads_rows(self, i: int) -> bool:
-        """Whether an iteration reads a row of an operand."""
+        """Return whether an iteration reads a row of an operand."""
         return self.carries <= i < len(self.body.inputs)
 
 
@@ -437,15 +437,12 @@ class PlacementRules(Protocol):
 
     def place_by_name(self, op: Op, times: int) -> None:
         """Let operands agree on the dimension that each axis shards; results inherit it by name."""
-        ...
 
     def place_pass_through(self, op: Op, times: int) -> None:
         """Leave every result where the operand is that it passes on."""
-        ...
 
     def place_kernel(self, op: Op, times: int, parallel: Collection[str]) -> None:
         """Pass through, and offer the kernel if what it reads is sharded along `parallel` alone."""
-        ...
 
     def place_move(
         self,
@@ -456,19 +453,15 @@ class PlacementRules(Protocol):
         exact: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         """Shard `take` over the axes of the layout, replicate `give`; or shard exactly so."""
-        ...
 
     def place_sum(self, op: Op, times: int) -> None:
         """Add operands up where they are, then move the sum to where its primal is."""
-        ...
 
     def place_loop(self, op: Op, times: int) -> None:
         """Plan the body of `op.loop`; carries keep the sharding that they start with."""
-        ...
 
     def place_branches(self, op: Op, times: int) -> None:
         """Plan both bodies of a choice; results are sharded as the first body leaves them."""
-        ...
 
 
 class UnrolledLoop(Op):

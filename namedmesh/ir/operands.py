@@ -22,7 +22,7 @@ AS_INPUT = "pass arrays in as inputs (nm.spec) or variables (nm.param, nm.state)
 
 
 def check_tensor(what: str, x: Any) -> Tensor:
-    """Return x when it is a Tensor, or raises."""
+    """Return x when it is a Tensor, or raise."""
     if not isinstance(x, Tensor):
         number = isinstance(to_python_number(x), (bool, int, float))
         raise NamedMeshError(
@@ -33,7 +33,7 @@ def check_tensor(what: str, x: Any) -> Tensor:
 
 
 def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
-    """Return tensors as a list, or raises."""
+    """Return tensors as a list, or raise."""
     if isinstance(tensors, Tensor):
         raise NamedMeshError(
             f"{what}: expected a list of tensors, not a single tensor",
@@ -61,7 +61,7 @@ def check_callable(what: str, *functions: Any) -> None:
 
 
 def is_list(value: Any) -> bool:
-    """Whether a value can be iterated over, which an array of no dimensions only seems to be."""
+    """Return whether a value can be iterated over, as an array of no dimensions cannot."""
     return isinstance(value, Iterable) and getattr(value, "ndim", None) != 0
 
 
@@ -73,7 +73,7 @@ def as_tuple(dims: Any) -> tuple[Any, ...]:
 
 
 def check_dimension(what: str, dim: Any, *tensors: Tensor) -> Dimension:
-    """Return dim when it is a Dimension, or raises."""
+    """Return dim when it is a Dimension, or raise."""
     if not isinstance(dim, Dimension):
         raise NamedMeshError(
             f"{what}: {format_value(dim)} is not a Dimension",
@@ -106,7 +106,7 @@ def check_has_dims(what: str, x: Any, *dims: Any) -> None:
 
 
 def make_shape(what: str, dims: Iterable[Dimension], *tensors: Tensor) -> Shape:
-    """Make the shape of a result, or raises an error that names the op and its operands."""
+    """Make the shape of a result, or raise an error that names the op and its operands."""
     try:
         return dims if isinstance(dims, Shape) else Shape(dims)
     except NamedMeshError as error:
@@ -142,7 +142,7 @@ def check_same_sizes(
 
 
 def _labels(tensors: Sequence[Tensor]) -> list[str]:
-    """What to call each tensor, primed where two of different shapes have one name."""
+    """Name each tensor, primed where two of different shapes have one name."""
     named: dict[str, Shape] = {}
     labels = []
     for tensor in tensors:
@@ -181,7 +181,7 @@ def check_one_dtype(
 
 
 def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
-    """Return value as an int when it is a whole number known while tracing, or raises."""
+    """Return value as an int when it is a whole number known while tracing, or raise."""
     if type(value) is int:
         return value
     number = to_python_number(value)

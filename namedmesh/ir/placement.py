@@ -12,7 +12,7 @@ from namedmesh.errors.errors import NamedMeshError
 
 @dataclass(frozen=True)
 class Placement:
-    """What an op asks of its operands' shardings; other dimensions pass through by name.
+    """An op's demands on its operands' shardings; other dimensions pass through by name.
 
     Args:
         whole: Dimensions that must not be sharded.

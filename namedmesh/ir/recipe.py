@@ -64,5 +64,5 @@ def find_recipe(tensor: Tensor, dim: Dimension) -> Recipe:
 
 
 def _treats_alone(op: Op) -> bool:
-    """Whether every element is made of the operands' elements there alone, on any device."""
+    """Return whether every element is made of the operands' elements there alone, on any device."""
     return op.elementwise and op.inherits_sharding and bool(op.inputs) and not op.manual

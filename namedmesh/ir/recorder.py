@@ -14,7 +14,7 @@ from namedmesh.ir.tensor import Tensor
 
 
 class Recorder(ABC):
-    """Where new ops go, and the facts every one of them is recorded with."""
+    """The list that new ops go to, and the facts they are recorded with."""
 
     source: Source | None  # the line that ops are attributed to; None: the caller's own
     phase: str  # forward, backward or update
@@ -40,7 +40,7 @@ def active_recorder() -> Recorder | None:
 
 
 def require_recorder(what: str) -> Recorder:
-    """Return the active recorder, or raises for an op that is called outside a traced function."""
+    """Return the active recorder, or raise for an op that is called outside a traced function."""
     recorder = _active.get()
     if recorder is None:
         raise NamedMeshError(

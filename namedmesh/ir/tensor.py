@@ -89,7 +89,7 @@ class Tensor:
 
     @property
     def label(self) -> str:
-        """What to call the tensor: its own name, the variable it was assigned to, or its op."""
+        """Its own name, the variable it was assigned to, or its op."""
         if self.name:
             return self.name
         if self.primal is not None:
@@ -98,13 +98,13 @@ class Tensor:
 
     @property
     def floating(self) -> bool:
-        """Whether the tensor can carry a gradient."""
+        """Return whether the tensor can carry a gradient."""
         return self.dtype in FLOATS
 
     @property
     def itemsize(self) -> int:
         """Bytes of one element."""
-        return BYTES.get(self.dtype, 1)
+        return BYTES[self.dtype]
 
     def __str__(self) -> str:
         return f"{self.label}: {self.dtype}{self.shape}"

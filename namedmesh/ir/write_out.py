@@ -175,12 +175,12 @@ class _Writer:
             return [loop.split_rounds(self.find(tensor))]
 
     def is_read_by_iterations(self, history: Tensor, loop: UnrolledLoop) -> bool:
-        """Whether what a loop makes is read by such loops alone."""
+        """Return whether what a loop makes is read by such loops alone."""
         readers = self.readers.get(history, ())
         return bool(readers) and all(_form(other) == _form(loop) for other in readers)
 
     def is_handed_over(self, tensor: Tensor, loop: UnrolledLoop) -> bool:
-        """Whether a loop reads iteration by iteration what another one made so."""
+        """Return whether a loop reads iteration by iteration what another one made so."""
         maker = self.histories[tensor][0] if tensor in self.histories else None
         return maker is not None and _form(maker) == _form(loop)
 

@@ -195,7 +195,7 @@ def cond(
     Args:
         condition: A bool tensor without dimensions.
         yes: Called with the operands where the condition is true.
-        no: Called with the operands where it is false; returns tensors nested as those of `yes`,
+        no: Called with the operands where it is false; return tensors nested as those of `yes`,
             each of the same dimensions and dtype.
         *operands: Tensors that both functions take; both may also use tensors from outside.
 
@@ -230,8 +230,8 @@ def while_loop(test: Callable[..., Tensor], body: Callable[..., Any], *start: An
     `nm.scan` for one that is differentiated.
 
     Args:
-        test: Called with the carried values; returns a bool scalar.
-        body: Called with the carried values; returns the next ones, one value or a tuple, nested as
+        test: Called with the carried values; return a bool scalar.
+        body: Called with the carried values; return the next ones, one value or a tuple, nested as
             the first ones and of the same dimensions and dtypes.
         *start: The first values: tensors, numbers, or tuples, lists and dicts of them.
 

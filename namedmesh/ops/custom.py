@@ -108,9 +108,9 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     """Return a function with a derivative of its own.
 
     Args:
-        forward: Called with tensors; returns (result, residuals), both nested as you like. The
+        forward: Called with tensors; return (result, residuals), both nested as you like. The
             residuals are the tensors that the backward function needs; None for none.
-        backward: Called with the residuals and the cotangent of the result; returns a cotangent, or
+        backward: Called with the residuals and the cotangent of the result; return a cotangent, or
             None, for each argument of `forward`: a tuple or list where there are several.
 
     Example:

@@ -1,4 +1,4 @@
-"""What a loop stores for its backward pass, and what that pass computes again."""
+"""Loop storage: the tensors that a loop keeps for its backward pass."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class Manual(Enclosing):
         return self.rebuild(inputs=inputs, outputs=tuple(self.outputs[i] for i in keep), body=body)
 
     def _has_all_dims(self, positions: Sequence[int]) -> bool:
-        """Whether some inputs have every dimension that the region runs over."""
+        """Return whether some inputs have every dimension that the region runs over."""
         names = {name for i in positions for name in self.inputs[i].shape.names}
         return all(dim.name in names for dim in self.over)
 
@@ -82,7 +82,7 @@ def manual(
     the region.
 
     Args:
-        function: Called with the tensors; returns tensors, nested as you like, that all have the
+        function: Called with the tensors; return tensors, nested as you like, that all have the
             dimensions in `over`. It may use tensors from outside.
         *tensors: What it is called with.
         over: One dimension or several that may stay sharded inside.

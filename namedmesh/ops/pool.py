@@ -45,7 +45,7 @@ class Places(Op):
 
     @property
     def fill(self) -> float:
-        """What places hold outside."""
+        """The value of places outside of the operand."""
         return 0
 
     def placement(self) -> Placement:
@@ -58,7 +58,7 @@ class Places(Op):
         return find_sliding_exchanges(self.inputs[0], self.slides, shards)
 
     def read(self, context: Context, x: Any) -> tuple[Any, list[int]]:
-        """Read the places that a device's windows meet; returns them, and how many windows."""
+        """Read the places that a device's windows meet; return them, and how many windows."""
         shape, counts, spread = self.inputs[0].shape, [], []
         for slide in self.slides:
             at, sliding = shape.position(slide.dim), slide.sliding
@@ -71,7 +71,7 @@ class Places(Op):
         return x, counts
 
     def taps(self, x: Any, counts: Sequence[int]) -> list[Any]:
-        """What each element of the window meets at every position, the last dimension fastest."""
+        """Return what each element of the window meets, the last dimension fastest."""
         shape = self.inputs[0].shape
         found = []
         for taps in itertools.product(*(range(slide.sliding.window) for slide in self.slides)):
@@ -110,7 +110,7 @@ class WindowSum(Places):
 
 
 class Windows(Places):
-    """What a window meets at every position, along dimensions of its own."""
+    """The elements that a window meets at every position, along dimensions of its own."""
 
     rearranges = True
     late_sums = False

@@ -78,7 +78,7 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
     what is computed twice.
 
     Args:
-        function: Takes tensors, nested as you like, and returns some.
+        function: Takes tensors, nested as you like, and return some.
         policy: "full" computes everything again; "dots" keeps the results of einsums and reshards,
             so that no product and no communication is made twice.
 

@@ -105,7 +105,7 @@ class RegionCutter:
         self._free = _made_of_constants(body.ops)
 
     def record(self, values: Sequence[Tensor]) -> list[Tensor]:
-        """Record what the region does with some values, and returns its results."""
+        """Record what the region does with some values, and return its results."""
         known = dict(zip(self._body.arguments, map(self._make_whole, values), strict=True))
         run: list[Op] = []
         for op in self._body.ops:

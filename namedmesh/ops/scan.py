@@ -34,7 +34,7 @@ REMAT = ("none", "full", "dots")
 
 
 class Row(Op):
-    """What a tensor has at one place along a dimension, that dimension removed."""
+    """One row of a tensor along a dimension, that dimension removed."""
 
     linear_in = ((0,),)
     by_name = True
@@ -71,7 +71,7 @@ class Scan(UnrolledLoop):
 
     @property
     def stacked(self) -> int:
-        """How many inputs are read along the dimension."""
+        """The number of inputs that are read along the dimension."""
         return len(self.body.inputs) - self.carries
 
     @property
@@ -250,7 +250,7 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     }
 
     def backward(carry: dict[str, Any], row: dict[str, Any]) -> tuple[dict[str, Any], list[Tensor]]:
-        """Differentiates one iteration; what the body captures gets the sum over all iterations."""
+        """Differentiate one iteration; what the body captures gets the sum over all iterations."""
         trace = current("scan")
         outside = [trace.bring(tensor) for tensor in loop.inputs[total:]]
         values = [*row["history"], *row["x"], *outside]
@@ -332,7 +332,7 @@ def scan(
     The program's size does not depend on the length. The backward pass runs the other way round.
 
     Args:
-        function: Called with the carry and a slice of `xs`; returns (carry, y): the next carry,
+        function: Called with the carry and a slice of `xs`; return (carry, y): the next carry,
             nested as the first and of the same dimensions and dtypes, and what to keep of this
             iteration, nested as you like, or None.
         carry: The first carry: tensors, numbers, or tuples, lists and dicts of them.

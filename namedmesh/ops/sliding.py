@@ -138,7 +138,7 @@ Number = int | Mapping[Dimension, int]
 
 
 class SlideOptions:
-    """What a user says of windows, checked."""
+    """The options of sliding windows, checked."""
 
     def __init__(self, what: str, tensors: Iterable[Tensor], dims: Iterable[Dimension]):
         self.what, self.tensors, self.dims = what, tuple(tensors), tuple(dims)

@@ -27,7 +27,7 @@ def vmap(function: Callable[..., Any], over: Dimension, stack: bool = False) -> 
     and moves are refused.
 
     Args:
-        function: Takes tensors, nested as you like, and returns some.
+        function: Takes tensors, nested as you like, and return some.
         over: The dimension, which the function's arguments lose and its results have first.
         stack: Whether a variable made in the function has a slice for each element, stacked along
             the dimension. Otherwise all share it.
