@@ -56,7 +56,15 @@ class Report:
 
     @classmethod
     def of(cls, compiled: jax.stages.Compiled, seconds: float) -> Report:
-        """Make the report of a compiled step."""
+        """Make the report of a compiled step.
+
+        Args:
+            compiled: The step.
+            seconds: The time it took to compile.
+
+        Returns:
+            The report.
+        """
         memory = compiled.memory_analysis()
         assert memory is not None, "CPU, GPU and TPU compilers all count memory"
         return cls(

@@ -57,20 +57,43 @@ class State(Mapping[str, Any]):
     def made_by(
         cls, program: object, arrays: dict[str, jax.Array], specs: Mapping[str, TensorSpec]
     ) -> State:
-        """Make a state of a program's own arrays, which need no check when it takes them back."""
+        """Make a state of a program's own arrays, which need no check when it takes them back.
+
+        Args:
+            program: The program.
+            arrays: The variables in its order.
+            specs: Their specs.
+
+        Returns:
+            The state.
+        """
         state = cls.__new__(cls)
         state.arrays, state.specs = arrays, specs
         state._fits = {program: tuple(arrays.values())}
         return state
 
     def accept_for(self, program: object, arrays: tuple[jax.Array, ...]) -> None:
-        """Note that arrays of this state fit a program, which has checked them."""
+        """Note that arrays of this state fit a program, which has checked them.
+
+        Args:
+            program: The program.
+            arrays: The arrays in its order.
+        """
         self._fits[program] = arrays
 
     def take(
         self, program: object, names: Collection[str], donates: bool
     ) -> tuple[jax.Array, ...] | None:
-        """Return the arrays for a step; None if it is not known that they still fit."""
+        """Return the arrays for a step; None if it is not known that they still fit.
+
+        Args:
+            program: The program.
+            names: Its variables in order.
+            donates: Whether the step donates them.
+
+        Returns:
+            The arrays in the program's order, or None.
+        """
         known = self._fits.get(program)
         if known is None or len(self.arrays) != len(known):
             return None
@@ -109,7 +132,15 @@ class State(Mapping[str, Any]):
         return np.asarray(array)[tuple(slice(0, size) for size in sizes)]
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the variable of a name, or a default if there is none."""
+        """Return the variable of a name, or a default if there is none.
+
+        Args:
+            name: The name.
+            default: The default.
+
+        Returns:
+            The array or the default.
+        """
         if name not in self:
             return default
         return self[name]
