@@ -68,9 +68,12 @@ def check_keywords(
     name: str, named: Iterable[str], function: Callable[..., Any], options: Sequence[str]
 ) -> None:
     """Raise for a keyword that the function lacks and that looks like an option of its caller."""
+    parameters = inspect.signature(function).parameters
+    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        return
     for keyword in named:
         close = difflib.get_close_matches(keyword, options, n=1)
-        if close and keyword not in inspect.signature(function).parameters:
+        if close and keyword not in parameters:
             raise NamedMeshError(
                 f"{name} has no argument {keyword}, nor has the function",
                 fix=f"did you mean {close[0]}=?",

@@ -298,8 +298,7 @@ def attention(
         rate: The share of the weights to drop, with a `dropout_key`.
         dropout_key: A random key; every layout drops the same weights, and every size of blocks.
         block: The number of keys at a time, a divisor of the size of `over`; by default all up to
-            2,048, at most 1,024 of more. Blocks gather keys that are split; all at once they stay
-            split.
+            2,048, at most 1,024 of more. Blocks gather keys that are split.
 
     Example:
         >>> S, T, K = nm.dims("seq=1 memory=2 key=1")

@@ -22,7 +22,7 @@ from namedmesh.ir.operands import (
     make_shape,
 )
 from namedmesh.ir.placement import Placement
-from namedmesh.ir.tensor import BYTES, FLOATS, Tensor
+from namedmesh.ir.tensor import BYTES, FLOATS, Over, Tensor
 from namedmesh.ops.broadcast import broadcast, sum
 from namedmesh.ops.elementwise import cast
 from namedmesh.ops.shape import transpose
@@ -97,7 +97,7 @@ def einsum(
     operands: Sequence[Tensor],
     dims: Sequence[Dimension] | None = None,
     *,
-    over: Dimension | Sequence[Dimension] | None = None,
+    over: Over = None,
     preferred: str | None = None,
 ) -> Tensor:
     """Return the product of tensors by name, summed over every dimension not in the result.
@@ -145,15 +145,13 @@ def einsum(
             pair.describe(name=f"{a.label}*{b.label}")
         tensors = [*rest, pair]
     (result,) = tensors
-    return _reorder(_sum_others(cast(result, dtype), {*shape.names}), shape)
+    return transpose(_sum_others(cast(result, dtype), {*shape.names}), shape)
 
 
 def _result_dims(
-    tensors: Sequence[Tensor],
-    dims: Sequence[Dimension] | None,
-    over: Dimension | Sequence[Dimension] | None,
+    tensors: Sequence[Tensor], dims: Sequence[Dimension] | None, over: Over
 ) -> Sequence[Dimension]:
-    """Return the dimensions of the result, given by themselves or by what is summed over."""
+    """Return the dimensions of the result, named by themselves or by those to sum over."""
     if (dims is None) == (over is None):
         raise NamedMeshError(
             "einsum: the result is given by its dimensions, or by those to sum over",
@@ -225,13 +223,7 @@ def _find_path(operands: list[Tensor], shape: Shape) -> list[tuple[int, int]]:
 
 def _sum_others(x: Tensor, names: set[str]) -> Tensor:
     """Sum over all dimensions but some."""
-    others = [dim for dim in x.shape if dim.name not in names]
-    return sum(x, over=others) if others else x
-
-
-def _reorder(x: Tensor, shape: Shape) -> Tensor:
-    """Put the dimensions in the order of a shape."""
-    return x if x.shape == shape else transpose(x, shape)
+    return sum(x, over=[dim for dim in x.shape if dim.name not in names])
 
 
 def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None) -> Tensor:
@@ -242,12 +234,13 @@ def _contract_pair(a: Tensor, b: Tensor, shape: Shape, dtype: str | None = None)
     # XLA adds products of narrow floats up in a wide dtype; all else is made wide before.
     if not (a.floating and shared and a.dtype == b.dtype and summed <= {*shape.names}):
         a, b = cast(a, dtype), cast(b, dtype)
+    # Dimensions of one operand alone are summed before, those of neither are broadcast after.
     a = _sum_others(a, {*shape.names, *b.shape.names})
     b = _sum_others(b, {*shape.names, *a.shape.names})
     present = Shape(dim for dim in shape if dim.name in {*a.shape.names, *b.shape.names})
     if not shared or not a.floating:
         # Without a shared dimension there is nothing to contract; a contraction takes floats.
-        product = _reorder(_sum_others(a * b, {*present.names}), present)
+        product = transpose(_sum_others(a * b, {*present.names}), present)
     else:
         product = Einsum((a, b), present, dtype).output
     return product if present == shape else broadcast(product, shape)

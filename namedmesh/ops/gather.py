@@ -224,7 +224,7 @@ def one_hot(indices: Tensor, dim: Dimension, dtype: str = "float32") -> Tensor:
 
 
 def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
-    """Return slices of a table at indices along a dimension.
+    """Return slices of a table at indices: their dimensions, then the table's others.
 
     Dimensions that table and indices share by name are batch dimensions. An index outside the
     dimension reads zeros. Over a split dimension every device reads what it has, and an AllReduce
@@ -234,9 +234,6 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
         table: The tensor to read.
         indices: A tensor of integers.
         dim: The dimension of the table to index.
-
-    Returns:
-        A tensor with the dimensions of the indices, then the table's others.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=3")
@@ -259,7 +256,7 @@ def gather(table: Tensor, indices: Tensor, dim: Dimension) -> Tensor:
 def scatter_add(
     updates: Tensor, indices: Tensor, dim: Dimension, batch: Sequence[Dimension] = ()
 ) -> Tensor:
-    """Return zeros with updates added at indices along a new dimension.
+    """Return zeros with updates added at indices: the batch, the new dimension, the others.
 
     Dimensions of the indices are summed over, except those in `batch`; where one of them is split,
     an AllReduce adds the partial sums. An index outside the dimension adds nothing.
@@ -269,9 +266,6 @@ def scatter_add(
         indices: A tensor of integers.
         dim: The new dimension.
         batch: Dimensions of the indices to keep in the result.
-
-    Returns:
-        A tensor with the batch dimensions, `dim`, and the other dimensions of the updates.
 
     Example:
         >>> B, V = nm.dims("batch=4 vocab=3")

@@ -183,9 +183,7 @@ def find_peak(x: Tensor, over: Sequence[Dimension]) -> Tensor:
 
 
 def mean(x: Tensor, over: Over = None, *, where: Tensor | None = None) -> Tensor:
-    """Return the mean over dimensions.
-
-    Over a split dimension every device sums its own shard, and an AllReduce adds the partial sums.
+    """Return the mean over dimensions; it communicates as `nm.sum` does.
 
     Args:
         x: A floating point tensor.

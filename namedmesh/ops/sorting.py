@@ -309,9 +309,7 @@ def argsort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
 
 
 def sort(x: Tensor, dim: Dimension, descending: bool = False) -> Tensor:
-    """Return the elements sorted along a dimension; the gradient goes back to where each was.
-
-    Over a split dimension it communicates as `nm.argsort` does.
+    """Return the elements sorted along a dimension; it communicates as `nm.argsort` does.
 
     Args:
         x: A tensor of numbers.
