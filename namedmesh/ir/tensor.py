@@ -28,6 +28,16 @@ OPERATORS: dict[str, Callable[..., Any]] = {}
 Over = Dimension | Sequence[Dimension] | None
 
 
+def _operator(function: str, reflected: bool = False) -> Callable[[Tensor, Operand], Tensor]:
+    """Make the method behind a sign such as +, or behind the same sign with a number before it."""
+
+    def apply(self: Tensor, other: Operand) -> Tensor:
+        name = self._by_dtype(function) if function in ("and", "or", "xor") else function
+        return _apply(name, other, self) if reflected else _apply(name, self, other)
+
+    return apply
+
+
 class Tensor:
     """A value that a named op binds: its dimensions by name, its dtype, and the line that made it.
 
@@ -300,77 +310,23 @@ class Tensor:
 
     __hash__ = object.__hash__
 
-    def __add__(self, other: Operand) -> Tensor:
-        return _apply("add", self, other)
-
-    def __radd__(self, other: Operand) -> Tensor:
-        return _apply("add", other, self)
-
-    def __sub__(self, other: Operand) -> Tensor:
-        return _apply("subtract", self, other)
-
-    def __rsub__(self, other: Operand) -> Tensor:
-        return _apply("subtract", other, self)
-
-    def __mul__(self, other: Operand) -> Tensor:
-        return _apply("multiply", self, other)
-
-    def __rmul__(self, other: Operand) -> Tensor:
-        return _apply("multiply", other, self)
-
-    def __truediv__(self, other: Operand) -> Tensor:
-        return _apply("divide", self, other)
-
-    def __rtruediv__(self, other: Operand) -> Tensor:
-        return _apply("divide", other, self)
-
-    def __floordiv__(self, other: Operand) -> Tensor:
-        return _apply("floor_divide", self, other)
-
-    def __rfloordiv__(self, other: Operand) -> Tensor:
-        return _apply("floor_divide", other, self)
-
-    def __mod__(self, other: Operand) -> Tensor:
-        return _apply("remainder", self, other)
-
-    def __rmod__(self, other: Operand) -> Tensor:
-        return _apply("remainder", other, self)
-
-    def __pow__(self, other: Operand) -> Tensor:
-        return _apply("power", self, other)
-
-    def __rpow__(self, other: Operand) -> Tensor:
-        return _apply("power", other, self)
-
-    def __and__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("and"), self, other)
-
-    def __rand__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("and"), other, self)
-
-    def __or__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("or"), self, other)
-
-    def __ror__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("or"), other, self)
-
-    def __xor__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("xor"), self, other)
-
-    def __rxor__(self, other: Operand) -> Tensor:
-        return _apply(self._by_dtype("xor"), other, self)
-
-    def __lt__(self, other: Operand) -> Tensor:
-        return _apply("less", self, other)
-
-    def __le__(self, other: Operand) -> Tensor:
-        return _apply("less_equal", self, other)
-
-    def __gt__(self, other: Operand) -> Tensor:
-        return _apply("greater", self, other)
-
-    def __ge__(self, other: Operand) -> Tensor:
-        return _apply("greater_equal", self, other)
+    __add__, __radd__ = _operator("add"), _operator("add", reflected=True)
+    __sub__, __rsub__ = _operator("subtract"), _operator("subtract", reflected=True)
+    __mul__, __rmul__ = _operator("multiply"), _operator("multiply", reflected=True)
+    __truediv__, __rtruediv__ = _operator("divide"), _operator("divide", reflected=True)
+    __floordiv__, __rfloordiv__ = (
+        _operator("floor_divide"),
+        _operator("floor_divide", reflected=True),
+    )
+    __mod__, __rmod__ = _operator("remainder"), _operator("remainder", reflected=True)
+    __pow__, __rpow__ = _operator("power"), _operator("power", reflected=True)
+    __and__, __rand__ = _operator("and"), _operator("and", reflected=True)
+    __or__, __ror__ = _operator("or"), _operator("or", reflected=True)
+    __xor__, __rxor__ = _operator("xor"), _operator("xor", reflected=True)
+    __lt__ = _operator("less")
+    __le__ = _operator("less_equal")
+    __gt__ = _operator("greater")
+    __ge__ = _operator("greater_equal")
 
     def __neg__(self) -> Tensor:
         return _apply("negative", self)
