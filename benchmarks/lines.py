@@ -16,6 +16,7 @@ import pathlib
 import tokenize
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
 PACKAGE = "namedmesh"
@@ -92,11 +93,11 @@ def add_counts(counts: Iterable[Count]) -> Count:
     return sum(counts, Count())
 
 
-def summarize() -> dict[str, object]:
+def summarize() -> dict[str, Any]:
     """Return the counts of the package and of what is beside it, as JSON has them."""
     trees = {name: count_tree(ROOT / name) for name in TREES}
 
-    def describe(name: str) -> dict[str, object]:
+    def describe(name: str) -> dict[str, Any]:
         rooms = {room: asdict(count) for room, count in trees[name].items()}
         return asdict(add_counts(trees[name].values())) | {"rooms": rooms}
 

@@ -1,7 +1,4 @@
-"""Layers, optimizers and decoding, built on the named ops alone.
-
-Every public name is imported from here: `from namedmesh.layers import moe, Transformer, Adafactor`.
-"""
+"""Layers, optimizers and decoding, built on the named ops alone: import every name from here."""
 
 from namedmesh.layers.adafactor import Adafactor as Adafactor
 from namedmesh.layers.attention import Heads as Heads
