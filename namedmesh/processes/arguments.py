@@ -37,22 +37,21 @@ class ProcessArguments:
         self, coordinator: str | None, count: int | None, index: int | None
     ) -> ProcessArguments:
         """Add what was detected to these arguments, and check them again."""
-        bind = self.bind
-        if bind is not None and coordinator is not None:
-            bind = _with_port(bind, split_address(coordinator, "coordinator")[1])
-        known = dataclasses.replace(
-            self, coordinator=coordinator, count=count, index=index, bind=bind
-        )
-        return known._check_place()
+        known = dataclasses.replace(self, coordinator=coordinator, count=count, index=index)
+        return known.checked()
 
-    def _check_place(self) -> ProcessArguments:
-        """Return these arguments, or raise if the index is too large."""
+    def checked(self) -> ProcessArguments:
+        """Return these arguments, bind= with a port; raise if they contradict each other."""
         if self.count is not None and self.index is not None and self.index >= self.count:
             raise NamedMeshError(
                 f"process {self.index} of {self.count}: the index is too large",
                 fix=f"number the processes from 0 to {self.count - 1}",
             )
-        return self
+        if self.coordinator is None:
+            return self
+        _, port = split_address(self.coordinator, "coordinator")
+        bind = None if self.bind is None else _with_port(self.bind, port)
+        return dataclasses.replace(self, bind=bind)
 
 
 def read_arguments(
@@ -66,22 +65,16 @@ def read_arguments(
     heartbeat: object,
 ) -> ProcessArguments:
     """Check the arguments of start_processes, and read those not given from the environment."""
-    address = _text("coordinator", coordinator, COORDINATOR)
-    if address is not None:
-        split_address(address, "coordinator")
-    interface = _text("bind", bind, BIND)
-    if interface is not None and address is not None:
-        interface = _with_port(interface, split_address(address, "coordinator")[1])
     return ProcessArguments(
-        coordinator=address,
+        coordinator=_text("coordinator", coordinator, COORDINATOR),
         count=_number("count", count, COUNT, 1),
         index=_number("index", index, INDEX, 0),
         devices=_number("devices", devices, DEVICES, 1),
-        bind=interface,
+        bind=_text("bind", bind, BIND),
         method=_text("method", method, None),
         timeout=math.ceil(check_seconds("timeout", timeout)),
         heartbeat=math.ceil(check_seconds("heartbeat", heartbeat)),
-    )._check_place()
+    ).checked()
 
 
 def split_address(address: str, what: str) -> tuple[str, int]:

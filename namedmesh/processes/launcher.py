@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -43,19 +43,15 @@ class Launch:
                 "there is no command to launch",
                 fix="write it at the end: namedmesh launch -n 4 -- python train.py",
             )
-        self._check("processes", self.processes, 1, MOST_PROCESSES)
-        self._check("restarts", self.restarts, 0, 2**31)
-        if self.devices is not None:
-            self._check("devices", self.devices, 1, 2**20)
+        bounds = {"processes": (1, MOST_PROCESSES), "restarts": (0, 2**31), "devices": (1, 2**20)}
+        for name, (least, most) in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise NamedMeshError(
+                    f"{name}={value!r}", fix=f"give a whole number from {least} to {most}"
+                )
         if not 0 <= self.grace < math.inf:
             raise NamedMeshError(f"grace={self.grace!r}", fix="give seconds, 0 or more")
-
-    def _check(self, name: str, value: int, least: int, most: int) -> None:
-        """Raise unless a number is within bounds."""
-        if not least <= value <= most:
-            raise NamedMeshError(
-                f"{name}={value!r}", fix=f"give a whole number from {least} to {most}"
-            )
 
     def environment(self, index: int, port: int) -> dict[str, str]:
         """Return the environment of a process, which `nm.runtime.start_processes` reads."""
@@ -98,7 +94,7 @@ class _Attempt:
         self._selector = selectors.DefaultSelector()
         self._rest: dict[int, bytes] = {}  # of each pipe, the line that has not ended
         self._failed: int | None = None  # the status of the first failure
-        self._asked = self._killed = math.inf  # when to send SIGTERM and SIGKILL
+        self._deadlines: dict[int, float] = {}  # when to send SIGTERM and SIGKILL
 
     def run(self) -> int:
         """Run the processes and return the status of the first failure."""
@@ -195,23 +191,19 @@ class _Attempt:
             return
         code = self._processes[failed[0]].returncode
         self._failed = code if code > 0 else 128 - code
-        self._asked = time.monotonic() + self.launch.grace
-        self._killed = self._asked + self.launch.grace
+        now, grace = time.monotonic(), self.launch.grace
+        self._deadlines = {signal.SIGTERM: now + grace, signal.SIGKILL: now + 2 * grace}
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         _tell(f"process {failed[0]} ended with status {self._failed}{name}")
 
     def _stop_others(self) -> None:
         """Stop processes that have not ended by themselves after one has failed."""
-        now = time.monotonic()
-        for due, number in ((self._asked, signal.SIGTERM), (self._killed, signal.SIGKILL)):
-            if now < due:
+        for number, moment in list(self._deadlines.items()):
+            if time.monotonic() < moment:
                 continue
             running = [index for index, one in enumerate(self._processes) if one.poll() is None]
             self._send(number)
-            if number == signal.SIGTERM:
-                self._asked = math.inf
-            else:
-                self._killed = math.inf
+            del self._deadlines[number]
             if running:
                 these = ", ".join(map(str, running))
                 _tell(f"processes still running: {these}; {signal.Signals(number).name} sent")
@@ -238,14 +230,13 @@ class _Attempt:
 def _note_signals() -> Iterator[list[int]]:
     """Note signals in a list instead of being stopped by them."""
     received: list[int] = []
-    handlers: Mapping[int, object] = {
-        one: signal.signal(one, lambda number, _frame: received.append(number)) for one in FORWARDED
-    }
+    note = lambda number, _frame: received.append(number)
+    handlers = {one: signal.signal(one, note) for one in FORWARDED}
     try:
         yield received
     finally:
         for one, handler in handlers.items():
-            signal.signal(one, handler)  # type: ignore[arg-type]
+            signal.signal(one, handler)
 
 
 @contextlib.contextmanager

@@ -76,14 +76,17 @@ def start_processes(
     arguments = read_arguments(coordinator, count, index, devices, bind, method, timeout, heartbeat)
     limit = None if hang_seconds is None else check_seconds("hang_seconds", hang_seconds)
     if bridge.is_one_of_several():
-        running = _check_same(current_processes(), arguments)
+        running = current_processes()
+        _check_same(running, arguments)
         return _watch(running, limit, None, arguments.heartbeat)
     if not arguments.missing and arguments.method is None:
         # Else jax would ask the cluster for what is known, on Kubernetes over the network.
         arguments = dataclasses.replace(arguments, method="deactivate")
     arguments = _detect(arguments)
     if arguments.devices is not None:
-        _use_devices(arguments.devices)
+        use_cpu_devices(arguments.devices)
+        if not bridge.devices_are_fixed():  # also where the environment says more
+            jax.config.update("jax_num_cpu_devices", arguments.devices)
     if arguments.count == 1 or arguments.coordinator is None:
         return Processes()
     if bridge.devices_are_fixed():
@@ -97,8 +100,8 @@ def start_processes(
     return _watch(current_processes(), limit, connections, arguments.heartbeat)
 
 
-def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
-    """Return the processes that were started before, or raise if others are asked for."""
+def _check_same(running: Processes, arguments: ProcessArguments) -> None:
+    """Raise if other processes are asked for than those that were started before."""
     asked = {name: getattr(arguments, name) for name in ("coordinator", "count", "index")}
     other = [name for name, value in asked.items() if value not in (None, getattr(running, name))]
     if other:
@@ -108,14 +111,10 @@ def _check_same(running: Processes, arguments: ProcessArguments) -> Processes:
             f"asked for: {', '.join(f'{name}={asked[name]!r}' for name in other)}",
             fix="call start_processes once, or with the same arguments",
         )
-    return running
 
 
 def _watch(
-    processes: Processes,
-    limit: float | None,
-    connections: Connections | None,
-    heartbeat: float,
+    processes: Processes, limit: float | None, connections: Connections | None, heartbeat: float
 ) -> Processes:
     """Start the watch unless it runs, and return the processes."""
     if current_watch() is None:
@@ -155,13 +154,6 @@ def _detect(arguments: ProcessArguments) -> ProcessArguments:
     return detected
 
 
-def _use_devices(count: int) -> None:
-    """Give this process so many virtual CPU devices."""
-    use_cpu_devices(count)
-    if not bridge.devices_are_fixed():
-        jax.config.update("jax_num_cpu_devices", count)  # also where the environment says more
-
-
 def _connect(arguments: ProcessArguments) -> None:
     """Connect with the coordinator, which process 0 starts."""
     # jax's own handler would swallow SIGTERM, which stops a Trainer, or else ends the process.
@@ -173,31 +165,25 @@ def _connect(arguments: ProcessArguments) -> None:
             arguments.index,
             cluster_detection_method=arguments.method,
             initialization_timeout=arguments.timeout,
-            # jax sends heartbeats at half of this interval.
+            # Doubled: jax sends heartbeats at half of this interval, and one may be due at once.
             heartbeat_timeout_seconds=2 * arguments.heartbeat,
             shutdown_timeout_seconds=max(arguments.timeout, 2 * arguments.heartbeat),
             coordinator_bind_address=arguments.bind or arguments.coordinator,
         )
     except (RuntimeError, ValueError) as error:
         bridge.forget_processes()
-        raise _unconnected(arguments, str(error)) from error
-
-
-def _unconnected(arguments: ProcessArguments, message: str) -> NamedMeshError:
-    """Make the error for processes that did not meet."""
-    lines = [line.strip()[:300] for line in message.splitlines() if line.strip()]
-    place = f"process {arguments.index} of {arguments.count}"
-    return NamedMeshError(
-        f"{place} did not meet the others at {arguments.coordinator}",
-        *lines[:3],
-        fix=f"start all {arguments.count} processes within {arguments.timeout} seconds, each with "
-        f"its own index and the same address, which must lead to process 0",
-    )
+        lines = [line.strip()[:300] for line in str(error).splitlines() if line.strip()]
+        place = f"process {arguments.index} of {arguments.count}"
+        raise NamedMeshError(
+            f"{place} did not meet the others at {arguments.coordinator}",
+            *lines[:3],
+            fix=f"start all {arguments.count} processes within {arguments.timeout} seconds, each "
+            "with its own index and the same address, which must lead to process 0",
+        ) from error
 
 
 def _versions() -> str:
     """Return the versions that processes must have in common."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return (
-        f"namedmesh {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}, Python {python}"
-    )
+    ours = f"namedmesh {__version__}, jax {jax.__version__}, jaxlib {jaxlib_version}"
+    return f"{ours}, Python {python}"

@@ -241,9 +241,9 @@ class Watch:
         if self._connections.coordinator_answers():
             return
         reason = self._reasons.get(0)
+        end = f"has stopped: {reason}" if reason else "is gone, and the coordinator with it"
         self._leave(
-            f"process 0 of {self.processes.count} "
-            + (f"has stopped: {reason}" if reason else "is gone, and the coordinator with it"),
+            f"process 0 of {self.processes.count} {end}",
             "look at the output of process 0, and start all processes again",
         )
 
