@@ -46,11 +46,7 @@ def check_count(value: object, what: str, least: int = 0) -> int:
 
 
 def check_metrics(metrics: object, what: str) -> dict[str, float]:
-    """Return metrics as floats, or raise.
-
-    >>> check_metrics({"dev_loss": 2}, "metrics")
-    {'dev_loss': 2.0}
-    """
+    """Return metrics as floats, or raise."""
     fix = "give a number for each name, e.g. {'dev_loss': 2.5}"
     if not isinstance(metrics, Mapping):
         raise NamedMeshError(

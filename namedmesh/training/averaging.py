@@ -84,16 +84,10 @@ def share_state(state: State, executable: Executable) -> State:
     Example:
         >>> import namedmesh as nm
         >>> from namedmesh.training import share_state
-        >>> M = nm.Dimension("model", 4)
-        >>> def loss(x):
-        ...     return nm.sum(x * nm.param("w", [M]))
-        >>> def train(x):
-        ...     nm.state("count", [])
-        ...     return loss(x)
-        >>> mesh = nm.Mesh(data=1)
-        >>> trainer = nm.compile(train, nm.spec([M]), mesh=mesh)
-        >>> tester = nm.compile(loss, nm.spec([M]), mesh=mesh)
-        >>> list(share_state(trainer.init(), tester))
+        >>> use = lambda: nm.param("w", []) * 2
+        >>> train = nm.compile(lambda: use() + nm.state("count", []), mesh=nm.Mesh(data=1))
+        >>> test = nm.compile(use, mesh=nm.Mesh(data=1))
+        >>> list(share_state(train.init(), test))
         ['w']
     """
     check_executable(executable, "the program to share with")

@@ -145,11 +145,7 @@ class CheckpointCatalog:
 
 
 def best_step(metrics: dict[int, float | None], rank: Callable[..., Any]) -> int | None:
-    """Return the step with the best metric, the newest of equals.
-
-    >>> best_step({1: 2.0, 2: 1.0, 3: 1.0, 4: None}, min)
-    3
-    """
+    """Return the step with the best metric, the newest of equals."""
     measured = {step: value for step, value in metrics.items() if value is not None}
     if not measured:
         return None

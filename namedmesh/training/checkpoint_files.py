@@ -120,11 +120,7 @@ class CheckpointFolder:
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode a record as JSON that begins with the checksum of the rest.
-
-    >>> encode_record(Record(10, {}))[:12], decode_record(encode_record(Record(10, {}))).step
-    (b'{"sha256": "', 10)
-    """
+    """Encode a record as JSON that begins with the checksum of the rest."""
     content = {
         "step": record.step,
         "metrics": dict(record.metrics),
@@ -229,11 +225,7 @@ def report_damage(path: pathlib.Path) -> Iterator[None]:
 
 
 def shorten_error(error: BaseException) -> str:
-    """Describe in one line what went wrong with a file.
-
-    >>> shorten_error(FileNotFoundError(2, "No such file or directory", "a/b"))
-    'No such file or directory: a/b'
-    """
+    """Describe in one line what went wrong with a file."""
     if isinstance(error, NamedMeshError):
         return error.problem
     if isinstance(error, OSError) and error.strerror:

@@ -13,7 +13,7 @@ from typing import Any
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import caller
 from namedmesh.processes.processes import current_processes
-from namedmesh.records.paths import check_path, describe_os_error
+from namedmesh.records.paths import check_path
 from namedmesh.runtime import Executable, State
 from namedmesh.training.arguments import (
     check_count,
@@ -54,19 +54,13 @@ class Checkpoints:
         >>> import tempfile
         >>> import namedmesh as nm
         >>> from namedmesh.training import Checkpoints
-        >>> M = nm.Dimension("model", 4)
-        >>> def step(x):
-        ...     w = nm.param("w", [M], nm.constant_init(1.0))
-        ...     nm.assign(w, w + x)
-        ...     return nm.sum(w)
-        >>> executable = nm.compile(step, nm.spec([M]), mesh=nm.Mesh(data=1))
-        >>> folder = tempfile.mkdtemp()
-        >>> with Checkpoints(folder, keep=2) as checkpoints:
-        ...     checkpoints.save(10, executable.init(), {"position": 640}, {"dev_loss": 2.5})
-        >>> with Checkpoints(folder) as checkpoints:
-        ...     step, state, extra = checkpoints.restore(executable)
-        >>> step, extra, state["w"].tolist()
-        (10, {'position': 640}, [1.0, 1.0, 1.0, 1.0])
+        >>> use = lambda: nm.param("w", [], nm.constant_init(1.0)) * 2
+        >>> step = nm.compile(use, mesh=nm.Mesh(data=1))
+        >>> with Checkpoints(tempfile.mkdtemp(), keep=2) as checkpoints:
+        ...     checkpoints.save(10, step.init(), {"position": 640}, {"dev_loss": 2.5})
+        ...     number, state, extra = checkpoints.restore(step)
+        >>> number, extra, float(state["w"])
+        (10, {'position': 640}, 1.0)
     """
 
     def __init__(
@@ -84,16 +78,8 @@ class Checkpoints:
             keep = check_count(keep, "keep", least=1)
         if host_memory is not None:
             host_memory = check_count(host_memory, "host_memory", least=1)
-        path = pathlib.Path(check_path(folder, "the folder of the checkpoints"))
-        try:
-            path = path.resolve()
-            is_file = path.exists() and not path.is_dir()
-        except OSError as error:
-            raise NamedMeshError(
-                f"the folder of the checkpoints cannot be used: {describe_os_error(error)}",
-                fix="name a folder for checkpoints",
-            ) from None
-        if is_file:
+        path = pathlib.Path(check_path(folder, "the folder of the checkpoints")).resolve()
+        if path.exists() and not path.is_dir():
             raise NamedMeshError(f"{path} is not a folder", fix="name a folder for checkpoints")
         self.folder, self.metric = path, metric
         self._writes, self._host_memory, self._open = keep is not None, host_memory, True
@@ -142,9 +128,6 @@ class Checkpoints:
         metrics: Mapping[str, float] | None = None,
     ) -> None:
         """Start to save a checkpoint; the next step may take the state at once.
-
-        The checkpoint appears when all of it is written, or not at all. Saving the newest step
-        again does nothing.
 
         Args:
             step: The number of steps taken.
@@ -255,12 +238,9 @@ class Checkpoints:
     ) -> Checkpoint:
         """Restore the variables of a program, sharded as it needs them; the others are not read.
 
-        Everything that is read is verified. Damaged checkpoints are skipped with a warning, and
-        renamed if the folder was opened with `keep`.
-
         Args:
             executable: The program; its mesh, layout and padding may differ from the saved ones.
-            step: Which checkpoint; by default the newest that is not damaged.
+            step: Which checkpoint; by default the newest that is not damaged, with a warning.
             missing: "error", or "init" to initialize variables that the checkpoint does not have.
             seed: The seed of that initialization.
 
@@ -322,11 +302,7 @@ class Checkpoints:
         return step
 
     def wait(self) -> None:
-        """Wait until everything saved so far is written.
-
-        Raises:
-            NamedMeshError: If it could not be saved; the checkpoints before it are still there.
-        """
+        """Wait until everything saved so far is written; raise if it could not be."""
         if self._saving is not None:
             saving, self._saving = self._saving, None
             saving.wait()

@@ -201,38 +201,31 @@ class ArrayTarget:
     sharding: jax.sharding.Sharding
 
 
-@dataclass(frozen=True)
-class _Shard:
-    """A shard that this process reads."""
-
-    name: str
-    bounds: Bounds
-    devices: Sequence[Any]
-    bytes: int
-
-
 def read_arrays(
     folder: pathlib.Path, targets: Mapping[str, ArrayTarget], window: int
 ) -> dict[str, jax.Array]:
     """Read arrays, each device its own shard, with at most `window` bytes in host memory."""
     check_file_size(folder / MANIFEST)
     context, in_flight = make_context(), 0
-    reads: deque[tuple[_Shard, np.ndarray, ts.Future]] = deque()
+    reads: deque[tuple[str, Sequence[Any], np.ndarray, ts.Future]] = deque()
     shards: dict[str, list[jax.Array]] = {name: [] for name in targets}
 
     def finish_one() -> int:
-        shard, values, read = reads.popleft()
+        name, devices, values, read = reads.popleft()
         read.result()
-        shards[shard.name] += [jax.device_put(values, device) for device in shard.devices]
-        return shard.bytes
+        shards[name] += [jax.device_put(values, device) for device in devices]
+        return values.nbytes
 
     for name, target in targets.items():
         array = _open(folder, name, target.stored, context)
-        for shard in _find_shards(name, target):
-            while reads and in_flight + shard.bytes > window:
+        indices = target.sharding.addressable_devices_indices_map(target.shape)
+        for bounds, devices in _group_replicas(indices, target.shape).items():
+            count = math.prod(stop - start for start, stop in bounds)
+            size = count * jnp.dtype(target.stored.dtype).itemsize
+            while reads and in_flight + size > window:
                 in_flight -= finish_one()
-            reads.append((shard, *_start_read(array, shard.bounds)))
-            in_flight += shard.bytes
+            reads.append((name, devices, *_start_read(array, bounds)))
+            in_flight += size
     while reads:
         finish_one()
     return {
@@ -275,15 +268,6 @@ def _open(
     return ts.open(
         ts.Spec(spec), context=context, open=True, read=True, assume_metadata=True
     ).result()
-
-
-def _find_shards(name: str, target: ArrayTarget) -> Iterator[_Shard]:
-    """Yield the shards of an array that this process needs, each once."""
-    indices = target.sharding.addressable_devices_indices_map(target.shape)
-    itemsize = jnp.dtype(target.stored.dtype).itemsize
-    for bounds, devices in _group_replicas(indices, target.shape).items():
-        count = math.prod(stop - start for start, stop in bounds)
-        yield _Shard(name, bounds, devices, count * itemsize)
 
 
 def _start_read(array: ts.TensorStore, bounds: Bounds) -> tuple[np.ndarray, ts.Future]:

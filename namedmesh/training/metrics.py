@@ -25,12 +25,9 @@ class MetricsLog:
         >>> from namedmesh.training import MetricsLog, read_metrics
         >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
         >>> log = MetricsLog(path)
-        >>> for step in (1, 2, 3):
-        ...     log.write({"step": step, "loss": 1 / step})
-        >>> log.close()
-        >>> MetricsLog(path, step=2).close()
+        >>> log.write({"step": 1, "loss": 2.5})
         >>> read_metrics(path)
-        [{'step': 1, 'loss': 1.0}, {'step': 2, 'loss': 0.5}]
+        [{'step': 1, 'loss': 2.5}]
     """
 
     def __init__(
@@ -82,14 +79,9 @@ def read_metrics(path: str | os.PathLike) -> list[dict[str, Any]]:
         The rows, up to a line that a crash cut short.
 
     Example:
-        >>> import pathlib, tempfile
         >>> from namedmesh.training import read_metrics
-        >>> path = pathlib.Path(tempfile.mkdtemp(), "metrics.jsonl")
-        >>> read_metrics(path)
+        >>> read_metrics("no/metrics.jsonl")
         []
-        >>> _ = path.write_text('{"step": 10, "loss": 2.5}\\n{"step": 20, "lo')
-        >>> read_metrics(path)
-        [{'step': 10, 'loss': 2.5}]
     """
     name = check_path(path, "the file of metrics")
     try:

@@ -249,11 +249,7 @@ def _hold(folder: pathlib.Path) -> Iterator[Callable[[], bool]]:
 def run_on_first(
     processes: Processes, what: str, action: Callable[[], Any], *, fix: str, timeout: float
 ) -> Any:
-    """Run a function on process 0 and return its result on all processes, which must all call it.
-
-    >>> run_on_first(Processes(), "a sum", lambda: 1 + 2, fix="", timeout=1)
-    3
-    """
+    """Run a function on process 0 and return its result on all processes; all must call it."""
     answer: dict[str, Any] = {}
     if processes.first:
         try:

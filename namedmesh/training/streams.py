@@ -54,9 +54,6 @@ class NumberedBatches:
     Example:
         >>> from namedmesh.training import NumberedBatches
         >>> stream = NumberedBatches(lambda number: {"x": number * 10})
-        >>> batches = stream.read_from(None)
-        >>> next(batches), next(batches)
-        (({'x': 0}, 1), ({'x': 10}, 2))
         >>> next(stream.read_from(2))
         ({'x': 20}, 3)
     """

@@ -77,11 +77,8 @@ class Intervals:
 class Trainer:
     """The training loop, from the newest checkpoint or from scratch to the last step.
 
-    A run that is stopped or killed and started again continues bit for bit as if it had not been
-    interrupted. SIGTERM and SIGINT stop it after the current step, with a checkpoint. A loss or
-    gradient that is not finite is an error, and the last good checkpoint is kept.
-
-    All processes make a Trainer with the same arguments, and stop after the same step.
+    A run that was interrupted continues bit for bit as if it had not been. SIGTERM and SIGINT stop
+    it after the current step, with a checkpoint, in all processes.
 
     Args:
         executable: The train step: it takes a batch and returns a dict of scalars to log.
@@ -94,11 +91,10 @@ class Trainer:
         seed: The seed of that.
         feed: The inputs of a step, from a batch and the number of steps taken before; by default
             the batch itself, whole or with each process's own rows (`executable.rows`).
-        count_tokens: The number of tokens in a batch, of all processes, to log tokens per second.
+        count_tokens: The number of tokens in a batch of all processes, to log tokens per second.
         evaluate: Metrics of a state on held-out data, e.g. {"dev_loss": 2.5}.
         watch: The results that must be finite; by default loss and grad_norm, if there are such.
-        divergence: How many times its median over the last 100 steps the first of them may be, e.g.
-            3.0; by default there is no limit.
+        divergence: The limit of the first of them, as a multiple of its median over 100 steps.
         advice: What to do about a result that is not finite or diverges, for the error.
         flops: The FLOPs of a step, to log the model FLOPs utilization.
         peak_flops: The peak of one device for that; by default `device_peak_flops`.
@@ -115,26 +111,21 @@ class Trainer:
         stop: A StopRequest: true if a signal ended the training.
 
     Example:
-        >>> import pathlib, tempfile
+        >>> import tempfile
         >>> import numpy as np
         >>> import namedmesh as nm
         >>> from namedmesh.training import Checkpoints, Intervals, NumberedBatches, Trainer
-        >>> B = nm.Dimension("batch", 4)
-        >>> def step(x, y):
+        >>> def step(x):
         ...     w = nm.param("w", [], nm.constant_init(0.0))
-        ...     loss = nm.mean(nm.square(x * w - y))
+        ...     loss = nm.square(x * w - 3 * x)
         ...     nm.assign(w, w - nm.grad(loss)["w"] * 0.1)
         ...     return {"loss": loss}
-        >>> executable = nm.compile(step, x=nm.spec([B]), y=nm.spec([B]), mesh=nm.Mesh(data=1))
-        >>> def batch(number):
-        ...     x = np.random.default_rng(number).normal(size=4).astype(np.float32)
-        ...     return {"x": x, "y": 3 * x}
-        >>> folder = pathlib.Path(tempfile.mkdtemp())
+        >>> executable = nm.compile(step, x=nm.spec([]), mesh=nm.Mesh(data=1))
+        >>> stream = NumberedBatches(lambda number: {"x": np.float32(1)})
+        >>> folder = tempfile.mkdtemp()
         >>> for steps in (20, 40):  # the second trainer continues where the first one ended
-        ...     with Checkpoints(folder / "checkpoints", keep=2) as checkpoints:
-        ...         trainer = Trainer(executable, NumberedBatches(batch), Intervals(steps),
-        ...                           checkpoints=checkpoints, metrics=folder / "metrics.jsonl")
-        ...         row = trainer.run()
+        ...     with Checkpoints(folder, keep=2) as saved:
+        ...         row = Trainer(executable, stream, Intervals(steps), checkpoints=saved).run()
         resuming from step 20
         >>> row["step"], row["loss"] < 0.1
         (40, True)
@@ -178,11 +169,11 @@ class Trainer:
         self._flops, self._peak = flops, peak_flops or _find_peak_flops(executable, flops, say)
         self._profiler = None if profile is None else StepProfiler(profile)
         self.steps_taken, self.tokens, self.position = 0, 0, None
+        latest = None if checkpoints is None else checkpoints.latest
         self._processes.agree("the data", f"stream {self.stream.digest}")
         self._processes.agree("the settings", f"{intervals}, seed {seed}, watch {self._watch}")
-        latest = None if checkpoints is None else checkpoints.latest
         self._processes.agree("the newest checkpoint", f"step {latest}")
-        if checkpoints is not None and checkpoints.latest is not None:
+        if checkpoints is not None and latest is not None:
             self.state = self._resume(checkpoints)
         else:
             self.state = executable.init(seed) if initial is None else initial
@@ -233,7 +224,10 @@ class Trainer:
             stack.callback(shared.close)
             if self._log is not None:
                 stack.callback(self._log.close)
-            progress = self._open_progress(stack)
+            progress = None
+            if self._writes:
+                progress = ProgressBar(self.steps_taken, intervals.steps, minutes=intervals.minutes)
+                stack.callback(progress.close)
             if self._profiler is not None:
                 stack.enter_context(self._profiler.open())
             batches = prefetch(self.stream.read_from(self.position))
@@ -263,14 +257,6 @@ class Trainer:
             self.checkpoints.wait()
             outcome = "the same command continues from there"
         self._say(f"stopped by {self.stop.name} after step {self.steps_taken}; {outcome}")
-
-    def _open_progress(self, stack: ExitStack) -> ProgressBar | None:
-        """Open a progress bar, closed at the end."""
-        if not self._writes:
-            return None
-        bar = ProgressBar(self.steps_taken, self.intervals.steps, minutes=self.intervals.minutes)
-        stack.callback(bar.close)
-        return bar
 
     def _take_step(self, batch: Any, position: Any) -> None:
         """Take one step on a batch, and note the position after it."""
@@ -370,20 +356,17 @@ class Trainer:
             self.checkpoints.delete(step - 1)
             self.checkpoints.wait()
             good = self.checkpoints.latest
-        kept = f"the last good checkpoint, of step {good}, is kept"
-        left = "there is no checkpoint yet" if good is None else kept
-        return NamedMeshError(problem, *details, left, fix=self._advice)
+        outcome = f"the last good checkpoint, of step {good}, is kept"
+        outcome = "there is no checkpoint yet" if good is None else outcome
+        return NamedMeshError(problem, *details, outcome, fix=self._advice)
 
     def _save(self) -> None:
         """Save a checkpoint, once all results up to it are known to be finite."""
         start = time.monotonic()
         self._write_row()
         if self.checkpoints is not None:
-            extra = {
-                "position": self.position,
-                "stream": self.stream.digest,
-                "tokens": self.tokens,
-            }
+            extra = {"position": self.position, "stream": self.stream.digest}
+            extra["tokens"] = self.tokens
             step, values = self._measured
             metrics = values if step == self.steps_taken else None
             self.checkpoints.save(self.steps_taken, self.state, extra, metrics)
