@@ -10,8 +10,10 @@ import os
 
 from namedmesh.lazy import serve_names
 
-# XLA and TensorFlow log as warnings what is not the user's doing.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+# XLA and TensorFlow log as warnings what is not the user's doing. jax, where it is imported before,
+# has set its own default, 1; a level that the user chose stays.
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
 
 # XLA:CPU runs every virtual device on one thread pool; with fewer threads than devices a
 # collective waits for devices that never get a thread. The pool's size is read once, when jax

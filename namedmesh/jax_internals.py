@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import os
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -17,6 +18,7 @@ from jax._src import api, clusters, config, distributed, xla_bridge
 from jax._src.interpreters.mlir import make_ir_context, merge_mlir_modules
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
+from jaxlib import utils
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import func, stablehlo
 
@@ -25,6 +27,10 @@ from namedmesh.errors.errors import NamedMeshError
 ResultTypes = tuple[tuple[tuple[int, ...], np.dtype], ...]  # shape and dtype of each result
 # Edits a parsed module for platforms, and for Shardy where it is to partition the module.
 Prepare = Callable[[ir.Module, Sequence[str], bool], None]
+
+if os.environ.get("TF_CPP_MIN_LOG_LEVEL") == "2":
+    # jaxlib read its level when it was loaded, perhaps before namedmesh chose this one.
+    utils.absl_set_min_log_level(2)
 
 _AGAIN = "export it again with nm.export"
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from namedmesh.dims.dimension import Dimension
+from namedmesh.display.html import html_block, html_details, html_table, html_text
+from namedmesh.display.text import name_some
 from namedmesh.errors.errors import (
     NamedMeshError,
     check_word,
@@ -39,7 +41,7 @@ from namedmesh.signature.nest import flatten, unflatten
 from namedmesh.signature.printed import unwrap_results, wrap_results
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Program:
     """A traced function: a value that passes read and none changes. Prints as its list of ops.
 
@@ -168,13 +170,31 @@ class Program:
             name: program.evaluate({}, seed=seed)[1] for name, program in self.initializers.items()
         }
 
-    def __str__(self) -> str:
-        lines = [f"program {self.name}"]
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        """Yield each op: its results, what it computes them of, and its line."""
         for op in self.ops:
-            results = ", ".join(map(str, op.outputs))
             operands = ", ".join(tensor.label for tensor in op.inputs)
-            lines.append(f"  {results}  <- {op.kind}({operands})  {op.source}")
-        return "\n".join(lines)
+            yield ", ".join(map(str, op.outputs)), f"{op.kind}({operands})", str(op.source)
+
+    def __str__(self) -> str:
+        lines = (f"  {results}  <- {call}  {line}" for results, call, line in self._rows())
+        return "\n".join([f"program {self.name}", *lines])
+
+    def __repr__(self) -> str:
+        variables = name_some([one.tensor.label for one in self.variables.values()]) or "none"
+        return "\n".join(
+            (
+                f"program {self.name}: {len(self.ops)} ops",
+                f"  inputs: {name_some(list(self.inputs)) or 'none'}",
+                f"  variables: {variables}",
+                f"  outputs: {name_some([one.label for one in self.outputs]) or 'none'}",
+            )
+        )
+
+    def _repr_html_(self) -> str:
+        table = html_table(("results", "op", "line"), list(self._rows()))
+        summary, *details = repr(self).splitlines()
+        return html_block(summary, html_text(*details), html_details("ops", table))
 
 
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:

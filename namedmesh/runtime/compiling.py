@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import hashlib
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +42,8 @@ OPTIONS = {
 # when one fails: what it then receives is another's, and it aborts the process.
 GLOO_OPTIONS = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 SEED = TensorSpec("seed", Shape(), "int32", Sharding())
+MOST_COMPILED = 16  # programs that are kept in case they are compiled again, the latest used
+_compiled: OrderedDict[Hashable, jax.stages.Compiled] = OrderedDict()
 
 
 @dataclass(frozen=True)
@@ -148,13 +153,33 @@ def compile_lowered(
 def compile_step(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compile the step of an Artifact."""
     with report_failure(f"{artifact.name} cannot be compiled for {artifact.mesh}"):
-        return compile_lowered(lower_step(artifact, devices, partitioner))
+        return _compile_once(lower_step, artifact, artifact.step_module, devices, partitioner)
 
 
 def compile_init(artifact: Artifact, devices: JaxMesh, partitioner: str) -> jax.stages.Compiled:
     """Compile the module that makes the first state of an Artifact."""
     with report_failure(f"the initialisation of {artifact.name} cannot be compiled"):
-        return compile_lowered(lower_init(artifact, devices, partitioner))
+        return _compile_once(lower_init, artifact, artifact.init_module, devices, partitioner)
+
+
+def _compile_once(
+    lower: Callable[[Artifact, JaxMesh, str], LoweredModule],
+    artifact: Artifact,
+    module: bytes,
+    devices: JaxMesh,
+    partitioner: str,
+) -> jax.stages.Compiled:
+    """Compile a module, unless this process has compiled an equal one for the same devices."""
+    specs = (artifact.inputs, artifact.variables, artifact.outputs)
+    settings = sorted(item for item in os.environ.items() if item[0].startswith("NAMEDMESH_"))
+    contents = hashlib.sha256(module).digest(), repr((specs, settings, partitioner))
+    key = (lower, devices, jax.config.jax_compilation_cache_dir, *contents)
+    if key not in _compiled:
+        _compiled[key] = compile_lowered(lower(artifact, devices, partitioner))
+        while len(_compiled) > MOST_COMPILED:
+            _compiled.popitem(last=False)
+    _compiled.move_to_end(key)
+    return _compiled[key]
 
 
 def run_init(compiled: jax.stages.Compiled, devices: JaxMesh, seed: int) -> list[jax.Array]:

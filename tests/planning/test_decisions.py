@@ -234,3 +234,14 @@ def test_the_repr_of_a_plan_is_a_few_lines():
         "  total update: nothing, 0 B per device",
         "  total init: nothing, 0 B per device",
     ]
+
+
+def test_a_program_is_a_few_lines_and_a_table_in_a_notebook():
+    program = nm.trace(scale, x=nm.spec([G, E]))
+    assert repr(program).splitlines() == [
+        f"program scale: {len(program.ops)} ops",
+        "  inputs: x",
+        "  variables: w",
+        "  outputs: multiply",
+    ]
+    assert "<table>" in program._repr_html_() and "w: float32[group=8, expert=4]" in str(program)

@@ -1,0 +1,75 @@
+"""Compiling: an equal program is compiled once in a process, and nothing is logged."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import namedmesh as nm
+from namedmesh.runtime import compiling
+
+B, M = nm.dims("batch=8 model=4")
+TINY = """
+import namedmesh as nm
+B = nm.Dimension("batch", 8)
+step = nm.compile(nm.sum, nm.spec([B]), mesh=nm.Mesh(data=2), layout="batch:data")
+step.init(seed=0)
+"""
+
+
+def scale(x):
+    return x * nm.param("scale_of_test_compile", [M])
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What was compiled, in order."""
+    modules = []
+    compile_lowered = compiling.compile_lowered
+    monkeypatch.setattr(
+        compiling, "compile_lowered", lambda one: modules.append(one) or compile_lowered(one)
+    )
+    monkeypatch.setattr(compiling, "_compiled", type(compiling._compiled)())
+    return modules
+
+
+def compile_scale(layout="batch:data", **options):
+    return nm.compile(scale, nm.spec([B, M]), mesh=nm.Mesh(data=2), layout=layout, **options)
+
+
+def test_an_equal_program_is_compiled_once(compiled):
+    steps = [compile_scale() for _ in range(3)]
+    assert len(compiled) == 1
+    states = [step.init(seed=0) for step in steps]
+    assert len(compiled) == 2
+    x = np.ones((8, 4), np.float32)
+    for step, state in zip(steps, states, strict=True):
+        weight = np.asarray(state["scale_of_test_compile"])
+        np.testing.assert_array_equal(np.asarray(step(state, x)[1]), weight * x)
+
+
+def test_another_layout_or_option_is_compiled_again(compiled):
+    compile_scale()
+    compile_scale("model:data")
+    compile_scale(partitioner="shardy")
+    assert len(compiled) == 3
+
+
+def test_few_programs_are_kept(compiled, monkeypatch):
+    monkeypatch.setattr(compiling, "MOST_COMPILED", 1)
+    for layout in ("batch:data", "model:data", "batch:data"):
+        compile_scale(layout)
+    assert len(compiled) == 3 and len(compiling._compiled) == 1
+
+
+@pytest.mark.parametrize("first", ["", "import jax"])
+def test_a_fresh_process_logs_nothing(first):
+    environment = {name: value for name, value in os.environ.items() if "TF_CPP" not in name}
+    result = subprocess.run(
+        [sys.executable, "-c", first + TINY], env=environment, capture_output=True, text=True
+    )
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
