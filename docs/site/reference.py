@@ -119,8 +119,9 @@ TOPICS = (
         "State and parameters",
         "Values that persist from step to step, and their initializers.",
         names=words("""
-            Initializer assign param parameters scope state update_in_loops constant_init fan_in_init
-            glorot_init he_init normal_init orthogonal_init truncated_normal_init uniform_init
+            Initializer assign param parameters scope state update_in_loops
+            constant_init fan_in_init glorot_init he_init normal_init orthogonal_init
+            truncated_normal_init uniform_init
         """),
     ),
     Topic(
