@@ -11,8 +11,7 @@ from namedmesh.dims.sharding import Sharding, Transfer, conversion
 from namedmesh.ir.context import Context
 from namedmesh.ir.op import Body, Op, describe_op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.fragments import Fragments
-from namedmesh.lowering.instructions import Block, Call, Choice, Repeat, Value
+from namedmesh.lowering.fragments import Block, Call, Choice, Fragments, Repeat, Value
 from namedmesh.lowering.op_lowering import OpLowering, position_axes
 from namedmesh.planning.plan import Plan
 
@@ -87,15 +86,15 @@ class Emitter(Context):
         """Annotate a value with a sharding of its shape; scalars need no annotation."""
         if not len(shape) and not sharding.partial:
             return value
-        return self.say(value, position_axes(shape, sharding))
+        return self.annotate(value, position_axes(shape, sharding))
 
-    def say(self, value: Value, axes: Sequence[Sequence[str]]) -> Value:
-        """Annotate a value with the axes of its positions; what was said is not said again."""
+    def annotate(self, value: Value, axes: Sequence[Sequence[str]]) -> Value:
+        """Annotate a value with the axes of its positions; skip it if unchanged."""
         annotator = self.ops.annotator
         proto = annotator.proto(axes)
         if value.sharding == proto:
             return value
-        return self.compute(("say", proto), lambda x: annotator.annotate(x, axes), value)
+        return self.compute(("annotate", proto), lambda x: annotator.annotate(x, axes), value)
 
     def place(self, value: Any, tensor: Tensor) -> Any:
         return self.at(value, tensor.shape, self.placements.natural[tensor])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from namedmesh.artifacts.artifact import Artifact
-from namedmesh.artifacts.description import OpRecord, TensorSpec
+from namedmesh.artifacts.description import OpRecord, TensorSpec, VariableSpec
 from namedmesh.artifacts.manifest import PRECISIONS, write_structure
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
@@ -17,12 +18,11 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.errors.errors import NamedMeshError, did_you_mean
 from namedmesh.ir.op import Op, every_op
 from namedmesh.ir.program import Program
+from namedmesh.ir.tensor import Tensor
 from namedmesh.lowering.assemble import assemble
 from namedmesh.lowering.emit import Emitter
-from namedmesh.lowering.fragments import Fragments, compile_fragments
-from namedmesh.lowering.instructions import Block, Value
+from namedmesh.lowering.fragments import Block, Fragments, Value, compile_fragments
 from namedmesh.lowering.op_lowering import OpLowering
-from namedmesh.lowering.signature import Signature, describe_tensor, sign_plan
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import plan as make_plan
 from namedmesh.records.collective import Collective, without_folder
@@ -112,7 +112,7 @@ def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -
 
     blocks: list[Block] = []
     ops = OpLowering(modules[0][0][0].mesh, precision)
-    with _garbage_left():
+    with gc_paused():
         compiled = compile_fragments(
             lambda fragments: blocks.extend(
                 _emit_module(plans, ops, fragments) for plans in modules if plans
@@ -123,8 +123,8 @@ def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -
 
 
 @contextlib.contextmanager
-def _garbage_left() -> Iterator[None]:
-    """A context in which no garbage is looked for, which takes a tenth of the time to lower."""
+def gc_paused() -> Iterator[None]:
+    """Pause the garbage collector, which would take a tenth of the time to lower."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -204,3 +204,61 @@ def _record_op(plan: Plan, op: Op) -> OpRecord:
 def _record_collectives(plans: Sequence[Plan]) -> tuple[Collective, ...]:
     """The planned collectives as a manifest has them."""
     return tuple(collective.without_folder() for plan in plans for collective in plan.collectives)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The entries and results of one planned program, as its Artifact describes them.
+
+    Attributes:
+        inputs: What a step takes besides its state.
+        variables: The state.
+        outputs: What a step returns besides the next state.
+        updates: The next values of updated variables.
+    """
+
+    inputs: tuple[TensorSpec, ...]
+    variables: tuple[VariableSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    updates: tuple[TensorSpec, ...]
+
+    @property
+    def entries(self) -> tuple[TensorSpec, ...]:
+        """What the module takes: inputs, then variables."""
+        return (*self.inputs, *self.variables)
+
+    @property
+    def results(self) -> tuple[TensorSpec, ...]:
+        """What the module returns: outputs, then updates."""
+        return (*self.outputs, *self.updates)
+
+
+def sign_plan(plan: Plan) -> Signature:
+    """Work out the signature of a plan."""
+    program = plan.program
+    outputs = [(tensor.label, tensor) for tensor in program.outputs]
+    results = [
+        describe_tensor(name, tensor, plan.placements.result_sharding(program, i, tensor))
+        for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
+    ]
+    return Signature(
+        inputs=tuple(
+            describe_tensor(name, tensor, plan.shardings[tensor])
+            for name, tensor in program.inputs.items()
+        ),
+        variables=tuple(
+            VariableSpec(
+                **vars(describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])),
+                trainable=variable.trainable,
+                updated=name in program.updates,
+            )
+            for name, variable in program.variables.items()
+        ),
+        outputs=tuple(results[: len(outputs)]),
+        updates=tuple(results[len(outputs) :]),
+    )
+
+
+def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
+    """A tensor as a manifest describes it."""
+    return TensorSpec(name, tensor.shape, tensor.dtype, Sharding(sharding.held))

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla as tf2xla
+from tensorflow.compiler.xla import xla_data_pb2
 
 from namedmesh.artifacts.stablehlo.prepare import ALL_TO_ALL, GATHER, PERMUTE, SUM
 from namedmesh.dims.dimension import Dimension, Shape
@@ -18,7 +19,66 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
-from namedmesh.lowering.annotate import GspmdAnnotator
+
+
+class GspmdAnnotator:
+    """XlaSharding ops in the iota form, whose size does not depend on the number of devices."""
+
+    def __init__(self, mesh: Mesh):
+        self.mesh = mesh
+        self._protos: dict[tuple[tuple[str, ...], ...], bytes] = {}
+
+    def proto(self, axes: Sequence[Sequence[str]]) -> Any:
+        """Return the serialized OpSharding that shards dimension i over axes[i]."""
+        key = tuple(map(tuple, axes))
+        if key not in self._protos:
+            self._protos[key] = self._proto(key)
+        return self._protos[key]
+
+    def _proto(self, axes: Sequence[Sequence[str]]) -> bytes:
+        used = [axis for on in axes for axis in on]
+        if not used:
+            return xla_data_pb2.OpSharding(
+                type=xla_data_pb2.OpSharding.REPLICATED
+            ).SerializeToString()
+        names = list(self.mesh.axes)
+        rest = [axis for axis in names if axis not in used]
+        copies = self.mesh.size(rest)
+        return xla_data_pb2.OpSharding(
+            type=xla_data_pb2.OpSharding.OTHER,
+            tile_assignment_dimensions=[self.mesh.size(on) for on in axes]
+            + ([copies] if copies > 1 else []),
+            iota_reshape_dims=list(self.mesh.axes.values()),
+            iota_transpose_perm=[names.index(axis) for axis in (*used, *rest)],
+            replicate_on_last_tile_dim=copies > 1,
+        ).SerializeToString()
+
+    def annotate(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
+        """Annotate a value with the axes of its dimensions; skip it if unchanged."""
+        proto = self.proto(axes)
+        if value.op.type == "XlaSharding" and value.op.get_attr("sharding") == proto:
+            return value
+        return tf2xla.sharding(value, sharding=proto)
+
+    def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
+        """Return each device's own shard of a value that is sharded over these axes."""
+        return tf2xla.spmd_full_to_shard_shape(
+            self.annotate(value, axes),
+            manual_sharding=self.proto(axes),
+            dim=-1,
+            unspecified_dims=[],
+        )
+
+    def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
+        """Return the whole value of which each device has its own shard."""
+        whole = tf2xla.spmd_shard_to_full_shape(
+            value,
+            manual_sharding=self.proto(axes),
+            full_shape=list(sizes),
+            dim=-1,
+            unspecified_dims=[],
+        )
+        return self.annotate(whole, axes)
 
 
 class OpLowering(Context):
@@ -34,7 +94,7 @@ class OpLowering(Context):
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
         """Annotate a value with a sharding of its shape; scalars need no annotation.
 
-        Parts of a sum lie side by side, one leading dimension for each mesh axis.
+        Partial sums are side by side, one leading dimension for each mesh axis.
         """
         if not len(shape) and not sharding.partial:
             return value
@@ -71,7 +131,7 @@ class OpLowering(Context):
         natural: Sequence[Sharding],
         kernel: bool,
     ) -> list[Any]:
-        """Lower an op on each device's own shard; its results may be parts of sums."""
+        """Lower an op on each device's own shard; its results may be partial sums."""
         axes = {name: on for place in (*places, *natural) for name, on in place.held}
         inside = Local(self, axes, op if kernel else None)
         shards = []
@@ -89,7 +149,7 @@ class OpLowering(Context):
         return results
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
-        """Move a value by a step that more than annotations say: parts are added up, or made."""
+        """Make a transfer that annotations cannot express: partial sums are added up, or made."""
         if step.sums:
             value = add_parts(self._join_parts(value, shape, source, step.axes))
         else:
@@ -97,7 +157,7 @@ class OpLowering(Context):
         return self.at(value, shape, step.result)
 
     def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
-        """Put the parts along some axes into one leading dimension.
+        """Put the partial sums along some axes into one leading dimension.
 
         XLA adds up every dimension by itself, one collective after the other.
         """
@@ -112,7 +172,7 @@ class OpLowering(Context):
         return self.annotator.annotate(value, [*leading, *(source.axes(dim.name) for dim in shape)])
 
     def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
-        """Make a value the first device's part of a sum to which the others add zero."""
+        """Make a value the first device's partial sum, to which the others add zero."""
         shard = self.annotator.to_local(value, position_axes(shape, source))
         for i, axis in enumerate(result.partial):
             if axis not in source.partial:
@@ -143,7 +203,7 @@ class OpLowering(Context):
         return [*parts, *(-(-dim.size // n) * n for dim, n in zip(shape, ways, strict=True))]
 
     def _join_shards(self, shard: Any, shape: Shape, place: Sharding) -> Any:
-        """Make the value of which every device has its shard, parts of a sum side by side."""
+        """Make the value of which every device has its shard, partial sums side by side."""
         sizes = self._padded_sizes(shape, place)
         value = self.annotator.from_local(shard, position_axes(shape, place), sizes)
         if place.divides(shape, self.mesh):
@@ -152,14 +212,14 @@ class OpLowering(Context):
 
 
 def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:
-    """Return the axes of each position of a value: of parts of sums first, then of its dims."""
+    """Return the axes of each position of a value: of partial sums first, then of its dims."""
     held = sharding.mapping
     leading = tuple((axis,) for axis in sharding.partial)
     return leading + tuple(held.get(dim.name, ()) for dim in shape)
 
 
 def add_parts(value: Any) -> Any:
-    """Add up parts of a sum along the first dimension in their own dtype, as they are sent."""
+    """Add up partial sums along the first dimension in their own dtype, as they are sent."""
     if value.dtype in (tf.float32, tf.int32, tf.float64, tf.int64):
         return tf.reduce_sum(value, 0)
     # tf.reduce_sum adds narrow dtypes in wider ones, and the parts would travel so.
