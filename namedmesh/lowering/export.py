@@ -6,12 +6,13 @@ import contextlib
 import gc
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import tensorflow as tf
 
 from namedmesh.artifacts.artifact import Artifact
 from namedmesh.artifacts.description import OpRecord, TensorSpec, VariableSpec
-from namedmesh.artifacts.manifest import PRECISIONS, write_structure
+from namedmesh.artifacts.manifest import PRECISIONS, Precision, write_structure
 from namedmesh.dims.layout import LayoutLike
 from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
@@ -80,7 +81,7 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
         mesh=plan.mesh,
         layout=plan.layout.text,
         params=plan.params.text,
-        precision=precision,
+        precision=cast(Precision, precision),  # lower() has checked it
         inputs=signature.inputs,
         groups=program.groups,
         variables=signature.variables,
