@@ -8,6 +8,7 @@ import pytest
 from namedmesh.artifacts.stablehlo.attention_kernel import (
     GOLDEN,
     AttentionCall,
+    Operands,
     Options,
     Tiles,
     mix,
@@ -61,9 +62,10 @@ def test_both_passes(kind, rate, dtype, tolerance):
     wide = [x.astype(jnp.float32) for x in (q, k, v)]
     plain = lambda q, k, v: by_matrices(q, k, v, mask, words, options)
     wanted, pull = jax.vjp(plain, *wide)
-    y, lse = run_forward(q, k, v, mask, words, options, tiles=WIDE, interpret=True)
+    operands = Operands(q, k, v, mask, words)
+    y, lse = run_forward(operands, options, tiles=WIDE, interpret=True)
     made = run_backward(
-        q, k, v, mask, words, y, lse, dy, options, by_keys=SMALL, by_queries=WIDE, interpret=True
+        operands, y, lse, dy, options, by_keys=SMALL, by_queries=WIDE, interpret=True
     )
     for got, want in zip((y, *made), (wanted, *pull(dy.astype(jnp.float32))), strict=True):
         assert got.dtype == dtype

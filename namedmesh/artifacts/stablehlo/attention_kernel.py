@@ -8,8 +8,8 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Self
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -207,9 +207,8 @@ def find_bounds(mask: Any, own: int, other: int) -> Any:
     return jnp.stack([low, full, high], axis=-1)
 
 
-@dataclass(frozen=True)
-class _Call:
-    """The arguments that all three passes share, and their block specs."""
+class Operands(NamedTuple):
+    """The arguments that all three passes share."""
 
     q: Any  # batch, queries, heads, key
     k: Any  # batch, keys, heads, key
@@ -217,94 +216,63 @@ class _Call:
     mask: Any | None  # batch or 1, queries, keys; int8
     words: Any | None  # batch, heads, queries; uint32
 
-    def run(self, kernel, options, tiles, over, more, results, name, interpret):
-        """Run a pass over tiles of queries (or of keys), each with all of the other."""
-        batch, queries, heads, _ = self.q.shape
-        keys, width = self.k.shape[1], self.q.shape[-1]
-        own = {"queries": over == "queries", "keys": over == "keys"}
-        sizes = {
-            "queries": tiles.queries if own["queries"] else queries,
-            "keys": tiles.keys if own["keys"] else keys,
-        }
 
-        def along(what):
-            return lambda i: i if own[what] else 0
+def _run(kernel, operands, more, results, over, options, tiles, interpret):
+    """Run a pass over tiles of queries (or of keys), each with all of the other."""
+    q, k, v, mask, words = operands
+    batch, queries, heads, width = q.shape
+    whole = {"queries": queries, "keys": k.shape[1]}
+    size, count = getattr(tiles, over), whole[over] // getattr(tiles, over)
 
-        def rows(what):
-            at = along(what)
-            return pl.BlockSpec((None, sizes[what], None, width), lambda i, b, n: (b, at(i), n, 0))
-
-        def numbers(what):
-            at = along(what)
-            return pl.BlockSpec((None, None, sizes[what]), lambda i, b, n: (b, n, at(i)))
-
-        mask, bounds, mask_spec, bounds_spec = None, None, None, None
-        if self.mask is not None:
-            which = (lambda b: b) if self.mask.shape[0] > 1 else (lambda b: 0)
-            if over == "queries":
-                mask, own_size, other_size = self.mask, tiles.queries, tiles.keys
-            else:
-                mask, own_size, other_size = (
-                    jnp.swapaxes(self.mask, 1, 2),
-                    tiles.keys,
-                    tiles.queries,
-                )
-            bounds = find_bounds(mask, own_size, other_size)
-            mask_spec = pl.BlockSpec(
-                (None, own_size, mask.shape[2]), lambda i, b, n: (which(b), i, 0)
+    def block(array, what):
+        """Return the block of an array of rows, or of one number for each row and head."""
+        rows, own = (size, True) if what == over else (whole[what], False)
+        if array.ndim == 4:
+            return pl.BlockSpec(
+                (None, rows, None, width), lambda i, b, n: (b, i if own else 0, n, 0)
             )
-            bounds_spec = pl.BlockSpec((None, None, 3), lambda i, b, n: (which(b), i, 0))
-        specs = {"rows": rows, "numbers": numbers}
-        in_specs = [
-            rows("queries"),
-            rows("keys"),
-            rows("keys"),
-            mask_spec,
-            bounds_spec,
-            None if self.words is None else numbers("queries"),
-            *(specs[kind]("queries") for _, kind in more),
-        ]
-        count = (queries // tiles.queries) if own["queries"] else (keys // tiles.keys)
-        return pl.pallas_call(
-            functools.partial(kernel, options=options, tiles=tiles),
-            grid=(count, batch, heads),
-            in_specs=in_specs,
-            out_specs=[specs[kind](what) for _, kind, what in results],
-            out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype) for like, _, _ in results],
-            compiler_params=plgpu.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
-            interpret=interpret,
-            name=name,
-        )(self.q, self.k, self.v, mask, bounds, self.words, *(array for array, _ in more))
+        return pl.BlockSpec((None, None, rows), lambda i, b, n: (b, n, i if own else 0))
+
+    bounds = mask_block = bounds_block = None
+    if mask is not None:
+        mask = mask if over == "queries" else jnp.swapaxes(mask, 1, 2)
+        other = tiles.keys if over == "queries" else tiles.queries
+        bounds, each = find_bounds(mask, size, other), mask.shape[0] > 1
+        mask_block = pl.BlockSpec(
+            (None, size, mask.shape[2]), lambda i, b, n: (b if each else 0, i, 0)
+        )
+        bounds_block = pl.BlockSpec((None, None, 3), lambda i, b, n: (b if each else 0, i, 0))
+    blocks = [block(q, "queries"), block(k, "keys"), block(v, "keys"), mask_block, bounds_block]
+    blocks.append(None if words is None else block(words, "queries"))
+    return pl.pallas_call(
+        functools.partial(kernel, options=options, tiles=tiles),
+        grid=(count, batch, heads),
+        in_specs=[*blocks, *(block(array, "queries") for array in more)],
+        out_specs=[block(like, over) for like in results],
+        out_shape=[jax.ShapeDtypeStruct(like.shape, like.dtype) for like in results],
+        compiler_params=plgpu.CompilerParams(num_warps=tiles.warps, num_stages=tiles.stages),
+        interpret=interpret,
+        name=f"attention{kernel.__name__}",
+    )(q, k, v, mask, bounds, words, *more)
 
 
-def run_forward(q, k, v, mask, words, options, *, tiles=FORWARD, interpret=False):
+def run_forward(operands, options, *, tiles=FORWARD, interpret=False):
     """Run attention; return it and the logarithm of each query's sum of exponentials."""
-    batch, queries, heads, _ = q.shape
-    lse = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
-    results = [(q, "rows", "queries"), (lse, "numbers", "queries")]
-    call = _Call(q, k, v, mask, words)
-    return call.run(
-        _forward, options, tiles, "queries", [], results, "attention_forward", interpret
-    )
+    batch, queries, heads, _ = operands.q.shape
+    results = operands.q, jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    return _run(_forward, operands, (), results, "queries", options, tiles, interpret)
 
 
 def run_backward(
-    q, k, v, mask, words, y, lse, dy, options, *, by_keys=BACKWARD_KEYS,
-    by_queries=BACKWARD_QUERIES, interpret=False,
+    operands, y, lse, dy, options, *, by_keys=BACKWARD_KEYS, by_queries=BACKWARD_QUERIES,
+    interpret=False,
 ):  # fmt: skip
     """Run the backward pass; return the cotangents of queries, keys and values."""
     products = y.astype(jnp.float32) * dy.astype(jnp.float32)
     delta = jnp.swapaxes(jnp.sum(products, axis=-1), 1, 2)  # batch, heads, queries
-    call = _Call(q, k, v, mask, words)
-    more = [(dy, "rows"), (lse, "numbers"), (delta, "numbers")]
-    dk, dv = call.run(
-        _backward_keys, options, by_keys, "keys", more,
-        [(k, "rows", "keys"), (v, "rows", "keys")], "attention_backward_keys", interpret,
-    )  # fmt: skip
-    (dq,) = call.run(
-        _backward_queries, options, by_queries, "queries", more,
-        [(q, "rows", "queries")], "attention_backward_queries", interpret,
-    )  # fmt: skip
+    more, (q, k, v, *_) = (dy, lse, delta), operands
+    dk, dv = _run(_backward_keys, operands, more, (k, v), "keys", options, by_keys, interpret)
+    (dq,) = _run(_backward_queries, operands, more, (q,), "queries", options, by_queries, interpret)
     return dq, dk, dv
 
 
@@ -324,11 +292,9 @@ class AttentionCall:
     def of(cls, config: dict[str, Any], reads: Sequence[jax.ShapeDtypeStruct]) -> Self | None:
         """Describe a call; None for what the kernel does not do."""
         q, k = reads[0].shape, reads[1].shape
-        batch, queries = (
-            q[: config["batch"]],
-            q[config["batch"] : config["batch"] + config["queries"]],
-        )
-        heads, memory, key = q[len(batch) + len(queries) : -1], k[config["batch"]], q[-1]
+        first = config["batch"]
+        last = first + config["queries"]
+        batch, queries, heads, memory, key = q[:first], q[first:last], q[last:-1], k[first], q[-1]
         mask = None
         if config["mask"] is not None:
             sizes = dict(zip(config["mask"], reads[3].shape, strict=True))
@@ -349,36 +315,29 @@ class AttentionCall:
 
     def tiles(self, wanted: Tiles) -> Tiles:
         """Return the tiles nearest to those wanted that divide the sizes."""
-        return Tiles(
-            math.gcd(wanted.queries, math.prod(self.queries)),
-            math.gcd(wanted.keys, self.memory),
-            wanted.warps,
-            wanted.stages,
-        )
+        queries = math.gcd(wanted.queries, math.prod(self.queries))
+        return replace(wanted, queries=queries, keys=math.gcd(wanted.keys, self.memory))
 
-    def shared(self, reads: Sequence[Any]) -> tuple[Any, Any, Any, Any, Any]:
+    def shared(self, reads: Sequence[Any]) -> Operands:
         """Return queries, keys, values, mask and words as the kernel takes them."""
         b, s, n = (math.prod(sizes) for sizes in (self.batch, self.queries, self.heads))
         q, k, v, *extra = reads
         mask = words = None
         if self.mask is not None:
-            mask = extra[0].reshape(self.mask)
-            sizes = list(self.mask)
-            if any(size > 1 for size in self.mask[: len(self.batch)]):
-                sizes[: len(self.batch)] = self.batch
-            sizes[len(self.batch) :] = [*self.queries, self.memory]
-            mask = jnp.broadcast_to(mask, sizes).astype(jnp.int8)
-            mask = mask.reshape(math.prod(sizes[: len(self.batch)]), s, self.memory)
+            batch = self.mask[: len(self.batch)]
+            batch = self.batch if any(size > 1 for size in batch) else batch
+            mask = jnp.broadcast_to(
+                extra[0].reshape(self.mask), (*batch, *self.queries, self.memory)
+            )
+            mask = mask.astype(jnp.int8).reshape(-1, s, self.memory)
         if self.options.rate:
             words = extra[-1].reshape(b, n, s)
-        keys = (b, self.memory, n, self.key)
-        return q.reshape(b, s, n, self.key), k.reshape(keys), v.reshape(keys), mask, words
+        q, k, v = (x.reshape(b, -1, n, self.key) for x in (q, k, v))
+        return Operands(q, k, v, mask, words)
 
     def forward(self, *reads: Any) -> tuple[Any, ...]:
         """Compute the averages, and the logarithm of every row's sum of exponentials."""
-        q, k, v, mask, words = self.shared(reads)
-        tiles = self.tiles(FORWARD)
-        y, lse = run_forward(q, k, v, mask, words, self.options, tiles=tiles)
+        y, lse = run_forward(self.shared(reads), self.options, tiles=self.tiles(FORWARD))
         return (
             y.reshape(*self.batch, *self.queries, *self.heads, self.key),
             lse.reshape(*self.batch, *self.heads, *self.queries),
@@ -387,19 +346,12 @@ class AttentionCall:
     def backward(self, *reads: Any) -> tuple[Any, ...]:
         """Compute the cotangents of queries, keys and values."""
         *first, y, lse, dy = reads
-        q, k, v, mask, words = self.shared(first)
-        rows = (q.shape[0], q.shape[2], q.shape[1])
-        cotangents = run_backward(
-            q,
-            k,
-            v,
-            mask,
-            words,
-            y.reshape(q.shape),
-            lse.reshape(rows),
-            dy.reshape(q.shape),
-            self.options,
-            by_keys=self.tiles(BACKWARD_KEYS),
-            by_queries=self.tiles(BACKWARD_QUERIES),
-        )
+        operands = self.shared(first)
+        batch, queries, heads, _ = shape = operands.q.shape
+        y, lse, dy = y.reshape(shape), lse.reshape(batch, heads, queries), dy.reshape(shape)
+        tiles = {
+            "by_keys": self.tiles(BACKWARD_KEYS),
+            "by_queries": self.tiles(BACKWARD_QUERIES),
+        }
+        cotangents = run_backward(operands, y, lse, dy, self.options, **tiles)
         return tuple(x.reshape(like.shape) for x, like in zip(cotangents, reads, strict=False))

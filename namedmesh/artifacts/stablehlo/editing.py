@@ -124,6 +124,11 @@ class Template:
             values += op.results
         return [values[number] for number in self.results]
 
+    def copy_at(self, op: ir.Operation, operands: Sequence[ir.Value]) -> list[ir.Value]:
+        """Copy the ops before an op, at its location."""
+        with ir.InsertionPoint(op):
+            return self.copy(operands, lambda _: op.location)
+
 
 def _settle_block(
     block: ir.Block, values: Sequence[ir.Value], line: Line, locate: Locate | None

@@ -42,12 +42,9 @@ PLATFORMS = ("cuda", "gpu")  # with kernels
 USES = ("auto", "off")  # of NAMEDMESH_KERNELS
 _BETWEEN_DEVICES = 1  # the type of a channel, as StableHLO numbers them
 _DTYPES = {
-    "bf16": jnp.bfloat16,
-    "f16": jnp.float16,
-    "f32": jnp.float32,
-    "i1": jnp.bool_,
+    "bf16": jnp.bfloat16, "f16": jnp.float16, "f32": jnp.float32, "i1": jnp.bool_,
     "ui32": jnp.uint32,
-}
+}  # fmt: skip
 
 
 def prepare_module(module: ir.Module, mesh: Mesh, platforms: Sequence[str], shardy: bool) -> None:
@@ -73,35 +70,26 @@ def insert_kernels(module: ir.Module, platforms: Sequence[str]) -> None:
         if key not in kernels:
             kernels[key] = _make_kernel(name, options, reads, platforms)
         kernel = kernels[key]
-        if kernel is None:
-            results = plain
-        else:
-            with ir.InsertionPoint(op):
-                results = kernel.copy(reads, lambda _, at=op.location: at)
-        replace_call(op, results)
+        replace_call(op, plain if kernel is None else kernel.copy_at(op, reads))
     if any(kernels.values()):
         close_regions(module.operation)
 
 
 def _make_kernel(
-    name: str,
-    options: dict[str, Any],
-    reads: Sequence[ir.Value],
-    platforms: Sequence[str],
+    name: str, options: dict[str, Any], reads: Sequence[ir.Value], platforms: Sequence[str]
 ) -> Template | None:
     """Lower a kernel for what it reads; None where the platform has none for it."""
     kinds = [ir.RankedTensorType(value.type) for value in reads]
-    if any(str(kind.element_type) not in _DTYPES for kind in kinds):
+    dtypes = [_DTYPES.get(str(kind.element_type)) for kind in kinds]
+    if None in dtypes:
         return None
-    types = [
-        jax.ShapeDtypeStruct(tuple(kind.shape), _DTYPES[str(kind.element_type)]) for kind in kinds
-    ]
+    shapes = [tuple(kind.shape) for kind in kinds]
+    types = [jax.ShapeDtypeStruct(*one) for one in zip(shapes, dtypes, strict=True)]
     function = find_kernel(name, options, types, platforms)
     if function is None:
         return None
-    lowered = (
-        jax.jit(function, keep_unused=True).trace(*types).lower(lowering_platforms=tuple(platforms))
-    )
+    traced = jax.jit(function, keep_unused=True).trace(*types)
+    lowered = traced.lower(lowering_platforms=tuple(platforms))
     return main_template(ir.Module.parse(lowered.as_text(debug_info=False)))
 
 
@@ -135,9 +123,7 @@ def insert_jax_code(module: ir.Module, platforms: Sequence[str]) -> None:
             artifact = base64.b64decode(code)
             parsed = stablehlo.deserialize_portable_artifact(module.context, artifact)  # type: ignore[call-overload]
             templates[code] = main_template(parsed)
-        with ir.InsertionPoint(op):
-            results = templates[code].copy(list(op.operands), lambda _, at=op.location: at)
-        replace_call(op, results)
+        replace_call(op, templates[code].copy_at(op, list(op.operands)))
     if calls:
         close_regions(module.operation)
 
@@ -159,11 +145,9 @@ def _choose_code(call: dict[str, Any], platform: str) -> str:
 def write_collectives(module: ir.Module, mesh: Mesh) -> None:
     """Replace every call of a collective by the collective."""
     writers = {
-        PERMUTE: _write_permute,
-        GATHER: _write_gather,
-        ALL_TO_ALL: _write_all_to_all,
+        PERMUTE: _write_permute, GATHER: _write_gather, ALL_TO_ALL: _write_all_to_all,
         SUM: _write_sum,
-    }
+    }  # fmt: skip
     calls = find_calls(module.operation, writers.__contains__)
     for number, op in enumerate(calls, 1):
         with module.context, op.location, ir.InsertionPoint(op):
@@ -186,13 +170,9 @@ def _write_permute(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> i
 
 def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
     """Write an all-gather along the first dimension over named axes."""
+    ends, groups = ([op.result.type], [op.operands[0]]), _write_groups(config, mesh)
     collective = stablehlo.AllGatherOp(
-        [op.result.type],
-        [op.operands[0]],
-        0,
-        _write_groups(config, mesh),
-        channel_handle=channel,
-        use_global_device_ids=True,
+        *ends, 0, groups, channel_handle=channel, use_global_device_ids=True
     )
     return collective.operation
 
@@ -200,26 +180,18 @@ def _write_gather(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir
 def _write_all_to_all(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
     """Write an all-to-all that splits one dimension and concatenates another."""
     axes, cut, join = config.split(" ")
-    groups = _write_groups(axes, mesh)
+    count, groups = mesh.size(axes.split("+")), _write_groups(axes, mesh)
     collective = stablehlo.AllToAllOp(
-        [op.operands[0]],
-        int(cut),
-        int(join),
-        mesh.size(axes.split("+")),
-        groups,
-        channel_handle=channel,
+        [op.operands[0]], int(cut), int(join), count, groups, channel_handle=channel
     )
     return collective.operation
 
 
 def _write_sum(op: ir.Operation, config: str, channel: Any, mesh: Mesh) -> ir.Operation:
     """Write a sum over named axes."""
+    ends, groups = ([op.result.type], [op.operands[0]]), _write_groups(config, mesh)
     collective = stablehlo.AllReduceOp(
-        [op.result.type],
-        [op.operands[0]],
-        _write_groups(config, mesh),
-        channel_handle=channel,
-        use_global_device_ids=True,
+        *ends, groups, channel_handle=channel, use_global_device_ids=True
     )
     scalar = ir.RankedTensorType.get([], ir.RankedTensorType(op.result.type).element_type)
     block = collective.regions[0].blocks.append(scalar, scalar)

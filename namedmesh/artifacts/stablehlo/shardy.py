@@ -52,12 +52,8 @@ class ShardyWriter:
         """Return the attribute for the text of an HLO sharding."""
         key = text, rank
         if key not in self._shardings:
-            dimensions = [
-                sdy.DimensionShardingAttr.get(
-                    [sdy.AxisRefAttr.get(axis) for axis in axes], is_closed=True
-                )
-                for axes in read_axes(text, rank, self.mesh)
-            ]
+            axes = [[*map(sdy.AxisRefAttr.get, one)] for one in read_axes(text, rank, self.mesh)]
+            dimensions = [sdy.DimensionShardingAttr.get(one, is_closed=True) for one in axes]
             self._shardings[key] = sdy.TensorShardingAttr.get(self._mesh, dimensions)
         return self._shardings[key]
 
@@ -74,8 +70,7 @@ def use_shardy_annotations(module: ir.Module, mesh: Mesh) -> None:
         writer = ShardyWriter(mesh)
         # Inner blocks go first: building a region copies its ops and erases the originals.
         for block in reversed(everything):
-            calls = [call_target(op.operation) for op in block.operations]
-            if LEAVE in calls:
+            if LEAVE in [call_target(op.operation) for op in block.operations]:
                 _Regions(block, writer).build()
             for view in list(block.operations):
                 _constrain(view.operation, writer)
@@ -164,20 +159,16 @@ class _Regions:
         entering = [op for op in body if call_target(op) == ENTER]
         operands = [op.operands[0] for op in entering]
         placed = set(operands)
-        captured = [
-            value
-            for value in dict.fromkeys(value for op in body for value in _reads(op))
-            if value not in self.inner and value not in placed
-        ]
+        reads = dict.fromkeys(value for op in body for value in _reads(op))
+        captured = [one for one in reads if one not in self.inner and one not in placed]
         shardings = [self._entering_sharding(op) for op in entering]
         shardings += [self._sharding("{replicated}", value) for value in captured]
+        results = [self._sharding(_sharding_text(op), op.results[0]) for op in leaving]
         computation = sdy.ManualComputationOp(
             [op.results[0].type for op in leaving],
             operands + captured,
             sdy.TensorShardingPerValueAttr.get(shardings),
-            sdy.TensorShardingPerValueAttr.get(
-                [self._sharding(_sharding_text(op), op.results[0]) for op in leaving]
-            ),
+            sdy.TensorShardingPerValueAttr.get(results),
             self.writer.manual_axes,
         )
         outside = [op.results[0] for op in entering] + captured
@@ -205,10 +196,7 @@ class _Regions:
         owner = op.operands[0].owner
         place = None if isinstance(owner, ir.Block) else owner.operation
         if place is None or call_target(place) != PLACE:
-            raise NamedMeshError(
-                "a value enters a manual region without a sharding",
-                fix=_AGAIN,
-            )
+            raise NamedMeshError("a value enters a manual region without a sharding", fix=_AGAIN)
         return self._sharding(_sharding_text(place), op.operands[0])
 
     def _sharding(self, text: str, value: ir.Value) -> ir.Attribute:
@@ -218,11 +206,9 @@ class _Regions:
 
 def _copy_inside(op: ir.Operation, inside: dict[ir.Value, ir.Value]) -> None:
     """Copy a local op into a region; `inside` maps values to those of the region."""
-    target = call_target(op)
-    if target == ENTER:
-        return
-    if target == PLACE:
-        inside[op.results[0]] = inside[op.operands[0]]
+    if call_target(op) in (ENTER, PLACE):
+        if call_target(op) == PLACE:
+            inside[op.results[0]] = inside[op.operands[0]]
         return
     copy = op.clone().operation
     if SHARDING in copy.attributes:
@@ -274,13 +260,13 @@ def read_axes(text: str, rank: int, mesh: Mesh) -> DimensionAxes:
         iota = _numbers(match["iota"])
         order = _numbers(match["order"]) if match["order"] else range(len(iota))
         devices = np.arange(math.prod(iota)).reshape(iota).transpose(*order)
-    if devices.size != mesh.devices or math.prod(tiles) != mesh.devices:
-        raise _unreadable(text, mesh)
-    if len(tiles) != rank + bool(match["copies"]):
+    dimensions = len(tiles) == rank + bool(match["copies"])
+    if not dimensions or not devices.size == mesh.devices == math.prod(tiles):
         raise _unreadable(text, mesh)
     grid = devices.reshape(tiles)
     axes = tuple(_axes_along(np.moveaxis(grid, i, 0), text, mesh) for i in range(rank))
-    if _number_tiles(axes, mesh) != [int(number) for number in _firsts(grid, rank)]:
+    firsts = grid.reshape(*grid.shape[:rank], -1).min(axis=-1)  # the first device of each tile
+    if not np.array_equal(_number_tiles(axes, mesh), firsts.ravel()):
         raise _unreadable(text, mesh)
     return axes
 
@@ -288,44 +274,33 @@ def read_axes(text: str, rank: int, mesh: Mesh) -> DimensionAxes:
 def _axes_along(grid: np.ndarray, text: str, mesh: Mesh) -> tuple[str, ...]:
     """Return the axes that the first dimension of a grid of devices runs along, major first."""
     line = grid.reshape(len(grid), -1)[:, 0]
-    strides = _strides(mesh)
+    by_stride = {stride: axis for axis, stride in _strides(mesh).items()}
     axes: list[str] = []
     step = 1
     while step < len(line):
-        stride = int(line[step] - line[0])
-        fitting = [axis for axis in strides if strides[axis] == stride]
-        if not fitting or len(line) % (step * mesh.axes[fitting[0]]):
+        axis = by_stride.get(int(line[step] - line[0]))
+        if axis is None or len(line) % (step * mesh.axes[axis]):
             raise _unreadable(text, mesh)
-        axes.insert(0, fitting[0])
-        step *= mesh.axes[fitting[0]]
+        axes.insert(0, axis)
+        step *= mesh.axes[axis]
     return tuple(axes)
 
 
 def _strides(mesh: Mesh) -> dict[str, int]:
     """Return the stride of each axis of several devices in the numbers of the devices."""
     sizes = list(mesh.axes.values())
-    return {
-        axis: math.prod(sizes[i + 1 :])
-        for i, (axis, size) in enumerate(mesh.axes.items())
-        if size > 1
-    }
+    strides = {axis: math.prod(sizes[i + 1 :]) for i, axis in enumerate(mesh.axes)}
+    return {axis: stride for axis, stride in strides.items() if mesh.axes[axis] > 1}
 
 
-def _firsts(grid: np.ndarray, rank: int) -> np.ndarray:
-    """Return the first device of each tile."""
-    return grid.reshape(*grid.shape[:rank], -1).min(axis=-1).ravel()
-
-
-def _number_tiles(axes: DimensionAxes, mesh: Mesh) -> list[int]:
+def _number_tiles(axes: DimensionAxes, mesh: Mesh) -> np.ndarray:
     """Return the first device of each tile if dimensions were sharded over these axes."""
     strides = _strides(mesh)
     numbers = np.zeros((), np.int64)
-    for on in axes:
-        along = np.zeros((), np.int64)
-        for axis in on:
-            along = np.add.outer(along, np.arange(mesh.axes[axis]) * strides[axis])
-        numbers = np.add.outer(numbers, along.ravel())
-    return [int(number) for number in numbers.ravel()]
+    # Axes follow each other in the order of the dimensions, the major one of each first.
+    for axis in (axis for on in axes for axis in on):
+        numbers = np.add.outer(numbers, np.arange(mesh.axes[axis]) * strides[axis])
+    return numbers.ravel()
 
 
 def _numbers(text: str) -> list[int]:
@@ -335,8 +310,5 @@ def _numbers(text: str) -> list[int]:
 
 def _unreadable(text: str, mesh: Mesh) -> NamedMeshError:
     """Make the error for a sharding that is not over whole axes."""
-    return NamedMeshError(
-        f"cannot read the sharding {text} as axes of the mesh",
-        f"mesh: {mesh}",
-        fix=_AGAIN,
-    )
+    problem = f"cannot read the sharding {text} as axes of the mesh"
+    return NamedMeshError(problem, f"mesh: {mesh}", fix=_AGAIN)
