@@ -7,8 +7,6 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import Any
 
 from namedmesh.cli.references import find_program
 from namedmesh.cost.cost import cost
@@ -18,7 +16,6 @@ from namedmesh.diff.sources import record_of
 from namedmesh.dims.layout import Layout
 from namedmesh.dims.mesh import Mesh
 from namedmesh.errors.errors import NamedMeshError
-from namedmesh.ir.program import Program
 from namedmesh.planning.plan import Plan
 from namedmesh.planning.plan_program import CONFLICTS, plan
 from namedmesh.records.paths import write_file
@@ -86,13 +83,15 @@ def add_program_options(parser: argparse.ArgumentParser) -> None:
 def _add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) -> None:
     """Add the options that say what to plan."""
     both = "; give it twice for A and for B" if twice else ""
-    several: dict[str, Any] = dict(action="append", default=[])
-    mesh = f"the devices along named axes, e.g. data=4,model=2, and hosts=2 if so{both}"
-    parser.add_argument("--mesh", metavar="MESH", help=mesh, **several)
-    layout = f"the axes of each dimension, e.g. 'batch:data, hidden:model'{both}"
-    parser.add_argument("--layout", metavar="LAYOUT", help=layout, **several)
-    params = f"the same for parameters at rest, e.g. 'model:data'{both}"
-    parser.add_argument("--params", metavar="LAYOUT", help=params, **several)
+    options = {
+        "mesh": "the devices along named axes, e.g. data=4,model=2, and hosts=2 if so",
+        "layout": "the axes of each dimension, e.g. 'batch:data, hidden:model'",
+        "params": "the same for parameters at rest, e.g. 'model:data'",
+    }
+    for name, text in options.items():
+        metavar = "MESH" if name == "mesh" else "LAYOUT"
+        help = text + both
+        parser.add_argument(f"--{name}", action="append", default=[], metavar=metavar, help=help)
     add_program_options(parser)
     conflicts = "what happens where operands have one axis on different dimensions"
     parser.add_argument("--conflicts", choices=CONFLICTS, default="error", help=conflicts)
@@ -101,41 +100,37 @@ def _add_planning_options(parser: argparse.ArgumentParser, twice: bool = False) 
 def _make_plan(arguments: argparse.Namespace, reference: str, side: int = 0) -> Plan:
     """Plan what a reference names as the options say."""
     found = find_program(reference, arguments.settings, arguments.specs)
-    mesh, layout = _pick(arguments.mesh, side), _pick(arguments.layout, side)
-    params = _pick(arguments.params, side)
-    if isinstance(found, Plan) and (mesh, layout, params) == (None, None, None):
-        return found
-    program = found if isinstance(found, Program) else found.program
-    if mesh is None and isinstance(found, Program):
-        raise NamedMeshError(
-            f"{reference}: there is no mesh to plan for", fix="add e.g. --mesh data=4,model=2"
-        )
+    options = (arguments.mesh, arguments.layout, arguments.params)
+    # A side has its own of several values, or the only one.
+    texts = [values[min(side, len(values) - 1)] if values else None for values in options]
     before = found if isinstance(found, Plan) else None
+    if before and texts == [None] * 3:
+        return before
+    mesh, layout, params = texts
+    if not before and mesh is None:
+        fix = "add e.g. --mesh data=4,model=2"
+        raise NamedMeshError(f"{reference}: there is no mesh to plan for", fix=fix)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the plan itself prints what a layout leaves unused
         return plan(
-            program,
+            before.program if before else found,
             before.mesh if before and mesh is None else Mesh.parse(mesh or ""),
             before.layout if before and layout is None else Layout(layout or ""),
-            None if not params else Layout(params),
+            Layout(params) if params else None,
             conflicts=arguments.conflicts,
         )
 
 
-def _pick(values: Sequence[str], side: int) -> str | None:
-    """Return the value for one side: its own of several, or the only one."""
-    return values[min(side, len(values) - 1)] if values else None
-
-
-def _check_counts(arguments: argparse.Namespace, most: int = 1) -> None:
-    """Raise for options that were given more often than there are programs."""
-    for name in ("mesh", "layout", "params"):
-        count = len(getattr(arguments, name))
-        if count > most:
-            raise NamedMeshError(
-                f"--{name} is given {count} times, and there is a use for {most}",
-                fix="leave the rest out; namedmesh diff compares two layouts",
-            )
+def _check_counts(arguments: argparse.Namespace, most: int = 1) -> int:
+    """Return how often an option was given at most; raise if that is more than there is use for."""
+    counts = {name: len(getattr(arguments, name)) for name in ("mesh", "layout", "params")}
+    name = max(counts, key=counts.__getitem__)
+    if counts[name] > most:
+        raise NamedMeshError(
+            f"--{name} is given {counts[name]} times, and there is a use for {most}",
+            fix="leave the rest out; namedmesh diff compares two layouts",
+        )
+    return counts[name]
 
 
 def print_text(text: str) -> None:
@@ -148,17 +143,16 @@ def print_text(text: str) -> None:
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `namedmesh plan`."""
-    parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
+    add = parser.add_argument
+    add("program", metavar="PROGRAM", help=PROGRAM)
     _add_planning_options(parser)
-    target = "estimate time and memory of a step there: tpu-v3, h200, ..., or a file"
-    parser.add_argument("--target", help=target)
-    parser.add_argument("--save", metavar="OUT", help="write the plan to a file for namedmesh diff")
+    add("--target", help="estimate time and memory of a step there: tpu-v3, h200, ..., or a file")
+    add("--save", metavar="OUT", help="write the plan to a file for namedmesh diff")
     lines = "save no line numbers, so that the file changes only where the plan does"
-    parser.add_argument("--without-lines", action="store_true", help=lines)
-    output = parser.add_mutually_exclusive_group()
-    output.add_argument("--json", action="store_true", help="print JSON")
-    communication = "print the collectives and totals alone"
-    output.add_argument("--communication", action="store_true", help=communication)
+    add("--without-lines", action="store_true", help=lines)
+    add = parser.add_mutually_exclusive_group().add_argument
+    add("--json", action="store_true", help="print JSON")
+    add("--communication", action="store_true", help="print the collectives and totals alone")
 
 
 def run_plan(arguments: argparse.Namespace) -> int:
@@ -180,9 +174,9 @@ def add_cost_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `namedmesh cost`."""
     parser.add_argument("program", metavar="PROGRAM", help=PROGRAM)
     _add_planning_options(parser)
-    target = "tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file"
-    parser.add_argument("--target", required=True, help=target)
-    parser.add_argument("--json", action="store_true", help="print JSON")
+    add = parser.add_argument
+    add("--target", required=True, help="tpu-v3, tpu-v5p:4x4x4, h200, ..., or a YAML file")
+    add("--json", action="store_true", help="print JSON")
 
 
 def run_cost(arguments: argparse.Namespace) -> int:
@@ -209,8 +203,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_report(arguments: argparse.Namespace) -> int:
     """Plan a program once or twice, and write the page."""
-    _check_counts(arguments, most=2)
-    two = max(len(arguments.mesh), len(arguments.layout), len(arguments.params)) > 1
+    two = _check_counts(arguments, most=2) == 2
     first = _make_plan(arguments, arguments.program)
     beside = _make_plan(arguments, arguments.program, 1) if two else None
     report(first, arguments.out, target=arguments.target, beside=beside)
@@ -220,32 +213,32 @@ def run_report(arguments: argparse.Namespace) -> int:
 
 def add_diff_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `namedmesh diff`."""
-    sorts = "a saved plan, an artifact, a report of namedmesh aot, or"
-    parser.add_argument("a", metavar="A", help=f"{sorts} {PROGRAM}")
-    other = "the same; without it, A under the second layout"
-    parser.add_argument("b", metavar="B", nargs="?", help=other)
+    add = parser.add_argument
+    add(
+        "a", metavar="A", help=f"a saved plan, an artifact, a report of namedmesh aot, or {PROGRAM}"
+    )
+    add("b", metavar="B", nargs="?", help="the same; without it, A under the second layout")
     _add_planning_options(parser, twice=True)
-    target = "estimate time and memory of what is planned: tpu-v3, h200, ..., or a file"
-    parser.add_argument("--target", help=target)
+    add(
+        "--target", help="estimate time and memory of what is planned: tpu-v3, h200, ..., or a file"
+    )
     fail = f"exit with status 1 if it holds of B, e.g. {EXAMPLES}".replace("%", "%%")
-    parser.add_argument("--fail-if", action="append", default=[], metavar="CONDITION", help=fail)
-    parser.add_argument("--all", action="store_true", help="print every change")
-    parser.add_argument("--json", metavar="OUT", help="write the comparison to this file too")
+    add("--fail-if", action="append", default=[], metavar="CONDITION", help=fail)
+    add("--all", action="store_true", help="print every change")
+    add("--json", metavar="OUT", help="write the comparison to this file too")
 
 
 def run_diff(arguments: argparse.Namespace) -> int:
     """Compare two plans, print what differs, and check the conditions."""
     conditions = [Condition.parse(text) for text in arguments.fail_if]
-    _check_counts(arguments, most=2)
-    options = (arguments.mesh, arguments.layout, arguments.params)
-    if arguments.b is None and not any(len(values) > 1 for values in options):
+    most = _check_counts(arguments, most=2)
+    if arguments.b is None and most < 2:
         raise NamedMeshError(
             f"{arguments.a} is compared with nothing",
             fix="give B, or --layout, --params or --mesh twice: for A and for B",
         )
-    before = _read_side(arguments, arguments.a, 0)
-    after = _read_side(arguments, arguments.b or arguments.a, 1)
-    difference = diff(before, after)
+    sides = (arguments.a, arguments.b or arguments.a)
+    difference = diff(*(_read_side(arguments, name, i) for i, name in enumerate(sides)))
     failures = [text for one in conditions if (text := one.explain(difference)) is not None]
     print_text(difference.describe(None if arguments.all else 12))
     if arguments.json is not None:
@@ -259,17 +252,14 @@ def run_diff(arguments: argparse.Namespace) -> int:
 def _read_side(arguments: argparse.Namespace, name: str, side: int) -> PlanRecord:
     """Return the record of a file, or of a program as the options say."""
     if name.endswith(".py"):
-        raise NamedMeshError(
-            f"{name!r} does not name a program", fix=f"write {name}:function, e.g. {name}:train"
-        )
+        fix = f"write {name}:function, e.g. {name}:train"
+        raise NamedMeshError(f"{name!r} does not name a program", fix=fix)
     if os.path.exists(name):
         _check_options_used(arguments)
         return record_of(name)
     if ":" not in name:
-        raise NamedMeshError(
-            f"{name!r} is neither a file nor a program",
-            fix="give a file that plan.save wrote, or module:function",
-        )
+        fix = "give a file that plan.save wrote, or module:function"
+        raise NamedMeshError(f"{name!r} is neither a file nor a program", fix=fix)
     return record_of(_make_plan(arguments, name, side), arguments.target)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +17,14 @@ from namedmesh.errors.errors import (
     did_you_mean,
     join_names,
     suggest_names,
-    whole_number,
 )
 from namedmesh.hardware.chips import CHIPS, TPUS, Chip
 from namedmesh.hardware.links import Host, Network, Nodes, TorusSlice
 from namedmesh.hardware.topology import Target
 from namedmesh.ir.tensor import FLOATS
-from namedmesh.records.paths import check_path, describe_os_error
+from namedmesh.records.paths import check_path, read_file
+
+LARGEST_FILE = 2**20
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -192,12 +194,7 @@ def _network_of(chip: Chip, generation: str, shape: tuple[int, ...] | None) -> N
     return Host(chip.link, 20e-6, chip.across, 4e-4)
 
 
-# Networks that a file may describe, and the figures that each must have.
-_NETWORKS: dict[str, tuple[type[Any], tuple[str, ...]]] = {
-    "nodes": (Nodes, ("devices", "inside", "across")),
-    "torus": (TorusSlice, ("generation", "bandwidth")),
-    "host": (Host, ("bandwidth",)),
-}
+_NETWORKS: dict[str, type[Any]] = {"nodes": Nodes, "torus": TorusSlice, "host": Host}
 _WORDS = {"repeats": ("all", "cheap", "none"), "generation": tuple(TPUS)}
 EXAMPLE = """\
 name: my-gpu
@@ -214,114 +211,92 @@ def _read_hardware(path: str | os.PathLike) -> Hardware:
     import yaml
 
     name = check_path(path, "the file of the hardware")
+    data, file = read_file(name, "hardware file", LARGEST_FILE), f"hardware file {name!r}"
     try:
-        with open(name, encoding="utf-8") as file:
-            text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = describe_os_error(error) if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise NamedMeshError(
-            f"cannot read hardware file {name!r}: {reason}", fix="check the path"
-        ) from None
-    try:
-        fields = yaml.safe_load(text)
+        fields = yaml.safe_load(data)
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         raise NamedMeshError(
-            f"hardware file {name!r} is not YAML: {getattr(error, 'problem', error)}{at}",
+            f"{file} is not YAML: {' '.join(str(error).split())}",
             fix="write lines such as 'memory_bandwidth: 3e12'",
         ) from None
-    every = dataclasses.fields(Hardware)
-    required = [one.name for one in every if one.default is dataclasses.MISSING]
-    return Hardware(**_Reader(f"hardware file {name!r}").read(Hardware, fields, required))
+    return Hardware(**_read_fields(file, Hardware, fields))
 
 
-class _Reader:
-    """Reads the entries of one file, each checked by the type of the field it is for."""
+def _read_fields(file: str, cls: type, fields: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass as a file has them."""
+    if not isinstance(fields, Mapping):
+        raise NamedMeshError(f"{file} is not a mapping: {fields!r}", fix=f"write\n{EXAMPLE}")
+    known = {one.name: one for one in dataclasses.fields(cls) if one.name != "shape"}
+    required = [name for name, one in known.items() if one.default is dataclasses.MISSING]
+    unknown = [str(key) for key in fields if key not in known]
+    missing = [name for name in required if name not in fields]
+    if unknown:
+        raise NamedMeshError(f"{file} has {join_names(unknown)}", fix=suggest_names(unknown, known))
+    if missing:
+        raise NamedMeshError(f"{file} lacks {join_names(missing)}", fix=f"add {missing[0]}")
+    return {key: _read_field(file, key, known[key].type, value) for key, value in fields.items()}
 
-    def __init__(self, file: str):
-        self.file = file
 
-    def read(
-        self, cls: type, fields: Any, required: Sequence[str], where: str = ""
-    ) -> dict[str, Any]:
-        """Return the fields of a dataclass."""
-        if not isinstance(fields, Mapping):
-            raise self.error(f"{where}it is not a mapping: {fields!r}", f"write\n{EXAMPLE}")
-        types = {one.name: one.type for one in dataclasses.fields(cls) if one.name != "shape"}
-        unknown = [str(key) for key in fields if key not in types]
-        if unknown:
-            raise self.error(f"{where}it has {join_names(unknown)}", suggest_names(unknown, types))
-        missing = [key for key in required if key not in fields]
-        if missing:
-            raise self.error(f"{where}it lacks {join_names(missing)}", f"add {join_names(missing)}")
-        return {key: self.value(key, types[key], value) for key, value in fields.items()}
+def _read_field(file: str, key: str, kind: Any, value: Any) -> Any:
+    """Return one entry as its field has it."""
+    if key == "flops":
+        return _read_rates(file, value)
+    if key == "network":
+        return _read_network(file, value)
+    number = _read_number(value)
+    if key in _WORDS:
+        fits, fix = value in _WORDS[key], did_you_mean(value, _WORDS[key])
+    elif kind == "str":
+        fits, fix = isinstance(value, str), "put it in quotes"
+    elif kind == "bool":
+        fits, fix = isinstance(value, bool), "write true or false"
+    elif kind == "int":
+        fits, fix = 0 < number == number // 1, "give a positive whole number"
+    elif key.endswith("share"):
+        fits, fix = 0 < number <= 1, "a share is above 0 and at most 1"
+    elif key.endswith(("start", "latency")):
+        fits, fix = number >= 0, "give a number of seconds such as 2e-6"
+    else:
+        fits, fix = number > 0, "give a number above 0, such as 3e12"
+    if not fits:
+        raise NamedMeshError(f"{file}: {key} is {value!r}", fix=fix)
+    return {"int": int(number), "float": number}.get(kind, value)
 
-    def value(self, key: str, kind: Any, value: Any) -> Any:
-        """Return one entry as its field has it."""
-        if key == "flops":
-            return self.rates(value)
-        if key == "network":
-            return self.network(value)
-        if key in _WORDS and value not in _WORDS[key]:
-            raise self.error(f"{key} is {value!r}", did_you_mean(value, _WORDS[key]))
-        if kind == "str" and not isinstance(value, str):
-            raise self.error(f"the {key} is {value!r}", f"put the {key} in quotes")
-        if kind == "bool" and not isinstance(value, bool):
-            raise self.error(f"{key} is {value!r}", "write true or false")
-        if key == "devices" and (whole_number(value) or 0) < 1:
-            raise self.error(f"{key} is {value!r}", "give a positive whole number")
-        if kind == "float" or kind == "int":
-            number = self.number(key, value)
-            return int(number) if kind == "int" else number
-        return value
 
-    def number(self, key: str, value: Any) -> float:
-        """Return a non-negative number; YAML reads 3e12 as text."""
-        try:
-            number = float(value)
-        except (TypeError, ValueError):
-            number = -1.0
-        if isinstance(value, bool) or not 0 <= number < float("inf"):
-            raise self.error(f"{key} is {value!r}", "give a number such as 3e12")
-        if not number and not key.endswith(("start", "latency")):
-            raise self.error(f"{key} is 0", "give a number above 0")
-        if number > 1 and key.endswith("share"):
-            raise self.error(f"{key} is {value!r}", "a share is at most 1")
-        return number
+def _read_number(value: Any) -> float:
+    """Return a finite number, -1 for anything else; YAML reads 3e12 as text."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        return -1.0
+    return number if math.isfinite(number) and not isinstance(value, bool) else -1.0
 
-    def rates(self, rates: Any) -> dict[str, float]:
-        """Return the rates of products by dtype."""
-        if not isinstance(rates, Mapping):
-            raise self.error(
-                f"flops is {rates!r}", "give a rate for each dtype, e.g. {bfloat16: 400e12}"
-            )
-        for key in rates:
-            dtype, _, precision = str(key).partition(" ")
-            if dtype not in FLOATS or precision not in ("", "default", "high", "highest"):
-                raise self.error(f"flops has the dtype {key!r}", did_you_mean(key, FLOATS))
-        if "float32" not in rates:
-            raise self.error(
-                "flops has no rate for float32", "add one: dtypes that have none count as it"
-            )
-        return {key: self.number(key, rate) for key, rate in rates.items()}
 
-    def network(self, fields: Any) -> Network:
-        """Return the network."""
-        kind = fields.get("kind") if isinstance(fields, Mapping) else None
-        if not isinstance(kind, str) or kind not in _NETWORKS:
-            raise self.error(
-                f"the network is {fields!r}",
-                f"give its kind: {join_names([*_NETWORKS])}, e.g. "
-                "{kind: nodes, devices: 8, inside: 200e9, across: 25e9}",
-            )
-        cls, required = _NETWORKS[kind]
-        fields = {key: value for key, value in fields.items() if key != "kind"}
-        values = self.read(cls, fields, required, f"the {kind} network: ")
-        defaults = {one.name: 0.0 for one in dataclasses.fields(cls) if one.name != "shape"}
-        shape = {"shape": None} if cls is TorusSlice else {}
-        return cls(**{**defaults, **shape, **values})
+def _read_rates(file: str, rates: Any) -> dict[str, float]:
+    """Return the rates of products by dtype, or by dtype and precision."""
+    for key in rates if isinstance(rates, Mapping) else ():
+        dtype, _, precision = str(key).partition(" ")
+        if dtype not in FLOATS or precision not in ("", "default", "high", "highest"):
+            fix = did_you_mean(key, FLOATS)
+            raise NamedMeshError(f"{file}: flops has the dtype {key!r}", fix=fix)
+    if not isinstance(rates, Mapping) or "float32" not in rates:
+        raise NamedMeshError(
+            f"{file}: flops has no rate for float32, which others count as: {rates!r}",
+            fix="give a rate for each dtype, e.g. {bfloat16: 400e12, float32: 200e12}",
+        )
+    return {key: _read_field(file, key, "float", rate) for key, rate in rates.items()}
 
-    def error(self, problem: str, fix: str) -> NamedMeshError:
-        """Make an error about the file."""
-        return NamedMeshError(f"{self.file}: {problem}", fix=fix)
+
+def _read_network(file: str, fields: Any) -> Network:
+    """Return the network."""
+    kind = fields.get("kind") if isinstance(fields, Mapping) else None
+    if kind not in _NETWORKS:
+        raise NamedMeshError(
+            f"{file}: the network is {fields!r}",
+            fix=f"give its kind, {join_names([*_NETWORKS])}, e.g. "
+            "{kind: nodes, devices: 8, inside: 200e9, across: 25e9}",
+        )
+    cls = _NETWORKS[kind]
+    rest = {key: value for key, value in fields.items() if key != "kind"}
+    shape = {"shape": None} if cls is TorusSlice else {}
+    return cls(**shape, **_read_fields(f"{file}: the {kind} network", cls, rest))

@@ -38,9 +38,9 @@ class Nodes(Network):
     devices: int  # the devices of a node, unless the mesh has hosts or slices
     inside: float  # bytes a second that one device sends within its node
     across: float  # bytes a second that one device sends to other nodes
-    inside_latency: float  # seconds of one message within a node
-    across_latency: float  # seconds of one message between nodes
-    start: float  # seconds before a collective sends anything
+    inside_latency: float = 0.0  # seconds of one message within a node
+    across_latency: float = 0.0  # seconds of one message between nodes
+    start: float = 0.0  # seconds before a collective sends anything
 
     def seconds(self, one: Collective, mesh: Mesh, traffic: Traffic) -> float:
         """Estimate the seconds of a collective, once."""
@@ -48,7 +48,7 @@ class Nodes(Network):
         # node, so that all of their links carry some.
         near = self._members_of_a_node(one, mesh)
         nodes = -(-one.devices // near)
-        messages = 2 if one.kind == "AllReduce" else 1
+
         if one.kind == "CollectivePermute":
             far = nodes > 1 if mesh.hosts == 1 else max(one.host_bytes, one.slice_bytes) > 0
             bandwidth = self.across if far else self.inside
@@ -62,7 +62,7 @@ class Nodes(Network):
         within = count_wire_bytes(one.kind, one.bytes, near) / self.inside
         beyond = count_wire_bytes(one.kind, one.bytes // near, nodes) / self.across
         latency = (near - 1) * self.inside_latency + (nodes - 1) * self.across_latency
-        return self.start + messages * latency + within + beyond
+        return self.start + count_passes(one.kind) * latency + within + beyond
 
     def _members_of_a_node(self, one: Collective, mesh: Mesh) -> int:
         """Count the devices of a group that are in one node."""
@@ -82,7 +82,7 @@ class Host(Network):
     """Devices that share one host's memory and cores: a collective is copies and a rendezvous."""
 
     bandwidth: float  # bytes a second that all devices together copy
-    start: float  # seconds until the devices of a collective have met, for each of them
+    start: float = 0.0  # seconds until the devices of a collective have met, for each of them
     # Bytes a second that all processes together send to each other; 0 if not known.
     across: float = 0.0
     across_start: float = 0.0  # seconds that a collective between processes takes besides
@@ -138,15 +138,14 @@ class Region:
             return size * self.groups * self.cores * max(map(_exchange, self.lines))
         if kind == "CollectivePermute":
             return size * self.passing
-        gather = size * self.groups * _gather(self.lines)
-        return 2 * gather if kind == "AllReduce" else gather
+        return count_passes(kind) * size * self.groups * _gather(self.lines)
 
     def hops(self, kind: str) -> int:
         """Count the links on the longest path of one byte."""
         ways = [line.chips // 2 if line.ring else line.chips - 1 for line in self.lines]
         if kind == "CollectivePermute":
             return min(1, len(ways))
-        return sum(ways) * (2 if kind == "AllReduce" else 1)
+        return sum(ways) * count_passes(kind)
 
 
 def _gather(lines: Sequence[TorusLine]) -> float:
@@ -184,8 +183,8 @@ class TorusSlice(Network):
     # The chips of a slice along each dimension; the most compact slice if not given.
     shape: tuple[int, ...] | None
     bandwidth: float  # bytes a second over one link, in one direction
-    latency: float  # seconds for each link on the path
-    start: float  # seconds before a collective sends anything
+    latency: float = 0.0  # seconds for each link on the path
+    start: float = 0.0  # seconds before a collective sends anything
     across: float = 0.0  # bytes a second that a chip sends to other slices; 0 if that is not known
     across_latency: float = 0.0  # seconds of one message between slices
 
@@ -220,30 +219,20 @@ class TorusSlice(Network):
     def target(self, mesh: Mesh) -> Target:
         """Return the slices of a mesh."""
         if mesh.devices > MOST_CORES:
+            problem = f"slices of TPU {self.generation} are estimated up to {MOST_CORES:,} cores"
+            raise NamedMeshError(problem, f"mesh: {mesh}", fix="estimate a smaller mesh")
+
+        chip = TPUS[self.generation]
+        chips = max(1, -(-mesh.devices // mesh.slices // chip.devices))
+        shape = self.shape or compact_shape(chips, chip.dimensions)
+        target = Target("tpu", self.generation, shape, mesh.slices)
+        if self.shape is not None and target.cores != mesh.devices:
             raise NamedMeshError(
-                f"the mesh has {mesh.devices:,} devices, and slices of TPU {self.generation} are "
-                f"estimated up to {MOST_CORES:,} cores",
+                f"{target} has {target.cores} cores and the mesh {mesh.devices} devices",
                 f"mesh: {mesh}",
-                fix="estimate a smaller mesh",
+                fix=f"give 'tpu-{self.generation}' alone, or a slice of as many cores",
             )
-        cores = TPUS[self.generation].devices
-        if self.shape is not None:
-            target = Target("tpu", self.generation, self.shape, mesh.slices)
-            if target.cores != mesh.devices:
-                raise NamedMeshError(
-                    f"{target} has {target.cores} cores and the mesh {mesh.devices} devices",
-                    f"mesh: {mesh}",
-                    fix=f"give the generation alone, 'tpu-{self.generation}', "
-                    "or a slice of as many cores",
-                )
-            return target
-        chips = max(1, -(-mesh.devices // mesh.slices // cores))
-        return Target(
-            "tpu",
-            self.generation,
-            compact_shape(chips, TPUS[self.generation].dimensions),
-            mesh.slices,
-        )
+        return target
 
     def region_of(self, axes: Iterable[str], mesh: Mesh, traffic: Traffic) -> Region:
         """Return the region of the devices along some axes on the torus of one slice."""
@@ -251,14 +240,15 @@ class TorusSlice(Network):
         mesh = mesh.one_block(mesh.slices)
         wide = [axis for axis, size in mesh.axes.items() if size > 1]
         within = frozenset(axes) & frozenset(wide)
-        if len(wide) < 2:  # then it does not matter which device is where
-            heaviest: tuple[tuple[tuple[str, ...], float], ...] = ()
-        else:
-            heaviest = _round_traffic(traffic)
-        return _region_of(target, mesh, heaviest, within)
+        # Along a single axis it does not matter which device is where.
+        rounded = _round_traffic(traffic) if len(wide) > 1 else ()
+        return _region_of(target, mesh, rounded, within)
 
 
-def _round_traffic(traffic: Traffic) -> tuple[tuple[tuple[str, ...], float], ...]:
+_Rounded = tuple[tuple[tuple[str, ...], float], ...]
+
+
+def _round_traffic(traffic: Traffic) -> _Rounded:
     """Round traffic to powers of two of the heaviest, so that similar plans share an assignment."""
     most = max(traffic.values(), default=0)
     if not most:
@@ -268,9 +258,7 @@ def _round_traffic(traffic: Traffic) -> tuple[tuple[tuple[str, ...], float], ...
 
 
 @lru_cache(maxsize=256)
-def _positions(
-    target: Target, mesh: Mesh, traffic: tuple[tuple[tuple[str, ...], float], ...]
-) -> np.ndarray:
+def _positions(target: Target, mesh: Mesh, traffic: _Rounded) -> np.ndarray:
     """Return the coordinates of the device at each place of the mesh."""
     torus = Torus.of_target(target)
     assert torus is not None, "a TPU slice has a torus"
@@ -282,12 +270,7 @@ def _positions(
 
 
 @lru_cache(maxsize=1024)
-def _region_of(
-    target: Target,
-    mesh: Mesh,
-    traffic: tuple[tuple[tuple[str, ...], float], ...],
-    axes: frozenset[str],
-) -> Region:
+def _region_of(target: Target, mesh: Mesh, traffic: _Rounded, axes: frozenset[str]) -> Region:
     """Return the region of the group at the corner of the mesh."""
     grid = _positions(target, mesh, traffic)
     group = grid[tuple(slice(None) if axis in axes else 0 for axis in mesh.axes)]

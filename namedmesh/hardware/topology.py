@@ -55,11 +55,8 @@ class Target:
             >>> Target.parse("tpu-v3:32x32").cores
             2048
         """
-        match = (
-            re.fullmatch(r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?", text)
-            if isinstance(text, str)
-            else None
-        )
+        form = r"(?:tpu-(\w+)|(cpu)):(\d{1,6}(?:x\d{1,6})*)(?::([1-9]\d{0,5}))?"
+        match = re.fullmatch(form, str(text))
         shape = tuple(int(size) for size in match[3].split("x")) if match else ()
         if not match or not all(shape) or (match[2] and (len(shape) != 1 or match[4])):
             raise NamedMeshError(
@@ -171,18 +168,13 @@ class Torus:
         """
         if not target.generation:
             return None
-        # Hosts hold 2x2 chips and devices are listed host by host, in each dimension x first.
-        sizes = target.shape
-        widths = [2 if i < 2 else 1 for i in range(len(sizes))]  # of a host, in chips
-        hosts = [range(0, size, width) for size, width in zip(sizes, widths, strict=True)]
-        places = []
-        for host in itertools.product(*reversed(hosts)):
-            corner = host[::-1]
-            chips = [
-                range(start, min(start + width, size))
-                for start, width, size in zip(corner, widths, sizes, strict=True)
-            ]
-            places += [place[::-1] for place in itertools.product(*reversed(chips))]
+
+        def rank(place: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+            host = (place[0] // 2, place[1] // 2, *place[2:])
+            return host[::-1], place[::-1]
+
+        # Hosts have 2x2 chips and devices are listed host by host, in each dimension x first.
+        places = sorted(itertools.product(*map(range, target.shape)), key=rank)
         count = TPUS[target.generation].devices
         return cls(
             tuple(place for place in places for _ in range(count)),
@@ -215,9 +207,7 @@ class Torus:
     @cached_property
     def positions(self) -> np.ndarray:
         """The coordinates of every device, its core last."""
-        return np.array(
-            [[*place, core] for place, core in zip(self.places, self.cores, strict=True)]
-        )
+        return np.column_stack([self.places, self.cores])
 
     @cached_property
     def hops(self) -> list[np.ndarray]:

@@ -46,16 +46,20 @@ def test_a_path_as_text_and_a_cost(parse, tmp_path):
     ("change", "problem", "fix"),
     [
         (("vector_flops: 30e12\n", ""), "lacks vector_flops", "add vector_flops"),
-        (("vector_flops", "vektor_flops"), "it has vektor_flops", "did you mean 'vector_flops'"),
-        (("3e12", "fast"), "memory_bandwidth is 'fast'", "a number such as 3e12"),
-        (("3e12", "-3e12"), "memory_bandwidth is '-3e12'", "a number such as 3e12"),
+        (("vector_flops", "vektor_flops"), "has vektor_flops", "did you mean 'vector_flops'"),
+        (("3e12", "fast"), "memory_bandwidth is 'fast'", "such as 3e12"),
+        (("3e12", "-3e12"), "memory_bandwidth is '-3e12'", "such as 3e12"),
         (("3e12", "0"), "memory_bandwidth is 0", "above 0"),
         (("float32", "float33"), "the dtype 'float33'", "did you mean 'float32'"),
-        ((", float32: 200e12", ""), "no rate for float32", "add one"),
-        (("{bfloat16: 400e12, float32: 200e12}", "400e12"), "flops is '400e12'", "for each dtype"),
+        ((", float32: 200e12", ""), "no rate for float32", "for each dtype"),
+        (
+            ("{bfloat16: 400e12, float32: 200e12}", "400e12"),
+            "no rate for float32",
+            "for each dtype",
+        ),
         (("kind: nodes", "kind: mesh"), "the network is", "give its kind"),
-        (("inside: 200e9, ", ""), "the nodes network: it lacks inside", "add inside"),
-        (("name: my-gpu", "name: 7"), "the name is 7", "in quotes"),
+        (("inside: 200e9, ", ""), "the nodes network lacks inside", "add inside"),
+        (("name: my-gpu", "name: 7"), "name is 7", "in quotes"),
         (("name: my-gpu", "kernels: 3\nname: my-gpu"), "kernels is 3", "true or false"),
         (("name: my-gpu", "memory_share: 2\nname: x"), "memory_share is 2", "at most 1"),
         (("name: my-gpu", "repeats: few\nname: x"), "repeats is 'few'", "use one of"),
@@ -71,7 +75,7 @@ def test_mistakes_are_said_with_a_fix(parse, change, problem, fix):
 
 
 def test_what_is_not_yaml_or_not_there(parse, tmp_path):
-    with pytest.raises(nm.NamedMeshError, match=r"is not YAML: .* at line 1"):
+    with pytest.raises(nm.NamedMeshError, match=r"is not YAML: .* line 1"):
         parse("name: [")
     with pytest.raises(nm.NamedMeshError, match="not a mapping"):
         parse("- a\n- b\n")
