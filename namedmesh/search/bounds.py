@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import or_
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,10 +55,7 @@ class Bounds:
         """Bound layouts of as many axes each."""
         logs = np.log2(sizes).T
         # An op is split by no more devices than the axes of its dimensions have, in use or at rest.
-        both = [
-            tuple(one | other for one, other in zip(used, resting, strict=True))
-            for used, resting in zip(use, rest, strict=True)
-        ]
+        both = [tuple(map(or_, *layouts)) for layouts in zip(use, rest, strict=True)]
         seconds = self._seconds @ self._shares("work", both, logs)
         least = self._seconds @ self._shares("any work", both, logs)
         state = self._state_bytes @ self._shares("state", use, logs)
@@ -69,9 +67,8 @@ class Bounds:
 
     def _split(self, table: str, layouts: Sequence[Roles]) -> Array:
         """Return which rows of a table each axis of each layout splits."""
-        return np.stack(
-            [np.stack([self._hit(table, role) for role in roles], axis=1) for roles in layouts]
-        )
+        hits = [[self._hit(table, role) for role in roles] for roles in layouts]
+        return np.array(hits).swapaxes(1, 2)
 
     def _shares(self, table: str, layouts: Sequence[Roles], logs: Array) -> Array:
         """Return one device's share of each row, for every layout and choice of sizes."""
@@ -79,12 +76,9 @@ class Bounds:
 
     def _hit(self, table: str, role: Role) -> Array:
         """Return which rows of a table an axis of a role splits."""
-        key = table, role
-        if key not in self._hits:
-            self._hits[key] = np.array(
-                [bool(dims & role) for dims in self._dims[table]], np.float64
-            )
-        return self._hits[key]
+        if (table, role) not in self._hits:
+            self._hits[table, role] = _row(bool(dims & role) for dims in self._dims[table])
+        return self._hits[table, role]
 
     @cached_property
     def _dims(self) -> dict[str, list[frozenset[str]]]:
@@ -108,9 +102,8 @@ class Bounds:
     def _sum_seconds(self, use: Sequence[Roles], logs: Array) -> tuple[Array, Array]:
         """Bound the time of reducing gradients, and estimate that of all sums."""
         summed, kept = self._split("summed", use), self._split("kept", use)
-        size, count = (
-            _column(getattr(one, name) for one in self._facts.sums) for name in ("bytes", "count")
-        )
+        size = _column(one.bytes for one in self._facts.sums)
+        count = _column(one.count for one in self._facts.sums)
         gradient = np.array([one.gradient for one in self._facts.sums], bool)
         parts = summed * (1 - kept)  # along these axes devices have parts for certain
         sent = size * np.exp2(-(kept @ logs))
@@ -138,9 +131,9 @@ class Bounds:
     def _time(self, kind: str, group: Array, size: Array, count: Array | float = 0.0) -> Array:
         """Return the seconds of collectives by the logarithm of the devices, bytes and count."""
         devices, places = np.unique(np.rint(np.exp2(group)).astype(int), return_inverse=True)
-        rates = np.array(
-            [_rate(self._hardware, self._devices, kind, int(n), self._blocks) for n in devices]
-        ).reshape(-1, 2)[places.reshape(group.shape)]
+        args = (self._hardware, self._devices, kind, self._blocks)
+        rates = np.array([_rate(*args, int(n)) for n in devices]).reshape(-1, 2)
+        rates = rates[places.reshape(group.shape)]
         return rates[..., 0] * size + rates[..., 1] * count
 
 
@@ -156,7 +149,7 @@ def _column(sizes: Iterable[int]) -> Array:
 
 @lru_cache(maxsize=1024)
 def _rate(
-    hardware: Hardware, devices: int, kind: str, group: int, blocks: tuple[tuple[str, int], ...]
+    hardware: Hardware, devices: int, kind: str, blocks: tuple[tuple[str, int], ...], group: int
 ) -> tuple[float, float]:
     """Return the seconds of one byte and of none, in groups of neighbouring devices."""
     if group == 1:
@@ -166,17 +159,14 @@ def _rate(
         mesh = Mesh(None, **axes, **dict(blocks))
     except NamedMeshError:  # such a group lies elsewhere than on neighbours, if anywhere
         mesh = Mesh(None, **axes)
-    whole, none = (
-        hardware.network.seconds(make_probe(kind, size, ("inner",), mesh), mesh, {})
-        for size in (PROBE, 0)
-    )
+    probes = (make_probe(kind, size, ("inner",), mesh) for size in (PROBE, 0))
+    whole, none = (hardware.network.seconds(probe, mesh, {}) for probe in probes)
     return (whole - none) / PROBE, none
 
 
 def make_probe(kind: str, size: int, axes: tuple[str, ...], mesh: Mesh) -> Collective:
     """Make a collective of no program, whose time can be asked for."""
-    host, slice_ = (
-        count_crossing_bytes(kind, size, axes, mesh, blocks) for blocks in (mesh.hosts, mesh.slices)
-    )
+    host = count_crossing_bytes(kind, size, axes, mesh, mesh.hosts)
+    slice_ = count_crossing_bytes(kind, size, axes, mesh, mesh.slices)
     facts = (kind, axes, size // 4, "float32", size, 1, "", "", "forward", Source("", 0))
     return Collective(*facts, devices=mesh.size(axes), host_bytes=host, slice_bytes=slice_)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import itertools
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from namedmesh.display.text import human
 from namedmesh.search.measure import Measure
-from namedmesh.search.space import Candidate, Space
+from namedmesh.search.space import Space
 
 MARGIN = 0.2  # estimates are taken to be at most so much too high
 ROUND = 16  # candidates planned at once, whatever the number of processes
@@ -48,9 +47,8 @@ class Exploration:
         roles = {}
         for family in space.families:
             roles.setdefault((family.variant, family.roles), len(roles))
-        self._group = np.array(
-            [roles[family.variant, family.roles] for family in space.families], np.int64
-        )[space.family]
+        groups = [roles[family.variant, family.roles] for family in space.families]
+        self._group = np.array(groups, np.int64)[space.family]
         # How far estimates were off, in all layouts of a family, and of one with the same roles.
         self._off_family = np.full(len(space.families), np.nan)
         self._off_group = np.full(len(roles), np.nan)
@@ -70,29 +68,20 @@ class Exploration:
 
     def front(self) -> list[int]:
         """Return the candidates that fit, and than which no other is both faster and smaller."""
-        return self._front(
-            one for one in self.measures if self.measures[one].memory_bytes <= self.limit
-        )
-
-    def _front(self, candidates: Iterable[int]) -> list[int]:
-        """Return the candidates than which no other of them is both faster and smaller."""
-        front: list[int] = []
-        planned = (one for one in candidates if not self.measures[one].refused)
-        for one in sorted(planned, key=self._rank):
-            smallest = self.measures[front[-1]].memory_bytes if front else np.inf
-            if self.measures[one].memory_bytes < smallest:
-                front.append(one)
-        return front
-
-    def _rank(self, candidate: int) -> tuple[float, int, int]:
-        found = self.measures[candidate]
-        return found.seconds, found.memory_bytes, candidate
+        return self._find_front(fitting=True)
 
     def too_large(self) -> list[int]:
-        """Return the fastest planned candidates that do not fit, as a front."""
-        return self._front(
-            one for one in self.measures if self.measures[one].memory_bytes > self.limit
-        )
+        """Return the same of candidates that do not fit."""
+        return self._find_front(fitting=False)
+
+    def _find_front(self, fitting: bool) -> list[int]:
+        front, smallest = [], np.inf
+        ranked = ((one.seconds, one.memory_bytes, i, one) for i, one in self.measures.items())
+        for _, size, i, one in sorted(ranked, key=lambda row: row[:3]):
+            if not one.refused and (size <= self.limit) == fitting and size < smallest:
+                front.append(i)
+                smallest = size
+        return front
 
     def choose(self) -> list[int]:
         """Choose what to plan next: mostly what should be fast, some of what should be small."""
@@ -125,10 +114,9 @@ class Exploration:
         group = self._group[candidates]
         off = self._off_family[space.family[candidates]]
         off = np.where(np.isnan(off), self._off_group[group], off)
+        size = _fill(self._size_group[group], self._size_group)
         seconds = space.seconds[candidates] * _fill(off, self._off_group)
-        return seconds, space.least_bytes[candidates] * _fill(
-            self._size_group[group], self._size_group
-        )
+        return seconds, space.least_bytes[candidates] * size
 
     def add(self, candidates: Sequence[int], found: Sequence[Measure]) -> None:
         """Add measures, and leave out candidates that cannot be better."""
@@ -149,17 +137,14 @@ class Exploration:
 
     def _close_conflict(self, one: int, dims: Sequence[str]) -> None:
         """Leave out the layouts in which the same two dimensions share an axis."""
-        families, refused = self.space.families, self.space.families[self.space.family[one]]
-        pair = frozenset(dims)
-        alike = np.array(
-            [
-                family.variant == refused.variant
-                and any(pair <= role for role in family.roles.roles)
-                for family in families
-            ]
-        )
+        families, pair = self.space.families, frozenset(dims)
+        variant = families[self.space.family[one]].variant
         same = self._group == self._group[one]
-        self._close(same | alike[self.space.family] if len(pair) == 2 else same, REFUSED)
+        if len(pair) == 2:
+            shares = [any(pair <= role for role in family.roles.roles) for family in families]
+            alike = np.array(shares) & np.array([family.variant == variant for family in families])
+            same |= alike[self.space.family]
+        self._close(same, REFUSED)
 
     def _calibrate(self, one: int, measure: Measure) -> None:
         """Record how far the estimates of a candidate were off."""
@@ -188,55 +173,27 @@ def _fill(ratios: NDArray, known: NDArray) -> NDArray:
     return np.where(np.isnan(ratios), np.quantile(known, 0.1) if len(known) else 1.0, ratios)
 
 
-def explore(
-    exploration: Exploration,
-    candidates: Callable[[int], Candidate],
-    measure_all: Callable[[Sequence[Candidate]], list[Measure]],
-    report: Callable[[Exploration], None],
-) -> None:
-    """Plan candidates, round by round, until none is left that could be better."""
-    while chosen := exploration.choose():
-        exploration.add(chosen, measure_all([candidates(one) for one in chosen]))
-        report(exploration)
+@contextlib.contextmanager
+def show_progress(wanted: bool | None, plans: int) -> Iterator[Callable[[Exploration], None]]:
+    """Open a function that shows on a terminal how much was planned, and the fastest so far."""
+    present = importlib.util.find_spec("rich") is not None
+    if not present or not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda exploration: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
+    columns = BarColumn(bar_width=24), TextColumn("{task.description}", markup=False)
+    # No thread of its own: processes are forked while it is shown.
+    with Progress(*columns, console=Console(stderr=True), auto_refresh=False) as bar:
+        task = bar.add_task("", total=plans)
 
-class SearchBar:
-    """A bar on a terminal: how many candidates were planned, and the fastest so far."""
+        def show(exploration: Exploration) -> None:
+            done, left = len(exploration.measures), int(exploration.open.sum())
+            text = f"{done} planned, {left:,} open"
+            if front := exploration.front():
+                best = exploration.measures[front[0]]
+                text += f", best {best.seconds * 1e3:.4g} ms, {human(best.memory_bytes)}"
+            bar.update(task, completed=done, description=text, refresh=True)
 
-    def __init__(self, wanted: bool | None, plans: int):
-        present = importlib.util.find_spec("rich") is not None
-        self._wanted = present and (sys.stderr.isatty() if wanted is None else wanted)
-        self._plans = plans
-        self._bar: Any = None
-
-    def __enter__(self) -> SearchBar:
-        if self._wanted:
-            from rich.console import Console
-            from rich.progress import BarColumn, Progress, TextColumn
-
-            columns = BarColumn(bar_width=24), TextColumn("{task.description}", markup=False)
-            # No thread of its own: processes are forked while it is shown.
-            self._bar = Progress(*columns, console=Console(stderr=True), auto_refresh=False)
-            self._bar.start()
-            self._task = self._bar.add_task("", total=self._plans)
-        return self
-
-    def show(self, exploration: Exploration) -> None:
-        """Show where a search stands."""
-        if self._bar is None:
-            return
-        done, left = len(exploration.measures), int(exploration.open.sum())
-        text = f"{done} planned, {left:,} open"
-        if front := exploration.front():
-            best = exploration.measures[front[0]]
-            text += f", best {best.seconds * 1e3:.4g} ms, {human(best.memory_bytes)}"
-        self._bar.update(self._task, completed=done, description=text, refresh=True)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
+        yield show

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -75,10 +76,6 @@ class ProgramFacts:
     sums: tuple[SplitSum, ...]
     moves: tuple[Moved, ...]  # by nm.reshard
 
-    def may_share(self, names: Collection[str]) -> bool:
-        """Return True if dimensions may all be sharded over one axis."""
-        return all(frozenset(pair) in self.sharing for pair in combinations(names, 2))
-
 
 def find_facts(cost: Cost, devices: int) -> ProgramFacts:
     """Read the facts of a program off its cost on one device."""
@@ -91,22 +88,14 @@ def find_facts(cost: Cost, devices: int) -> ProgramFacts:
         for one in program.parameters.values()
     )
     useful = _find_useful_dims(program, work, state, loops, devices)
-    return ProgramFacts(
-        program,
-        useful,
-        {name: program.dims[name][-1] for name in useful},
-        _rank_resting(program, useful, state),
-        _find_sharing(program, useful),
-        work,
-        state,
-        parameters,
-        _merge(
-            Stored(frozenset(tensor.shape.names), _bytes(tensor))
-            for tensor in _find_histories(program)
-        ),
-        _find_sums(program, parameters),
-        _find_moves(program),
+    histories = (
+        Stored(frozenset(one.shape.names), _bytes(one)) for one in _find_histories(program)
     )
+    sizes = {name: program.dims[name][-1] for name in useful}
+    resting, sharing = _rank_resting(program, useful, state), _find_sharing(program, useful)
+    kept = (work, state, parameters, _merge(histories))
+    sums, moves = _find_sums(program, parameters), _find_moves(program)
+    return ProgramFacts(program, useful, sizes, resting, sharing, *kept, sums, moves)
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -116,18 +105,15 @@ def _bytes(tensor: Tensor) -> int:
 
 def _split_dims(op: Op) -> frozenset[str]:
     """Return the dimensions along which an op can be split."""
-    names = {
-        dim.name for tensor in (*op.inputs, *op.outputs) for dim in tensor.shape if dim.size > 1
-    }
-    return frozenset(names) - op.placement().whole
+    dims = (dim for tensor in (*op.inputs, *op.outputs) for dim in tensor.shape)
+    return frozenset(dim.name for dim in dims if dim.size > 1) - op.placement().whole
 
 
 def _find_work(cost: Cost) -> tuple[Work, ...]:
     """Add up the seconds of ops that have the same dimensions."""
-    seconds: dict[frozenset[str], float] = {}
+    seconds: dict[frozenset[str], float] = defaultdict(float)
     for one in cost.ops:
-        dims = _split_dims(one.op)
-        seconds[dims] = seconds.get(dims, 0.0) + one.seconds * one.times
+        seconds[_split_dims(one.op)] += one.total_seconds
     alike = nx.Graph(_find_renames(cost.plan.program))
     return tuple(Work(dims, _find_renamed(alike, dims), total) for dims, total in seconds.items())
 
@@ -144,32 +130,26 @@ def _find_renames(program: Program) -> set[tuple[str, str]]:
 
 def _find_renamed(alike: nx.Graph, dims: frozenset[str]) -> frozenset[str]:
     """Find the other names of some dimensions."""
-    found = {
-        name for dim in dims if dim in alike for name in nx.node_connected_component(alike, dim)
-    }
-    return frozenset(found) - dims
+    known = [dim for dim in dims if dim in alike]
+    return frozenset().union(*(nx.node_connected_component(alike, dim) for dim in known)) - dims
 
 
 def _merge(rows: Iterator[Stored]) -> tuple[Stored, ...]:
     """Add up the bytes of rows with the same dimensions."""
-    total: dict[tuple[frozenset[str], bool], int] = {}
+    total: dict[tuple[frozenset[str], bool], int] = defaultdict(int)
     for row in rows:
-        key = row.dims, row.at_rest
-        total[key] = total.get(key, 0) + row.bytes
+        total[row.dims, row.at_rest] += row.bytes
     return tuple(Stored(dims, size, rests) for (dims, rests), size in total.items())
 
 
 def _find_state(program: Program) -> tuple[Stored, ...]:
     """Find inputs, parameters and slots, which a device holds throughout."""
-
-    def find() -> Iterator[Stored]:
-        for name, tensor in program.inputs.items():
-            yield Stored(frozenset(tensor.shape.names) - program.specs[name].whole, _bytes(tensor))
-        for one in program.variables.values():
-            dims = frozenset(one.shape.names) - one.whole
-            yield Stored(dims, _bytes(one.tensor), one.at_rest)
-
-    return _merge(find())
+    given = [(program.inputs[name], spec.whole, False) for name, spec in program.specs.items()]
+    state = [(one.tensor, one.whole, one.at_rest) for one in program.variables.values()]
+    return _merge(
+        Stored(frozenset(tensor.shape.names) - whole, _bytes(tensor), at_rest)
+        for tensor, whole, at_rest in (*given, *state)
+    )
 
 
 def _find_histories(program: Program) -> list[Tensor]:
@@ -181,11 +161,7 @@ def _find_histories(program: Program) -> list[Tensor]:
 
 
 def _find_useful_dims(
-    program: Program,
-    work: tuple[Work, ...],
-    state: tuple[Stored, ...],
-    loops: set[str],
-    devices: int,
+    program: Program, work: Sequence[Work], state: Sequence[Stored], loops: set[str], devices: int
 ) -> tuple[str, ...]:
     """Find the dimensions along which a share of the work or the state can be split."""
     # Dimensions that only inner ops have, such as the pairs of a rotation, are left out.
@@ -308,9 +284,8 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum
         operands = [x for x in op.inputs if x not in weights]
         firm = kept.intersection(*(x.shape.names for x in operands))
         if _is_gradient(result, weights):
-            before, shared, width, count = gradients.get(
-                kept, (frozenset(), kept, result.itemsize, 0)
-            )
+            first = frozenset(), kept, result.itemsize, 0
+            before, shared, width, count = gradients.get(kept, first)
             width = min(width, result.itemsize)
             gradients[kept] = before | (summed - kept), shared & firm, width, count + times
         elif kept:
@@ -328,13 +303,9 @@ def _find_sums(program: Program, parameters: Iterable[Stored]) -> tuple[SplitSum
 
 def _find_moves(program: Program) -> tuple[Moved, ...]:
     """Find tensors whose axes the program moves, with the dimensions that take them."""
-    return tuple(
-        Moved(
-            frozenset(op.inputs[0].shape.names),
-            frozenset(op.taken_dims),
-            _bytes(op.inputs[0]) * times,
-            times,
-        )
-        for op, times in _walk(program.ops)
-        if op.taken_dims
-    )
+    moves = []
+    for op, times in _walk(program.ops):
+        if op.taken_dims:
+            x, taken = op.inputs[0], frozenset(op.taken_dims)
+            moves.append(Moved(frozenset(x.shape.names), taken, _bytes(x) * times, times))
+    return tuple(moves)

@@ -22,9 +22,9 @@ from namedmesh.ir.op import every_op
 from namedmesh.ir.program import Program
 from namedmesh.planning.plan_program import plan_step
 from namedmesh.search.bounds import Bounds
-from namedmesh.search.exploration import Exploration, SearchBar, explore
+from namedmesh.search.exploration import Exploration, show_progress
 from namedmesh.search.facts import ProgramFacts, find_facts
-from namedmesh.search.measure import Journal, Measure, fingerprint, measuring
+from namedmesh.search.measure import Journal, fingerprint, measuring
 from namedmesh.search.result import Entry, Search, find_target, verify_plan
 from namedmesh.search.space import Candidate, enumerate_space, make_candidate
 
@@ -114,12 +114,10 @@ def search(
     processes = _count_cores() if processes is None else check_size(processes, "processes")
     limit = hardware.memory_bytes if memory is None else parse_bytes(memory)
     pinned = Layout(pin)
-    variants = [
-        _describe(made, one, hardware, devices, blocks)
-        for made, one in _make_programs(program, choices)
-    ]
+    made = _make_programs(program, choices)
+    variants = [_describe(*one, hardware, devices, blocks) for one in made]
     for variant in variants:
-        _check_pin(pinned, variant.program, devices, axes)
+        _check_pin(pinned, variant.program, axes)
     if plans is None:
         plans = _count_plans(variants[0].program)
     bounds = [(one.facts, one.bounds) for one in variants]
@@ -135,18 +133,16 @@ def search(
         return make_candidate(facts, family, space.sizes_of(number), pinned, blocks, hardware)
 
     with (
-        SearchBar(progress, plans) as bar,
-        measuring(programs, hardware, processes) as measure_new,
+        show_progress(progress, plans) as show,
+        measuring(programs, hardware, processes) as measure,
     ):
-
-        def measure_all(some: Sequence[Candidate]) -> list[Measure]:
-            new = [one for one in some if one.key not in journal.measures]
-            if new:
-                found = measure_new(new)
-                journal.write({one.key: takes for one, takes in zip(new, found, strict=True)})
-            return [journal.measures[one.key] for one in some]
-
-        explore(exploration, candidate, measure_all, bar.show)
+        # Candidates are planned, round by round, until none is left that could be better.
+        while chosen := exploration.choose():
+            some = [candidate(number) for number in chosen]
+            if new := [one for one in some if one.key not in journal.measures]:
+                journal.write(dict(zip((one.key for one in new), measure(new), strict=True)))
+            exploration.add(chosen, [journal.measures[one.key] for one in some])
+            show(exploration)
 
     def entry(number: int) -> Entry:
         one, takes = candidate(number), exploration.measures[number]
@@ -218,15 +214,12 @@ def _describe(
     return Variant(choices, program, facts, Bounds(facts, hardware, devices, blocks))
 
 
-def _check_pin(pin: Layout, program: Program, devices: int, axes: int) -> None:
+def _check_pin(pin: Layout, program: Program, axes: int) -> None:
     """Raise where a pinned part cannot be in any layout of a program."""
     names = list(dict.fromkeys(axis for held in pin.rules.values() for axis in held))
     if len(names) > axes:
-        raise NamedMeshError(
-            f"search: {len(names)} axes are pinned, and a mesh may have {axes}",
-            f"pin: {pin.text}",
-            fix=f"write axes={len(names)}",
-        )
+        problem = f"search: {len(names)} axes are pinned, and a mesh may have {axes}"
+        raise NamedMeshError(problem, f"pin: {pin.text}", fix=f"write axes={len(names)}")
     if names:
         pin.check(Mesh(None, **dict.fromkeys(names, 1)), program.dims, "pin")
 

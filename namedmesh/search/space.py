@@ -36,11 +36,8 @@ class RoleSet:
 def find_roles(facts: ProgramFacts, dims: Iterable[str]) -> list[Role]:
     """Find sets of dimensions that may share an axis, maximal ones and those of most work first."""
     order = {name: i for i, name in enumerate(dims)}
-    graph = nx.Graph()
+    graph = nx.Graph(pair for pair in combinations(order, 2) if frozenset(pair) in facts.sharing)
     graph.add_nodes_from(order)
-    graph.add_edges_from(
-        pair for pair in combinations(order, 2) if frozenset(pair) in facts.sharing
-    )
     largest = {frozenset(clique) for clique in nx.find_cliques(graph)}
     every = {frozenset(clique) for clique in nx.enumerate_all_cliques(graph)}
 
@@ -74,12 +71,11 @@ def choose_roles(facts: ProgramFacts, pin: Layout, most_axes: int) -> Iterator[R
 
 def _extend(facts: ProgramFacts, core: Role, free: Sequence[Role]) -> list[Role]:
     """Return the roles of a pinned axis: its dimensions, and others that may share it."""
-    fitting = (
-        role
+    return [core] + [
+        core | role
         for role in free
-        if all(frozenset((one, other)) in facts.sharing for one in core for other in role)
-    )
-    return [core, *(core | role for role in fitting)]
+        if all(frozenset(pair) in facts.sharing for pair in product(core, role))
+    ]
 
 
 def factorise(devices: int, axes: int) -> list[tuple[int, ...]]:
@@ -158,14 +154,10 @@ def enumerate_space(
     blocks: Mapping[str, int] = NO_BLOCKS,
 ) -> Space:
     """Enumerate meshes, layouts and layouts at rest for every variant of a program."""
-    sizes = {
-        count: [
-            some
-            for some in factorise(devices, count)
-            if any(find_fitting_orders(some, range(count), blocks))
-        ]
-        for count in range(1, most_axes + 1)
-    }
+    sizes = {}
+    for count in range(1, most_axes + 1):
+        every = factorise(devices, count)
+        sizes[count] = [one for one in every if any(find_fitting_orders(one, range(count), blocks))]
     families: list[Family] = []
     rows: list[tuple[NDArray, ...]] = []
     uneven = 0
@@ -182,21 +174,14 @@ def enumerate_space(
             members, table = list(group), np.array(sizes[count], np.float64)
             for start in range(0, len(members), TOGETHER):
                 some = members[start : start + TOGETHER]
-                bound = bounds.of(
-                    [one.roles.roles for one in some], [one.rest for one in some], table
-                )
+                uses, rests = [one.roles.roles for one in some], [one.rest for one in some]
+                bound = bounds.of(uses, rests, table)
                 even = np.stack([divides_evenly(facts, one, table) for one in some])
                 uneven += int((~even).sum())
                 family, choice = np.nonzero(even)
-                rows.append(
-                    (
-                        family + len(families),
-                        choice,
-                        bound.least_seconds[even],
-                        bound.least_bytes[even],
-                        bound.seconds[even],
-                    )
-                )
+                figures = (bound.least_seconds, bound.least_bytes, bound.seconds)
+                found = (figure[even] for figure in figures)
+                rows.append((family + len(families), choice, *found))
                 families += some
     if not rows:
         program = variants[0][0].program
@@ -207,19 +192,14 @@ def enumerate_space(
             fix="give a number of devices that has a factor in common with a dimension on which "
             "the program spends time or memory, or pin less",
         )
-    family, choice, least_seconds, least_bytes, seconds = map(
-        np.concatenate, zip(*rows, strict=True)
-    )
-    return Space(
-        tuple(families), sizes, family, choice, least_seconds, least_bytes, seconds, uneven
-    )
+    columns = map(np.concatenate, zip(*rows, strict=True))
+    return Space(tuple(families), sizes, *columns, uneven)
 
 
 def _has_twins(roles: RoleSet, rest: Roles) -> bool:
     """Return True if two axes are interchangeable in both layouts, and not in order."""
-    free = [
-        (use, at) for name, use, at in zip(roles.names, roles.roles, rest, strict=True) if not name
-    ]
+    every = zip(roles.names, roles.roles, rest, strict=True)
+    free = [(use, at) for name, use, at in every if not name]
     return any(one == other and not at < more for (one, at), (other, more) in combinations(free, 2))
 
 
@@ -228,18 +208,14 @@ def choose_rest(facts: ProgramFacts, use: Roles, devices: int) -> Iterator[Roles
     yield use
     # Axes that already split most of what a device would hold in use are left alone.
     size = sum(one.bytes for one in facts.parameters)
-    open_axes = []
-    for i, role in enumerate(use):
-        whole = sum(one.bytes for one in facts.parameters if not one.dims & role)
-        if whole > (size - whole) / devices:
-            open_axes.append(i)
+    wholes = [sum(one.bytes for one in facts.parameters if not one.dims & role) for role in use]
+    open_axes = [i for i, whole in enumerate(wholes) if whole > (size - whole) / devices]
     for name in facts.resting[:RESTING_DIMS]:
         for count in range(1, len(open_axes) + 1):
             for chosen in combinations(open_axes, count):
                 if all(name not in use[i] for i in chosen):
-                    yield tuple(
-                        role | {name} if i in chosen else role for i, role in enumerate(use)
-                    )
+                    more = {i: use[i] | {name} for i in chosen}
+                    yield tuple(more.get(i, role) for i, role in enumerate(use))
 
 
 def divides_evenly(

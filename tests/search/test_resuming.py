@@ -1,5 +1,6 @@
 """A search that is interrupted goes on where it was, in one process or in several."""
 
+import contextlib
 import json
 import os
 import signal
@@ -35,15 +36,11 @@ def test_a_process_that_is_killed_ends_the_search(monkeypatch):
 def test_an_interrupted_search_goes_on(tmp_path, monkeypatch):
     program, path = trace_step(layers=2), tmp_path / "search.json"
     undisturbed = search(program, 64, "tpu-v3", processes=1, **OPTIONS)
-    explore = searching.explore
 
-    def interrupted(exploration, candidates, measure_all, report):
-        def report_once(exploration):
-            raise KeyboardInterrupt
+    def interrupt(exploration):
+        raise KeyboardInterrupt
 
-        explore(exploration, candidates, measure_all, report_once)
-
-    monkeypatch.setattr(searching, "explore", interrupted)
+    monkeypatch.setattr(searching, "show_progress", lambda *_: contextlib.nullcontext(interrupt))
     with pytest.raises(KeyboardInterrupt):
         search(program, 64, "tpu-v3", processes=2, resume=path, **OPTIONS)
     monkeypatch.undo()
