@@ -12,9 +12,8 @@ from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import fill
 from namedmesh.ir.op import Body, Op, PlacementRules
 from namedmesh.ir.operands import check_tensor
-from namedmesh.ir.recorder import recording
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import Trace, current
+from namedmesh.ir.trace import Trace, current, record_body
 from namedmesh.signature.nest import flatten, unflatten
 
 
@@ -208,12 +207,8 @@ def reverse_ops(
 ) -> dict[Tensor, Tensor]:
     """Record the reverse pass through some ops."""
     trace = current("grad")
-    reached = set(targets)
-    path = []
-    for op in ops:
-        if any(tensor in reached for tensor in op.inputs) and not op.stops_gradient:
-            reached.update(tensor for tensor in op.outputs if tensor.floating)
-            path.append(op)
+    reached = follow_ops(ops, targets)
+    path = [op for op in ops if not op.stops_gradient and not reached.isdisjoint(op.inputs)]
     parts = {tensor: [mark_cotangent(seed, tensor)] for tensor, seed in seeds.items()}
     cotangents: dict[Tensor, Tensor] = {}
 
@@ -221,9 +216,9 @@ def reverse_ops(
         """Add up what the readers of a tensor sent back, once all of them have."""
         if tensor in parts and tensor not in cotangents:
             sent = parts[tensor]
-            cotangents[tensor] = (
-                sent[0] if len(sent) == 1 else mark_cotangent(Cotangent(tuple(sent)).output, tensor)
-            )
+            if len(sent) > 1:
+                sent = [mark_cotangent(Cotangent(tuple(sent)).output, tensor)]
+            (cotangents[tensor],) = sent
 
     for op in reversed(path):
         if not any(tensor in parts for tensor in op.outputs):
@@ -248,17 +243,15 @@ def reverse_ops(
 
 def _check_cotangents(op: Op, cotangents: Any) -> Sequence[Tensor | None]:
     """Return what an op's derivative returned, or raise unless there is one like each input."""
-    problems = []
-    if not isinstance(cotangents, (list, tuple)) or len(cotangents) != len(op.inputs):
-        problems.append(f"{format_value(cotangents)} for {len(op.inputs)} inputs")
-    else:
-        for x, dx in zip(op.inputs, cotangents, strict=True):
-            if dx is None:
-                continue
-            if not isinstance(dx, Tensor):
-                problems.append(f"{format_value(dx)} for {x}")
-            elif dx.shape != x.shape or dx.dtype != x.dtype:
-                problems.append(f"{dx.dtype}{dx.shape} for {x}")
+    several = cotangents if isinstance(cotangents, (list, tuple)) else ()
+    problems = [
+        f"{format_value(dx)} for {x}"
+        for x, dx in zip(op.inputs, several, strict=False)
+        if dx is not None
+        and not (isinstance(dx, Tensor) and dx.shape == x.shape and dx.dtype == x.dtype)
+    ]
+    if len(several) != len(op.inputs):
+        problems = [f"{format_value(cotangents)} for {len(op.inputs)} inputs"]
     if problems:
         raise op.error(
             f"its derivative returned {'; '.join(problems)}",
@@ -301,15 +294,12 @@ def repeat_op(op: Op, inputs: tuple[Tensor, ...]) -> Op:
 
 def copy_body(body: Body, others: Mapping[Tensor, Tensor]) -> Body:
     """Copy a body with ops and tensors of its own: every loop and branch is planned by itself."""
-    inner = Trace(current("a loop body"))
-    values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
-    with recording(inner):
+
+    def record(values: Sequence[Tensor]) -> list[Tensor]:
         _, known = repeat_ops(body, values)
-    count = len(body.inputs)
-    outputs = tuple(known[tensor] for tensor in body.outputs)
-    captures = tuple(values[count:])
-    captured = tuple(others[tensor] for tensor in body.captured)
-    return Body(tuple(inner.ops), tuple(values[:count]), captures, captured, outputs)
+        return [known[tensor] for tensor in body.outputs]
+
+    return record_body(body, others, record)
 
 
 def body_vjp(

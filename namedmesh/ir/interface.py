@@ -126,13 +126,7 @@ def bind_specs(
     function: Callable[..., Any], name: str, specs: Sequence[Specs], named: Mapping[str, Specs]
 ) -> inspect.BoundArguments:
     """Bind specs to the arguments of a function, or raise if they do not fit."""
-    try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
-        raise NamedMeshError(
-            f"the arguments of {name} cannot be looked up",
-            fix="wrap it in a function of your own: lambda x: f(x)",
-        ) from None
+    signature = inspect.signature(function)
     try:
         return signature.bind(*specs, **named)
     except TypeError as error:
@@ -151,30 +145,20 @@ def flatten_specs(
     groups: dict[str, tuple[str, ...]] = {}
     for key, value in bound.arguments.items():
         if parameters[key].kind is inspect.Parameter.VAR_POSITIONAL:
-            items = {f"{key}_{i}": item for i, item in enumerate(value)}
-            groups[key] = tuple(items)
-        elif isinstance(value, Mapping):
-            items = dict(value)
-            groups[key] = tuple(items)
-        else:
-            items = {key: value}
-        for inner, item in items.items():
+            value = {f"{key}_{i}": item for i, item in enumerate(value)}
+        if isinstance(value, Mapping):
+            groups[key] = tuple(value)
+        for inner, item in (value if isinstance(value, Mapping) else {key: value}).items():
             check_identifier(inner, "input")
             if inner in flat:
                 raise NamedMeshError(
                     f"two inputs are named {inner}", fix="give each input its own name"
                 )
             flat[inner] = spec_of(item, inner) if is_example(item) else item
-    _check_specs(name, flat)
+            if not isinstance(flat[inner], InputSpec):
+                names = [dim.name for dim in as_tuple(item) if isinstance(dim, Dimension)]
+                raise NamedMeshError(
+                    f"input {inner} of {name} is {format_value(item)}, not a spec",
+                    fix=f"pass {inner}=nm.spec([{', '.join(names) or 'dims'}])",
+                )
     return flat, groups
-
-
-def _check_specs(name: str, arguments: Mapping[str, Any]) -> None:
-    """Raise for the first argument that is not a spec."""
-    for argument, one in arguments.items():
-        if not isinstance(one, InputSpec):
-            names = [dim.name for dim in as_tuple(one) if isinstance(dim, Dimension)]
-            raise NamedMeshError(
-                f"input {argument} of {name} is {format_value(one)}, not a spec",
-                fix=f"pass {argument}=nm.spec([{', '.join(names) or 'dims'}])",
-            )

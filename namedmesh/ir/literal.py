@@ -115,18 +115,14 @@ def as_tensor(what: str, value: Any, like: Tensor | None = None) -> Tensor:
             *map(str, beside),
             fix=AS_INPUT,
         )
-    if like is None:
-        dtype = (
-            "bool" if isinstance(known, bool) else "int32" if isinstance(known, int) else "float32"
+    if like is not None and isinstance(known, float) and not like.floating:
+        raise NamedMeshError(
+            f"{what}: number {known} beside {like.label}, which is {like.dtype}",
+            str(like),
+            fix=f"write nm.cast({like.label}, 'float32') or a whole number",
         )
-    else:
-        dtype = like.dtype
-        if isinstance(known, float) and dtype not in FLOATS:
-            raise NamedMeshError(
-                f"{what}: number {known} beside {like.label}, which is {dtype}",
-                str(like),
-                fix=f"write nm.cast({like.label}, 'float32') or a whole number",
-            )
+    usual = {bool: "bool", int: "int32"}.get(type(known), "float32")
+    dtype = usual if like is None else like.dtype
     require_recorder(what)
     number = check_number(what, known, dtype, *beside)
     return fill(Shape(), number, dtype).describe(name=repr(known))

@@ -16,11 +16,7 @@ def hoist_invariants(ops: Sequence[Op]) -> tuple[Op, ...]:
     result: list[Op] = []
     done: dict[object, Op] = {}
     for op in ops:
-        bodies = {
-            name: dataclasses.replace(body, ops=hoist_invariants(body.ops))
-            for name, body in op.body_fields().items()
-        }
-        op = op.rebuild(**bodies) if bodies else op
+        op = op.map_bodies(lambda body: dataclasses.replace(body, ops=hoist_invariants(body.ops)))
         if op.loop is not None and op.loop.over is not None:
             before, op = _split_loop(op, done)
             result += before
@@ -56,10 +52,7 @@ def _split_loop(loop: Op, done: dict[object, Op]) -> tuple[list[Op], Op]:
     ops = tuple(bound.get(op, op) for op in body.ops)
     brought = tuple(outside[tensor] for tensor in results)
     longer = dataclasses.replace(
-        body,
-        ops=ops,
-        captures=(*body.captures, *results),
-        captured=(*body.captured, *brought),
+        body, ops=ops, captures=(*body.captures, *results), captured=(*body.captured, *brought)
     )
     return before, loop.rebuild(inputs=(*loop.inputs, *brought), body=longer)
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import copy
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Collection, Container, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, ClassVar, Protocol, Self, dataclass_transform
@@ -70,16 +79,27 @@ class Op:
     adds_operands: ClassVar[bool] = False  # the sum of all operands, which may be partial sums
     same_value: ClassVar[bool] = False  # of one tensor and dtype they make one value, moved once
     sums: ClassVar[bool] = False  # reduces by adding up, which devices may do with parts, later
+    taken_dims: ClassVar[tuple[str, ...]] = ()  # that it shards over the axes of the layout
+    given_dims: ClassVar[tuple[str, ...]] = ()  # that it replicates
     # Traits of lowering.
     control: ClassVar[bool] = False  # runs its bodies by its context's while_loop() or cond()
     branches: ClassVar[bool] = False  # runs one of its bodies alone
     manual: ClassVar[bool] = False  # lowered on each device's shard, where XLA would communicate
     on_shards: ClassVar[bool] = False  # the same, and zeros that pad a shard change nothing
+    closed: ClassVar[bool] = False  # the same, where sizes divide or there are no operands
+    lowering_fix: ClassVar[str] = "fix lower(), or the function it calls"
+    results_fix: ClassVar[str] = "return a TensorFlow value for each result, as results() describes"
+    # Traits of loops, branches and regions.
+    bodies: ClassVar[tuple[Body, ...]] = ()
+    loop: ClassVar[LoopSpec | None] = None  # the body that the op repeats
+    histories: ClassVar[tuple[Tensor, ...]] = ()  # results with a value for every iteration
+    unrolled: ClassVar[UnrolledLoop | None] = None  # itself, if iterations are to be written out
     # Traits of differentiation.
     given: ClassVar[bool] = False  # its value comes from outside: there is nothing to lower
     stops_gradient: ClassVar[bool] = False
     kept_by_dots: ClassVar[bool] = False  # remat="dots" keeps its results
     own_backward: ClassVar[bool] = False  # its derivative is a function that the user wrote
+    repeated_ops: ClassVar[tuple[Op, ...]] = ()  # recorded before, and again by its derivative
     # Traits of batching: see vmap().
     by_name: ClassVar[bool] = False  # finds its dimensions by name: others pass through it
     broadcasts: ClassVar[bool] = False  # operands may lack dimensions that others have
@@ -88,6 +108,7 @@ class Op:
     # one group of all operands, a product one for each.
     linear_in: ClassVar[tuple[tuple[int, ...], ...]] = ()
     late_sums: ClassVar[bool] = True  # partial sums of linear operands may be added up after it
+    zero: ClassVar[bool] = False  # the result is known to be zero everywhere
     # Traits of manual regions.
     mixes_shards: ClassVar[bool] = False  # its body is a collective of the region around it
 
@@ -110,18 +131,7 @@ class Op:
         recorder.record(self)
 
     def _check_inputs(self) -> None:
-        """Raise unless the class is complete and its operands are a tuple of tensors."""
-        missing = [
-            name
-            for name in ("results", "lower")
-            if getattr(type(self), name) is getattr(Op, name)
-            and not (name == "lower" and self.given)
-        ]
-        if missing:
-            raise self.error(
-                f"the class {type(self).__name__} does not define {' and '.join(missing)}",
-                fix=f"define {' and '.join(f'{name}()' for name in missing)}; see help(nm.Op)",
-            )
+        """Raise unless the operands are a tuple of tensors."""
         if not isinstance(self.inputs, (tuple, list)):
             raise self.error(
                 f"inputs is {describe_type(self.inputs)}, expected a tuple of tensors",
@@ -178,21 +188,6 @@ class Op:
         return self.output.dtype
 
     @property
-    def zero(self) -> bool:
-        """Return whether the result is known to be zero everywhere."""
-        return False
-
-    @property
-    def lowering_fix(self) -> str:
-        """The advice for a lowering that raises an exception which is not a NamedMeshError."""
-        return "fix lower(), or the function it calls"
-
-    @property
-    def closed(self) -> bool:
-        """Return whether to lower like a manual op where sizes divide, or there are no operands."""
-        return False
-
-    @property
     def repeatable(self) -> bool:
         """True if a backward loop may compute it again: XLA fuses it, and nothing is sent."""
         return (self.elementwise or self.constant) and self.inherits_sharding
@@ -201,41 +196,6 @@ class Op:
     def inherits_sharding(self) -> bool:
         """True if results inherit the operands' sharding: `plan` is not overridden."""
         return type(self).plan is Op.plan
-
-    @property
-    def loop(self) -> LoopSpec | None:
-        """The body that the op repeats, if it is a loop."""
-        return None
-
-    @property
-    def bodies(self) -> tuple[Body, ...]:
-        """Loop bodies, branches and regions, for passes that look at every op."""
-        return ()
-
-    @property
-    def histories(self) -> tuple[Tensor, ...]:
-        """Results that hold a value for every iteration of a loop."""
-        return ()
-
-    @property
-    def unrolled(self) -> UnrolledLoop | None:
-        """The op itself, if some of its iterations are to be written out one after the other."""
-        return None
-
-    @property
-    def repeated_ops(self) -> tuple[Op, ...]:
-        """Ops recorded before this one that its derivative records again."""
-        return ()
-
-    @property
-    def taken_dims(self) -> tuple[str, ...]:
-        """Dimensions that this op shards over the axes of the layout."""
-        return ()
-
-    @property
-    def given_dims(self) -> tuple[str, ...]:
-        """Dimensions that this op replicates."""
-        return ()
 
     def results(self) -> list[tuple[Shape, str]]:
         """Return a shape and the name of a dtype for each result, or raise `self.error(...)`."""
@@ -354,6 +314,15 @@ class Op:
         """Return the fields that hold a Body, by name."""
         return {name: value for name, value in options_of(self).items() if isinstance(value, Body)}
 
+    def map_bodies(self, function: Callable[[Body], Body]) -> Self:
+        """Return this op with other bodies, which is not recorded.
+
+        Args:
+            function: What to make of each body.
+        """
+        bodies = {name: function(body) for name, body in self.body_fields().items()}
+        return self.rebuild(**bodies) if bodies else self
+
     def error(self, problem: str, *details: str, fix: str) -> NamedMeshError:
         """Return an error about this op, with the user's line.
 
@@ -385,9 +354,8 @@ class Body:
     captures: tuple[Tensor, ...]  # stand-ins inside for ...
     captured: tuple[Tensor, ...]  # ... these tensors outside
     outputs: tuple[Tensor, ...]
-    stacked: tuple[
-        Tensor, ...
-    ] = ()  # outside, for the last inputs: variables made inside, by slices
+    # Outside, for the last inputs: variables made inside, by slices.
+    stacked: tuple[Tensor, ...] = ()
 
     @property
     def arguments(self) -> tuple[Tensor, ...]:
@@ -399,13 +367,9 @@ class Body:
         given = next(op for op in self.ops if op.given)
         return [
             given.rebuild(
-                outputs=(tensor,),
-                shape=tensor.shape,
-                dtype=tensor.dtype,
-                source=tensor.source,
-                identity=object(),
+                outputs=(x,), shape=x.shape, dtype=x.dtype, source=x.source, identity=object()
             )
-            for tensor in tensors
+            for x in tensors
         ]
 
 

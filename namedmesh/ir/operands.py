@@ -34,13 +34,7 @@ def check_tensor(what: str, x: Any) -> Tensor:
 
 def check_tensors(what: str, tensors: Any, example: str) -> list[Tensor]:
     """Return tensors as a list, or raise."""
-    if isinstance(tensors, Tensor):
-        raise NamedMeshError(
-            f"{what}: expected a list of tensors, not a single tensor",
-            str(tensors),
-            fix=f"write {example}",
-        )
-    if isinstance(tensors, str) or not is_list(tensors):
+    if isinstance(tensors, (str, Tensor)) or not is_list(tensors):
         raise NamedMeshError(
             f"{what}: {describe_type(tensors)} is not a list of tensors", fix=f"write {example}"
         )
@@ -186,13 +180,10 @@ def check_int(what: str, name: str, value: Any, *tensors: Tensor) -> int:
         return value
     number = to_python_number(value)
     if isinstance(number, bool) or not isinstance(number, int):
-        traced = isinstance(value, Tensor)
-        raise NamedMeshError(
-            f"{what}: {name} {format_value(value)} is not a whole number"
-            + (" known while tracing" if traced else ""),
-            *map(str, tensors),
-            fix="use nm.dynamic_slice or nm.dynamic_update for a start that a tensor holds"
-            if traced
-            else "give a whole number",
-        )
+        known, fix = "", "give a whole number"
+        if isinstance(value, Tensor):
+            known = " known while tracing"
+            fix = "use nm.dynamic_slice or nm.dynamic_update for a start that a tensor holds"
+        problem = f"{what}: {name} {format_value(value)} is not a whole number{known}"
+        raise NamedMeshError(problem, *map(str, tensors), fix=fix)
     return number

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from namedmesh.dims.dimension import Dimension
+from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.display.html import html_block, html_details, html_table, html_text
 from namedmesh.display.text import name_some
-from namedmesh.errors.errors import (
-    NamedMeshError,
-    check_word,
-    did_you_mean,
-    join_names,
-)
+from namedmesh.errors.errors import NamedMeshError, check_word, did_you_mean, join_names
 from namedmesh.ir.evaluate import Eager, convert_value
 from namedmesh.ir.format import format_value
 from namedmesh.ir.interface import (
@@ -80,22 +76,13 @@ class Program:
     @property
     def dims(self) -> dict[str, list[int]]:
         """Every dimension name with the sizes it has in the program."""
-        sizes: dict[str, set[int]] = {}
-        for op in every_op(self.ops):
-            for tensor in op.outputs:
-                for dim in tensor.shape:
-                    sizes.setdefault(dim.name, set()).add(dim.size)
-        return {name: sorted(several) for name, several in sizes.items()}
+        return _sizes_by_name(x.shape for op in every_op(self.ops) for x in op.outputs)
 
     @property
     def resting_dims(self) -> dict[str, list[int]]:
         """Every dimension name of parameters and their slots, with its sizes."""
-        variables = [variable for variable in self.variables.values() if variable.at_rest]
-        sizes: dict[str, set[int]] = {}
-        for variable in variables:
-            for dim in variable.shape:
-                sizes.setdefault(dim.name, set()).add(dim.size)
-        return {name: sorted(sizes[name]) for name in sorted(sizes)}
+        sizes = _sizes_by_name(one.shape for one in self.variables.values() if one.at_rest)
+        return dict(sorted(sizes.items()))
 
     @property
     def parameters(self) -> dict[str, Variable]:
@@ -133,25 +120,15 @@ class Program:
             >>> float(total)
             9.0
         """
-        if not isinstance(state, Mapping):
-            raise NamedMeshError(
-                f"the state of {self.name} is {format_value(state)}, expected a dict",
-                fix="give a value for each variable, e.g. program.initial_state()",
-            )
         texts = {name: str(tensor) for name, tensor in self.inputs.items()}
         inputs = name_inputs(self.name, texts, self.groups, (), inputs)
-        for name in inputs:
-            if name not in self.inputs:
-                raise NamedMeshError(
-                    f"{self.name} has no input {name}", fix=did_you_mean(name, self.inputs)
-                )
-        values = [
-            convert_value("input", name, tensor, inputs) for name, tensor in self.inputs.items()
-        ]
-        values += [
-            convert_value("variable", name, variable.tensor, state)
-            for name, variable in self.variables.items()
-        ]
+        unknown = [name for name in inputs if name not in self.inputs]
+        if unknown:
+            problem = f"{self.name} has no input {unknown[0]}"
+            raise NamedMeshError(problem, fix=did_you_mean(unknown[0], self.inputs))
+        values = [convert_value("input", name, x, inputs) for name, x in self.inputs.items()]
+        for name, variable in self.variables.items():
+            values.append(convert_value("variable", name, variable.tensor, state))
         results = Eager().run(self.body, values)
         count = len(self.outputs)
         updated = dict(state) | dict(zip(self.updates, results[count:], strict=True))
@@ -197,6 +174,14 @@ class Program:
         return html_block(summary, html_text(*details), html_details("ops", table))
 
 
+def _sizes_by_name(shapes: Iterable[Shape]) -> dict[str, list[int]]:
+    """Return the sizes of every dimension of some shapes."""
+    sizes: dict[str, set[int]] = {}
+    for dim in itertools.chain.from_iterable(shapes):
+        sizes.setdefault(dim.name, set()).add(dim.size)
+    return {name: sorted(several) for name, several in sizes.items()}
+
+
 def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Program:
     """Run a function on named tensors and record it as a program.
 
@@ -230,15 +215,13 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     for key, argument in list(bound.arguments.items()):
         if key not in groups:
             bound.arguments[key] = inputs[key]
-        elif isinstance(argument, Mapping):
-            bound.arguments[key] = {inner: inputs[inner] for inner in groups[key]}
         else:
-            bound.arguments[key] = tuple(inputs[inner] for inner in groups[key])
+            group = {inner: inputs[inner] for inner in groups[key]}
+            bound.arguments[key] = group if isinstance(argument, Mapping) else (*group.values(),)
     with recording(root):
-        structure = function(*bound.args, **bound.kwargs)
-        structure = wrap_results(structure, root.printed)
-        leaves = _flatten_results(name, structure)
-        outputs = tuple(root.bring(check_result(leaf, f"a result of {name}")) for leaf in leaves)
+        structure = wrap_results(function(*bound.args, **bound.kwargs), root.printed)
+        leaves = [check_result(leaf, f"a result of {name}") for leaf in flatten(structure)]
+        outputs = tuple(map(root.bring, leaves))
     _check_variable_names(name, inputs, root.variables)
     held = [*inputs.values(), *(variable.tensor for variable in root.variables.values())]
     needed = [*outputs, *root.updates.values()]
@@ -249,37 +232,16 @@ def trace(function: Callable[..., Any], /, *specs: Specs, **named: Specs) -> Pro
     outputs, changed = results[: len(outputs)], results[len(outputs) :]
     new = dict(zip(root.updates, changed, strict=True))
     in_loops = {new[key]: root.variables[key].tensor for key in root.updated_in_loops}
-    ops = sink_into_loops(ops, results, in_loops)
-    ops = prune_ops(ops, results, held)
+    ops = prune_ops(sink_into_loops(ops, results, in_loops), results, held)
     updates = {key: new[key] for key in root.variables if key in new}
     initializers = {
         key: trace(variable.initialize, seed=spec([], "int32"))
         for key, variable in root.variables.items()
     }
     return Program(
-        name,
-        ops,
-        inputs,
-        arguments,
-        root.variables,
-        updates,
-        structure,
-        outputs,
-        initializers,
-        groups,
-        tuple(root.notes),
-    )
-
-
-def _flatten_results(name: str, structure: Any) -> list[Any]:
-    """Return the leaves of what a function returned."""
-    try:
-        return flatten(structure)
-    except RecursionError:
-        raise NamedMeshError(
-            f"the results of {name} contain themselves, or nest hundreds of levels deep",
-            fix="return tensors in a few levels of tuples, lists and dicts",
-        ) from None
+        name, ops, inputs, arguments, root.variables, updates, structure, outputs,
+        initializers, groups, tuple(root.notes),
+    )  # fmt: skip
 
 
 def _check_variable_names(

@@ -51,10 +51,15 @@ def require_recorder(what: str) -> Recorder:
 
 
 @contextlib.contextmanager
-def recording(recorder: Recorder | None) -> Iterator[None]:
-    """Make a recorder the active one."""
-    token = _active.set(recorder)
+def set_variable(variable: ContextVar[Any], value: Any) -> Iterator[None]:
+    """Set a context variable for a while."""
+    token = variable.set(value)
     try:
         yield
     finally:
-        _active.reset(token)
+        variable.reset(token)
+
+
+def recording(recorder: Recorder | None) -> contextlib.AbstractContextManager[None]:
+    """Make a recorder the active one."""
+    return set_variable(_active, recorder)

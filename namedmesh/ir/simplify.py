@@ -10,13 +10,14 @@ from namedmesh.ir.tensor import Tensor
 
 
 def live_ops(
-    ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = ()
+    ops: Sequence[Op], outputs: Iterable[Tensor], bound: Iterable[Tensor] = (), prune: bool = False
 ) -> tuple[Op, ...]:
-    """Return the ops that some output depends on, in order."""
+    """Return the ops that some output depends on, in order; pruned themselves, if asked to."""
     needed = {*outputs, *bound}
     kept = []
     for op in reversed(ops):
         if any(tensor in needed for tensor in op.outputs):
+            op = prune_op(op, needed) if prune else op
             kept.append(op)
             needed.update(op.inputs)
     return tuple(reversed(kept))
@@ -39,21 +40,12 @@ def prune_ops(
     ops: Sequence[Op], outputs: Sequence[Tensor], bound: Sequence[Tensor] = ()
 ) -> tuple[Op, ...]:
     """Return the ops that some output depends on, pruned themselves inside loops and branches."""
-    needed = {*outputs, *bound}
-    kept = []
-    for op in reversed(ops):
-        if any(tensor in needed for tensor in op.outputs):
-            op = prune_op(op, needed)
-            kept.append(op)
-            needed.update(op.inputs)
-    return tuple(reversed(kept))
+    return live_ops(ops, outputs, bound, prune=True)
 
 
 def prune_op(op: Op, needed: set[Tensor]) -> Op:
     """Return an op without the results nobody needs, and its bodies without what those took."""
-    op = op.drop_results(needed)
-    bodies = op.body_fields()
-    return op.rebuild(**{name: prune_body(body) for name, body in bodies.items()}) if bodies else op
+    return op.drop_results(needed).map_bodies(prune_body)
 
 
 def prune_body(body: Body) -> Body:
@@ -69,8 +61,7 @@ def simplify_ops(
     zeros: set[Tensor] = set()
     kept: list[Op] = []
     for op in ops:
-        op = _simplify_bodies(read_others(op, stands))
-        op, unchanged = op.drop_unchanged()
+        op, unchanged = read_others(op, stands).map_bodies(_simplify_body).drop_unchanged()
         stands.update(unchanged)
         same = op.find_equal(zeros)
         if same is not None:
@@ -86,19 +77,15 @@ def read_others(op: Op, stands: dict[Tensor, Tensor]) -> Op:
     """Return an op that reads what stands for its operands."""
     if not any(tensor in stands for tensor in op.inputs):
         return op
-    bodies = {
-        name: dataclasses.replace(
-            body, captured=tuple(stands.get(tensor, tensor) for tensor in body.captured)
-        )
-        for name, body in op.body_fields().items()
-    }
-    return op.rebuild(inputs=tuple(stands.get(tensor, tensor) for tensor in op.inputs), **bodies)
+
+    def replace(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(stands.get(tensor, tensor) for tensor in tensors)
+
+    op = op.map_bodies(lambda body: dataclasses.replace(body, captured=replace(body.captured)))
+    return op.rebuild(inputs=replace(op.inputs))
 
 
-def _simplify_bodies(op: Op) -> Op:
-    """Return an op with simpler bodies."""
-    bodies = {}
-    for name, body in op.body_fields().items():
-        ops, outputs = simplify_ops(body.ops, body.outputs)
-        bodies[name] = dataclasses.replace(body, ops=ops, outputs=outputs)
-    return op.rebuild(**bodies) if bodies else op
+def _simplify_body(body: Body) -> Body:
+    """Return a simpler body."""
+    ops, outputs = simplify_ops(body.ops, body.outputs)
+    return dataclasses.replace(body, ops=ops, outputs=outputs)

@@ -73,11 +73,7 @@ class Tensor:
         self.origin: Tensor | None = None  # the tensor this is computed again in place of
 
     def describe(
-        self,
-        *,
-        name: str | None = None,
-        primal: Tensor | None = None,
-        origin: Tensor | None = None,
+        self, *, name: str | None = None, primal: Tensor | None = None, origin: Tensor | None = None
     ) -> Tensor:
         """Set facts about a new tensor, each once, and return it.
 

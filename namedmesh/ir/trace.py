@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
@@ -110,31 +110,29 @@ class Trace(Recorder):
         return self if self.parent is None else self.parent.root
 
     @contextlib.contextmanager
+    def _change(self, **facts: Any) -> Iterator[None]:
+        """Change some attributes for a while."""
+        saved = {name: getattr(self, name) for name in facts}
+        vars(self).update(facts)
+        try:
+            yield
+        finally:
+            vars(self).update(saved)
+
     def at(
         self,
         source: Source | None,
         phase: str | None = None,
         derived: bool = False,
         scope: str | None = None,
-    ) -> Iterator[None]:
+    ) -> contextlib.AbstractContextManager[None]:
         """Attribute the ops made within to a line, phase, scope and derivative rule."""
-        saved = self.source, self.phase, self.derived, self.scope
-        self.source, self.phase, self.derived = source, phase or self.phase, derived
-        self.scope = self.scope if scope is None else scope
-        try:
-            yield
-        finally:
-            self.source, self.phase, self.derived, self.scope = saved
+        facts = {"source": source, "phase": phase or self.phase, "derived": derived}
+        return self._change(**facts, scope=self.scope if scope is None else scope)
 
-    @contextlib.contextmanager
-    def in_scope(self, scope: str) -> Iterator[None]:
+    def in_scope(self, scope: str) -> contextlib.AbstractContextManager[None]:
         """Give the variables and ops made within a name prefix."""
-        saved = self.scope, self.claimed
-        self.scope, self.claimed = f"{self.scope}{scope}/", {}
-        try:
-            yield
-        finally:
-            self.scope, self.claimed = saved
+        return self._change(scope=f"{self.scope}{scope}/", claimed={})
 
 
 def current(what: str) -> Trace:
@@ -152,6 +150,20 @@ def check_result(value: Any, what: str) -> Tensor:
         f"{what} is {format_value(value)}, not a Tensor",
         fix="return tensors, or tuples, lists and dicts of them",
     )
+
+
+def record_body(
+    body: Body,
+    outside: Mapping[Tensor, Tensor],
+    record: Callable[[Sequence[Tensor]], Iterable[Tensor]],
+) -> Body:
+    """Copy a body, as a function records it on other arguments, with other tensors captured."""
+    inner = Trace(current("a loop body"))
+    values = tuple(inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments)
+    with recording(inner):
+        outputs = tuple(record(values))
+    count, captured = len(body.inputs), tuple(outside[tensor] for tensor in body.captured)
+    return Body(tuple(inner.ops), values[:count], values[count:], captured, outputs)
 
 
 def trace_body(

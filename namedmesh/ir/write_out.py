@@ -10,7 +10,7 @@ from namedmesh.ir.op import Body, Op, UnrolledLoop, every_op
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.simplify import read_others
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import Trace, current
+from namedmesh.ir.trace import Trace, current, record_body
 
 
 def write_out_loops(
@@ -32,12 +32,10 @@ class _Writer:
         self.stands = stands
         self.copies = copies  # of a body's tensors, by iteration
         self.readers: dict[Tensor, list[Op]] = {}
-        self.histories: dict[
-            Tensor, tuple[UnrolledLoop, list[Tensor]]
-        ] = {}  # loop, and a value for an iteration
-        self.rows: dict[
-            tuple[Tensor, int], Tensor
-        ] = {}  # the first that was taken for an iteration
+        # The loop of each history, and a value for each iteration.
+        self.histories: dict[Tensor, tuple[UnrolledLoop, list[Tensor]]] = {}
+        # The first row that was taken for an iteration.
+        self.rows: dict[tuple[Tensor, int], Tensor] = {}
 
     def write_all(
         self, ops: Sequence[Op], outputs: Sequence[Tensor]
@@ -54,8 +52,7 @@ class _Writer:
 
     def write(self, op: Op) -> None:
         """Write an op that reads what stands for its operands, or all iterations of a loop."""
-        bodies = {name: self.write_body(body) for name, body in op.body_fields().items()}
-        op = op.rebuild(**bodies) if bodies else op
+        op = op.map_bodies(self.write_body)
         loop = op.unrolled
         if loop is not None:
             (self.write_rounds if loop.rounds.size > 1 else self.write_iterations)(loop)
@@ -97,8 +94,7 @@ class _Writer:
 
     def write_iterations(self, loop: UnrolledLoop) -> None:
         """Write every iteration of a loop."""
-        body, carries = loop.body, loop.carries
-        total = len(body.inputs)
+        body, carries, total = loop.body, loop.carries, len(loop.body.inputs)
         captured = [self.find(tensor) for tensor in loop.inputs[total:]]
         carry = [self.find(tensor) for tensor in loop.inputs[:carries]]
         rows: dict[int, list[Tensor]] = {}
@@ -216,22 +212,12 @@ class _Writer:
 
     def copy_body(self, body: Body, known: Mapping[Tensor, Tensor], iteration: int) -> Body:
         """Copy a loop or a branch inside of an iteration, with ops and tensors of its own."""
-        inner = Trace(self.trace)
-        values = tuple(inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments)
-        ours: dict[Tensor, Tensor] = {}
-        self.note_copies(body.arguments, values, ours, iteration)
-        with recording(inner):
-            for op in body.ops:
-                if not op.given:
-                    self.copy_op(op, ours, iteration)
-        count = len(body.inputs)
-        return Body(
-            tuple(inner.ops),
-            values[:count],
-            values[count:],
-            tuple(known[tensor] for tensor in body.captured),
-            tuple(ours[tensor] for tensor in body.outputs),
-        )
+
+        def record(values: Sequence[Tensor]) -> list[Tensor]:
+            self.note_copies(body.arguments, values, {}, iteration)
+            return self.copy_iteration(body, values, iteration)
+
+        return record_body(body, known, record)
 
     def note_copies(
         self,
@@ -248,12 +234,9 @@ class _Writer:
             while form is not None:
                 if form in known:
                     return known[form]
-                if (form, iteration) in self.copies or form in self.stands:
-                    return (
-                        self.copies[form, iteration]
-                        if (form, iteration) in self.copies
-                        else self.stands[form]
-                    )
+                other = self.copies.get((form, iteration), self.stands.get(form))
+                if other is not None:
+                    return other
                 form = form.origin
             return tensor
 

@@ -56,7 +56,7 @@ def gather(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
         1
     """
     _check("collective.gather", x, shards)
-    _check_twin("collective.gather", x, shards, whole)
+    _check_sizes("collective.gather", x, shards, check_dimension("collective.gather", whole, x))
     return record_collective(lambda x: [replicate(rename(x, shards, whole), whole)], [x])[0]
 
 
@@ -103,10 +103,7 @@ def all_to_all(x: Tensor, shards: Dimension, whole: Dimension) -> Tensor:
 
 
 def permute(
-    x: Tensor,
-    shards: Dimension,
-    by: int | None = None,
-    sources: Sequence[int | None] | None = None,
+    x: Tensor, shards: Dimension, by: int | None = None, sources: Sequence[int | None] | None = None
 ) -> Tensor:
     """Return a tensor in which every shard is where another one was: a CollectivePermute.
 
@@ -172,12 +169,6 @@ def _check_sizes(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> N
             str(x),
             fix=f"use another dimension of size {shards.size}",
         )
-
-
-def _check_twin(what: str, x: Tensor, shards: Dimension, whole: Dimension) -> None:
-    """Raise unless a dimension can take the place of another one in a tensor."""
-    check_dimension(what, whole, x)
-    _check_sizes(what, x, shards, whole)
 
 
 def _check_sources(x: Tensor, shards: Dimension, sources: Sequence[int | None]) -> tuple[int, ...]:

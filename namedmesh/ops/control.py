@@ -40,18 +40,13 @@ class Cond(Op):
         count = len(self.yes.captures)
 
         def run(body: Body, values: Sequence[Any]) -> Any:
-            """Emit a branch, which also takes in the condition.
-
-            Where what a branch takes in is of the shapes of what it gives out, XLA's propagation
-            splits the one like the other, whatever the annotations say.
-            """
-            return context.run(body, [after(condition, value) for value in values])
-
-        def after(condition: Any, value: Any) -> Any:
-            if not context.compiled:
-                return value
+            # A compiled branch takes in the condition, too: where what it takes in is of the shapes
+            # of what it gives out, XLA's propagation splits the one like the other, whatever the
+            # annotations say.
             barrier = lambda *both: context.xla.optimization_barrier(*both)[1]
-            return context.compute("barrier", barrier, condition, value)
+            if context.compiled:
+                values = [context.compute("barrier", barrier, condition, x) for x in values]
+            return context.run(body, values)
 
         branches = (lambda: run(self.yes, values[:count])), (lambda: run(self.no, values[count:]))
         return context.cond(condition, *branches)
@@ -170,16 +165,11 @@ def match_structure(what: str, result: Any, expected: Any, structure: str) -> li
 
 def _check_condition(what: str, condition: Any) -> Tensor:
     """Return the condition when it is a bool scalar, or raise."""
-    if not isinstance(condition, Tensor):
+    scalar = isinstance(condition, Tensor) and not len(condition.shape)
+    if not scalar or condition.dtype != "bool":
         raise NamedMeshError(
-            f"{what}: the condition {format_value(condition)} is not a Tensor",
-            fix="use Python's own if for what is known while tracing",
-        )
-    if len(condition.shape) or condition.dtype != "bool":
-        raise NamedMeshError(
-            f"{what}: the condition is not a bool scalar",
-            str(condition),
-            fix="reduce it with nm.any or nm.all",
+            f"{what}: the condition {format_value(condition)} is not a bool scalar",
+            fix="reduce it with nm.any or nm.all; use Python's own if for what is known",
         )
     return condition
 

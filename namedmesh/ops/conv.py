@@ -10,7 +10,6 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import format_value
 from namedmesh.ir.op import Op
 from namedmesh.ir.operands import (
     as_tuple,
@@ -70,14 +69,32 @@ class Sliders(Op):
     def exchanges(self, shards: Shards) -> list[Exchange] | None:
         return find_sliding_exchanges(self.inputs[0], self.slides, shards)
 
-    def read(
-        self, context: Context, x: Any, order: Sequence[str]
-    ) -> tuple[Any, list[tuple[int, int]], list[int]]:
+    def placement(self) -> Placement:
+        left, right = (tensor.shape.names for tensor in self.inputs)
+        contracted = [name for name in left if name in right and name not in self.kept]
+        return Placement(self.windows, contracted, exchanged=self.spatial)
+
+    @property
+    def shared(self) -> Shape:
+        """The dimensions of both operands that are summed over, besides those of positions."""
+        x, w = self.inputs
+        outside = {*self.kept, *self.spatial}
+        return Shape(d for d in x.shape if d.name in w.shape.names and d.name not in outside)
+
+    @property
+    def order(self) -> list[str]:
+        """The dimensions of the first operand, arranged for XLA."""
+        others = {*self.spatial, *self.inputs[1].shape.names}
+        batch = [name for name in self.inputs[0].shape.names if name not in others]
+        return [*batch, *self.spatial, *self.kept, *self.shared.names]
+
+    def read(self, context: Context, x: Any) -> tuple[Any, list[tuple[int, int]], list[int]]:
         """Read what windows meet: the rows, the padding left to add, and the distances of rows."""
+        x = context.arrange(x, self.inputs[0].shape, self.order)
         padding, apart, split = [], [], []
         for slide in self.slides:
             dim, sliding = _named(self.inputs[0], slide.dim), slide.sliding
-            ways, at = context.ways(dim), list(order).index(slide.dim)
+            ways, at = context.ways(dim), self.order.index(slide.dim)
             padding.append((sliding.low, sliding.high) if ways == 1 else (0, 0))
             apart.append(sliding.base if ways == 1 else 1)
             if ways > 1:
@@ -88,6 +105,56 @@ class Sliders(Op):
             x = sliding.spread(context, x, at, position, count)
         return x, padding, apart
 
+    def convolve(
+        self,
+        context: Context,
+        x: Any,
+        w: Any,
+        strides: Sequence[int],
+        padding: Sequence[tuple[int, int]],
+        base: Sequence[int],
+        dilation: Sequence[int],
+    ) -> Any:
+        """Have XLA slide the second operand over the first, which is read already."""
+        left, right = (tensor.shape for tensor in self.inputs)
+        # The window's own dimensions slide; in its derivative, those of positions do.
+        over = [slide.window if slide.window in right.names else slide.dim for slide in self.slides]
+        met = [slide.dim if slide.window in right.names else slide.window for slide in self.slides]
+        made = [name for name in right.names if name not in {*left.names, *over}]
+        w = context.arrange(w, right, [*over, *self.shared.names, *self.kept, *made])
+        tf, rank, kept, shared = context.tf, len(strides), len(self.kept), len(self.shared)
+        batch = len(self.order) - rank - kept - shared
+        sizes, window = [int(n) for n in x.shape], [int(n) for n in w.shape]
+        lead, groups = sizes[:batch], sizes[batch + rank : batch + rank + kept]
+        count, inner = math.prod(groups), math.prod(window[rank : rank + shared])
+        own = window[rank + shared + kept :]
+        x = tf.reshape(x, [math.prod(lead), *sizes[batch : batch + rank], count * inner])
+        w = tf.reshape(w, [*window[:rank], inner, count * math.prod(own)])
+        space = list(range(1, rank + 1))
+        numbers = context.xla_data.ConvolutionDimensionNumbers(
+            input_batch_dimension=0, input_feature_dimension=rank + 1,
+            input_spatial_dimensions=space, kernel_spatial_dimensions=list(range(rank)),
+            kernel_input_feature_dimension=rank, kernel_output_feature_dimension=rank + 1,
+            output_batch_dimension=0, output_feature_dimension=rank + 1,
+            output_spatial_dimensions=space,
+        )  # fmt: skip
+        level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
+        precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
+
+        def convolve(x: Any, w: Any) -> Any:
+            return context.xla.conv(
+                x, w, strides, [list(pair) for pair in padding], list(base), list(dilation),
+                numbers, feature_group_count=count, precision_config=precision,
+            )  # fmt: skip
+
+        if not context.compiled:
+            convolve = tf.function(convolve, jit_compile=True, autograph=False)
+        rows = zip(sizes[batch:], window, strides, dilation, base, padding, strict=False)
+        positions = [Sliding(*numbers, *ends).count for *numbers, ends in rows]
+        y = tf.reshape(convolve(x, w), [*lead, *positions, *groups, *own])
+        order = [*self.order[:batch], *met, *self.kept, *made]
+        return context.arrange(y, self.shape.select(order), self.shape.names)
+
 
 def _named(x: Tensor, name: str) -> Dimension:
     """Return the dimension of a tensor of that name."""
@@ -97,27 +164,11 @@ def _named(x: Tensor, name: str) -> Dimension:
 class Conv(Sliders):
     """The product of a tensor and a window at every position of the window."""
 
-    def placement(self) -> Placement:
-        x, w = self.inputs
-        contracted = [n for n in x.shape.names if n in w.shape.names and n not in self.kept]
-        return Placement(self.windows, contracted, exchanged=self.spatial)
-
     def lower(self, context: Context, x: Any, w: Any) -> Any:
-        left, right = (tensor.shape for tensor in self.inputs)
-        shared = [name for name in left.names if name in right.names and name not in self.kept]
-        batch = [n for n in left.names if n not in right.names and n not in self.spatial]
-        made = [n for n in right.names if n not in left.names and n not in self.windows]
-        order = [*batch, *self.spatial, *self.kept, *shared]
-        x = context.arrange(x, left, order)
-        w = context.arrange(w, right, [*self.windows, *shared, *self.kept, *made])
-        x, padding, apart = self.read(context, x, order)
+        x, padding, apart = self.read(context, x)
         slidings = [slide.sliding for slide in self.slides]
-        return _convolve(
-            context, x, w, len(batch), len(shared), len(self.kept),
-            strides=[one.stride for one in slidings], padding=padding, base=apart,
-            dilation=[one.dilation for one in slidings],
-            shape=self.shape, order=[*batch, *self.spatial, *self.kept, *made],
-        )  # fmt: skip
+        strides, dilation = [one.stride for one in slidings], [one.dilation for one in slidings]
+        return self.convolve(context, x, w, strides, padding, apart, dilation)
 
     def vjp(self, dy: Tensor) -> list[Tensor | None]:
         x, w = self.inputs
@@ -125,46 +176,24 @@ class Conv(Sliders):
         return [back, ConvWindow((x, dy), w.shape, self.slides, self.kept).output]
 
     def flops(self) -> int:
-        x, w = self.inputs
-        shared = (d.size for d in w.shape if d.name in x.shape.names and d.name not in self.kept)
         taps = math.prod(slide.sliding.window for slide in self.slides)
         apart = math.prod(slide.sliding.base for slide in self.slides)
-        return 2 * self.shape.elements * math.prod(shared) * taps // apart
+        return 2 * self.shape.elements * self.shared.elements * taps // apart
 
 
 class ConvWindow(Sliders):
     """The derivative of a convolution by its window: products summed over all positions."""
 
-    @property
-    def kind(self) -> str:
-        return "conv_window"
-
-    def placement(self) -> Placement:
-        x, dy = self.inputs
-        contracted = [n for n in x.shape.names if n in dy.shape.names and n not in self.kept]
-        return Placement(self.windows, contracted, exchanged=self.spatial)
+    kind = "conv_window"
 
     def lower(self, context: Context, x: Any, dy: Any) -> Any:
-        left, right = (tensor.shape for tensor in self.inputs)
-        outside = {*self.kept, *self.spatial}
-        shared = [name for name in left.names if name in right.names and name not in outside]
-        own = [name for name in left.names if name not in right.names]
-        made = [name for name in right.names if name not in left.names]
-        order = [*own, *self.spatial, *self.kept, *shared]
-        x = context.arrange(x, left, order)
-        dy = context.arrange(dy, right, [*self.spatial, *shared, *self.kept, *made])
-        x, padding, apart = self.read(context, x, order)
+        x, padding, apart = self.read(context, x)
         slidings = [slide.sliding for slide in self.slides]
         for i, one in enumerate(slidings):
             if context.ways(_named(self.inputs[0], self.spatial[i])) == 1:
-                high = one.reach(one.count) - one.places - one.low
-                padding[i] = one.low, high
-        return _convolve(
-            context, x, dy, len(own), len(shared), len(self.kept),
-            strides=[one.dilation for one in slidings], padding=padding, base=apart,
-            dilation=[one.stride for one in slidings],
-            shape=self.shape, order=[*own, *self.windows, *self.kept, *made],
-        )  # fmt: skip
+                padding[i] = one.low, one.reach(one.count) - one.places - one.low
+        strides, dilation = [one.dilation for one in slidings], [one.stride for one in slidings]
+        return self.convolve(context, x, dy, strides, padding, apart, dilation)
 
     def vjp(self, dw: Tensor) -> list[Tensor | None]:
         x, dy = self.inputs
@@ -172,11 +201,8 @@ class ConvWindow(Sliders):
         return [slide_back(dy, dw, x.shape, self.slides, self.kept), again]
 
     def flops(self) -> int:
-        x, dy = self.inputs
-        outside = {*self.kept, *self.spatial}
-        shared = (d.size for d in x.shape if d.name in dy.shape.names and d.name not in outside)
         positions = math.prod(slide.sliding.count for slide in self.slides)
-        return 2 * self.shape.elements * math.prod(shared) * positions
+        return 2 * self.shape.elements * self.shared.elements * positions
 
 
 def slide_back(
@@ -186,56 +212,6 @@ def slide_back(
     for slide in slides:
         w = reverse(w, _named(w, slide.window))
     return Conv((dy, w), shape, tuple(slide.back() for slide in slides), kept).output
-
-
-def _convolve(
-    context: Context,
-    x: Any,
-    w: Any,
-    batch: int,
-    shared: int,
-    kept: int,
-    *,
-    strides: Sequence[int],
-    padding: Sequence[tuple[int, int]],
-    base: Sequence[int],
-    dilation: Sequence[int],
-    shape: Shape,
-    order: Sequence[str],
-) -> Any:
-    """Have XLA slide a window over values arranged for it."""
-    tf, rank = context.tf, len(strides)
-    sizes, window = [int(n) for n in x.shape], [int(n) for n in w.shape]
-    lead, groups = sizes[:batch], sizes[batch + rank : batch + rank + kept]
-    count, inner = math.prod(groups), math.prod(window[rank : rank + shared])
-    made = window[rank + shared + kept :]
-    x = tf.reshape(x, [math.prod(lead), *sizes[batch : batch + rank], count * inner])
-    w = tf.reshape(w, [*window[:rank], inner, count * math.prod(made)])
-    space = list(range(1, rank + 1))
-    numbers = context.xla_data.ConvolutionDimensionNumbers(
-        input_batch_dimension=0, input_feature_dimension=rank + 1, input_spatial_dimensions=space,
-        kernel_input_feature_dimension=rank, kernel_output_feature_dimension=rank + 1,
-        kernel_spatial_dimensions=list(range(rank)), output_batch_dimension=0,
-        output_feature_dimension=rank + 1, output_spatial_dimensions=space,
-    )  # fmt: skip
-    level = getattr(context.xla_data.PrecisionConfig, context.precision.upper())
-    precision = context.xla_data.PrecisionConfig(operand_precision=[level] * 2)
-
-    def convolve(x: Any, w: Any) -> Any:
-        return context.xla.conv(
-            x, w, strides, [list(pair) for pair in padding], list(base), list(dilation), numbers,
-            feature_group_count=count, precision_config=precision,
-        )  # fmt: skip
-
-    if not context.compiled:
-        convolve = tf.function(convolve, jit_compile=True, autograph=False)
-    positions = [
-        Sliding(sizes[batch + i], window[i], strides[i], dilation[i], base[i], *padding[i]).count
-        for i in range(rank)
-    ]
-    y = tf.reshape(convolve(x, w), [*lead, *positions, *groups, *made])
-    dims = {dim.name: dim for dim in shape}
-    return context.arrange(y, Shape(dims[name] for name in order), shape.names)
 
 
 def conv(
@@ -279,17 +255,8 @@ def conv(
         array([3., 6., 9., 7.], dtype=float32)
     """
     options = _Operands("conv", x, w, over, keep)
-    slides = []
-    for dim, window in options.pairs:
-        numbers = (
-            options.number(name, value, dim)
-            for name, value in (
-                ("stride", stride), ("dilation", dilation), ("base_dilation", base_dilation)
-            )
-        )  # fmt: skip
-        sliding = Sliding(dim.size, window.size, *numbers).padded(options.padding(padding, dim))
-        options.check_fits(sliding, dim, window)
-        slides.append(Slide(dim.name, window.name, sliding))
+    numbers = {"stride": stride, "dilation": dilation, "base_dilation": base_dilation}
+    slides = [options.slide(dim, window, padding, **numbers) for dim, window in options.pairs]
     sizes = {slide.dim: slide.sliding.count for slide in slides}
     return Conv((x, w), options.shape(sizes), tuple(slides), options.kept).output
 
@@ -359,22 +326,12 @@ class _Operands(SlideOptions):
         keep: Dimension | Sequence[Dimension],
     ):
         self.x, self.w = check_tensors(what, [x, w], f"nm.{what}(x, w, {{H: K}})")
-        if not isinstance(over, Mapping) or not over:
-            raise NamedMeshError(
-                f"{what}: over={format_value(over)} does not say which window slides where",
-                str(x),
-                str(w),
-                fix=f"write e.g. nm.{what}(x, w, {{H: KH, W: KW}})",
-            )
         super().__init__(what, (x, w), over)
         check_dtype_kind(what, "float", x, w)
         check_one_dtype(what, x, w)
-        check_has_dims(what, x, *over)
-        check_has_dims(what, w, *over.values())
-        self.pairs = list(over.items())
-        kept = as_tuple(keep)
+        self.pairs, kept = list(over.items()), as_tuple(keep)
+        check_has_dims(what, w, *over.values(), *kept)
         check_has_dims(what, x, *kept)
-        check_has_dims(what, w, *kept)
         self.kept = tuple(dim.name for dim in kept)
         self._check_names()
 

@@ -10,7 +10,7 @@ from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, join_names, name_all
 from namedmesh.errors.source import Source, caller
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import count_noun, describe_type, format_value
+from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.interface import InputSpec
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op, with_dim
@@ -23,6 +23,8 @@ from namedmesh.ops.shape import transpose
 from namedmesh.ops.vmap import vmap
 from namedmesh.signature.nest import flatten, unflatten
 
+Dims = Sequence[Dimension]
+
 
 class CustomVjp(PassThrough):
     """Results, arguments and residuals: the results passed on, with the user's own derivative."""
@@ -34,15 +36,12 @@ class CustomVjp(PassThrough):
     backward: Callable[..., Any]
     declared: Source
 
-    @property
-    def kind(self) -> str:
-        return "custom_vjp"
+    kind = "custom_vjp"
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         arguments = self.inputs[self.count : self.count + self.arguments]
         saved = unflatten(self.residuals, iter(self.inputs[self.count + self.arguments :]))
-        returned = self.backward(saved, unflatten(self.structure, iter(cotangents)))
-        several = as_list(returned)
+        several = as_list(self.backward(saved, unflatten(self.structure, iter(cotangents))))
         if len(several) != self.arguments:
             raise self.error(
                 f"the backward function returned {count_noun(len(several), 'cotangent')} "
@@ -55,16 +54,15 @@ class CustomVjp(PassThrough):
             (None if dx is None else as_tensor("custom_vjp", dx, x), x)
             for dx, x in zip(several, arguments, strict=True)
         ]
-        unlike = [
-            (dx, x)
+        unlike = {
+            str(x): f"cotangent of {x.label} is {dx.dtype}{dx.shape}"
             for dx, x in pairs
             if dx is not None and ({*dx.shape} != {*x.shape} or dx.dtype != x.dtype)
-        ]
+        }
         if unlike:
-            problems = [f"cotangent of {x.label} is {dx.dtype}{dx.shape}" for dx, x in unlike]
             raise self.error(
-                f"the backward function's {'; its '.join(problems)}",
-                *(str(x) for _, x in unlike),
+                f"the backward function's {'; its '.join(unlike.values())}",
+                *unlike,
                 f"declared at {self.declared}: {self.declared.code}",
                 fix="give it the shape and dtype of its argument",
             )
@@ -149,71 +147,33 @@ def custom_vjp(forward: Callable[..., Any], backward: Callable[..., Any]) -> Cal
     return function
 
 
+def place_batch(op: Op, batch: Dims, summed: Dims = ()) -> Placement:
+    """Return what an op asks that takes shards of some dimensions, and results summed over some."""
+    names = {name for tensor in (*op.inputs, *op.outputs) for name in tensor.shape.names}
+    whole = names.difference(dim.name for dim in batch)
+    return Placement(whole=whole, reduced=[dim.name for dim in summed])
+
+
 _FIX = "fix the function that nm.call_tf calls; devices run what XLA can compile"
-
-
-def _sizes_of(value: Any) -> list[int | None] | str:
-    """Return the sizes of a TensorFlow value as far as they are known."""
-    return "[?]" if value.shape.rank is None else value.shape.as_list()
 
 
 class TfCall(Op):
     """A TensorFlow function; dimensions in batch may be split, all others are whole."""
 
     manual = True
+    lowering_fix = _FIX
+    results_fix = "give an nm.spec in result= for each tensor that the function makes, in order"
     function: Callable[..., Any]
     specs: tuple[InputSpec, ...]
     batch: tuple[Dimension, ...]
 
-    @property
-    def kind(self) -> str:
-        return "call_tf"
+    kind = "call_tf"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(one.shape, one.dtype) for one in self.specs]
 
-    @property
-    def lowering_fix(self) -> str:
-        return _FIX
-
     def lower(self, context: Context, *values: Any) -> Any:
-        tf = context.tf
-        results = tf.nest.flatten(self.function(*values))
-        strange = [describe_type(value) for value in results if not tf.is_tensor(value)]
-        if strange:
-            raise self.error(
-                f"the function returned {', '.join(strange)}, expected TensorFlow tensors",
-                fix="return what TensorFlow functions made of the arguments",
-            )
-        if len(results) != len(self.specs):
-            raise self.error(
-                f"the function returned {count_noun(len(results), 'tensor')}, "
-                f"expected {len(self.specs)}",
-                *(f"expected: {format_value(one)}" for one in self.specs),
-                fix="give one nm.spec in result= for each tensor it makes",
-            )
-        unlike = [
-            (value, one)
-            for value, one in zip(results, self.specs, strict=True)
-            if _sizes_of(value) != context.sizes(one.shape) or value.dtype != tf.as_dtype(one.dtype)
-        ]
-        if unlike:
-            problems = [
-                f"{value.dtype.name}{_sizes_of(value)}, not {one.dtype}{one.shape}"
-                for value, one in unlike
-            ]
-            split = [
-                f"a device sees {context.size(dim)} of {dim} (batch=)"
-                for _, one in unlike
-                for dim in one.shape
-                if context.size(dim) != dim.size
-            ]
-            raise self.error(
-                f"the function made {'; '.join(problems)}",
-                *dict.fromkeys(split),
-                fix="give the shape and dtype it makes, in order, as nm.spec",
-            )
-        return results
+        return context.tf.nest.flatten(self.function(*values))
 
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         gradients: dict[int, Tensor] = {}
@@ -223,9 +183,7 @@ class TfCall(Op):
         return [gradients.get(i) for i in range(len(self.inputs))]
 
     def placement(self) -> Placement:
-        batch = {dim.name for dim in self.batch}
-        names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=names - batch)
+        return place_batch(self, self.batch)
 
 
 class TfVjp(Op):
@@ -233,6 +191,7 @@ class TfVjp(Op):
 
     manual = True
     late_sums = False
+    lowering_fix = _FIX
     of: TfCall
     wanted: tuple[int, ...]
     summed: tuple[Dimension, ...]
@@ -241,13 +200,7 @@ class TfVjp(Op):
     def linear_in(self) -> tuple[tuple[int, ...], ...]:
         return (tuple(range(len(self.of.inputs), len(self.inputs))),)  # the cotangents
 
-    @property
-    def kind(self) -> str:
-        return "call_tf_vjp"
-
-    @property
-    def lowering_fix(self) -> str:
-        return _FIX
+    kind = "call_tf_vjp"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(self.inputs[i].shape, self.inputs[i].dtype) for i in self.wanted]
@@ -275,19 +228,13 @@ class TfVjp(Op):
 
 @overload
 def call_tf(
-    function: Callable[..., Any],
-    *tensors: Operand,
-    result: InputSpec,
-    batch: Sequence[Dimension] = (),
+    function: Callable[..., Any], *tensors: Operand, result: InputSpec, batch: Dims = ()
 ) -> Tensor: ...
 
 
 @overload
 def call_tf(
-    function: Callable[..., Any],
-    *tensors: Operand,
-    result: Sequence[InputSpec],
-    batch: Sequence[Dimension] = (),
+    function: Callable[..., Any], *tensors: Operand, result: Sequence[InputSpec], batch: Dims = ()
 ) -> tuple[Tensor, ...]: ...
 
 
@@ -348,20 +295,13 @@ def check_batch_dims(
     """Return the dimensions that may stay sharded for a function, or raise."""
     split = tuple(check_dimension(what, dim, *operands) for dim in as_tuple(batch))
     unknown = [dim.name for dim in split if not any(dim in x.shape for x in operands)]
-    if unknown:
-        raise NamedMeshError(
-            f"{what}: no tensor has the batch {name_all('dimension', unknown)}",
-            *map(str, operands),
-            fix=f"leave {join_names(unknown)} out of batch=",
-        )
     missing = [dim.name for dim in split if any(dim not in one.shape for one in specs)]
-    if missing:
-        lacking = [one.shape for one in specs if any(dim not in one.shape for dim in split)]
-        pronoun = "it" if len(missing) == 1 else "them"
+    if unknown or missing:
+        subject = "no tensor has" if unknown else "a result lacks"
         raise NamedMeshError(
-            f"{what}: a result lacks the batch {name_all('dimension', missing)}",
-            *(f"result: {shape}" for shape in lacking),
-            fix=f"leave {join_names(missing)} out of batch=, "
-            f"so that the function sees all of {pronoun}",
+            f"{what}: {subject} the batch {name_all('dimension', unknown or missing)}",
+            *map(str, operands),
+            *(f"result: {one.shape}" for one in specs),
+            fix=f"leave {join_names(unknown or missing)} out of batch=",
         )
     return split

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 from collections.abc import Callable, Sequence
 from typing import Any, overload
@@ -10,7 +11,6 @@ from typing import Any, overload
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import count_noun, format_value
 from namedmesh.ir.interface import InputSpec, spec
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Op
@@ -18,7 +18,7 @@ from namedmesh.ir.operands import check_callable
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.tensor import Operand, Tensor
 from namedmesh.ops.broadcast import group_by_missing
-from namedmesh.ops.custom import check_batch_dims, check_specs
+from namedmesh.ops.custom import Dims, check_batch_dims, check_specs, place_batch
 
 CALL = "namedmesh_jax"  # as artifacts/foreign_code.py reads it
 PLATFORMS = ("cpu", "cuda", "tpu")
@@ -41,9 +41,7 @@ class JaxCall(Op):
         count = len(self.inputs)
         return (tuple(range(count - self.cotangents, count)),) if self.cotangents else ()
 
-    @property
-    def kind(self) -> str:
-        return "call_jax"
+    kind = "call_jax"
 
     def results(self) -> list[tuple[Shape, str]]:
         return [(one.shape, one.dtype) for one in self.specs]
@@ -107,93 +105,72 @@ class JaxCall(Op):
     def vjp(self, *cotangents: Tensor) -> list[Tensor | None]:
         gradients: dict[int, Tensor] = {}
         for missing, group in group_by_missing(self.inputs, self.batch).items():
-            wanted = [i for i in group if self.inputs[i].dtype in _FLOATING]
+            wanted = [i for i in group if self.inputs[i].floating]
             if not wanted:
                 continue
-            results = JaxCall(
-                (*self.inputs, *cotangents),
-                _Derivative(self._call, len(self.inputs), tuple(wanted)),
-                f"the derivative of {self.name}",
-                tuple(spec(self.inputs[i].shape, self.inputs[i].dtype) for i in wanted),
-                self.batch,
-                missing,
-                len(cotangents),
-            ).outputs
-            gradients.update(zip(wanted, results, strict=True))
+            call = dataclasses.replace(
+                self,
+                inputs=(*self.inputs, *cotangents),
+                function=_derive(self._call, len(self.inputs), wanted),
+                name=f"the derivative of {self.name}",
+                specs=tuple(spec(self.inputs[i].shape, self.inputs[i].dtype) for i in wanted),
+                summed=missing,
+                cotangents=len(cotangents),
+            )
+            gradients.update(zip(wanted, call.outputs, strict=True))
         return [gradients.get(i) for i in range(len(self.inputs))]
 
     def vmap(self, inputs: tuple[Tensor, ...], over: Dimension) -> Sequence[Tensor]:
         axes = tuple(0 if over in x.shape else None for x in inputs)
-        return JaxCall(
-            inputs,
-            _Mapped(self._call, axes),
-            self.name,
-            tuple(spec([over, *one.shape], one.dtype) for one in self.specs),
-            (*self.batch, over),
-            self.summed,
-            self.cotangents,
+
+        def function(*values: Any) -> list[Any]:
+            import jax
+
+            return jax.vmap(self._call, axes)(*values)
+
+        specs = tuple(spec([over, *one.shape], one.dtype) for one in self.specs)
+        batch = (*self.batch, over)
+        return dataclasses.replace(
+            self, inputs=inputs, function=function, specs=specs, batch=batch
         ).outputs
 
     def placement(self) -> Placement:
-        batch = {dim.name for dim in self.batch}
-        names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=names - batch, reduced=[dim.name for dim in self.summed])
+        return place_batch(self, self.batch, self.summed)
 
 
-_FLOATING = ("float32", "bfloat16", "float16", "float64")
+def _derive(
+    function: Callable[..., list[Any]], count: int, wanted: Sequence[int]
+) -> Callable[..., list[Any]]:
+    """Return the function of the cotangents of some arguments, given those of the results."""
 
-
-class _Mapped:
-    """A jax function for every element along the first dimension of some arguments."""
-
-    def __init__(self, function: Callable[..., list[Any]], axes: tuple[int | None, ...]):
-        self._function, self._axes = function, axes
-
-    def __call__(self, *values: Any) -> list[Any]:
-        import jax
-
-        return jax.vmap(self._function, self._axes)(*values)
-
-
-class _Derivative:
-    """The cotangents of some arguments of a jax function, given those of its results."""
-
-    def __init__(self, function: Callable[..., list[Any]], count: int, wanted: tuple[int, ...]):
-        self._function, self._count, self._wanted = function, count, wanted
-
-    def __call__(self, *values: Any) -> list[Any]:
+    def derivative(*values: Any) -> list[Any]:
         import jax
         import jax.numpy as jnp
 
-        arguments, cotangents = list(values[: self._count]), values[self._count :]
-
         def of_wanted(*some: Any) -> list[Any]:
-            merged = list(arguments)
-            for i, value in zip(self._wanted, some, strict=True):
+            merged = list(values[:count])
+            for i, value in zip(wanted, some, strict=True):
                 merged[i] = value
-            results = self._function(*merged)
-            return [one for one in results if jnp.issubdtype(one.dtype, jnp.floating)]
+            return choose_floating(function(*merged))
 
-        _, pull = jax.vjp(of_wanted, *(arguments[i] for i in self._wanted))
-        given = [one for one in cotangents if jnp.issubdtype(one.dtype, jnp.floating)]
-        return list(pull(given))
+        def choose_floating(arrays: Sequence[Any]) -> list[Any]:
+            return [one for one in arrays if jnp.issubdtype(one.dtype, jnp.floating)]
+
+        _, pull = jax.vjp(of_wanted, *(values[i] for i in wanted))
+        return list(pull(choose_floating(values[count:])))
+
+    return derivative
 
 
 @overload
 def call_jax(
-    function: Callable[..., Any],
-    *tensors: Operand,
-    result: InputSpec,
-    batch: Sequence[Dimension] = (),
+    function: Callable[..., Any], *tensors: Operand, result: InputSpec, batch: Dims = ()
 ) -> Tensor: ...
 
 
 @overload
 def call_jax(
-    function: Callable[..., Any],
-    *tensors: Operand,
-    result: Sequence[InputSpec],
-    batch: Sequence[Dimension] = (),
+    function: Callable[..., Any], *tensors: Operand, result: Sequence[InputSpec], batch: Dims = ()
 ) -> tuple[Tensor, ...]: ...
 
 
@@ -235,10 +212,7 @@ def call_jax(
 
 
 def _check_function(
-    function: Callable[..., Any],
-    name: str,
-    operands: Sequence[Tensor],
-    specs: Sequence[InputSpec],
+    function: Callable[..., Any], name: str, operands: Sequence[Tensor], specs: Sequence[InputSpec]
 ) -> None:
     """Raise unless a function makes what its specs describe."""
     import jax
@@ -253,20 +227,11 @@ def _check_function(
             *given,
             fix="fix the function; it is called with arrays of the tensors' sizes, in order",
         ) from error
-    if len(made) != len(specs):
+    types = [f"{value.dtype}{list(value.shape)}" for value in made]
+    if types != [f"{one.dtype}{list(one.shape.sizes)}" for one in specs]:
+        expected = ", ".join(f"{one.dtype}{one.shape}" for one in specs)
         raise NamedMeshError(
-            f"call_jax: {name} returns {count_noun(len(made), 'array')}, expected {len(specs)}",
-            *(f"expected: {format_value(one)}" for one in specs),
-            fix="give one nm.spec in result= for each array it makes",
-        )
-    unlike = [
-        f"{value.dtype}{list(value.shape)}, not {one.dtype}{one.shape}"
-        for value, one in zip(made, specs, strict=True)
-        if tuple(value.shape) != tuple(one.shape.sizes) or str(value.dtype) != one.dtype
-    ]
-    if unlike:
-        raise NamedMeshError(
-            f"call_jax: {name} makes {'; '.join(unlike)}",
+            f"call_jax: {name} makes {', '.join(types)}, not {expected}",
             *given,
-            fix="give the shape and dtype it makes, in order, as nm.spec",
+            fix="give one nm.spec in result= for each array it makes, in order",
         )

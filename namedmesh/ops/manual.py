@@ -15,14 +15,9 @@ from namedmesh.ir.simplify import prune_body, shorten_body
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ir.trace import trace_body
 from namedmesh.ops.broadcast import group_by_missing
+from namedmesh.ops.custom import place_batch
 from namedmesh.ops.partial_sums import check_partial_sums
-from namedmesh.ops.region import (
-    Enclosing,
-    RegionCutter,
-    active_region,
-    mixes_shards,
-    region_over,
-)
+from namedmesh.ops.region import Enclosing, RegionCutter, active_region, mixes_shards, region_over
 from namedmesh.signature.nest import unflatten
 
 
@@ -66,9 +61,7 @@ class Manual(Enclosing):
         return sum(op.flops() for op in self.body.ops)
 
     def placement(self) -> Placement:
-        batch = {dim.name for dim in self.over}
-        names = {name for tensor in (*self.inputs, *self.outputs) for name in tensor.shape.names}
-        return Placement(whole=names - batch, reduced=[dim.name for dim in self.summed])
+        return place_batch(self, self.over, self.summed)
 
 
 def manual(

@@ -74,40 +74,24 @@ def pipeline(
             )
     iterations = Dimension(f"{stages.name}_iteration", batches.size + stages.size - 1)
     current("pipeline").root.notes[describe_bubbles(stages, batches)] = None
-    rows = [
-        rename(
-            pad(leaf, batches, high=stages.size - 1), batches.resized(iterations.size), iterations
-        )
-        for leaf in leaves
-    ]
-    shapes = [leaf.shape.without(batches.name) for leaf in leaves]
-    idle = [zeros([stages, *shape], leaf.dtype) for shape, leaf in zip(shapes, leaves, strict=True)]
+    padded = [pad(leaf, batches, high=stages.size - 1) for leaf in leaves]
+    rows = [rename(one, batches.resized(iterations.size), iterations) for one in padded]
+    idle = [zeros([stages, *x.shape.without(batches.name)], x.dtype) for x in leaves]
     stage = vmap(function, stages, stack=True)
 
     def iteration(made: list[Any], row: list[Any]) -> tuple[list[Any], list[Any]]:
         first = equal(count(stages), 0)
         moved = [shift(old, stages, 1) if stages.size > 1 else old for old in made]
-        taken = [
-            transpose(where(first, new, old), old.shape)
-            for new, old in zip(row, moved, strict=True)
-        ]
+        pairs = zip(row, moved, strict=True)
+        taken = [transpose(where(first, new, old), old.shape) for new, old in pairs]
         results = flatten(stage(unflatten(x, iter(taken))))
-        if [(one.shape, one.dtype) for one in results] != [(one.shape, one.dtype) for one in made]:
-            raise NamedMeshError(
-                "pipeline: a stage does not return what it takes",
-                *(f"takes {one}" for one in taken),
-                *(f"returns {one}" for one in results),
-                fix="return tensors of the same dims, order and dtype as the microbatch",
-            )
         return results, results
 
     _, history = scan(iteration, idle, rows, over=iterations, remat=remat)
     kept = iterations.resized(batches.size)
     ends = [slice(one, iterations, stages.size - 1, batches.size) for one in history]
     ends = [rename(take(one, stages, -1), kept, batches) for one in ends]
-    return unflatten(
-        x, iter([transpose(one, leaf.shape) for one, leaf in zip(ends, leaves, strict=True)])
-    )
+    return unflatten(x, map(transpose, ends, (leaf.shape for leaf in leaves)))
 
 
 def describe_bubbles(stages: Dimension, batches: Dimension) -> str:

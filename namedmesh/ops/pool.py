@@ -10,10 +10,9 @@ from typing import Any
 from namedmesh.dims.dimension import Dimension, Shape
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
-from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import check_number
 from namedmesh.ir.op import Op
-from namedmesh.ir.operands import check_dtype_kind, check_has_dims, check_int, check_tensor
+from namedmesh.ir.operands import check_dtype_kind, check_tensor
 from namedmesh.ir.placement import Exchange, Placement, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.constants import range as number
@@ -21,13 +20,12 @@ from namedmesh.ops.elementwise import cast
 from namedmesh.ops.halo import read_rows
 from namedmesh.ops.mathematics import floor, maximum, minimum
 from namedmesh.ops.reduce import max as largest
-from namedmesh.ops.shape import transpose
+from namedmesh.ops.shape import name_apart, transpose
 from namedmesh.ops.sliding import (
     Number,
     Padding,
     Slide,
     SlideOptions,
-    Sliding,
     find_sliding_exchanges,
 )
 
@@ -47,6 +45,12 @@ class Places(Op):
     def fill(self) -> float:
         """The value of places outside of the operand."""
         return 0
+
+    @property
+    def positions(self) -> list[Dimension]:
+        """The operand's dimensions, those that windows slide along with their positions."""
+        counts = {slide.dim: slide.sliding.count for slide in self.slides}
+        return [dim.resized(counts.get(dim.name, dim.size)) for dim in self.inputs[0].shape]
 
     def placement(self) -> Placement:
         windows = {slide.window for slide in self.slides} & {
@@ -88,11 +92,7 @@ class WindowSum(Places):
     """The sum of what a window meets, at every position."""
 
     def results(self) -> list[tuple[Shape, str]]:
-        shape = self.inputs[0].shape
-        for slide in self.slides:
-            dim = shape.dims[shape.position(slide.dim)]
-            shape = shape.replace(slide.dim, dim.resized(slide.sliding.count))
-        return [(shape, self.inputs[0].dtype)]
+        return [(Shape(self.positions), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         x, counts = self.read(context, x)
@@ -121,11 +121,8 @@ class Windows(Places):
         return self.value
 
     def results(self) -> list[tuple[Shape, str]]:
-        x = self.inputs[0]
-        counts = {slide.dim: slide.sliding.count for slide in self.slides}
-        dims = [dim.resized(counts.get(dim.name, dim.size)) for dim in x.shape]
         windows = [Dimension(slide.window, slide.sliding.window) for slide in self.slides]
-        return [(Shape([*dims, *windows]), x.dtype)]
+        return [(Shape([*self.positions, *windows]), self.inputs[0].dtype)]
 
     def lower(self, context: Context, x: Any) -> Any:
         x, counts = self.read(context, x)
@@ -140,16 +137,12 @@ class Windows(Places):
 class FoldWindows(Places):
     """Windows put back where they came from, added up where they overlap."""
 
-    @property
-    def kind(self) -> str:
-        return "fold_windows"
+    kind = "fold_windows"
 
     def results(self) -> list[tuple[Shape, str]]:
-        dy = self.inputs[0]
-        counts = {slide.dim: slide.sliding.count for slide in self.slides}
         windows = {slide.window for slide in self.slides}
-        dims = [dim.resized(counts.get(dim.name, dim.size)) for dim in dy.shape]
-        return [(Shape(dim for dim in dims if dim.name not in windows), dy.dtype)]
+        dims = [dim for dim in self.positions if dim.name not in windows]
+        return [(Shape(dims), self.inputs[0].dtype)]
 
     def lower(self, context: Context, dy: Any) -> Any:
         dy, counts = self.read(context, dy)
@@ -210,7 +203,7 @@ def windows(
     """
     check_tensor("windows", x)
     value = check_number("windows", value, x.dtype, x)
-    slides = _slides("windows", x, over, stride, dilation, padding)
+    slides = _slides(SlideOptions("windows", [x], over), over, stride, dilation, padding)
     taken = [window.name for window in over.values() if window.name in x.shape.names]
     if taken:
         raise NamedMeshError(
@@ -251,17 +244,10 @@ def pool(
     check_tensor("pool", x)
     check_dtype_kind("pool", "float", x)
     check_word("kind of pooling", kind, KINDS)
-    if not isinstance(over, Mapping) or not over:
-        raise _over_error("pool", x, over, "{H: 2, W: 2}")
-    names = _free_names(x, over)
-    sizes = {dim: check_int("pool", "over", size, x) for dim, size in over.items()}
-    small = [dim for dim, size in sizes.items() if size < 1]
-    if small:
-        raise NamedMeshError(
-            f"pool: the window along {small[0].name} has no elements", str(x), fix="give at least 1"
-        )
-    sliding = {dim: Dimension(names[dim], size) for dim, size in sizes.items()}
-    slides = _slides("pool", x, sliding, sizes if stride is None else stride, dilation, padding)
+    options = SlideOptions("pool", [x], over)
+    sliding = {dim: name_apart(dim.resized(size), "window", x) for dim, size in over.items()}
+    stride = over if stride is None else stride
+    slides = _slides(options, sliding, stride, dilation, padding)
     if kind == "max":
         laid = Windows((x,), slides, float("-inf")).output
         return largest(laid, over=[*sliding.values()])
@@ -286,45 +272,15 @@ def _count_elements(slide: Slide, dtype: str) -> Tensor | float:
     return cast(maximum(last - first + 1.0, 1.0), dtype)
 
 
-def _free_names(x: Tensor, dims: Mapping[Dimension, int]) -> dict[Dimension, str]:
-    """Find names for windows that the tensor does not have."""
-    names = {}
-    for dim in dims:
-        if not isinstance(dim, Dimension):
-            raise _over_error("pool", x, dims, "{H: 2, W: 2}")
-        name = f"{dim.name}_window"
-        while name in x.shape.names:
-            name += "_"
-        names[dim] = name
-    return names
-
-
-def _over_error(what: str, x: Tensor, over: object, example: str) -> NamedMeshError:
-    """Make the error about windows that are not said."""
-    return NamedMeshError(
-        f"{what}: over={format_value(over)} does not say which window slides where",
-        str(x),
-        fix=f"write e.g. nm.{what}(x, {example})",
-    )
-
-
 def _slides(
-    what: str,
-    x: Tensor,
+    options: SlideOptions,
     over: Mapping[Dimension, Dimension],
     stride: Number,
     dilation: Number,
     padding: Padding | Mapping[Dimension, Padding],
 ) -> tuple[Slide, ...]:
     """Read how windows slide."""
-    if not isinstance(over, Mapping) or not over:
-        raise _over_error(what, x, over, "{H: KH, W: KW}")
-    check_has_dims(what, x, *over)
-    options = SlideOptions(what, [x], over)
-    slides = []
-    for dim, window in over.items():
-        numbers = options.number("stride", stride, dim), options.number("dilation", dilation, dim)
-        sliding = Sliding(dim.size, window.size, *numbers).padded(options.padding(padding, dim))
-        options.check_fits(sliding, dim, window)
-        slides.append(Slide(dim.name, window.name, sliding))
-    return tuple(slides)
+    return tuple(
+        options.slide(dim, window, padding, stride=stride, dilation=dilation)
+        for dim, window in over.items()
+    )

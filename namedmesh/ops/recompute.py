@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp
 from namedmesh.ir.literal import as_tensor
@@ -90,11 +90,7 @@ def checkpoint(function: Callable[..., Any], policy: str = "full") -> Callable[.
         array([1., 1.], dtype=float32)
     """
     check_callable("checkpoint", function)
-    if policy not in POLICIES:
-        raise NamedMeshError(
-            f"checkpoint: policy={policy!r} is not a choice",
-            fix=did_you_mean(str(policy), POLICIES),
-        )
+    check_word("policy", policy, POLICIES)
 
     @functools.wraps(function)
     def call(*arguments: Any, **named: Any) -> Any:

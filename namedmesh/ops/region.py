@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,23 +12,18 @@ from namedmesh.dims.dimension import Shape
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, follow_ops, repeat_op, repeat_ops
 from namedmesh.ir.op import Body, Op, every_op
-from namedmesh.ir.recorder import recording
+from namedmesh.ir.recorder import set_variable
 from namedmesh.ir.tensor import Tensor
-from namedmesh.ir.trace import Trace, current, trace_body
+from namedmesh.ir.trace import current, record_body, trace_body
 from namedmesh.ops.move import Move
 
 # The dimensions over which the region being traced is split; None outside of regions.
 _region: ContextVar[frozenset[str] | None] = ContextVar("namedmesh_region", default=None)
 
 
-@contextlib.contextmanager
-def region_over(names: frozenset[str]) -> Iterator[None]:
+def region_over(names: frozenset[str]) -> contextlib.AbstractContextManager[None]:
     """Trace a function as that of a region which is split over some dimensions."""
-    token = _region.set(names)
-    try:
-        yield
-    finally:
-        _region.reset(token)
+    return set_variable(_region, names)
 
 
 def active_region() -> frozenset[str] | None:
@@ -96,10 +91,7 @@ class RegionCutter:
     """Records a region with collectives: what is between two of them is a region of its own."""
 
     def __init__(
-        self,
-        record_region: Callable[..., Sequence[Tensor]],
-        over: frozenset[str],
-        body: Body,
+        self, record_region: Callable[..., Sequence[Tensor]], over: frozenset[str], body: Body
     ):
         self._record_region, self._over, self._body = record_region, over, body
         self._free = _made_of_constants(body.ops)
@@ -193,14 +185,8 @@ class RegionCutter:
 
     def _cut(self, body: Body, others: Mapping[Tensor, Tensor]) -> Body:
         """Copy the body of a loop or a branch, with regions between its collectives."""
-        inner = Trace(current("a loop body"))
-        values = [inner.placeholder(t.shape, t.dtype, t.label) for t in body.arguments]
-        with recording(inner):
-            outputs = RegionCutter(self._record_region, self._over, body).record(values)
-        count = len(body.inputs)
-        captured = tuple(others[tensor] for tensor in body.captured)
-        inputs, captures = tuple(values[:count]), tuple(values[count:])
-        return Body(tuple(inner.ops), inputs, captures, captured, tuple(outputs))
+        cutter = RegionCutter(self._record_region, self._over, body)
+        return record_body(body, others, cutter.record)
 
 
 def _made_of_constants(ops: Sequence[Op]) -> dict[Tensor, Op]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from namedmesh.dims.dimension import Dimension, Shape
-from namedmesh.errors.errors import NamedMeshError, did_you_mean, name_all
+from namedmesh.errors.errors import NamedMeshError, check_word, name_all
 from namedmesh.ir.context import Context
 from namedmesh.ir.differentiate import body_vjp, mark_cotangent, repeat_op, zeros_like
 from namedmesh.ir.format import format_value
 from namedmesh.ir.literal import as_tensor
 from namedmesh.ir.op import Body, Op, PlacementRules, UnrolledLoop, every_op, with_dim
-from namedmesh.ir.operands import check_callable, check_has_dims
+from namedmesh.ir.operands import check_callable, check_dimension, check_has_dims
 from namedmesh.ir.placement import Placement
 from namedmesh.ir.recorder import recording
 from namedmesh.ir.simplify import live_ops
@@ -272,10 +272,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
             new.describe(origin=old)  # its cotangent lies there, also if nothing reads it here
         outgoing = body_vjp(body, values, incoming, floating, known)
         gradients = dict(zip(floating, outgoing, strict=True))
-        sums = [
-            so_far + rename_loop_dim(loop, gradients[i])
-            for i, so_far in zip(captured, carry["sum"], strict=True)
-        ]
+        more = [rename_loop_dim(loop, gradients[i]) for i in captured]
+        sums = [total + one for total, one in zip(carry["sum"], more, strict=True)]
         following = {"carry": [gradients[i] for i in carried], "sum": sums}
         return following, [gradients[i] for i in read]
 
@@ -286,10 +284,8 @@ def differentiate_scan(loop: Scan, cotangents: Sequence[Tensor]) -> list[Tensor 
     final, ys = scan(
         backward, start, rows, over=loop.over, reverse=not loop.reverse, unroll=loop.unroll
     )
-    sums = [
-        rename_back(loop, total, loop.inputs[i])
-        for i, total in zip(captured, final["sum"], strict=True)
-    ]
+    pairs = zip(captured, final["sum"], strict=True)
+    sums = [rename_back(loop, total, loop.inputs[i]) for i, total in pairs]
     results = [*final["carry"], *sums, *ys]
     gradients = dict(zip(carried + captured + read, results, strict=True))
     return [
@@ -358,16 +354,9 @@ def scan(
         >>> nm.evaluate(lambda x: nm.scan(add, 0.0, x, over=T), x=([T], [1.0, 2.0, 3.0, 4.0]))
         (array(10., dtype=float32), array([ 1.,  3.,  6., 10.], dtype=float32))
     """
-    if not isinstance(over, Dimension):
-        raise NamedMeshError(
-            f"scan: over={format_value(over)} is not a Dimension",
-            fix="name the dimension to loop over",
-        )
+    check_dimension("scan", over)
     check_callable("scan", function)
-    if remat not in REMAT:
-        raise NamedMeshError(
-            f"scan: remat={remat!r} is not a choice", fix=did_you_mean(str(remat), REMAT)
-        )
+    check_word("remat", remat, REMAT)
     written = check_unroll(unroll, over)
     first, rows = [as_tensor("scan", leaf) for leaf in flatten(carry)], flatten(xs)
     for row in rows:
@@ -387,8 +376,7 @@ def scan(
             )
         following, iteration = pair
         structures.append(iteration)
-        ys = [as_tensor("scan", y) for y in flatten(iteration)]
-        ys += take_printed(lines)
+        ys = [*(as_tensor("scan", y) for y in flatten(iteration)), *take_printed(lines)]
         _check_without(over, ys, "result", "results")
         expected = unflatten(carry, iter(first))
         return [*match_structure("scan: the body's carry", following, expected, "the carry"), *ys]
@@ -396,13 +384,11 @@ def scan(
     traced, _ = trace_body(body, specs, over if stack else None, [*first, *rows])
     inputs = (*first, *rows, *traced.stacked, *traced.captured)
     loop = Scan(inputs, traced, over, len(first), reverse, remat, written)
-    outputs = loop.outputs
     if loop.phase == "forward" and any(op.phase == "backward" for op in every_op(traced.ops)):
         current("scan").phase = "update"  # as after nm.grad
-    last = unflatten(carry, iter(outputs[: len(first)]))
-    rows = iter(outputs[len(first) :])
-    ys = unflatten(structures[0], rows)
-    print_iterations(lines, rows, over)
+    results = iter(loop.outputs)
+    last, ys = unflatten(carry, results), unflatten(structures[0], results)
+    print_iterations(lines, results, over)
     return last, ys
 
 
@@ -425,12 +411,7 @@ def check_unroll(unroll: bool | int, over: Dimension) -> int:
     if isinstance(unroll, bool):
         return over.size if unroll else 1
     divisors = [str(n) for n in range(2, over.size) if over.size % n == 0]
-    if not isinstance(unroll, int):
-        raise NamedMeshError(
-            f"scan: unroll={format_value(unroll)} is neither a bool nor a number of iterations",
-            fix=f"give True for all iterations of {over}, or a number that divides them",
-        )
-    if unroll < 1 or over.size % unroll:
+    if not isinstance(unroll, int) or unroll < 1 or over.size % unroll:
         raise NamedMeshError(
             f"scan: unroll={format_value(unroll)} does not divide the {over.size} iterations "
             f"of {over}",
@@ -511,16 +492,14 @@ def unroll_loop(loop: Scan, context: Context, values: Sequence[Any]) -> list[Any
     carry, xs = list(values[: loop.carries]), values[loop.carries : loop.carries + loop.stacked]
     captured = values[loop.carries + loop.stacked :]
     positions = row_positions(loop)
-    iterations = []
+    made: dict[int, list[Any]] = {}
     order = range(loop.over.size)
     for index in reversed(order) if loop.reverse else order:
         slices = [read_row(tf, x, at, index) for x, at in zip(xs, positions, strict=True)]
         results = context.run(loop.body, [*carry, *slices, *captured])
-        carry = results[: loop.carries]
-        iterations.append(results[loop.carries :])
-    if loop.reverse:
-        iterations.reverse()
-    return [*carry, *(tf.stack(column) for column in zip(*iterations, strict=True))]
+        carry, made[index] = results[: loop.carries], results[loop.carries :]
+    columns = zip(*(made[index] for index in order), strict=True)
+    return [*carry, *(tf.stack(column) for column in columns)]
 
 
 def row_positions(loop: Scan) -> list[int]:
@@ -544,9 +523,8 @@ def read_row(tf: Any, x: Any, at: int, index: Any) -> Any:
 
 def write_row(context: Context, buffer: Any, value: Any, at: int, index: Any) -> Any:
     """Write one slice along a dimension, which the value lacks."""
-    tf = context.tf
-    begin = slice_begin(tf, index, buffer.shape.rank, at)
-    return context.xla.dynamic_update_slice(buffer, tf.expand_dims(value, at), begin)
+    begin = slice_begin(context.tf, index, buffer.shape.rank, at)
+    return context.xla.dynamic_update_slice(buffer, context.tf.expand_dims(value, at), begin)
 
 
 def batch_body(body: Body, values: Sequence[Tensor], over: Dimension) -> dict[Tensor, Tensor]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from namedmesh.dims.dimension import Dimension
-from namedmesh.errors.errors import NamedMeshError, did_you_mean
+from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.ir.context import Context
 from namedmesh.ir.format import format_value
-from namedmesh.ir.operands import check_int
+from namedmesh.ir.operands import check_has_dims, check_int
 from namedmesh.ir.placement import Exchange, Shards
 from namedmesh.ir.tensor import Tensor
 from namedmesh.ops.halo import Stretch, find_exchanges
@@ -55,8 +55,7 @@ class Sliding:
             positions = -(-self.places // self.stride)
             missing = max((positions - 1) * self.stride + self.extent - self.places, 0)
             low, high = missing // 2, missing - missing // 2
-        options = self.stride, self.dilation, self.base
-        return Sliding(self.size, self.window, *options, low, high)
+        return dataclasses.replace(self, low=low, high=high)
 
     def transposed(self) -> Sliding:
         """Return the window that takes cotangents of the positions back to the rows, reversed."""
@@ -140,9 +139,17 @@ Number = int | Mapping[Dimension, int]
 class SlideOptions:
     """The options of sliding windows, checked."""
 
-    def __init__(self, what: str, tensors: Iterable[Tensor], dims: Iterable[Dimension]):
-        self.what, self.tensors, self.dims = what, tuple(tensors), tuple(dims)
-        self.details = tuple(map(str, self.tensors))
+    def __init__(self, what: str, tensors: Sequence[Tensor], dims: Mapping[Dimension, Any]):
+        self.what, self.tensors, self.details = what, tensors, tuple(map(str, tensors))
+        if not isinstance(dims, Mapping) or not dims:
+            operands = ", ".join("xw"[: len(tensors)])
+            raise NamedMeshError(
+                f"{what}: over={format_value(dims)} does not say which window slides where",
+                *self.details,
+                fix=f"write e.g. nm.{what}({operands}, {{H: KH, W: KW}})",
+            )
+        self.dims = tuple(dims)
+        check_has_dims(what, tensors[0], *dims)
 
     def number(self, name: str, value: Any, dim: Dimension) -> int:
         """Return an option of a dimension, a whole number of at least one."""
@@ -159,13 +166,8 @@ class SlideOptions:
         """Return the padding of a dimension."""
         one = self._of("padding", value, dim, "same")
         if isinstance(one, str):
-            if one in PADDINGS:
-                return one
-            raise NamedMeshError(
-                f"{self.what}: padding {one!r} is unknown",
-                *self.details,
-                fix=did_you_mean(one, PADDINGS),
-            )
+            check_word("padding", one, PADDINGS)
+            return one
         if not isinstance(one, (tuple, list)) or len(one) != 2:
             raise NamedMeshError(
                 f"{self.what}: padding {format_value(one)} of {dim.name} is not a pair",
@@ -189,8 +191,11 @@ class SlideOptions:
             )
         return value.get(dim, default)
 
-    def check_fits(self, sliding: Sliding, dim: Dimension, window: Dimension) -> None:
-        """Raise unless the window has a position."""
+    def slide(self, dim: Dimension, window: Dimension, padding: Any, **numbers: Number) -> Slide:
+        """Return how a window slides along a dimension, or raise unless it has a position."""
+        options = {name: self.number(name, value, dim) for name, value in numbers.items()}
+        sliding = Sliding(dim.size, window.size, *options.values())
+        sliding = sliding.padded(self.padding(padding, dim))
         if sliding.places + sliding.low + sliding.high < sliding.extent:
             raise NamedMeshError(
                 f"{self.what}: {window} does not fit into {dim}",
@@ -199,3 +204,4 @@ class SlideOptions:
                 f"{sliding.places + sliding.low + sliding.high} places, padding included",
                 fix="use a smaller window, less dilation, or padding='same'",
             )
+        return Slide(dim.name, window.name, sliding)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -101,12 +102,9 @@ def _change(result: Tensor, inputs: Sequence[Tensor], direction: Sequence[Tensor
         return zeros_like(result)
     cotangent = zeros_like(result)
     back = grad(result, list(inputs), cotangent=cotangent)
-    total = None
-    for one, tangent in zip(back, direction, strict=True):
-        change = grad(one, cotangent, cotangent=tangent)
-        total = change if total is None else total + change
-    assert total is not None
-    return total
+    pairs = zip(back, direction, strict=True)
+    changes = [grad(one, cotangent, cotangent=tangent) for one, tangent in pairs]
+    return functools.reduce(operator.add, changes)
 
 
 def _check_direction(inputs: Sequence[Tensor], direction: Sequence[Tensor]) -> None:

@@ -161,16 +161,16 @@ def scan_whose_result_has_its_own_dimension(x):
 
 
 @wrong("""
-scan: over=8 is not a Dimension
+scan: 8 is not a Dimension
   at LINE: nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)
-  fix: name the dimension to loop over
+  fix: pass the Dimension itself, e.g. from nm.dims('seq=128'), not its name or position
 """)
 def scan_over_a_number(x):
     nm.scan(lambda total, row: (total, None), nm.zeros([B]), over=8)
 
 
 @wrong("""
-scan: remat='dot' is not a choice
+there is no remat 'dot'
   at LINE: nm.scan(lambda total, row: (total + row, None), nm.zeros([B, M]), x, over=S, remat="dot")
   fix: did you mean 'dots'?
 """)
@@ -179,10 +179,9 @@ def scan_with_a_remat_that_is_none(x):
 
 
 @wrong("""
-cond: the condition is not a bool scalar
-  mask: bool[batch=4, seq=6]
+cond: the condition mask: bool[batch=4, seq=6] is not a bool scalar
   at LINE: nm.cond(mask, lambda: x, lambda: -x)
-  fix: reduce it with nm.any or nm.all
+  fix: reduce it with nm.any or nm.all; use Python's own if for what is known
 """)
 def cond_on_many_bools(x, mask):
     nm.cond(mask, lambda: x, lambda: -x)
@@ -221,10 +220,9 @@ def while_loop_whose_carry_changes_shape(x):
 
 
 @wrong("""
-while_loop: the condition is not a bool scalar
-  greater: bool[batch=4, seq=6, model=8]
+while_loop: the condition greater: bool[batch=4, seq=6, model=8] is not a bool scalar
   at LINE: nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
-  fix: reduce it with nm.any or nm.all
+  fix: reduce it with nm.any or nm.all; use Python's own if for what is known
 """)
 def while_loop_whose_condition_is_no_scalar(x):
     nm.while_loop(lambda v: v > 1.0, lambda v: v * 0.5, x)
@@ -255,18 +253,18 @@ def cond_whose_branches_are_a_dict_and_a_list(x, flag):
 
 
 @wrong("""
-cond: the condition True is not a Tensor
+cond: the condition True is not a bool scalar
   at LINE: nm.cond(True, lambda: x, lambda: -x)
-  fix: use Python's own if for what is known while tracing
+  fix: reduce it with nm.any or nm.all; use Python's own if for what is known
 """)
 def cond_on_a_known_value(x):
     nm.cond(True, lambda: x, lambda: -x)
 
 
 @wrong("""
-while_loop: the condition True is not a Tensor
+while_loop: the condition True is not a bool scalar
   at LINE: nm.while_loop(lambda v: True, lambda v: v * 0.5, x)
-  fix: use Python's own if for what is known while tracing
+  fix: reduce it with nm.any or nm.all; use Python's own if for what is known
 """)
 def while_loop_on_a_known_value(x):
     nm.while_loop(lambda v: True, lambda v: v * 0.5, x)

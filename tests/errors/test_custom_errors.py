@@ -54,9 +54,10 @@ def custom_vjp_without_residuals(x):
 
 @wrong("""
 call_tf: a result lacks the batch dimension batch
+  x: float32[batch=4, seq=6, model=8]
   result: [seq=6, model=8]
   at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
-  fix: leave batch out of batch=, so that the function sees all of it
+  fix: leave batch out of batch=
 """)
 def call_tf_with_a_batch_dimension_the_result_lacks(x):
     nm.call_tf(lambda v: v, x, result=nm.spec([S, M]), batch=[B])
@@ -97,6 +98,7 @@ def call_tf_with_names_for_batch(x):
 @wrong("""
 call_tf: no tensor has the batch dimension hidden
   x: float32[batch=4, seq=6, model=8]
+  result: [batch=4, seq=6, hidden=16]
   at LINE: nm.call_tf(lambda v: v, x, result=nm.spec([B, S, H]), batch=[H])
   fix: leave hidden out of batch=
 """)
@@ -105,11 +107,10 @@ def call_tf_with_a_batch_dimension_nobody_has(x):
 
 
 @wrong("""
-call_tf: the function returned 1 tensor, expected 2
-  expected: float32[batch=4, model=8]
-  expected: float32[batch=4, model=8]
+call_tf: its lowering returned 1 values for 2 results
+  x: float32[batch=4, model=8]
   at LINE: call = lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2)
-  fix: give one nm.spec in result= for each tensor it makes
+  fix: give an nm.spec in result= for each tensor that the function makes, in order
 """)
 def call_tf_of_too_few_tensors():
     call = lambda x: nm.call_tf(tf.identity, x, result=[nm.spec([B, M])] * 2)

@@ -93,27 +93,30 @@ def layout_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2, which is not the name of a mesh axis
+mesh axis name 2 is not a string
+  layout: {'batch': 2}
   at LINE: nm.Layout({"batch": 2})
-  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
+  fix: write the name as a string
 """)
 def layout_to_a_number():
     nm.Layout({"batch": 2})
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan, which is not the name of a mesh axis
+mesh axis name nan is not a string
+  layout: {'batch': nan}
   at LINE: nm.Layout({"batch": math.nan})
-  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
+  fix: write the name as a string
 """)
 def layout_to_nan():
     nm.Layout({"batch": math.nan})
 
 
 @wrong("""
-the layout maps dimension 'batch' to ['data', inf], which is not the name of a mesh axis
+mesh axis name inf is not a string
+  layout: {'batch': ['data', inf]}
   at LINE: nm.Layout({"batch": ["data", math.inf]})
-  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
+  fix: write the name as a string
 """)
 def layout_to_infinity_in_a_list():
     nm.Layout({"batch": ["data", math.inf]})
@@ -156,18 +159,20 @@ def yaml_that_is_a_list():
 
 
 @wrong("""
-the layout maps dimension 'batch' to 2, which is not the name of a mesh axis
+mesh axis name 2 is not a string
+  layout: {'batch': 2}
   at LINE: nm.Layout.from_yaml("batch: 2")
-  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
+  fix: write the name as a string
 """)
 def yaml_with_a_number():
     nm.Layout.from_yaml("batch: 2")
 
 
 @wrong("""
-the layout maps dimension 'batch' to nan, which is not the name of a mesh axis
+mesh axis name nan is not a string
+  layout: {'batch': nan}
   at LINE: nm.Layout.from_yaml("batch: .nan")
-  fix: give the name of a mesh axis, or a list of names, e.g. {'batch': 'data'}
+  fix: write the name as a string
 """)
 def yaml_with_nan():
     nm.Layout.from_yaml("batch: .nan")

@@ -72,8 +72,7 @@ def einsum_of_bools(mask):
 
 
 @wrong("""
-einsum: expected a list of tensors, not a single tensor
-  x: float32[batch=4, seq=6, model=8]
+einsum: x: float32[batch=4, seq=6, model=8] is not a list of tensors
   at LINE: nm.einsum(x, [B])
   fix: write nm.einsum([x, w], [B, H])
 """)

@@ -112,8 +112,7 @@ def concat_of_a_number(x):
 
 
 @wrong("""
-concat: expected a list of tensors, not a single tensor
-  x: float32[batch=4, seq=6, model=8]
+concat: x: float32[batch=4, seq=6, model=8] is not a list of tensors
   at LINE: nm.concat(x, B)
   fix: write nm.concat([a, b], S)
 """)

@@ -114,6 +114,7 @@ def cotangents_that_do_not_fit(x, w):
 @wrong("""
 call_tf: no tensor has the batch dimensions batch and seq
   w: float32[model=8, hidden=16]
+  result: [model=8, hidden=16]
   at LINE: nm.call_tf(lambda w: w, w, result=SPECS["w"], batch=[B, S])
   fix: leave batch and seq out of batch=
 """)

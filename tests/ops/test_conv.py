@@ -215,7 +215,7 @@ B, R, K, CI, CO = nm.dims("batch=2 rows=4 window=3 chan=2 out=3")
 THREE: Any = (1, 2, 3)
 MISTAKES = {
     "does not say which window slides where": lambda x, w: nm.conv(x, w, {}),
-    "padding 'sam' is unknown": lambda x, w: nm.conv(x, w, {R: K}, padding="sam"),
+    "there is no padding 'sam'": lambda x, w: nm.conv(x, w, {R: K}, padding="sam"),
     "is not a pair": lambda x, w: nm.conv(x, w, {R: K}, padding=THREE),
     "stride 0 of rows is less than 1": lambda x, w: nm.conv(x, w, {R: K}, stride=0),
     "along which no window slides": lambda x, w: nm.conv(x, w, {R: K}, stride={B: 2}),

@@ -167,7 +167,7 @@ def test_a_function_that_makes_something_else_than_it_said():
         lambda x: nm.call_tf(lambda x: tf.reduce_sum(x, 1), x, result=nm.spec([M])),
         x=nm.spec([B, M]),
     )
-    with pytest.raises(nm.NamedMeshError, match="the function made"):
+    with pytest.raises(nm.NamedMeshError, match="its lowering returned"):
         evaluated(program, {"x": uniform(5, 8, 10)})
 
 

@@ -130,7 +130,7 @@ S, K, B = nm.dims("seq=4 window=2 batch=2")
 MISTAKES = {
     "there is no kind of pooling 'avg'": lambda x: nm.pool(x, {S: 2}, "avg"),
     "does not say which window slides where": lambda x: nm.pool(x, {}),
-    "the window along seq has no elements": lambda x: nm.pool(x, {S: 0}),
+    "dimension seq has size 0": lambda x: nm.pool(x, {S: 0}),
     "seq_window=5 does not fit into seq=4": lambda x: nm.pool(x, {S: 5}),
     "has a dimension batch already": lambda x: nm.windows(x, {S: B}),
     "stride 0 of seq is less than 1": lambda x: nm.windows(x, {S: K}, stride=0),

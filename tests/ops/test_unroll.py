@@ -79,7 +79,7 @@ def test_a_round_divides_the_iterations(unroll):
 
 @pytest.mark.parametrize("unroll", ["yes", None, 2.0])
 def test_a_round_is_a_number(unroll):
-    with pytest.raises(nm.NamedMeshError, match="is neither a bool nor a number of iterations"):
+    with pytest.raises(nm.NamedMeshError, match="does not divide the 4 iterations"):
         train_step(unroll, False)
 
 

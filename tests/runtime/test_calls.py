@@ -148,10 +148,3 @@ def test_other_keys_run_but_are_not_exported(key):
     np.testing.assert_array_equal(step(None, X)[1][key], X)
     with pytest.raises(nm.NamedMeshError, match="which an Artifact cannot keep"):
         step.artifact.to_bytes()
-
-
-def test_results_that_contain_themselves():
-    circle: list = []
-    circle.append(circle)
-    with pytest.raises(nm.NamedMeshError, match="contain themselves"):
-        nm.trace(lambda x: circle, nm.spec([B]))
