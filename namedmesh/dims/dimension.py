@@ -189,20 +189,24 @@ def dims(text: str) -> list[Dimension]:
         >>> G
         Dimension(name='group', size=64)
     """
-    parsed: dict[str, Dimension] = {}
-    for match in re.finditer(r"[^\s,;]+", check_text(text, "dimensions", "batch=8 model=16")):
+    example = "batch=8 model=16"
+    sizes = read_sizes(check_text(text, "dimensions", example), "dimension", example)
+    return [Dimension(name, size) for name, size in sizes.items()]
+
+
+def read_sizes(text: str, noun: str, example: str) -> dict[str, int]:
+    """Read names and sizes such as those of an example, or raise with a caret."""
+    sizes: dict[str, int] = {}
+    for match in re.finditer(r"[^\s,;]+", text):
         name, _, size = match.group().partition("=")
         positive = re.fullmatch(r"\d{1,18}", size) and int(size) > 0
-        if not name.isidentifier() or not positive or name in parsed:
+        if not name.isidentifier() or not positive or name in sizes:
             problem = f"cannot read {match.group()!r} as name=size"
-            if name in parsed:
-                problem = f"dimension {name} is given twice"
             raise NamedMeshError(
-                problem,
+                f"{noun} {name} is given twice" if name in sizes else problem,
                 text,
                 " " * match.start() + "^" * len(match.group()),
-                fix="write dimensions as 'batch=8 model=16', each name once, "
-                "each size a positive whole number",
+                fix=f"write e.g. {example!r}, each name once, each size a positive whole number",
             )
-        parsed[name] = Dimension(name, int(size))
-    return [*parsed.values()]
+        sizes[name] = int(size)
+    return sizes

@@ -1,9 +1,9 @@
 """Mesh: devices arranged along named axes."""
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 
+from namedmesh.dims.dimension import read_sizes
 from namedmesh.errors.errors import (
     NamedMeshError,
     check_identifier,
@@ -98,11 +98,10 @@ class Mesh:
 
     def _check_permutation(self, assignment: Sequence[int]) -> tuple[int, ...]:
         """Return the assignment when it has every device once, or raise."""
-        numbers: list[int] = []
-        if isinstance(assignment, Iterable):
-            # A 0-d array is Iterable, and raises when it is iterated over.
-            items = [] if getattr(assignment, "ndim", 1) == 0 else list(assignment)
-            numbers = [number for number in map(whole_number, items) if number is not None]
+        # A 0-d array is Iterable, and raises when it is iterated over.
+        several = isinstance(assignment, Iterable) and getattr(assignment, "ndim", 1)
+        found = map(whole_number, assignment if several else ())
+        numbers = [number for number in found if number is not None]
         if len(numbers) != self.devices or sorted(numbers) != list(range(self.devices)):
             raise NamedMeshError(
                 f"device_assignment does not place {self.devices} devices once each: "
@@ -134,20 +133,9 @@ class Mesh:
             >>> nm.Mesh.parse("data=2 expert=4 hosts=2")
             Mesh(data=2, expert=4, hosts=2)
         """
-        axes: dict[str, int] = {}
-        for match in re.finditer(r"[^\s,;]+", check_text(text, "a mesh", "data=2 expert=4")):
-            name, equals, size = re.sub(":", "=", match.group(), count=1).partition("=")
-            if not equals or not re.fullmatch(r"\d{1,18}", size) or name in axes:
-                raise NamedMeshError(
-                    f"cannot read {match.group()!r} as axis=size"
-                    if name not in axes
-                    else f"mesh axis {name} is given twice",
-                    text,
-                    " " * match.start() + "^" * len(match.group()),
-                    fix="write a mesh as 'data=2 expert=4', each axis once",
-                )
-            axes[name] = int(size)
-        return cls(None, **axes)
+        example = "data=2 expert=4"
+        text = check_text(text, "a mesh", example).replace(":", "=")
+        return cls(None, **read_sizes(text, "mesh axis", example))
 
     @property
     def devices(self) -> int:

@@ -69,6 +69,8 @@ class Op:
     derived: bool = field(init=False, repr=False)  # made by a derivative rule
     identity: object = field(init=False, repr=False)  # stays the same when the op is rebuilt
 
+    kind: ClassVar[str] = "op"  # the op's name in plans and errors; by default that of its class
+
     # Traits of placement and planning.
     elementwise: ClassVar[bool] = False  # a result element depends on the operands' there
     constant: ClassVar[bool] = False  # costs nothing to make in any place: lies wherever it is read
@@ -114,6 +116,8 @@ class Op:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        if cls.kind == cls.__mro__[1].__name__.lower():  # a name of its own is inherited
+            cls.kind = cls.__name__.lower()
         dataclass(frozen=True, eq=False)(cls)
 
     def __post_init__(self) -> None:
@@ -132,16 +136,12 @@ class Op:
 
     def _check_inputs(self) -> None:
         """Raise unless the operands are a tuple of tensors."""
-        if not isinstance(self.inputs, (tuple, list)):
+        several = isinstance(self.inputs, (tuple, list))
+        if not several or not all(isinstance(value, Tensor) for value in self.inputs):
             raise self.error(
                 f"inputs is {describe_type(self.inputs)}, expected a tuple of tensors",
-                fix=f"write {type(self).__name__}((x,))",
-            )
-        wrong = [describe_type(value) for value in self.inputs if not isinstance(value, Tensor)]
-        if wrong:
-            raise self.error(
-                f"{', '.join(wrong)} among the inputs, expected tensors",
-                fix="give numbers and arrays as fields of the op, or as tensors (nm.full, nm.spec)",
+                fix=f"write {type(self).__name__}((x,)); numbers and arrays are fields of the op, "
+                "or tensors (nm.full, nm.spec)",
             )
 
     def _checked_results(self) -> list[tuple[Shape, str]]:
@@ -166,11 +166,6 @@ class Op:
     def _tensor(self, shape: Shape, dtype: str, name: str | None = None) -> Tensor:
         """Make a tensor that this op binds."""
         return Tensor(shape, dtype, self.kind, self.source, name)
-
-    @property
-    def kind(self) -> str:
-        """The op's name in plans and errors."""
-        return type(self).__name__.lower()
 
     @property
     def output(self) -> Tensor:

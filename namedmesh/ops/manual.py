@@ -189,10 +189,8 @@ def _check_region_results(body: Body, tensors: Sequence[Tensor], names: set[str]
         missing = sorted(names - {*tensor.shape.names})
         unknown = [name for name in missing if name not in known]
         if unknown:
-            noun = "a dimension" if len(unknown) == 1 else "dimensions"
-            verb = "is" if len(unknown) == 1 else "are"
             raise NamedMeshError(
-                f"manual: over={join_names(unknown)} {verb} {noun} of none of the tensors",
+                f"manual: none of the tensors has {name_all('dimension', unknown)} of over=",
                 *map(str, tensors),
                 fix=f"leave {join_names(unknown)} out of over=",
             )

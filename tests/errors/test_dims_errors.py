@@ -71,7 +71,7 @@ cannot read 'model' as name=size
   batch=4 model
           ^^^^^
   at LINE: nm.dims("batch=4 model")
-  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
+  fix: write e.g. 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_without_a_size():
     nm.dims("batch=4 model")
@@ -82,7 +82,7 @@ cannot read 'model=-8' as name=size
   batch=4 model=-8
           ^^^^^^^^
   at LINE: nm.dims("batch=4 model=-8")
-  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
+  fix: write e.g. 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_of_a_negative_size():
     nm.dims("batch=4 model=-8")
@@ -93,7 +93,7 @@ cannot read '2model=8' as name=size
   batch=4 2model=8
           ^^^^^^^^
   at LINE: nm.dims("batch=4 2model=8")
-  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
+  fix: write e.g. 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_of_a_name_that_starts_with_a_digit():
     nm.dims("batch=4 2model=8")
@@ -104,7 +104,7 @@ dimension batch is given twice
   batch=4 model=8 batch=2
                   ^^^^^^^
   at LINE: nm.dims("batch=4 model=8 batch=2")
-  fix: write dimensions as 'batch=8 model=16', each name once, each size a positive whole number
+  fix: write e.g. 'batch=8 model=16', each name once, each size a positive whole number
 """)
 def dims_twice():
     nm.dims("batch=4 model=8 batch=2")
@@ -264,22 +264,22 @@ def mesh_with_an_assignment_that_is_no_list():
 
 
 @wrong("""
-cannot read 'expert' as axis=size
+cannot read 'expert' as name=size
   data=2 expert
          ^^^^^^
   at LINE: nm.Mesh.parse("data=2 expert")
-  fix: write a mesh as 'data=2 expert=4', each axis once
+  fix: write e.g. 'data=2 expert=4', each name once, each size a positive whole number
 """)
 def mesh_text_without_a_size():
     nm.Mesh.parse("data=2 expert")
 
 
 @wrong("""
-cannot read 'data=²' as axis=size
+cannot read 'data=²' as name=size
   data=²
   ^^^^^^
   at LINE: nm.Mesh.parse("data=²")
-  fix: write a mesh as 'data=2 expert=4', each axis once
+  fix: write e.g. 'data=2 expert=4', each name once, each size a positive whole number
 """)
 def mesh_text_with_a_superscript():
     nm.Mesh.parse("data=²")
@@ -290,7 +290,7 @@ mesh axis data is given twice
   data=2, expert=4, data=2
                     ^^^^^^
   at LINE: nm.Mesh.parse("data=2, expert=4, data=2")
-  fix: write a mesh as 'data=2 expert=4', each axis once
+  fix: write e.g. 'data=2 expert=4', each name once, each size a positive whole number
 """)
 def mesh_text_with_an_axis_twice():
     nm.Mesh.parse("data=2, expert=4, data=2")

@@ -121,7 +121,7 @@ def manual_region_over_a_name(x):
 
 
 @wrong("""
-manual: over=hidden is a dimension of none of the tensors
+manual: none of the tensors has dimension hidden of over=
   x: float32[batch=4, seq=6, model=8]
   at LINE: nm.manual(lambda v: v, x, over=H)
   fix: leave hidden out of over=

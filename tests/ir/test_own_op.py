@@ -170,8 +170,8 @@ def test_a_mistake_of_the_author_names_op_line_and_fix(name):
     ("make", "message"),
     [
         (lambda x: Gated(x, 1.0), "expected a tuple of tensors"),
-        (lambda x: Gated((x, 2.0), 1.0), "expected tensors"),  # pyright: ignore
-        (lambda x: Gated((X,), 1.0), "expected tensors"),  # pyright: ignore
+        (lambda x: Gated((x, 2.0), 1.0), "expected a tuple of tensors"),  # pyright: ignore
+        (lambda x: Gated((X,), 1.0), "expected a tuple of tensors"),  # pyright: ignore
     ],
 )
 def test_wrong_operands_are_named(make, message):
