@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -87,7 +88,4 @@ class Shards:
 
     def count(self, dims: Iterable[Dimension]) -> int:
         """Count the elements of a shard that has some dimensions."""
-        total = 1
-        for dim in dims:
-            total *= self.size(dim)
-        return total
+        return math.prod(map(self.size, dims))

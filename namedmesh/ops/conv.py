@@ -360,10 +360,6 @@ class _Operands(SlideOptions):
         """Return the dimensions of the result."""
         windows = {window.name for _, window in self.pairs}
         summed = {*self.w.shape.names} - {*self.kept}
-        own = [
-            dim.resized(sizes.get(dim.name, dim.size))
-            for dim in self.x.shape
-            if dim.name not in summed
-        ]
+        own = [d.resized(sizes.get(d.name, d.size)) for d in self.x.shape if d.name not in summed]
         known = {*self.x.shape.names, *windows}
         return Shape([*own, *(dim for dim in self.w.shape if dim.name not in known)])

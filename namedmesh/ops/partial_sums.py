@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from namedmesh.errors.errors import NamedMeshError, name_all
 from namedmesh.ir.op import Body, LoopSpec, Op
-from namedmesh.ir.tensor import Tensor
 
 Part = frozenset[str] | None  # the dimensions that a value is a partial sum over; None for zeros
 FULL: Part = frozenset()
@@ -121,9 +120,8 @@ class _Region:
     def error(self, op: Op, names: Iterable[str]) -> NamedMeshError:
         """Make the error for an op that is not linear in a partial sum."""
         dims = name_all("dimension", sorted(names))
-        tensors: Sequence[Tensor] = op.inputs
         return op.error(
             f"is not linear in a sum over {dims}, of which each device has a part in the region",
-            *map(str, tensors),
+            *map(str, op.inputs),
             fix=_FIX,
         )
