@@ -36,7 +36,13 @@ class Layout:
     """
 
     def __init__(self, rules: LayoutLike = "", exempt: Iterable[str] = ()):
-        self.exempt = (exempt,) if isinstance(exempt, str) else tuple(exempt)
+        patterns = [exempt] if isinstance(exempt, str) else exempt
+        if not isinstance(patterns, (list, tuple)):
+            raise NamedMeshError(
+                f"a layout cannot exempt {type(exempt).__name__} {exempt!r}",
+                fix="give a list of patterns of parameters' names, e.g. exempt=['*scale']",
+            )
+        self.exempt = tuple(map(str, patterns))
         if isinstance(rules, Layout):
             entries = list(rules.rules.items())
             self.exempt += rules.exempt
@@ -229,7 +235,8 @@ def _check_entry(name: object, axes: object) -> tuple[str, tuple[str, ...]]:
     """Return one entry of a mapping as a name and its axes, or raise."""
     if isinstance(axes, str):
         axes = [axis for axis in re.split(r"\s*\+\s*", axes.strip()) if axis]
-    names = list(axes or ()) if isinstance(axes, Iterable | None) else [axes]
+    axes = () if axes is None else axes
+    names = list(axes) if isinstance(axes, Iterable) else [axes]
     return check_identifier(name, "dimension"), tuple(names)
 
 
