@@ -17,28 +17,27 @@ from namedmesh.planning.plan import Plan
 
 
 class Emitter(Context):
-    """Lowers a planned program; every value is annotated with its planned sharding.
-
-    Values are not TensorFlow's: what TensorFlow computes is asked of fragments, by `compute`.
-    """
+    """Lowers a planned program; what TensorFlow computes is asked of fragments, by `compute`."""
 
     compiled = True
 
     def __init__(self, plan: Plan, ops: OpLowering, fragments: Fragments, block: Block):
         self.placements, self.mesh = plan.placements, plan.mesh
         self.ops, self.precision = ops, ops.precision
-        self.captured: dict[Tensor, dict[Sharding, Any]] = {}  # brought before the loop around it
         self._fragments, self._block = fragments, block
         self._op: Op | None = None  # whose instructions are being emitted
+        self._known: dict[Tensor, Value] = {}
+        # Values of the present body that were moved, or made of constants, for one reader and
+        # that others use again; those of captures are made before the loop around it.
+        self._moved: dict[Any, Value] = {}
+        self._captured: dict[Tensor, dict[Sharding, Value]] = {}
 
     @contextmanager
     def emitting(self, op: Op | None) -> Iterator[None]:
-        """A context in which instructions belong to an op."""
+        """Emit what is emitted inside for an op."""
         before, self._op = self._op, op
-        try:
-            yield
-        finally:
-            self._op = before
+        yield
+        self._op = before
 
     @property
     def name(self) -> str:
@@ -59,40 +58,31 @@ class Emitter(Context):
 
     def _record(self, function: Callable[..., Sequence[Value]], like: Sequence[Value]) -> Block:
         """Record what a function emits on arguments like some values."""
-        block = Block([Value(one.sizes, one.dtype) for one in like])
-        outer, self._block = self._block, block
-        try:
-            block.results = list(function(*block.arguments))
-        finally:
-            self._block = outer
+        outer, self._block = self._block, Block(copy_types(like))
+        block = self._block
+        block.results = list(function(*block.arguments))
+        self._block = outer
         return block
 
     def while_loop(
         self, test: Callable[..., Any], body: Callable[..., Any], start: Sequence[Any]
     ) -> list[Any]:
         tested = self._record(lambda *carry: [test(*carry)], start)
-        iteration = self._record(body, start)
-        results = [Value(one.sizes, one.dtype) for one in start]
-        self._block.instructions.append(Repeat(self.name, start, tested, iteration, results))
-        return results
+        loop = Repeat(self.name, start, tested, self._record(body, start), copy_types(start))
+        self._block.instructions.append(loop)
+        return loop.results
 
     def cond(self, condition: Any, yes: Callable[[], Any], no: Callable[[], Any]) -> list[Any]:
         first, second = self._record(yes, []), self._record(no, [])
-        results = [Value(one.sizes, one.dtype) for one in first.results]
-        self._block.instructions.append(Choice(self.name, condition, first, second, results))
-        return results
+        choice = Choice(self.name, condition, first, second, copy_types(first.results))
+        self._block.instructions.append(choice)
+        return choice.results
 
     def at(self, value: Value, shape: Shape, sharding: Sharding) -> Value:
-        """Annotate a value with a sharding of its shape; scalars need no annotation."""
-        if not len(shape) and not sharding.partial:
-            return value
-        return self.annotate(value, position_axes(shape, sharding))
-
-    def annotate(self, value: Value, axes: Sequence[Sequence[str]]) -> Value:
-        """Annotate a value with the axes of its positions; skip it if unchanged."""
-        annotator = self.ops.annotator
+        """Annotate a value with a sharding of its shape, unless it has that or is a scalar."""
+        annotator, axes = self.ops.annotator, position_axes(shape, sharding)
         proto = annotator.proto(axes)
-        if value.sharding == proto:
+        if not axes or value.sharding == proto:
             return value
         return self.compute(("annotate", proto), lambda x: annotator.annotate(x, axes), value)
 
@@ -108,7 +98,9 @@ class Emitter(Context):
     def lies_alike(self, tensor: Tensor, op: Op, i: int) -> bool:
         return self.placements.natural[tensor] == self.placements.operand_sharding(op, i)
 
-    def move(self, value: Any, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]) -> Any:
+    def move(
+        self, value: Value, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]
+    ) -> Value:
         """Move a value: each annotation differs from the one before by one collective."""
         shape, ops = tensor.shape, self.ops
         for step in steps:
@@ -125,140 +117,116 @@ class Emitter(Context):
             source = step.result
         return value
 
-    def make(self, tensor: Tensor, place: Sharding, moved: dict[Any, Any]) -> Any:
+    def move_once(
+        self, value: Value, tensor: Tensor, source: Sharding, steps: Sequence[Transfer]
+    ) -> Value:
+        """Move a value along a way of which others' ways may have made the beginning already."""
+        same = self.placements.value_of(tensor)
+        shared = self.placements.count_shared_moves(tensor, steps, self._moved)
+        if shared:
+            source = steps[shared - 1].result
+            value = self._moved[same, source]
+        for step in steps[shared:]:
+            value = self._moved[same, step.result] = self.move(value, tensor, source, [step])
+            source = step.result
+        return value
+
+    def make(self, tensor: Tensor, place: Sharding) -> Value:
         """Make a tensor of constants where it is read."""
         tensor = self.placements.constants[tensor]
         key = tensor, place
-        if key not in moved:
+        if key not in self._moved:
             op = self.placements.producers[tensor]
             with self.emitting(op):
                 # What rearranges makes all of it, and cuts out what is wanted.
                 bare = Sharding() if op.rearranges else place.with_partial(())
                 places = [bare.only(x.shape.names) for x in op.inputs]
-                values = [self.make(x, on, moved) for x, on in zip(op.inputs, places, strict=True)]
+                values = [self.make(x, on) for x, on in zip(op.inputs, places, strict=True)]
                 (value,) = self.lower(op, values, places, [bare])
                 steps = conversion(tensor.shape, self.mesh, bare, place)
-                moved[key] = self.move(value, tensor, bare, steps)
-        return moved[key]
+                self._moved[key] = self.move(value, tensor, bare, steps)
+        return self._moved[key]
+
+    def read(self, owner: object, i: int, tensor: Tensor) -> Value:
+        """Bring a tensor to where an op, a body or the program reads it."""
+        plan = self.placements
+        if tensor in plan.constants:
+            return self.make(tensor, plan.sharding_for(owner, i, tensor))
+        source, steps = plan.shardings[tensor], plan.moves_for(owner, i)
+        return self.move_once(self._known[tensor], tensor, source, steps)
 
     def run(self, body: Body, values: Sequence[Any]) -> list[Any]:
-        return self.body(body, body.ops, body.arguments, values, body.outputs)
+        return self.emit_body(body, body, values)
 
-    def body(
-        self,
-        owner: object,
-        ops: Sequence[Op],
-        arguments: Sequence[Tensor],
-        values: Sequence[Any],
-        outputs: Sequence[Tensor],
-    ) -> list[Any]:
-        """Emit ops on values for some tensors, and brings outputs where their owner wants them."""
+    def emit_body(self, owner: object, body: Body, values: Sequence[Value]) -> list[Value]:
+        """Emit a body on values, and bring its results to where their owner wants them."""
         plan = self.placements
-        known: dict[Tensor, Any] = {}
-        for t, v in zip(arguments, values, strict=True):
+        for t, v in zip(body.arguments, values, strict=True):
             if t not in plan.constants:
                 with self.emitting(self._op or plan.producers.get(t)):  # a loop gives its body's
-                    known[t] = self.at(v, t.shape, plan.shardings[t])
-        moved: dict[Any, Any] = {
-            (t, place): self.at(value, t.shape, place)
-            for t in arguments
-            for place, value in self.captured.get(t, {}).items()
-        }
-        for op in ops:
+                    self._known[t] = self.at(v, t.shape, plan.shardings[t])
+        outer, self._moved = (
+            self._moved,
+            {
+                (t, place): self.at(value, t.shape, place)
+                for t in body.arguments
+                for place, value in self._captured.get(t, {}).items()
+            },
+        )
+        for op in body.ops:
             if not op.given and not all(tensor in plan.constants for tensor in op.outputs):
                 with self.emitting(op):
-                    self.op(op, known, moved)
+                    self.emit_op(op)
         results = []
-        for i, tensor in enumerate(outputs):
+        for i, tensor in enumerate(body.outputs):
             with self.emitting(plan.producers[tensor]):
-                if tensor in plan.constants:
-                    place = plan.constant_uses.get((owner, i), plan.shardings[tensor])
-                    results.append(self.make(tensor, place, moved))
-                else:
-                    steps = plan.result_moves.get((owner, i), ())
-                    place = plan.shardings[tensor]
-                    value = known[tensor]
-                    if steps:
-                        value = self.move_once(value, tensor, place, steps, moved)
-                    results.append(value)
+                results.append(self.read(owner, i, tensor))
+        self._moved = outer
         return results
 
-    def op(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> None:
+    def emit_op(self, op: Op) -> None:
         """Emit one op: operands brought into place, the op itself, results settled."""
-        places = [self.placements.operand_sharding(op, i) for i in range(len(op.inputs))]
-        for (inner, place), (i, steps) in self.placements.captured_moves.get(op, {}).items():
-            source = self.placements.shardings[inner]
-            key = self.placements.value_of(op.inputs[i]), place
-            if key not in moved:  # nor before an enclosing loop
-                value = self.at(self.operand(op, i, known, moved), inner.shape, source)
-                self.move_once(value, op.inputs[i], source, steps, moved)
-            self.captured.setdefault(inner, {})[place] = moved[key]
-        if op in self.placements.sum_groups:
-            results: Sequence[Any] = [self.add_groups(op, known, moved)]
+        plan = self.placements
+        for (inner, place), (i, steps) in plan.captured_moves.get(op, {}).items():
+            source, key = plan.shardings[inner], (plan.value_of(op.inputs[i]), place)
+            if key not in self._moved:  # nor before an enclosing loop
+                value = self.at(self.read(op, i, op.inputs[i]), inner.shape, source)
+                self.move_once(value, op.inputs[i], source, steps)
+            self._captured.setdefault(inner, {})[place] = self._moved[key]
+        if op in plan.sum_groups:
+            results = [self.add_groups(op)]
         else:
-            values = [self.operand(op, i, known, moved) for i in range(len(op.inputs))]
-            results = self.lower(
-                op, values, places, [self.placements.natural[t] for t in op.outputs]
-            )
+            values = [self.read(op, i, tensor) for i, tensor in enumerate(op.inputs)]
+            places = [plan.operand_sharding(op, i) for i in range(len(op.inputs))]
+            results = self.lower(op, values, places, [plan.natural[t] for t in op.outputs])
         for tensor, value in zip(op.outputs, results, strict=True):
-            value, steps = self.place(value, tensor), self.placements.moves.get(tensor, ())
-            known[tensor] = self.move(value, tensor, self.placements.natural[tensor], steps)
+            value, steps = self.place(value, tensor), plan.moves.get(tensor, ())
+            self._known[tensor] = self.move(value, tensor, plan.natural[tensor], steps)
 
-    def operand(self, op: Op, i: int, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
-        """Bring an operand into place; one that several ops want there is brought once."""
-        tensor, place = op.inputs[i], self.placements.operand_sharding(op, i)
-        if tensor in self.placements.constants:
-            return self.make(tensor, place, moved)
-        steps = self.placements.operand_moves.get((op, i), ())
-        if not steps:
-            return known[tensor]
-        value, source = known[tensor], self.placements.shardings[tensor]
-        return self.move_once(value, tensor, source, steps, moved)
-
-    def move_once(
-        self,
-        value: Any,
-        tensor: Tensor,
-        source: Sharding,
-        steps: Sequence[Transfer],
-        moved: dict[Any, Any],
-    ) -> Any:
-        """Move a value along a way, of which others' ways may have made the beginning already."""
-        same, made = (
-            self.placements.value_of(tensor),
-            self.placements.count_shared_moves(tensor, steps, moved),
-        )
-        if made:
-            source = steps[made - 1].result
-            value = moved[same, source]
-        for step in steps[made:]:
-            value = moved[same, step.result] = self.move(value, tensor, source, [step])
-            source = step.result
-        return value
-
-    def add_groups(self, op: Op, known: dict[Tensor, Any], moved: dict[Any, Any]) -> Any:
-        """Add up the parts of a cotangent that lie together, moves the sums, and adds those."""
-        total = None
-        shape = op.output.shape
+    def add_groups(self, op: Op) -> Value:
+        """Add up the terms of a cotangent that are sharded alike, move the sums, and add those."""
+        sums: list[Value] = []
         for members, steps in self.placements.sum_groups[op]:
-            values = [self.operand(op, i, known, moved) for i in members]
-            value = self.add(values) if len(values) > 1 else values[0]
+            first = op.inputs[members[0]]
+            value = self.add([self.read(op, i, op.inputs[i]) for i in members])
             place = self.placements.operand_sharding(op, members[0])
-            value = self.move(self.at(value, shape, place), op.inputs[members[0]], place, steps)
-            total = value if total is None else self.add([total, value])
-        return total
+            value = self.move(self.at(value, op.output.shape, place), first, place, steps)
+            sums = [self.add([*sums, value])]
+        return sums[0]
 
-    def add(self, values: Sequence[Any]) -> Any:
+    def add(self, values: Sequence[Value]) -> Value:
         """Add values up."""
+        if len(values) == 1:
+            return values[0]
         return self.compute("add", lambda *values: self.tf.add_n(values), *values)
 
     def lower(
         self,
         op: Op,
-        values: Sequence[Any],
+        values: Sequence[Value],
         places: Sequence[Sharding],
         natural: Sequence[Sharding],
-    ) -> Sequence[Any]:
+    ) -> Sequence[Value]:
         """Emit an op on operands in their places; natural is where it makes its results."""
         if op.control:
             return op.lower(self, *values)
@@ -272,3 +240,8 @@ class Emitter(Context):
         key = describe_op(op), tuple(places), tuple(natural), local, kernel
         lower = lambda *values: self.ops.lower(op, values, places, natural, local, kernel)
         return self.compute_all(key, lower, values)
+
+
+def copy_types(values: Sequence[Value]) -> list[Value]:
+    """Return new values of the same sizes and dtypes."""
+    return [Value(one.sizes, one.dtype) for one in values]

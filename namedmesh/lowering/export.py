@@ -145,8 +145,7 @@ def _emit_module(
         program, emitter = plan.program, Emitter(plan, ops, fragments, block)
         entries = zip(signature.entries, block.arguments, strict=True)
         operands = [_cut(emitter, spec, value) for spec, value in entries]
-        body = program.body
-        results = emitter.body(program, body.ops, body.arguments, operands, body.outputs)
+        results = emitter.emit_body(program, program.body, operands)
         pairs = zip(signature.results, results, strict=True)
         block.results += [_pad(emitter, spec, value) for spec, value in pairs]
     return block
@@ -239,7 +238,7 @@ def sign_plan(plan: Plan) -> Signature:
     program = plan.program
     outputs = [(tensor.label, tensor) for tensor in program.outputs]
     results = [
-        describe_tensor(name, tensor, plan.placements.result_sharding(program, i, tensor))
+        describe_tensor(name, tensor, plan.placements.sharding_for(program, i, tensor))
         for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
     ]
     return Signature(

@@ -27,11 +27,6 @@ class Value:
     dtype: str
     sharding: bytes | None = None  # the annotation it was made with, as XLA writes it
 
-    @property
-    def signature(self) -> tuple[Any, ...]:
-        """What fragments distinguish operands by."""
-        return self.sizes, self.dtype, self.sharding
-
 
 @dataclass(eq=False, slots=True)
 class Call:
@@ -96,16 +91,12 @@ class Block:
         """Return the values of enclosing blocks that this one reads, each once."""
         if self._outside is None:
             known = {*self.arguments}
-            read: dict[Value, None] = {}
-
-            def note(values: Iterable[Value]) -> None:
-                read.update((value, None) for value in values if value not in known)
-
+            read: list[Value] = []
             for one in self.instructions:
-                note(one.operands)
+                read += [value for value in one.operands if value not in known]
                 known.update(one.results)
-            note(self.results)
-            self._outside = list(read)
+            read += [value for value in self.results if value not in known]
+            self._outside = list(dict.fromkeys(read))
         return self._outside
 
 
@@ -127,25 +118,20 @@ class Fragments:
         self.results: list[Any] = []  # of all fragments, one after the other
 
     def find(
-        self,
-        key: Hashable,
-        function: Callable[..., Any],
-        operands: Sequence[Value],
-        owner: Op | None,
+        self, key: Hashable, function: Callable[..., Any], values: Sequence[Value], owner: Op | None
     ) -> Traced:
         """Return the fragment of a key, traced if it is new."""
-        signatures = tuple(one.signature for one in operands)
-        found = self.traced.get((key, signatures))
-        if found is None:
+        signatures = tuple((one.sizes, one.dtype, one.sharding) for one in values)
+        known = key, signatures
+        if known not in self.traced:
             number = len(self.traced)
-            values = [self._stand_in(one, i) for i, one in enumerate(signatures)]
+            operands = [self._stand_in(one, i) for i, one in enumerate(signatures)]
             with tf.name_scope(scope_of(number)):
-                results = function(*values)
+                results = function(*operands)
                 results = list(results) if isinstance(results, (tuple, list)) else [results]
-            found = Traced(number, tuple(map(_sign, results)), owner)
             self.results += results
-            self.traced[key, signatures] = found
-        return found
+            self.traced[known] = Traced(number, tuple(map(_sign, results)), owner)
+        return self.traced[known]
 
     def _stand_in(self, signature: tuple[Any, ...], position: int) -> Any:
         """A value of which nothing is known but what an operand's signature says."""
@@ -154,17 +140,15 @@ class Fragments:
             sizes, dtype, sharding = signature
             name = f"{position} {len(self._stand_ins)}"
             with tf.name_scope(STAND_IN + "/"):
-                value = _call(STAND_IN, [], sizes, tf.as_dtype(dtype), name)
+                value = custom_call(STAND_IN, [], sizes, tf.as_dtype(dtype), name)
                 if sharding is not None:
                     value = tf2xla.sharding(value, sharding=sharding)
             self._stand_ins[key] = value
         return self._stand_ins[key]
 
 
-def _call(
-    target: str, operands: Sequence[Any], sizes: Sequence[int], dtype: Any, config: str
-) -> Any:
-    """A call that marks a place in StableHLO; its configuration tells it from others."""
+def custom_call(target: str, operands: Any, sizes: Any, dtype: Any, config: str) -> Any:
+    """Return the one result of a call that only StableHLO knows."""
     results: Any = tf2xla.custom_call_v2(target, operands, [tf.TensorSpec(sizes, dtype)], config)
     return results[0]
 
@@ -176,22 +160,16 @@ def scope_of(number: int) -> str:
 
 def _sign(value: Any) -> tuple[Any, ...]:
     """The signature of a TensorFlow value."""
-    annotated = value.op.type == "XlaSharding"
-    sharding = value.op.get_attr("sharding") if annotated else None
+    sharding = value.op.get_attr("sharding") if value.op.type == "XlaSharding" else None
     return tuple(value.shape.as_list()), value.dtype.name, sharding
 
 
 @dataclass(frozen=True)
 class Compiled:
-    """All fragments of a program, compiled.
+    """All fragments of a program, compiled."""
 
-    Attributes:
-        module: Their StableHLO.
-        counts: How many results each of them has.
-    """
-
-    module: bytes
-    counts: tuple[int, ...]
+    module: bytes  # StableHLO
+    counts: tuple[int, ...]  # how many results each of them has
 
 
 def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
@@ -200,7 +178,7 @@ def compile_fragments(emit: Callable[[Fragments], None]) -> Compiled:
 
     def main() -> Any:
         emit(fragments)
-        return _call(RESULTS, fragments.results, [], tf.int32, "")
+        return custom_call(RESULTS, fragments.results, [], tf.int32, "")
 
     function = tf.function(main, jit_compile=True, autograph=False)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from namedmesh.ir.context import Context
 from namedmesh.ir.evaluate import Eager, lower_op
 from namedmesh.ir.op import Op
 from namedmesh.ir.tensor import Tensor
+from namedmesh.lowering.fragments import custom_call
 
 
 class GspmdAnnotator:
@@ -26,28 +28,24 @@ class GspmdAnnotator:
 
     def __init__(self, mesh: Mesh):
         self.mesh = mesh
-        self._protos: dict[tuple[tuple[str, ...], ...], bytes] = {}
+        self._cached_proto = functools.cache(self._make_proto)
 
     def proto(self, axes: Sequence[Sequence[str]]) -> Any:
         """Return the serialized OpSharding that shards dimension i over axes[i]."""
-        key = tuple(map(tuple, axes))
-        if key not in self._protos:
-            self._protos[key] = self._proto(key)
-        return self._protos[key]
+        return self._cached_proto(tuple(map(tuple, axes)))
 
-    def _proto(self, axes: Sequence[Sequence[str]]) -> bytes:
+    def _make_proto(self, axes: Sequence[Sequence[str]]) -> bytes:
         used = [axis for on in axes for axis in on]
         if not used:
-            return xla_data_pb2.OpSharding(
-                type=xla_data_pb2.OpSharding.REPLICATED
-            ).SerializeToString()
+            kind = xla_data_pb2.OpSharding.REPLICATED
+            return xla_data_pb2.OpSharding(type=kind).SerializeToString()
         names = list(self.mesh.axes)
         rest = [axis for axis in names if axis not in used]
         copies = self.mesh.size(rest)
+        tiles = [*map(self.mesh.size, axes), *([copies] if copies > 1 else [])]
         return xla_data_pb2.OpSharding(
             type=xla_data_pb2.OpSharding.OTHER,
-            tile_assignment_dimensions=[self.mesh.size(on) for on in axes]
-            + ([copies] if copies > 1 else []),
+            tile_assignment_dimensions=tiles,
             iota_reshape_dims=list(self.mesh.axes.values()),
             iota_transpose_perm=[names.index(axis) for axis in (*used, *rest)],
             replicate_on_last_tile_dim=copies > 1,
@@ -62,22 +60,11 @@ class GspmdAnnotator:
 
     def to_local(self, value: Any, axes: Sequence[Sequence[str]]) -> Any:
         """Return each device's own shard of a value that is sharded over these axes."""
-        return tf2xla.spmd_full_to_shard_shape(
-            self.annotate(value, axes),
-            manual_sharding=self.proto(axes),
-            dim=-1,
-            unspecified_dims=[],
-        )
+        return tf2xla.spmd_full_to_shard_shape(self.annotate(value, axes), self.proto(axes))
 
     def from_local(self, value: Any, axes: Sequence[Sequence[str]], sizes: Sequence[int]) -> Any:
         """Return the whole value of which each device has its own shard."""
-        whole = tf2xla.spmd_shard_to_full_shape(
-            value,
-            manual_sharding=self.proto(axes),
-            full_shape=list(sizes),
-            dim=-1,
-            unspecified_dims=[],
-        )
+        whole = tf2xla.spmd_shard_to_full_shape(value, self.proto(axes), list(sizes))
         return self.annotate(whole, axes)
 
 
@@ -92,13 +79,9 @@ class OpLowering(Context):
         self._natural: dict[Tensor, Sharding] = {}  # where the op being lowered makes its results
 
     def at(self, value: Any, shape: Shape, sharding: Sharding) -> Any:
-        """Annotate a value with a sharding of its shape; scalars need no annotation.
-
-        Partial sums are side by side, one leading dimension for each mesh axis.
-        """
-        if not len(shape) and not sharding.partial:
-            return value
-        return self.annotator.annotate(value, position_axes(shape, sharding))
+        """Annotate a value with a sharding of its shape; scalars need no annotation."""
+        axes = position_axes(shape, sharding)
+        return self.annotator.annotate(value, axes) if axes else value
 
     def part_sizes(self, tensor: Tensor) -> list[int]:
         return [self.mesh.axes[axis] for axis in self._natural[tensor].partial]
@@ -112,41 +95,21 @@ class OpLowering(Context):
         local: bool,
         kernel: bool,
     ) -> list[Any]:
-        """Lower an op on operands in their places."""
+        """Lower an op on operands in their places; if local, on each device's own shard."""
         self._natural = dict(zip(op.outputs, natural, strict=True))
         if local:
-            results = self._lower_locally(op, values, places, natural, kernel)
+            axes = {name: on for place in (*places, *natural) for name, on in place.held}
+            inside = Local(self, axes, op if kernel else None)
+            operands = zip(values, op.inputs, places, strict=True)
+            shards = [self._cut_shard(value, x.shape, place) for value, x, place in operands]
+            lowered = zip(lower_op(op, inside, shards), op.outputs, natural, strict=True)
+            results = [self._join_shards(shard, y.shape, place) for shard, y, place in lowered]
         else:
             results = lower_op(op, self, values)
             for value, tensor in zip(results, op.outputs, strict=True):
                 value.set_shape([*self.part_sizes(tensor), *tensor.shape.sizes])
         pairs = zip(results, op.outputs, natural, strict=True)
         return [self.at(value, tensor.shape, place) for value, tensor, place in pairs]
-
-    def _lower_locally(
-        self,
-        op: Op,
-        values: Sequence[Any],
-        places: Sequence[Sharding],
-        natural: Sequence[Sharding],
-        kernel: bool,
-    ) -> list[Any]:
-        """Lower an op on each device's own shard; its results may be partial sums."""
-        axes = {name: on for place in (*places, *natural) for name, on in place.held}
-        inside = Local(self, axes, op if kernel else None)
-        shards = []
-        for value, tensor, place in zip(values, op.inputs, places, strict=True):
-            value = self._pad_shards(value, tensor.shape, place)
-            shard = self.annotator.to_local(value, position_axes(tensor.shape, place))
-            leading = list(range(len(place.partial)))
-            shards.append(tf.squeeze(shard, leading) if leading else shard)
-        results = []
-        lowered = lower_op(op, inside, shards)
-        for tensor, shard, place in zip(op.outputs, lowered, natural, strict=True):
-            if place.partial:
-                shard = tf.reshape(shard, [*[1] * len(place.partial), *shard.shape])
-            results.append(self._join_shards(shard, tensor.shape, place))
-        return results
 
     def move(self, value: Any, shape: Shape, source: Sharding, step: Transfer) -> Any:
         """Make a transfer that annotations cannot express: partial sums are added up, or made."""
@@ -157,10 +120,8 @@ class OpLowering(Context):
         return self.at(value, shape, step.result)
 
     def _join_parts(self, value: Any, shape: Shape, source: Sharding, axes: Sequence[str]) -> Any:
-        """Put the partial sums along some axes into one leading dimension.
-
-        XLA adds up every dimension by itself, one collective after the other.
-        """
+        """Put the partial sums along some axes into one leading dimension."""
+        # XLA adds up every dimension by itself, one collective after the other.
         others = [axis for axis in source.partial if axis not in axes]
         order = [source.partial.index(axis) for axis in (*axes, *others)]
         rest = list(range(len(order), value.shape.rank))
@@ -173,12 +134,11 @@ class OpLowering(Context):
 
     def _leave_alone(self, value: Any, shape: Shape, source: Sharding, result: Sharding) -> Any:
         """Make a value the first device's partial sum, to which the others add zero."""
-        shard = self.annotator.to_local(value, position_axes(shape, source))
-        for i, axis in enumerate(result.partial):
+        shard = self._cut_shard(value, shape, source)
+        for axis in result.partial:
             if axis not in source.partial:
                 index = self.find_position((axis,))
                 shard = tf.where(tf.equal(index, 0), shard, tf.zeros([], shard.dtype))
-                shard = tf.expand_dims(shard, i)
         return self._join_shards(shard, shape, result)
 
     def find_position(self, axes: tuple[str, ...]) -> Any:
@@ -187,14 +147,15 @@ class OpLowering(Context):
         numbers = tf.range(self.mesh.size(axes))
         return tf.squeeze(self.annotator.to_local(numbers, [axes]), [0])
 
-    def _pad_shards(self, value: Any, shape: Shape, place: Sharding) -> Any:
-        """Pad dimensions with zeros so that all shards are as long as the first."""
-        if place.divides(shape, self.mesh):
-            return value
-        whole = value.shape.as_list()
-        longer = zip(self._padded_sizes(shape, place), whole, strict=True)
-        value = tf.pad(value, [[0, size - now] for size, now in longer])
-        return self.annotator.annotate(value, position_axes(shape, place))
+    def _cut_shard(self, value: Any, shape: Shape, place: Sharding) -> Any:
+        """Cut out a device's own shard, padded with zeros to the length of the first."""
+        axes = position_axes(shape, place)
+        if not place.divides(shape, self.mesh):
+            longer = zip(self._padded_sizes(shape, place), value.shape.as_list(), strict=True)
+            value = tf.pad(value, [[0, size - now] for size, now in longer])
+        shard = self.annotator.to_local(value, axes)
+        leading = list(range(len(place.partial)))
+        return tf.squeeze(shard, leading) if leading else shard
 
     def _padded_sizes(self, shape: Shape, place: Sharding) -> list[int]:
         """Return the sizes of a value, with those rounded up that shards do not divide."""
@@ -205,6 +166,8 @@ class OpLowering(Context):
     def _join_shards(self, shard: Any, shape: Shape, place: Sharding) -> Any:
         """Make the value of which every device has its shard, partial sums side by side."""
         sizes = self._padded_sizes(shape, place)
+        if place.partial:
+            shard = tf.reshape(shard, [*[1] * len(place.partial), *shard.shape])
         value = self.annotator.from_local(shard, position_axes(shape, place), sizes)
         if place.divides(shape, self.mesh):
             return value
@@ -213,9 +176,8 @@ class OpLowering(Context):
 
 def position_axes(shape: Shape, sharding: Sharding) -> tuple[tuple[str, ...], ...]:
     """Return the axes of each position of a value: of partial sums first, then of its dims."""
-    held = sharding.mapping
-    leading = tuple((axis,) for axis in sharding.partial)
-    return leading + tuple(held.get(dim.name, ()) for dim in shape)
+    leading = ((axis,) for axis in sharding.partial)
+    return (*leading, *(sharding.axes(dim.name) for dim in shape))
 
 
 def add_parts(value: Any) -> Any:
@@ -262,31 +224,22 @@ class Local(Eager):
 
     def permute(self, value: Any, dim: Dimension, hop: Hop) -> Any:
         hop = dataclasses.replace(hop, axes=self.axes[dim.name])
-        spec = tf.TensorSpec(value.shape, value.dtype)
-        results: Any = self.xla.custom_call_v2(PERMUTE, [value], [spec], str(hop))
-        return results[0]
+        return custom_call(PERMUTE, [value], value.shape, value.dtype, str(hop))
 
     def gather(self, value: Any, dim: Dimension) -> Any:
-        spec = tf.TensorSpec([self.ways(dim), *value.shape], value.dtype)
-        axes = "+".join(self.axes[dim.name])
-        results: Any = self.xla.custom_call_v2(GATHER, [value[None]], [spec], axes)
-        return results[0]
+        sizes, axes = [self.ways(dim), *value.shape], "+".join(self.axes[dim.name])
+        return custom_call(GATHER, [value[None]], sizes, value.dtype, axes)
 
     def sum(self, value: Any, dim: Dimension) -> Any:
-        spec = tf.TensorSpec(value.shape, value.dtype)
-        results: Any = self.xla.custom_call_v2(SUM, [value], [spec], "+".join(self.axes[dim.name]))
-        return results[0]
+        axes = "+".join(self.axes[dim.name])
+        return custom_call(SUM, [value], value.shape, value.dtype, axes)
 
     def all_to_all(self, value: Any, dim: Dimension, cut: int, join: int) -> Any:
         sizes, ways = value.shape.as_list(), self.ways(dim)
         sizes[cut] //= ways
         sizes[join] *= ways
         config = f"{'+'.join(self.axes[dim.name])} {cut} {join}"
-        spec = tf.TensorSpec(sizes, value.dtype)
-        results: Any = self.xla.custom_call_v2(ALL_TO_ALL, [value], [spec], config)
-        return results[0]
+        return custom_call(ALL_TO_ALL, [value], sizes, value.dtype, config)
 
     def offset(self, dim: Dimension) -> Any | None:
-        if not self.axes.get(dim.name, ()):
-            return None
-        return self.position(dim) * self.size(dim)
+        return self.position(dim) * self.size(dim) if self.axes.get(dim.name) else None

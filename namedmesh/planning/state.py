@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.ir.op import Op, every_op
@@ -77,8 +77,8 @@ class Placements:
     natural: dict[Tensor, Sharding] = field(default_factory=dict)  # as its op makes it ...
     moves: dict[Tensor, list[Transfer]] = field(default_factory=dict)  # ... and from there
     # Moves for one reader, by op and position; of a body or the program, by position of a result.
-    operand_moves: dict[tuple[Op, int], list[Transfer]] = field(default_factory=dict)
-    result_moves: dict[tuple[object, int], list[Transfer]] = field(default_factory=dict)
+    operand_moves: dict[tuple[Any, int], list[Transfer]] = field(default_factory=dict)
+    result_moves: dict[tuple[Any, int], list[Transfer]] = field(default_factory=dict)
     # Moves of what a loop captures, made once before it: by the tensor inside and the sharding in
     # which its body reads it, the operand's position and the steps.
     captured_moves: dict[Op, dict[tuple[Tensor, Sharding], tuple[int, list[Transfer]]]] = field(
@@ -111,20 +111,20 @@ class Placements:
         shared = (i for i, step in enumerate(steps, 1) if (value, step.result) in moved)
         return max(shared, default=0)
 
-    def operand_sharding(self, op: Op, i: int) -> Sharding:
-        """Return the sharding in which an op reads an operand."""
-        return self._sharding_after(op, i, op.inputs[i], self.operand_moves.get((op, i)))
+    def moves_for(self, owner: object, i: int) -> Sequence[Transfer]:
+        """Return the moves of an op's operand, or of a result of a body or the program."""
+        return self.operand_moves.get((owner, i)) or self.result_moves.get((owner, i), ())
 
-    def result_sharding(self, owner: object, i: int, tensor: Tensor) -> Sharding:
-        """Return the sharding in which a body or the program returns a result."""
-        return self._sharding_after(owner, i, tensor, self.result_moves.get((owner, i)))
-
-    def _sharding_after(
-        self, owner: object, i: int, tensor: Tensor, steps: Sequence[Transfer] | None
-    ) -> Sharding:
+    def sharding_for(self, owner: object, i: int, tensor: Tensor) -> Sharding:
+        """Return the sharding in which an op reads, or a body or the program returns, a tensor."""
         if tensor in self.constants:
             return self.constant_uses.get((owner, i), self.shardings[tensor])
+        steps = self.moves_for(owner, i)
         return steps[-1].result if steps else self.shardings[tensor]
+
+    def operand_sharding(self, op: Op, i: int) -> Sharding:
+        """Return the sharding in which an op reads an operand."""
+        return self.sharding_for(op, i, op.inputs[i])
 
 
 class Capture(NamedTuple):
