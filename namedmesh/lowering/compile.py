@@ -63,7 +63,7 @@ class Step(Executable):
         super().__init__(export_planned(plan, precision), strict=strict, partitioner=partitioner)
 
     def _nest(self, leaves: Sequence[Any]) -> Any:
-        """The results as the traced function nests them, in its own classes of named tuples."""
+        """Nest results as the traced function does, in its own classes of named tuples."""
         return self._print(unflatten(self.program.structure, iter(leaves)))
 
 
@@ -80,22 +80,19 @@ def compile(
     conflicts: str = "error",
     **named: Specs,
 ) -> Step:
-    """Trace, plans, lowers and compiles a function, and audits what the compiler did.
+    """Trace, plan, lower and compile a function, and audit what the compiler did.
 
     Args:
         function: A function of named tensors, or a program that was traced already.
-        *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument of the
-            function.
+        *specs: An `nm.spec`, or an example `([B, M], array)`, for each positional argument.
         mesh: The devices, along named axes.
-        layout: Which dimensions lie on which mesh axes.
+        layout: The mesh axes that dimensions are sharded over.
         params: The same for parameters, their gradients and slots at rest, where it differs.
         precision: The precision of matrix products: default, high or highest.
-        strict: Makes a collective that the plan does not have an error (True) or a warning (False);
-            by default the environment variable NAMEDMESH_STRICT decides.
-        partitioner: What splits the program over the devices, `gspmd` or `shardy`; by default the
-            environment variable NAMEDMESH_PARTITIONER decides, if it is set.
-        conflicts: Whether operands that hold one axis on different dimensions are an `error`, or
-            are moved the `cheapest` way.
+        strict: Whether a collective that the plan does not have is an error, and not a warning;
+            NAMEDMESH_STRICT decides by default.
+        partitioner: `gspmd` or `shardy`; NAMEDMESH_PARTITIONER decides by default.
+        conflicts: What `nm.plan` takes.
         **named: Specs by argument name.
 
     Returns:
@@ -118,18 +115,12 @@ def compile(
     """
     if isinstance(function, Program):
         if specs or named:
-            raise NamedMeshError(
-                "compile: a traced program has its specs already",
-                fix="give specs with a function only",
-            )
+            problem = "compile: a traced program has its specs already"
+            raise NamedMeshError(problem, fix="give specs with a function only")
         program = function
     else:
         if callable(function):
             check_keywords("nm.compile", named, function, _OPTIONS)
         program = trace(function, *specs, **named)
-    if not isinstance(mesh, Mesh):
-        raise NamedMeshError(
-            f"compile: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
-        )
     planned = plan(program, mesh, layout, params, conflicts=conflicts)
     return Step(planned, precision, strict, partitioner)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import cast
 
 import tensorflow as tf
@@ -40,22 +39,21 @@ def export(
     *,
     conflicts: str = "error",
 ) -> Artifact:
-    """Plan and lowers a program and its initializers for one mesh and layout.
+    """Plan and lower a program and its initializers for one mesh and layout.
 
     Args:
         program: A traced program.
         mesh: The mesh to run it on; its devices need not be here.
-        layout: Which dimensions lie on which axes of the mesh.
-        params: The same for parameters and their slots at rest; as the layout if not given.
+        layout: The mesh axes that dimensions are sharded over.
+        params: The same for parameters and their slots at rest, where it differs.
         precision: That of matrix products: `default`, `high` or `highest`.
-        conflicts: Whether operands that hold one axis on different dimensions are an `error`, or
-            are moved the `cheapest` way.
+        conflicts: What `nm.plan` takes.
 
     Returns:
         What `namedmesh.runtime` runs, here or in another process.
 
     Raises:
-        NamedMeshError: If the program cannot be planned or lowered for this mesh and layout.
+        NamedMeshError: The program cannot be planned or lowered so.
 
     Example:
         >>> import namedmesh as nm
@@ -71,21 +69,20 @@ def export(
 
 def export_planned(plan: Plan, precision: str = "default") -> Artifact:
     """Lower a plan and its initializers."""
-    program, signature = plan.program, sign_plan(plan)
+    program = plan.program
     _check_widths(program)
     initializers = list(plan.initializers.values())
-    modules = [[(plan, signature)], [(one, sign_plan(one)) for one in initializers]]
-    step_module, init_module = lower(modules, precision)
+    step_module, init_module = lower([[plan], initializers], precision)
     return Artifact(
         name=program.name,
         mesh=plan.mesh,
         layout=plan.layout.text,
         params=plan.params.text,
         precision=cast(Precision, precision),  # lower() has checked it
-        inputs=signature.inputs,
+        inputs=_describe_inputs(plan),
         groups=program.groups,
-        variables=signature.variables,
-        outputs=signature.outputs,
+        variables=_describe_variables(plan),
+        outputs=tuple(_describe_results(plan)[: len(program.outputs)]),
         structure=number_leaves(program.structure),
         collectives=_record_collectives([plan]),
         initial_collectives=_record_collectives(initializers),
@@ -100,25 +97,23 @@ def export_planned(plan: Plan, precision: str = "default") -> Artifact:
 
 def lower_plan(plan: Plan, precision: str = "default") -> bytes:
     """Lower the step of a plan alone."""
-    (module,) = lower([[(plan, sign_plan(plan))]], precision)
-    return module
+    return lower([[plan]], precision)[0]
 
 
-def lower(modules: Sequence[Sequence[tuple[Plan, Signature]]], precision: str) -> list[bytes]:
+def lower(modules: Sequence[Sequence[Plan]], precision: str) -> list[bytes]:
     """Lower planned programs, those that take the same entries into one module."""
-    if not isinstance(precision, str) or precision not in PRECISIONS:
+    if precision not in PRECISIONS:
         raise NamedMeshError(
             f"precision={precision!r} is not a choice", fix=did_you_mean(precision, PRECISIONS)
         )
-
     blocks: list[Block] = []
-    ops = OpLowering(modules[0][0][0].mesh, precision)
+    ops = OpLowering(modules[0][0].mesh, precision)
+
+    def emit(fragments: Fragments) -> None:
+        blocks.extend(_emit_module(plans, ops, fragments) for plans in modules if plans)
+
     with gc_paused():
-        compiled = compile_fragments(
-            lambda fragments: blocks.extend(
-                _emit_module(plans, ops, fragments) for plans in modules if plans
-            )
-        )
+        compiled = compile_fragments(emit)
         assembled = iter(assemble(blocks, compiled))
         return [next(assembled) if plans else b"" for plans in modules]
 
@@ -135,24 +130,22 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _emit_module(
-    plans: Sequence[tuple[Plan, Signature]], ops: OpLowering, fragments: Fragments
-) -> Block:
+def _emit_module(plans: Sequence[Plan], ops: OpLowering, fragments: Fragments) -> Block:
     """Emit programs that take the same entries, padded if sizes do not divide."""
-    plan, signature = plans[0]
-    block = Block([Value(spec.padded(plan.mesh), spec.dtype) for spec in signature.entries])
-    for plan, signature in plans:
-        program, emitter = plan.program, Emitter(plan, ops, fragments, block)
-        entries = zip(signature.entries, block.arguments, strict=True)
-        operands = [_cut(emitter, spec, value) for spec, value in entries]
-        results = emitter.emit_body(program, program.body, operands)
-        pairs = zip(signature.results, results, strict=True)
+    entries = [*_describe_inputs(plans[0]), *_describe_variables(plans[0])]
+    block = Block([Value(spec.padded(ops.mesh), spec.dtype) for spec in entries])
+    for plan in plans:
+        emitter = Emitter(plan, ops, fragments, block)
+        operands = zip(entries, block.arguments, strict=True)
+        cut = [_cut(emitter, spec, value) for spec, value in operands]
+        results = emitter.emit_body(plan.program, plan.program.body, cut)
+        pairs = zip(_describe_results(plan), results, strict=True)
         block.results += [_pad(emitter, spec, value) for spec, value in pairs]
     return block
 
 
 def _cut(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
-    """An entry without the padding it has at rest."""
+    """Cut off the padding that an entry has at rest."""
     if spec.padded(emitter.mesh) == spec.sizes:
         return value
     annotated = emitter.at(value, spec.shape, spec.sharding)
@@ -161,7 +154,7 @@ def _cut(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
 
 
 def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
-    """A result with the padding it has at rest."""
+    """Pad a result as it is at rest."""
     padded = spec.padded(emitter.mesh)
     if padded == spec.sizes:
         return value
@@ -172,93 +165,56 @@ def _pad(emitter: Emitter, spec: TensorSpec, value: Value) -> Value:
 
 def _check_widths(program: Program) -> None:
     """Raise for 64-bit tensors: devices compute in 32 bits, and jax would cut them short."""
-    wide = [
-        (op, tensor)
-        for op in every_op(program.ops)
-        for tensor in op.outputs
-        if tensor.dtype in ("float64", "int64")
-    ]
-    if not wide:
-        return
-    op, tensor = wide[0]
-    raise NamedMeshError(
-        f"tensor {tensor.label} is {tensor.dtype}, which does not run on devices",
-        *dict.fromkeys(str(tensor) for _, tensor in wide),
-        source=op.source,
-        fix=f"use {'float32' if tensor.floating else 'int32'}; "
-        "64 bits are for program.evaluate alone",
-    )
+    made = ((op, tensor) for op in every_op(program.ops) for tensor in op.outputs)
+    wide = [(op, tensor) for op, tensor in made if tensor.dtype in ("float64", "int64")]
+    for op, tensor in wide[:1]:
+        narrow = "float32" if tensor.floating else "int32"
+        raise NamedMeshError(
+            f"tensor {tensor.label} is {tensor.dtype}, which does not run on devices",
+            *dict.fromkeys(str(tensor) for _, tensor in wide),
+            source=op.source,
+            fix=f"use {narrow}; 64 bits are for program.evaluate alone",
+        )
 
 
 def _record_op(plan: Plan, op: Op) -> OpRecord:
-    """What an op makes and where that lies, which inside manual regions is not planned."""
-    return OpRecord(
-        without_folder(op.source),
-        tuple(
-            describe_tensor(tensor.label, tensor, plan.shardings.get(tensor, Sharding()))
-            for tensor in op.outputs
-        ),
-    )
+    """Describe an op's results; inside manual regions their shardings are not planned."""
+    places = [plan.shardings.get(tensor, Sharding()) for tensor in op.outputs]
+    results = zip(op.outputs, places, strict=True)
+    described = tuple(describe_tensor(tensor.label, tensor, place) for tensor, place in results)
+    return OpRecord(without_folder(op.source), described)
 
 
 def _record_collectives(plans: Sequence[Plan]) -> tuple[Collective, ...]:
-    """The planned collectives as a manifest has them."""
+    """Return the planned collectives as a manifest has them."""
     return tuple(collective.without_folder() for plan in plans for collective in plan.collectives)
 
 
-@dataclass(frozen=True)
-class Signature:
-    """The entries and results of one planned program, as its Artifact describes them.
-
-    Attributes:
-        inputs: What a step takes besides its state.
-        variables: The state.
-        outputs: What a step returns besides the next state.
-        updates: The next values of updated variables.
-    """
-
-    inputs: tuple[TensorSpec, ...]
-    variables: tuple[VariableSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-    updates: tuple[TensorSpec, ...]
-
-    @property
-    def entries(self) -> tuple[TensorSpec, ...]:
-        """What the module takes: inputs, then variables."""
-        return (*self.inputs, *self.variables)
-
-    @property
-    def results(self) -> tuple[TensorSpec, ...]:
-        """What the module returns: outputs, then updates."""
-        return (*self.outputs, *self.updates)
+def _describe_inputs(plan: Plan) -> tuple[TensorSpec, ...]:
+    """Describe what a program takes besides its variables."""
+    inputs = plan.program.inputs.items()
+    return tuple(describe_tensor(name, x, plan.shardings[x]) for name, x in inputs)
 
 
-def sign_plan(plan: Plan) -> Signature:
-    """Work out the signature of a plan."""
-    program = plan.program
-    outputs = [(tensor.label, tensor) for tensor in program.outputs]
-    results = [
-        describe_tensor(name, tensor, plan.placements.sharding_for(program, i, tensor))
-        for i, (name, tensor) in enumerate([*outputs, *program.updates.items()])
+def _describe_variables(plan: Plan) -> tuple[VariableSpec, ...]:
+    """Describe the variables of a program."""
+    specs = []
+    for name, variable in plan.program.variables.items():
+        spec = describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])
+        updated = name in plan.program.updates
+        specs.append(VariableSpec(**vars(spec), trainable=variable.trainable, updated=updated))
+    return tuple(specs)
+
+
+def _describe_results(plan: Plan) -> list[TensorSpec]:
+    """Describe the outputs of a program, then the next values of updated variables."""
+    outputs = [(tensor.label, tensor) for tensor in plan.program.outputs]
+    return [
+        describe_tensor(name, tensor, plan.placements.sharding_for(plan.program, i, tensor))
+        for i, (name, tensor) in enumerate([*outputs, *plan.program.updates.items()])
     ]
-    return Signature(
-        inputs=tuple(
-            describe_tensor(name, tensor, plan.shardings[tensor])
-            for name, tensor in program.inputs.items()
-        ),
-        variables=tuple(
-            VariableSpec(
-                **vars(describe_tensor(name, variable.tensor, plan.shardings[variable.tensor])),
-                trainable=variable.trainable,
-                updated=name in program.updates,
-            )
-            for name, variable in program.variables.items()
-        ),
-        outputs=tuple(results[: len(outputs)]),
-        updates=tuple(results[len(outputs) :]),
-    )
 
 
 def describe_tensor(name: str, tensor: Tensor, sharding: Sharding) -> TensorSpec:
-    """A tensor as a manifest describes it."""
+    """Describe a tensor as a manifest does."""
     return TensorSpec(name, tensor.shape, tensor.dtype, Sharding(sharding.held))

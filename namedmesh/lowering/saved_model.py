@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,16 +17,14 @@ from namedmesh.ir.program import Program
 
 
 class Graph(Eager):
-    """Lowering into a graph, in which every value has the shape of its tensor.
-
-    TensorFlow forgets some shapes, and would not enter a loop then.
-    """
+    """Lowering into a graph, in which every value has the shape of its tensor."""
 
     compiled = True
 
     def lower(self, op: Op, values: Sequence[Any]) -> tuple[Any, ...]:
         """Lower an op on its operands."""
         results = super().lower(op, values)
+        # TensorFlow forgets some shapes, and would not enter a loop then.
         for tensor, value in zip(op.outputs, results, strict=True):
             value.set_shape(tensor.shape.sizes)
         return results
@@ -38,14 +35,12 @@ class ServedProgram(tf.Module):
 
     def __init__(self, program: Program, state: Mapping[str, Any], assets: Sequence[str]):
         super().__init__(name=re.sub(r"\W", "_", program.name))
-        self.weights = [
-            tf.Variable(
-                convert_value("variable", name, variable.tensor, _fetch(state, name)),
-                trainable=False,
-                name=name.replace("/", "."),
-            )
-            for name, variable in program.variables.items()
-        ]
+        self.weights = []
+        for name, variable in program.variables.items():
+            whole = {name: np.asarray(state[name])} if name in state else {}
+            value = convert_value("variable", name, variable.tensor, whole)
+            weight = tf.Variable(value, trainable=False, name=name.replace("/", "."))
+            self.weights.append(weight)
         self.assets = [tf.saved_model.Asset(path) for path in assets]
 
         @tf.function(jit_compile=True, autograph=False)
@@ -54,12 +49,9 @@ class ServedProgram(tf.Module):
             results = Graph().run(program.body, [*values, *self.weights])
             return dict(zip(_name_outputs(program), results, strict=True))
 
-        self.serve = run.get_concrete_function(
-            **{
-                name: tf.TensorSpec(tensor.shape.sizes, tensor.dtype, name)
-                for name, tensor in program.inputs.items()
-            }
-        )
+        inputs = program.inputs.items()
+        specs = {name: tf.TensorSpec(x.shape.sizes, x.dtype, name) for name, x in inputs}
+        self.serve = run.get_concrete_function(**specs)
 
 
 def write_saved_model(
@@ -80,8 +72,8 @@ def write_saved_model(
         assets: Files that go with it, e.g. vocabularies.
 
     Raises:
-        NamedMeshError: The program changes variables, returns other things than tensors or a dict
-            of them, or the state does not fit it.
+        NamedMeshError: The program changes variables or returns several tensors without names,
+            or the state does not fit it.
 
     Example:
         >>> import tempfile
@@ -94,11 +86,6 @@ def write_saved_model(
         ...     loaded.signatures["serving_default"](x=tf.constant([1.0, 1.0, 2.0]))["y"].numpy()
         array([1., 2., 6.], dtype=float32)
     """
-    if not isinstance(program, Program):
-        raise NamedMeshError(
-            f"write_saved_model: a {type(program).__name__} is not a program",
-            fix="pass what nm.trace returned",
-        )
     if program.updates:
         raise NamedMeshError(
             f"{program.name} changes {', '.join([*program.updates][:3])}, "
@@ -108,18 +95,11 @@ def write_saved_model(
     _name_outputs(program)
     served = ServedProgram(program, state, [os.fspath(path) for path in assets])
     options = tf.saved_model.SaveOptions(experimental_custom_gradients=False)
-    tf.saved_model.save(
-        served, os.fspath(pathlib.Path(folder)), signatures=served.serve, options=options
-    )
-
-
-def _fetch(state: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """One variable's value, whole and on this machine."""
-    return {name: np.asarray(state[name])} if name in state else {}
+    tf.saved_model.save(served, os.fspath(folder), signatures=served.serve, options=options)
 
 
 def _name_outputs(program: Program) -> list[str]:
-    """The names of a program's outputs; a single one that has none is `output`."""
+    """Name a program's outputs; a single one that has no name is `output`."""
     structure = program.structure
     if isinstance(structure, dict) and len(structure) == len(program.outputs):
         return [str(name) for name in structure]

@@ -136,9 +136,8 @@ def _plan_step(
             fix="trace the function first: nm.trace(function, x=nm.spec(...))",
         )
     if not isinstance(mesh, Mesh):
-        raise NamedMeshError(
-            f"plan: mesh={mesh!r} is not a Mesh", fix="write e.g. mesh=nm.Mesh(data=8)"
-        )
+        fix = "write e.g. mesh=nm.Mesh(data=8)"
+        raise NamedMeshError(f"mesh={mesh!r} is not a Mesh", fix=fix)
     check_word("way with conflicts", conflicts, CONFLICTS)
     layout = Layout(layout)
     at_rest = layout if params is None else Layout(params)

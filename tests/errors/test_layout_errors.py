@@ -84,7 +84,7 @@ def layout_that_is_no_layout():
 
 
 @wrong("""
-plan: mesh={'data': 2} is not a Mesh
+mesh={'data': 2} is not a Mesh
   at LINE: nm.plan(PROGRAM, {"data": 2}, "group:data")
   fix: write e.g. mesh=nm.Mesh(data=8)
 """)
@@ -93,7 +93,7 @@ def mesh_that_is_no_mesh():
 
 
 @wrong("""
-compile: mesh='data=2' is not a Mesh
+mesh='data=2' is not a Mesh
   at LINE: nm.compile(PROGRAM, mesh="data=2")
   fix: write e.g. mesh=nm.Mesh(data=8)
 """)

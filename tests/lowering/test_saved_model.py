@@ -61,7 +61,6 @@ def test_what_cannot_be_served_is_told(tmp_path):
         (nameless, {}, "returns 2 tensors"),
         (weighted, {}, "variable w is not given"),
         (weighted, {"w": [1.0]}, "variable w was given with shape"),
-        (lambda x: x, {}, "is not a program"),
     ]
     for program, state, problem in cases:
         with pytest.raises(nm.NamedMeshError, match=problem):
