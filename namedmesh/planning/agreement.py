@@ -14,7 +14,13 @@ from namedmesh.dims.sharding import Sharding
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
 from namedmesh.ir.tensor import Tensor
-from namedmesh.planning.conflicts import Claim, Conflict, Fix, Solution, conflict_error
+from namedmesh.planning.conflicts import (
+    Claim,
+    Conflict,
+    Fix,
+    conflict_error,
+    describe_solution,
+)
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.records.collective import count_wire_bytes
 
@@ -38,20 +44,17 @@ class Agreement:
             axes, conflict = self.join_claims(places, dropped)
             if conflict is None:
                 return axes
-            if op.derived or op.phase == "backward":
-                # Users did not write these ops, and cannot place their operands: no error.
-                dropped.add(self.find_cheapest(conflict, places, dropped).claim)
-                continue
-            weaker = yield_claim(planner, op, conflict)
-            if weaker is not None:
-                dropped.add((weaker.name, weaker.axes))
-                continue
-            if not planner.take_cheapest:
-                fixes = self.find_fixes(conflict, places)
-                raise conflict_error(op, places, conflict, fixes, planner.layout, planner.mesh)
-            solution = self.find_cheapest(conflict, places, dropped)
-            dropped.add(solution.claim)
-            planner.state.decide(solution.describe(op), op.output)
+            # Users did not write derived ops, and cannot place their operands: no error.
+            written = not op.derived and op.phase != "backward"
+            weaker = yield_claim(planner, op, conflict) if written else None
+            if weaker is None:
+                if written and not planner.take_cheapest:
+                    fixes = self.find_fixes(conflict, places)
+                    raise conflict_error(op, places, conflict, fixes, planner.layout, planner.mesh)
+                weaker, kept = self.find_cheapest(conflict, places, dropped)
+                if written:
+                    planner.state.decide(describe_solution(op, weaker, kept), op.output)
+            dropped.add((weaker.name, weaker.axes))
 
     def join_claims(
         self, places: Sequence[Sharding], dropped: Dropped = ()
@@ -67,9 +70,8 @@ class Agreement:
             order.sort(key=lambda i: -sum(near.axes(name) == axes for name, axes in places[i].held))
         for i in order:
             for name, axes in places[i].held:
-                if name in self.asked.whole or not self.can_split(i, name, axes):
-                    continue
-                if (name, axes) in dropped:
+                barred = name in self.asked.whole or (name, axes) in dropped
+                if barred or not self.can_split(i, name, axes):
                     continue
                 rivals = [axis for axis in axes if axis in owner and owner[axis].name != name]
                 shorter, longer = sorted((joined.get(name, ()), axes), key=len)
@@ -81,7 +83,7 @@ class Agreement:
                         owner.setdefault(axis, claim)
                 elif conflict is None:
                     other = owner[rivals[0] if rivals else joined[name][0]]
-                    conflict = Conflict(other, claim, rivals[0] if rivals else axes[0])
+                    conflict = Conflict((other, claim), rivals[0] if rivals else axes[0])
         return joined, conflict
 
     def can_split(self, i: int, name: str, axes: Sequence[str]) -> bool:
@@ -99,28 +101,26 @@ class Agreement:
         state = self.planner.state
         busy = {axis for used in axes.values() for axis in used}
         for i, tensor in enumerate(self.op.inputs):
-            if tensor not in state.constants:
-                continue
-            default = state.shardings[tensor]
-            for name in tensor.shape.names:
+            default = state.shardings.get(tensor, Sharding())
+            for name in tensor.shape.names if tensor in state.constants else ():
                 wanted = (self.target or default).axes(name) or default.axes(name)
                 taken = name in axes or name in self.asked.whole or name in self.asked.reduced
-                if not wanted or taken or busy & {*wanted}:
-                    continue
-                if self.can_split(i, name, wanted):
+                idle = wanted and not taken and not busy & {*wanted}
+                if idle and self.can_split(i, name, wanted):
                     axes[name] = wanted
                     busy.update(wanted)
 
     def find_cheapest(
         self, conflict: Conflict, places: Sequence[Sharding], dropped: Dropped
-    ) -> Solution:
-        """Find which of two claims to give up, so that the least is sent."""
-        solutions = []
-        for claim, other in (conflict.claims, reversed(conflict.claims)):
+    ) -> tuple[Claim, Claim]:
+        """Find which of two claims to give up, and which to keep, so that the least is sent."""
+        first, second = conflict.claims
+        prices = {}
+        for claim in (first, second):
             axes, _ = self.join_claims(places, {*dropped, (claim.name, claim.axes)})
-            solutions.append(Solution(claim, other, self.price(places, axes)))
+            prices[claim] = self.price(places, axes)
         # Of equal prices the first claim, which is nearer to where the result is wanted, stays.
-        return min(reversed(solutions), key=lambda one: one.wire_bytes)
+        return (first, second) if prices[first] < prices[second] else (second, first)
 
     def price(self, places: Sequence[Sharding], axes: Mapping[str, tuple[str, ...]]) -> int:
         """Return what a device sends so that operands agree, and to add up the result."""
@@ -177,9 +177,8 @@ class Agreement:
         """Price the op with one operand sharded otherwise; None if that leaves the conflict."""
         after = [place if i == claim.operand else other for i, other in enumerate(places)]
         axes, left = self.join_claims(after)
-        if left is not None and left.about == conflict.about:
-            return None
-        return self.price(after, axes)
+        stays = left is not None and (left.axis, left.dims) == (conflict.axis, conflict.dims)
+        return None if stays else self.price(after, axes)
 
 
 def sharding_after_move(
@@ -227,13 +226,11 @@ class Strength(enum.IntEnum):
 
 
 def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
-    """Return the claim that yields, if one is weak enough; the next pass does not make it.
-
-    An axis that became idle on the way yields to any other claim. Where inputs and parameters
-    meet, the dimension that the layout has first keeps the axis, and so it is where an input meets
-    what was computed. A parameter does not yield there: tokens on their way to sharded weights are
-    what `nm.reshard` is for. All else is a conflict, which the user decides.
-    """
+    """Return the claim that yields, if one is weak enough; the next pass does not make it."""
+    # An axis that became idle on the way yields to any other claim. Where inputs and parameters
+    # meet, the dimension that the layout has first keeps the axis, and so it is where an input
+    # meets what was computed. A parameter does not yield there: tokens on their way to sharded
+    # weights are what `nm.reshard` is for. All else is a conflict, which the user decides.
     order = list(planner.layout.rules)
 
     def rank(one: tuple[Claim, Strength, Tensor]) -> tuple[bool, int]:
@@ -253,7 +250,7 @@ def yield_claim(planner: Planner, op: Op, conflict: Conflict) -> Claim | None:
     key = tensor, claim.name, conflict.axis
     if not yields or key in planner.yielded:
         return None
-    planner.state.yielding[key] = kept.name
+    planner.state.yield_default(key, kept.name)
     return claim
 
 

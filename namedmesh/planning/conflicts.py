@@ -27,60 +27,32 @@ class Claim:
 class Conflict:
     """Two claims that cannot both be granted, and the axis they are about."""
 
-    first: Claim
-    second: Claim
+    claims: tuple[Claim, Claim]
     axis: str
 
     @property
-    def claims(self) -> tuple[Claim, Claim]:
-        """Both claims."""
-        return self.first, self.second
-
-    @property
-    def about(self) -> tuple[str, frozenset[str]]:
-        """The axis and the two dimensions."""
-        return self.axis, frozenset((self.first.name, self.second.name))
+    def dims(self) -> frozenset[str]:
+        """The two dimensions; one where it is sharded over different axes."""
+        return frozenset(claim.name for claim in self.claims)
 
 
-@dataclass(frozen=True)
-class Solution:
-    """A claim that is given up, and what one device then sends for the op."""
-
-    given_up: Claim
-    kept: Claim
-    wire_bytes: int
-
-    @property
-    def claim(self) -> tuple[str, tuple[str, ...]]:
-        """The dimension that gives axes up, and the axes."""
-        return self.given_up.name, self.given_up.axes
-
-    def describe(self, op: Op) -> str:
-        """Describe it for `Plan.decisions`."""
-        tensor = op.inputs[self.given_up.operand]
-        other = self.kept.name
-        moves = other != self.given_up.name and other in tensor.shape.names
-        word = f"reshard({tensor.label}, {other})"
-        if not moves:
-            word = f"replicate({tensor.label}, {self.given_up.name})"
-        return f"{op.source.user}: {op.kind} is computed as if nm.{word} stood before it"
+def describe_solution(op: Op, given_up: Claim, kept: Claim) -> str:
+    """Describe for `Plan.decisions` which of two claims an op gives up."""
+    tensor = op.inputs[given_up.operand]
+    word = f"replicate({tensor.label}, {given_up.name})"
+    if kept.name != given_up.name and kept.name in tensor.shape.names:
+        word = f"reshard({tensor.label}, {kept.name})"
+    return f"{op.source.user}: {op.kind} is computed as if nm.{word} stood before it"
 
 
 @dataclass(frozen=True)
 class Fix:
-    """One thing to write that ends a conflict.
+    """One thing to write that ends a conflict."""
 
-    Attributes:
-        text: What to write, and where: `nm.reshard(x, expert) before it`.
-        wire_bytes: What one device then sends each time, the op's own reduction included.
-        kinds: The collectives that the written word itself takes.
-        memory: What one device then keeps more.
-    """
-
-    text: str
-    wire_bytes: int
-    kinds: tuple[str, ...] = ()
-    memory: int = 0
+    text: str  # what to write, and where: `nm.reshard(x, expert) before it`
+    wire_bytes: int  # what one device then sends each time, the op's own reduction included
+    kinds: tuple[str, ...] = ()  # the collectives that the written word itself takes
+    memory: int = 0  # what one device then keeps more
 
     def __str__(self) -> str:
         price = f"{human(self.wire_bytes)} on the wire" if self.wire_bytes else "nothing is sent"
@@ -114,19 +86,12 @@ class LayoutConflict(NamedMeshError):
     fixes: Sequence[Fix]
     dims: frozenset[str]
 
-    def __init__(
-        self,
-        problem: str,
-        *details: str,
-        fixes: Sequence[Fix],
-        dims: frozenset[str] = frozenset(),
-        **more: Any,
-    ):
+    def __init__(self, *text: str, fixes: Sequence[Fix], dims: frozenset[str], **more: Any):
         self.fixes, self.dims = tuple(fixes), dims
         listed = "".join(f"\n    {fix}" for fix in self.fixes)
         taken = "or plan with conflicts='cheapest' to take the cheapest move"
         ways = f"write one of these, the cheapest first, {taken}{listed}"
-        super().__init__(problem, *details, fix=ways, **more)
+        super().__init__(*text, fix=ways, **more)
 
 
 def conflict_error(
@@ -138,26 +103,20 @@ def conflict_error(
     mesh: Mesh,
 ) -> LayoutConflict:
     """Make the error for operands that disagree on the dimension of an axis, or on its axes."""
-    one, two = conflict.first, conflict.second
+    one, two = conflict.claims
     theirs, mine = op.inputs[one.operand], op.inputs[two.operand]
+    axis, other = conflict.axis, f"and by {two.name}"
     if one.name == two.name:
-        on = ["+".join(claim.axes) for claim in (one, two)]
-        problem = (
-            f"{op.kind}: mesh axis {on[0]!r} is held by dimension {one.name} in {theirs.label}, "
-            f"mesh axis {on[1]!r} in {mine.label}"
-        )
-    else:
-        problem = (
-            f"{op.kind}: mesh axis {conflict.axis!r} is held by dimension {one.name} in "
-            f"{theirs.label} and by {two.name} in {mine.label}"
-        )
+        axis, other = "+".join(one.axes), f"mesh axis {'+'.join(two.axes)!r}"
+    held = f"mesh axis {axis!r} is held by dimension {one.name} in {theirs.label}"
+    comma = "," if one.name == two.name else ""
     return LayoutConflict(
-        problem,
+        f"{op.kind}: {held}{comma} {other} in {mine.label}",
         f"{theirs.label}: {places[one.operand].text(theirs.shape)}",
         f"{mine.label}: {places[two.operand].text(mine.shape)}",
         f"layout: {layout.text or 'empty'}",
         f"mesh: {mesh}",
         source=op.source,
         fixes=fixes,
-        dims=frozenset((one.name, two.name)),
+        dims=conflict.dims,
     )

@@ -23,13 +23,11 @@ def count_crossing_bytes(
     blocks: int,
     way: Hop | Move | None = None,
 ) -> int:
-    """Count what leaves one block of the mesh, such as a host, in one run of a collective.
-
-    Gathers and reductions go through two rings: across hosts between devices that are the same
-    member of their host, each with its own part of the buffer, and inside every host. A device
-    sends as much as in one ring, and no byte enters a host twice. In an AllToAll every device sends
-    to every other one.
-    """
+    """Count what leaves one block of the mesh, such as a host, in one run of a collective."""
+    # Gathers and reductions go through two rings: across hosts between devices that are the same
+    # member of their host, each with its own part of the buffer, and inside every host. A device
+    # sends as much as in one ring, and no byte enters a host twice. In an AllToAll every device
+    # sends to every other one.
     if blocks == 1:
         return 0
     group, near = mesh.size(axes), mesh.members_of_block(axes, blocks)

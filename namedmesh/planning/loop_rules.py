@@ -10,7 +10,6 @@ from namedmesh.ir.op import Body, LoopSpec, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.planner import Axes, Planner
 from namedmesh.planning.rules import is_accumulated
-from namedmesh.planning.state import Capture
 
 SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to send
 
@@ -18,10 +17,9 @@ SMALL_ROW = 2**20  # bytes that take a device longer to start sending than to se
 def plan_loop(planner: Planner, op: Op, times: int) -> None:
     """Plan a loop: along a dimension, or for as long as a test holds."""
     loop = op.loop
-    assert loop is not None
-    if loop.over is not None:
+    if loop is not None and loop.over is not None:
         _plan_scan(planner, op, loop, loop.over, times)
-    elif loop.test is not None:
+    elif loop is not None and loop.test is not None:
         _plan_while(planner, op, loop.body, loop.test, times)
 
 
@@ -49,12 +47,12 @@ def _plan_scan(planner: Planner, op: Op, loop: LoopSpec, over: Dimension, times:
             continue
         else:
             target = sharding_of_capture(planner, op, i, inner)
-            state.captures[inner] = Capture(op, i, times)
+            state.capture(inner, op, i, times)
         planner.move_operand(op, i, target, times)
         names = inner.shape.names
         state.bind(inner, target.only(names).kept_whole(target.whole & {*names}))
     repeats = times * over.size
-    state.invariant.update(dict.fromkeys(find_invariants(body), times))
+    state.mark_invariant(find_invariants(body), times)
     planner.plan_ops(body.ops, repeats)
     for i in sums:
         planner.move_operand(op, i, state.shardings[body.inputs[i]], times)
@@ -80,14 +78,13 @@ def _plan_while(planner: Planner, op: Op, body: Body, test: Body, times: int) ->
         state.bind(test.inputs[i], target)
     bind_captures(planner, op, test, carries, times)
     bind_captures(planner, op, body, carries + len(test.captures), times)
-    state.open_loops += 1
-    planner.plan_ops(test.ops, times)
-    # Every device decides by itself whether to go on, and all must decide the same.
-    planner.move_result(test, 0, test.outputs[0], Sharding(), times)
-    planner.plan_ops(body.ops, times)
-    for i, tensor in enumerate(body.outputs):
-        planner.move_result(body, i, tensor, state.shardings[body.inputs[i]], times)
-    state.open_loops -= 1
+    with state.in_open_loop():
+        planner.plan_ops(test.ops, times)
+        # Every device decides by itself whether to go on, and all must decide the same.
+        planner.move_result(test, 0, test.outputs[0], Sharding(), times)
+        planner.plan_ops(body.ops, times)
+        for i, tensor in enumerate(body.outputs):
+            planner.move_result(body, i, tensor, state.shardings[body.inputs[i]], times)
     for i, tensor in enumerate(body.outputs):
         plan_outcome(planner, op, i, tensor, state.shardings[body.inputs[i]], times)
 
@@ -133,20 +130,16 @@ def plan_outcome(
     times: int,
     primal: Tensor | None = None,
 ) -> None:
-    """Plan a result of a loop or branch, which a tensor of its body becomes.
-
-    primal is the tensor that it is the gradient of, if the program does not say so itself.
-    """
+    """Plan a result of a loop or branch; primal is what it is the gradient of, if not stated."""
     tensor, state = op.outputs[i], planner.state
     state.pass_sum(inner, tensor)
     if inner in state.resting or (primal is not None and primal in state.resting):
         state.mark_resting(tensor)
     target = planner.sharding_of(primal if tensor.primal is None else tensor.primal)
     if target is None and not op.derived and tensor not in state.resting:
-        full, contested = planner.take_idle_axes(
-            tensor, natural.mapping, natural.whole, planner.layout
-        )
-        target = natural if contested else Sharding.of(full, natural.whole)
+        axes, whole = natural.mapping, natural.whole
+        full, contested = planner.take_idle_axes(tensor, axes, whole, planner.layout)
+        target = natural if contested else Sharding.of(full, whole)
     final = natural if target is None else target
     planner.place_result(op, tensor, natural, final.with_partial(()), times)
 
@@ -207,12 +200,10 @@ def _reads_rows(planner: Planner, reader: Op, i: int) -> bool:
 
 
 def sharding_of_row(planner: Planner, history: Tensor, row: Tensor, over: Dimension) -> Sharding:
-    """Return the sharding in which an iteration leaves a row of a history.
-
-    Partial sums are added up in every iteration, which saves memory, unless it saves communication
-    to add them up later: if they are small and better sent all at once, if an outer loop adds up
-    what this one makes, or if the sum ends up sharded along this loop.
-    """
+    """Return the sharding in which an iteration leaves a row of a history."""
+    # Partial sums are added up in every iteration, which saves memory, unless it saves
+    # communication to add them up later: if they are small and better sent all at once, if an
+    # outer loop adds up what this one makes, or if the sum ends up sharded along this loop.
     place = planner.state.shardings[row]
     size = place.local_elements(row.shape, planner.mesh) * row.itemsize
     if not place.partial or size < SMALL_ROW or is_accumulated(planner, history):

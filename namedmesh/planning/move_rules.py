@@ -14,40 +14,35 @@ from namedmesh.planning.rules import plan_constant
 
 
 def plan_sum(planner: Planner, op: Op, times: int) -> None:
-    """Plan a cotangent: terms that are sharded alike are added up before they move.
-
-    What XLA would add up, gather or move once for every term is so done once for all of them.
-    """
+    """Plan a cotangent: terms that are sharded alike are added up, and then move once for all."""
     state, tensor = planner.state, op.output
     if all(x in state.constants for x in op.inputs):
         plan_constant(planner, op, tensor)
         return
     target = planner.sharding_of(tensor.primal)
-    if len(op.inputs) == 1 and target is not None and not planner.uses.is_summand(tensor):
-        (term,) = op.inputs
-        if not state.is_pending(term):  # nothing to add up: it only moves
-            planner.move_operand(op, 0, target, times)
-            planner.place_result(op, tensor, target, target, times)
-            return
+    single = len(op.inputs) == 1 and not state.is_pending(op.inputs[0])
+    if single and target is not None and not planner.uses.is_summand(tensor):
+        planner.move_operand(op, 0, target, times)  # there is nothing to add up
+        planner.place_result(op, tensor, target, target, times)
+        return
     groups: dict[Sharding, list[int]] = {}
     for i, term in enumerate(op.inputs):
         if term not in state.accumulators and term not in state.constants:
             groups.setdefault(slice_term(planner, op, i, target, times), []).append(i)
     places = list(groups)
     base = places[0] if len(places) == 1 else target or places[0].with_partial(())
-    state.sum_groups[op] = []
     for place, members in groups.items():
         steps = planner.conversion(tensor, place, base)
         planner.record_moves(op, op.inputs[members[0]], steps, times)
-        state.sum_groups[op].append((tuple(members), steps))
+        state.add_group(op, members, steps)
     whole = base.with_partial(())
     for i, term in enumerate(op.inputs):
         if term in state.constants and term not in state.zeros:
             # Of partial sums, one device adds the constant and the others zero.
-            state.constant_uses[op, i] = whole
-            state.sum_groups[op].append(((i,), planner.conversion(tensor, whole, base)))
+            state.use_constant(op, i, whole)
+            state.add_group(op, [i], planner.conversion(tensor, whole, base))
         if term in state.accumulators:
-            state.sum_groups[op].append(((i,), []))
+            state.add_group(op, [i], [])
     accumulates = any(term in state.accumulators for term in op.inputs)
     stays = accumulates or planner.uses.is_summand(tensor)  # it moves when all of it is there
     final = base if stays or target is None else target
@@ -85,18 +80,13 @@ def plan_move(
             current = state.shardings[tensor].with_partial(())
         place = sharding_after_move(planner, tensor, current, take, give)
     else:
-        for axis in (axis for axes in exact.values() for axis in axes):
-            if axis not in planner.mesh.axes:
-                raise op.error(
-                    f"the mesh has no axis {axis!r}",
-                    str(tensor),
-                    f"mesh: {planner.mesh}",
-                    fix=did_you_mean(axis, planner.mesh.axes),
-                )
-        held = {
-            name: tuple(axis for axis in axes if planner.mesh.axes[axis] > 1)
-            for name, axes in exact.items()
-        }
+        sizes, held = planner.mesh.axes, {}
+        for name, axes in exact.items():
+            for axis in axes:
+                if axis not in sizes:
+                    problem, mesh = f"the mesh has no axis {axis!r}", f"mesh: {planner.mesh}"
+                    raise op.error(problem, str(tensor), mesh, fix=did_you_mean(axis, sizes))
+            held[name] = tuple(axis for axis in axes if sizes[axis] > 1)
         place = Sharding.of(held, frozenset(tensor.shape.names) - {*exact})
     if tensor in state.constants:
         plan_constant(planner, op, op.output, place)
@@ -140,10 +130,7 @@ def plan_pass_through(planner: Planner, op: Op, times: int) -> None:
 
 
 def plan_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str]) -> None:
-    """Pass through, and offer the kernel if it can run on each device's own shards.
-
-    It then reads the remaining operands, sharded as the results are; it is not worth a collective.
-    """
+    """Pass through, and offer the kernel if it can run on each device's own shards."""
     plan_pass_through(planner, op, times)
     state = planner.state
     axes: dict[str, tuple[str, ...]] = {}
@@ -154,15 +141,13 @@ def plan_kernel(planner: Planner, op: Op, times: int, parallel: Collection[str])
             return
     if any(used and name not in parallel for name, used in axes.items()):
         return
+    # It reads the remaining operands sharded as the results are, but is not worth a collective.
     wanted: dict[int, Sharding] = {}
-    for i, tensor in enumerate(op.inputs):
-        if i >= len(op.outputs):
-            own = {name: used for name, used in axes.items() if name in tensor.shape.names}
-            place = wanted[i] = Sharding.of(own)
-            if not place.divides(tensor.shape, planner.mesh) or not is_at_hand(
-                planner, tensor, place
-            ):
-                return
+    for i, tensor in [*enumerate(op.inputs)][len(op.outputs) :]:
+        place = wanted[i] = Sharding.of(axes).only(tensor.shape.names)
+        even = place.divides(tensor.shape, planner.mesh)
+        if not even or not is_at_hand(planner, tensor, place):
+            return
     for i, place in wanted.items():
         planner.move_operand(op, i, place, times)
     state.run_locally(op)

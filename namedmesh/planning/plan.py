@@ -13,8 +13,7 @@ from namedmesh.dims.mesh import Mesh
 from namedmesh.dims.sharding import Sharding
 from namedmesh.display.html import html_block, html_text
 from namedmesh.display.text import name_some
-from namedmesh.errors.errors import NamedMeshError, check_word
-from namedmesh.ir.format import format_value
+from namedmesh.errors.errors import check_word
 from namedmesh.ir.op import every_op
 from namedmesh.ir.operands import as_tuple
 from namedmesh.ir.program import Program
@@ -36,14 +35,13 @@ class Plan:
     """Every tensor's sharding and every collective, in names; knows nothing of TensorFlow.
 
     Attributes:
-        program: The program that is planned.
-        mesh: The devices it is planned for.
-        layout: Which dimensions are sharded over which mesh axes.
+        program: The program that is planned, for the devices of `mesh`.
+        layout: The mesh axes that dimensions are sharded over.
         params: The same for parameters and their slots at rest.
         shardings: The sharding of each tensor, as its readers find it.
         collectives: Every communication of a step, in order.
-        decisions: Which of several dimensions that want one axis gets it, if the program does not
-            say, and the tensors it was decided for.
+        decisions: What the program does not state: which of several dimensions gets an axis, and
+            the tensors it was decided for.
         warnings: What the layout leaves unused, in sentences.
         initializers: The plan of each variable's first value.
         placements: The compiler's notes, for lowering and costs; they change without notice.
@@ -71,19 +69,7 @@ class Plan:
     initializers: Mapping[str, Plan] = field(default_factory=lambda: MappingProxyType({}))
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """Return what one device's shard of a tensor takes, padding included.
-
-        Args:
-            tensor: A tensor of the program.
-
-        Returns:
-            The bytes.
-        """
-        if not isinstance(tensor, Tensor) or tensor not in self.shardings:
-            raise NamedMeshError(
-                f"{format_value(tensor)} is not a tensor of {self.program.name} that is planned",
-                fix="give e.g. plan.program.inputs['x']",
-            )
+        """Return the bytes of one device's shard of a tensor of the program, padding included."""
         return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
 
     @property
@@ -101,75 +87,37 @@ class Plan:
         return [one for plan in self.initializers.values() for one in plan.collectives]
 
     def of_phase(self, phase: str) -> list[Collective]:
-        """Return the collectives of one phase.
-
-        Args:
-            phase: forward, backward or update, which make up a step; or init.
-
-        Returns:
-            The collectives, in order.
-        """
+        """Return the collectives of a phase: forward, backward, update or init."""
         check_word("phase", phase, ALL_PHASES)
         if phase == "init":
             return self.initial_collectives
-        return [collective for collective in self.collectives if collective.phase == phase]
+        return [one for one in self.collectives if one.phase == phase]
 
     def count(self, kind: str, phase: str | None = None) -> int:
         """Count how many collectives of a kind one step runs.
 
         Args:
-            kind: Such as `AllReduce`.
+            kind: Such as `AllReduce`; in a loop it counts once for each iteration.
             phase: forward, backward or update alone; all of them by default.
-
-        Returns:
-            The count; a collective in a loop counts once for each iteration.
         """
         check_word("kind of collective", kind, KINDS)
         collectives = self.collectives if phase is None else self.of_phase(phase)
         return sum(one.times for one in collectives if one.kind == kind)
 
     def total_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes per device that one step communicates.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-
-        Returns:
-            The bytes.
-        """
+        """Return the bytes per device that phases communicate, those of a step by default."""
         return self._total("total_bytes", phases)
 
     def total_wire_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one device sends in one step, by the usual algorithms.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-
-        Returns:
-            The bytes.
-        """
+        """Return the bytes that one device sends in phases, by the usual algorithms."""
         return self._total("total_wire_bytes", phases)
 
     def total_host_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one host's devices send to other hosts in one step.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-
-        Returns:
-            The bytes; 0 for a mesh of one host.
-        """
+        """Return the bytes that one host's devices send to other hosts in phases."""
         return self._total("total_host_bytes", phases)
 
     def total_slice_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one slice's devices send to other slices in one step.
-
-        Args:
-            phases: A phase, or the phases to add up; by default those of a step.
-
-        Returns:
-            The bytes; 0 for a mesh of one slice.
-        """
+        """Return the bytes that one slice's devices send to other slices in phases."""
         return self._total("total_slice_bytes", phases)
 
     def _total(self, attribute: str, phases: str | Iterable[str]) -> int:
@@ -191,18 +139,13 @@ class Plan:
         for op in every_op(self.program.ops):
             for tensor in op.outputs:
                 inner = op.derived and tensor.primal is None
-                if tensor not in self.shardings or not len(tensor.shape) or inner:
+                sharding = self.shardings.get(tensor)
+                if sharding is None or not len(tensor.shape) or inner:
                     continue
-                sharding = self.shardings[tensor]
-                yield TensorRecord(
-                    tensor.label,
-                    f"{tensor.dtype}{sharding.text(tensor.shape)}",
-                    self.bytes_per_device(tensor),
-                    sharding.waste(tensor.shape, self.mesh),
-                    op.source,
-                    op.phase,
-                    op.scope.rstrip("/"),
-                )
+                place = f"{tensor.dtype}{sharding.text(tensor.shape)}"
+                size, waste = self.bytes_per_device(tensor), sharding.waste(tensor.shape, self.mesh)
+                scope = op.scope.rstrip("/")
+                yield TensorRecord(tensor.label, place, size, waste, op.source, op.phase, scope)
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as values that JSON has: where tensors lie, collectives and totals.
@@ -223,8 +166,7 @@ class Plan:
         Args:
             path: The file to write.
             target: What `nm.cost` takes; the file then has time and memory of a step there too.
-            lines: Whether sources have line numbers. Without, an edit changes the file only where
-                it changes the plan.
+            lines: Whether sources have line numbers, which edits elsewhere change.
         """
         import namedmesh as nm  # costs are computed by a room that imports this one
 
@@ -232,12 +174,7 @@ class Plan:
         PlanRecord.of_plan(self, cost).save(path, lines=lines)
 
     def report(self, path: str | os.PathLike, **options: Any) -> None:
-        """Write the plan as one HTML page, as `nm.report` does.
-
-        Args:
-            path: The file to write.
-            **options: What `nm.report` takes besides: target, audit, beside.
-        """
+        """Write the plan as one HTML page; options are those of `nm.report`."""
         import namedmesh as nm  # reports are written by a room that imports this one
 
         nm.report(self, path, **options)
@@ -246,9 +183,8 @@ class Plan:
         """Return the title of the plan, then notes, decisions and warnings."""
         params = f", params {self.params.text!r}" if self.params != self.layout else ""
         header = f"plan of {self.program.name} on {self.mesh}, layout {self.layout.text!r}{params}"
-        decided = [
-            f"{text} ({name_some(tensors)})" for text, tensors in sorted(self.decisions.items())
-        ]
+        decisions = sorted(self.decisions.items())
+        decided = [f"{text} ({name_some(tensors)})" for text, tensors in decisions]
         warned = [f"warning: {sentence}" for sentence in self.warnings]
         return header, [*self.program.notes, *decided, *warned]
 

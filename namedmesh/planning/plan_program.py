@@ -70,27 +70,26 @@ def plan(
     *,
     conflicts: str = "error",
 ) -> Plan:
-    """Decide where every tensor of a program lies, and with that every collective.
+    """Decide the sharding of every tensor of a program, and with that every collective.
 
     Needs no devices and neither TensorFlow nor jax.
 
     Args:
         program: What `nm.trace` returned.
         mesh: The devices, along named axes.
-        layout: Which dimensions lie on which mesh axes, as text ('group:data+expert,
+        layout: The mesh axes that dimensions are sharded over, as text ('group:data+expert,
             expert:expert'), a dict or a Layout.
         params: The same for parameters, their gradients and slots at rest, where it differs;
             `!*scale` in it exempts parameters by name.
-        conflicts: What happens where operands of an op hold one axis on different dimensions:
-            `error` lists every way out with its price; `cheapest` takes the cheapest, and
-            `plan.decisions` says so.
+        conflicts: Where operands of an op want one axis for different dimensions, `error` lists
+            every fix with its price, and `cheapest` takes the cheapest: see `plan.decisions`.
 
     Returns:
         The plan of a step and of the variables' initialisation.
 
     Raises:
         NamedMeshError: The layout names what is not there.
-        LayoutConflict: Two operands of an op hold one axis on different dimensions.
+        LayoutConflict: Two operands of an op want one axis for different dimensions.
 
     Warns of mesh axes and mapped dimensions that nothing uses, and of padding above a tenth.
 
@@ -105,9 +104,8 @@ def plan(
     """
     planner = _plan_step(program, mesh, layout, params, conflicts)
     step = planner.make_plan()
-    initializers = {
-        name: _plan_initializer(step, name, planner.take_cheapest) for name in program.variables
-    }
+    cheapest = planner.take_cheapest
+    initializers = {name: _plan_initializer(step, name, cheapest) for name in program.variables}
     warnings = tuple(find_waste(step, planner.state.resting))
     step = replace(step, warnings=warnings, initializers=MappingProxyType(initializers))
     warn_of(step)
@@ -122,11 +120,7 @@ def plan_step(
 
 
 def _plan_step(
-    program: Program,
-    mesh: Mesh,
-    layout: LayoutLike,
-    params: LayoutLike | None,
-    conflicts: str,
+    program: Program, mesh: Mesh, layout: LayoutLike, params: LayoutLike | None, conflicts: str
 ) -> RulePlanner:
     """Plan a step, and return the planner of the last pass."""
     if not isinstance(program, Program):
@@ -139,20 +133,15 @@ def _plan_step(
         fix = "write e.g. mesh=nm.Mesh(data=8)"
         raise NamedMeshError(f"mesh={mesh!r} is not a Mesh", fix=fix)
     check_word("way with conflicts", conflicts, CONFLICTS)
-    layout = Layout(layout)
-    at_rest = layout if params is None else Layout(params)
+    layout, at_rest = Layout(layout), None if params is None else Layout(params)
     layout.check(mesh, program.dims)
-    if params is not None:
-        at_rest.check(
-            mesh, program.resting_dims, "params layout", "parameter", "program.resting_dims"
-        )
-    _check_exempt(program, layout, at_rest)
-    separate = None if params is None else at_rest
-    yielded: dict[Default, str] = {}
+    if at_rest is not None:
+        dims = program.resting_dims
+        at_rest.check(mesh, dims, "params layout", "parameter", "program.resting_dims")
+    _check_exempt(program, layout, at_rest or layout)
+    cheapest, yielded = conflicts == "cheapest", dict[Default, str]()
     while True:
-        planner = RulePlanner(
-            program, mesh, layout, separate, "", conflicts == "cheapest", dict(yielded)
-        )
+        planner = RulePlanner(program, mesh, layout, at_rest, "", cheapest, dict(yielded))
         yielding = planner.state.yielding
         try:
             planner.plan_program()
@@ -182,9 +171,8 @@ def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
             fix="exempt names in params=, the layout of parameters at rest",
         )
     names = [name for name, variable in program.variables.items() if variable.at_rest]
-    unused = [
-        pattern for pattern in params.exempt if not any(map(Layout({}, [pattern]).exempts, names))
-    ]
+    exempts = {pattern: Layout({}, [pattern]).exempts for pattern in params.exempt}
+    unused = [pattern for pattern, matches in exempts.items() if not any(map(matches, names))]
     if unused:
         raise NamedMeshError(
             f"params exempts {', '.join(map(repr, unused))}, which no parameter is called",
@@ -195,7 +183,7 @@ def _check_exempt(program: Program, layout: Layout, params: Layout) -> None:
 
 
 def _suggest_pattern(pattern: str, names: Sequence[str]) -> str:
-    """Return the closest ending of a name for a pattern, or says how patterns are written."""
+    """Return the closest ending of a name for a pattern, or how patterns are written."""
     words = {name.rpartition("/")[2] for name in names}
     endings = {*words, *(word.rpartition("_")[2] for word in words)}
     close = difflib.get_close_matches(pattern.strip("*/"), sorted(endings), n=1)

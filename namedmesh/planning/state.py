@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, TypeAlias
 
@@ -157,6 +158,33 @@ class PlanState(Placements):
     def placements(self) -> Placements:
         """Return what remains when the plan is made."""
         return Placements(**{one.name: getattr(self, one.name) for one in fields(Placements)})
+
+    def capture(self, argument: Tensor, loop: Op, operand: int, times: int) -> None:
+        """Note that a loop gives its body an operand unchanged."""
+        self.captures[argument] = Capture(loop, operand, times)
+
+    def mark_invariant(self, tensors: Iterable[Tensor], times: int) -> None:
+        """Note what every iteration of a loop makes alike, and how often the loop runs."""
+        self.invariant.update(dict.fromkeys(tensors, times))
+
+    @contextmanager
+    def in_open_loop(self) -> Iterator[None]:
+        """Plan what is planned inside as part of a loop of unknown length."""
+        self.open_loops += 1
+        yield
+        self.open_loops -= 1
+
+    def use_constant(self, owner: object, i: int, place: Sharding) -> None:
+        """Note where a reader makes a constant."""
+        self.constant_uses[owner, i] = place
+
+    def add_group(self, op: Op, members: Iterable[int], steps: list[Transfer]) -> None:
+        """Note operands of a sum that are added up first, and the moves of what they make."""
+        self.sum_groups.setdefault(op, []).append((tuple(members), steps))
+
+    def yield_default(self, default: Default, name: str) -> None:
+        """Leave an axis to another dimension in the next pass."""
+        self.yielding[default] = name
 
     def bind(self, argument: Tensor, sharding: Sharding) -> None:
         """Give an argument of a body its sharding."""

@@ -44,26 +44,21 @@ def format_totals(phases: Mapping[str, Sequence[Collective]], mesh: Mesh) -> lis
         for one in collectives:
             kinds[one.kind] += one.times
         text = ", ".join(f"{count} {kind}" for kind, count in kinds.items()) or "nothing"
-        text += f", {human(sum(one.total_bytes for one in collectives))} per device"
+        text += f", {human(_sum_up(collectives, 'bytes'))} per device"
         if collectives:
-            sent = sum(one.total_wire_bytes for one in collectives)
+            sent = _sum_up(collectives, "wire_bytes")
             text += f", {human(sent)} on the wire"
             for block, count in mesh.blocks.items():
-                leaving = human(_sum_crossing(collectives, block))
+                leaving = human(_sum_up(collectives, f"{block}_bytes"))
                 all_sent = human(sent * (mesh.devices // count))
                 text += f"; of a {block}'s {all_sent}, {leaving} go to other {block}s"
         lines.append(f"  total {phase}: {text}")
     return lines
 
 
-def _crossing_cells(one: Collective, mesh: Mesh) -> list[str]:
-    """Return what leaves a host and a slice each time, if there are several."""
-    return [human(getattr(one, f"{block}_bytes")) for block in mesh.blocks]
-
-
-def _sum_crossing(collectives: Iterable[Collective], block: str) -> int:
-    """Return what leaves a host, or a slice, in all runs of some collectives."""
-    return sum(getattr(one, f"total_{block}_bytes") for one in collectives)
+def _sum_up(collectives: Iterable[Collective], size: str) -> int:
+    """Add up a size, such as wire_bytes, over all runs of some collectives."""
+    return sum(getattr(one, f"total_{size}") for one in collectives)
 
 
 def format_plan_html(
@@ -72,32 +67,21 @@ def format_plan_html(
     """Format a plan for notebooks: totals, and collectives and tensors that unfold."""
     crossing = tuple(f"leaves a {block}" for block in mesh.blocks)
     sizes = ("collectives", "bytes/device", "on the wire", *crossing, "times")
-    totals = [
-        (
-            phase,
-            f"{sum(one.times for one in ones):,}",
-            human(sum(one.total_bytes for one in ones)),
-            human(sum(one.total_wire_bytes for one in ones)),
-            *(human(_sum_crossing(ones, block)) for block in mesh.blocks),
-        )
-        for phase, ones in phases.items()
-        if ones
-    ]
+    totals, rows = [], []
+    for phase, ones in phases.items():
+        rows += [_collective_cells(phase, one, mesh) for one in ones]
+        count, sums = sum(one.times for one in ones), ("bytes", "wire_bytes")
+        sent = [_sum_up(ones, size) for size in (*sums, *(f"{b}_bytes" for b in mesh.blocks))]
+        totals += [(phase, f"{count:,}", *map(human, sent))] if ones else []
     named = [
         (row.tensor, human(row.bytes_per_device), row.place, str(row.source))
         for row in dict.fromkeys(tensors)
     ]
-    rows = [_collective_cells(phase, one, mesh) for phase, ones in phases.items() for one in ones]
-    sent = ("on the wire", *crossing, "times")
-    head = ("phase", "collective", "axes", "tensor", *sent, "scope", "line")
-    heads = (("phase", *sizes[:-1]), head, ("tensor", "bytes/device", "dims", "line"))
-    summary, collectives, placed = (
-        html_table(head, cells, sizes)
-        for head, cells in zip(heads, (totals, rows, named), strict=True)
-    )
+    head = ("phase", "collective", "axes", "tensor", *sizes[2:], "scope", "line")
+    placed = html_table(("tensor", "bytes/device", "dims", "line"), named, sizes)
     return [
-        summary,
-        html_details(f"{len(rows):,} collectives", collectives),
+        html_table(("phase", *sizes[:-1]), totals, sizes),
+        html_details(f"{len(rows):,} collectives", html_table(head, rows, sizes)),
         html_details(f"{len(named):,} tensors, with the axes that their dimensions hold", placed),
     ]
 
@@ -106,5 +90,6 @@ def _collective_cells(phase: str, one: Collective, mesh: Mesh) -> tuple[str, ...
     """Return a collective as a row of a table."""
     axes = "+".join(one.axes) + (f" {one.hop.direction}" if one.hop else "")
     line, times = f"{one.source}: {one.source.code}", format_times(one.times, one.open_ended)
-    sent = (human(one.wire_bytes), *_crossing_cells(one, mesh), times)
+    crossing = (human(getattr(one, f"{block}_bytes")) for block in mesh.blocks)
+    sent = (human(one.wire_bytes), *crossing, times)
     return phase, one.kind, axes, one.tensor, *sent, one.scope, line

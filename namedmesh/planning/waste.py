@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Collection, Iterator
 
-from namedmesh.dims.layout import Layout
 from namedmesh.errors.source import caller
 from namedmesh.ir.op import every_op
 from namedmesh.ir.tensor import Tensor
@@ -31,9 +30,8 @@ def warn_of(plan: Plan) -> None:
 
 def _find_idle_axes(plan: Plan) -> Iterator[str]:
     """Find mesh axes that no dimension is mapped to."""
-    used = {
-        a for layout in (plan.layout, plan.params) for n in layout.rules for a in layout.axes(n)
-    }
+    layouts = (plan.layout, plan.params)
+    used = {axis for one in layouts for name in one.rules for axis in one.axes(name)}
     for axis, size in plan.mesh.axes.items():
         if size > 1 and axis not in used:
             yield (
@@ -44,25 +42,16 @@ def _find_idle_axes(plan: Plan) -> Iterator[str]:
 
 def _find_whole_dims(plan: Plan, resting: Collection[Tensor]) -> Iterator[str]:
     """Find dimensions that no tensor has on the axis the layout maps them to."""
-    held = {
-        (name, axis)
-        for place in plan.shardings.values()
-        for name, axes in place.held
-        for axis in axes
-    }
-    layouts: list[tuple[str, Layout]] = [("layout", plan.layout)]
-    if plan.params is not plan.layout:
-        layouts.append(("params layout", plan.params))
-    for label, layout in layouts:
-        at_rest = layout is not plan.layout
+    dims = {dim for place in plan.shardings.values() for dim in place.held}
+    held = {(name, axis) for name, axes in dims for axis in axes}
+    for label, layout in {"layout": plan.layout, "params layout": plan.params}.items():
+        at_rest = label == "params layout"
+        if at_rest and plan.params is plan.layout:
+            continue
+        chosen = [tensor for tensor in plan.shardings if tensor in resting or not at_rest]
         for name in layout.rules:
-            tensors = [
-                tensor
-                for tensor in plan.shardings
-                if (tensor in resting or not at_rest)
-                and tensor.shape.named(name)
-                and tensor.shape.size_of(name) > 1
-            ]
+            named = (tensor for tensor in chosen if tensor.shape.named(name))
+            tensors = [tensor for tensor in named if tensor.shape.size_of(name) > 1]
             for axis in layout.axes(name) if tensors else ():
                 if plan.mesh.axes[axis] > 1 and (name, axis) not in held:
                     first = tensors[0]
@@ -98,9 +87,9 @@ def _find_padding(plan: Plan) -> Iterator[str]:
 def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
     """Find split dimensions that a loop takes by blocks, on whose axes it has nothing else."""
     for loop in every_op(plan.program.ops):
-        if loop.loop is None or loop.loop.over is None:
+        over = None if loop.loop is None else loop.loop.over
+        if over is None:
             continue
-        over = loop.loop.over
         places = [plan.shardings[y] for y in loop.outputs if y in plan.shardings]
         busy = {axis for place in places for axis in place.used}
         for x in dict.fromkeys(loop.inputs):
@@ -109,10 +98,8 @@ def _find_gathered_blocks(plan: Plan) -> Iterator[str]:
                 continue
             (source,), place = maker.inputs, plan.shardings[maker.inputs[0]]
             for dim in source.shape:
-                idle = (
-                    [a for a in place.axes(dim.name) if a not in busy] if dim not in x.shape else []
-                )
-                if idle:
+                idle = [axis for axis in place.axes(dim.name) if axis not in busy]
+                if idle and dim not in x.shape:
                     yield (
                         f"{source.label} is split along {dim} over {'+'.join(idle)}, but a loop "
                         f"takes it by blocks ({over}): it is gathered, and these "
