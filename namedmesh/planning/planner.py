@@ -21,14 +21,7 @@ Axes = dict[str, tuple[str, ...]]  # the mesh axes that each dimension is sharde
 
 
 class Planner(ABC):
-    """One pass over a program, which fills in its state.
-
-    Attributes:
-        layout: The layout of tensors in use; `params` is that of parameters at rest.
-        separate: Whether the two differ.
-        take_cheapest: Whether a conflict is solved by the cheapest move, and is not an error.
-        yielded: Axes that earlier passes found to be better left to other operands.
-    """
+    """One pass over a program, which fills in its state."""
 
     def __init__(
         self,
@@ -41,8 +34,10 @@ class Planner(ABC):
         yielded: Mapping[Default, str] = MappingProxyType({}),
     ):
         self.program, self.mesh, self.layout = program, mesh, layout
+        # The layout of parameters at rest, and whether it differs from that of tensors in use.
         self.params, self.separate = params or layout, params is not None
-        self.take_cheapest, self.yielded = take_cheapest, yielded
+        self.take_cheapest = take_cheapest  # a conflict is solved by the cheapest move, no error
+        self.yielded = yielded  # axes that earlier passes found better left to other operands
         self.uses = Uses.of_program(program, label)
         self.state = PlanState(self.uses.names, self.uses.producers)
 
@@ -117,10 +112,7 @@ class Planner(ABC):
         whole: frozenset[str],
         layout: Layout,
     ) -> tuple[Axes, dict[str, list[str]]]:
-        """Shard dimensions over the idle axes that the layout maps them to.
-
-        Returns the axes, and those that stay idle because several dimensions are mapped to them.
-        """
+        """Shard dimensions over idle axes of the layout; return those that several want, too."""
         busy = {axis for used in axes.values() for axis in used}
         wanted: dict[str, list[str]] = {}
         for dim in tensor.shape:
@@ -147,14 +139,9 @@ class Planner(ABC):
     def rests(self, op: Op) -> bool:
         """Return whether an op works on parameters, slots and gradients alone, where they rest."""
         state = self.state
-        ranked = [
-            tensor
-            for tensor in op.inputs
-            if len(tensor.shape)
-            and tensor not in state.constants
-            and tensor not in state.accumulators
-        ]
-        return bool(ranked) and all(tensor in state.resting for tensor in ranked)
+        ranked = {tensor for tensor in op.inputs if len(tensor.shape)}
+        ranked -= state.constants.keys() | state.accumulators
+        return bool(ranked) and ranked <= state.resting
 
     def sharding_in_use(self, op: Op, i: int, rests: bool) -> Sharding:
         """Return the sharding in which an op would read an operand, before operands agree."""
@@ -186,16 +173,20 @@ class Planner(ABC):
     def move_operand(self, op: Op, i: int, target: Sharding, times: int) -> None:
         """Move an operand to the sharding in which the op reads it."""
         tensor, state = op.inputs[i], self.state
-        if tensor in state.constants:
-            state.constant_uses[op, i] = target
-            return
-        steps = self.conversion(tensor, state.shardings[tensor], target)
+        steps = self._find_moves(op, i, tensor, target)
         if steps:
             state.operand_moves[op, i] = steps
             if tensor in state.captures and any(step.kind != "Slice" for step in steps):
                 self.move_capture(tensor, target)
             else:
                 self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
+
+    def _find_moves(self, owner: object, i: int, tensor: Tensor, to: Sharding) -> list[Transfer]:
+        """Return the moves of a tensor for one reader; constants are made where they are read."""
+        if tensor in self.state.constants:
+            self.state.use_constant(owner, i, to)
+            return []
+        return self.conversion(tensor, self.state.shardings[tensor], to)
 
     def new_steps(self, tensor: Tensor, steps: Sequence[Transfer]) -> Sequence[Transfer]:
         """Return the moves that were not made for another reader, and note them."""
@@ -224,16 +215,11 @@ class Planner(ABC):
         self, owner: object, i: int, tensor: Tensor, target: Sharding, times: int
     ) -> None:
         """Move a result of the program or of a body to the sharding in which it is wanted."""
-        state = self.state
-        if tensor in state.constants:
-            state.constant_uses[owner, i] = target
-            return
-        steps = self.conversion(tensor, state.shardings[tensor], target)
+        steps = self._find_moves(owner, i, tensor, target)
         if steps:
-            state.result_moves[owner, i] = steps
-            self.record_moves(
-                self.uses.producers[tensor], tensor, self.new_steps(tensor, steps), times
-            )
+            self.state.result_moves[owner, i] = steps
+            op = self.uses.producers[tensor]
+            self.record_moves(op, tensor, self.new_steps(tensor, steps), times)
 
     def place_result(
         self,
@@ -244,10 +230,7 @@ class Planner(ABC):
         times: int,
         reduced: Sequence[Sequence[str]] = (),
     ) -> None:
-        """Decide the sharding of an op's result: as the op makes it, and as readers find it.
-
-        reduced has the groups of axes along which XLA itself adds up the result.
-        """
+        """Decide the sharding of an op's result: as the op makes it, and as readers find it."""
         state, uses = self.state, self.uses
         if natural.partial:
             state.name_sum(tensor, op, op.inputs)
@@ -261,10 +244,11 @@ class Planner(ABC):
         state.natural[tensor], state.shardings[tensor] = natural, final
         state.moves[tensor] = steps
         elements = natural.local_elements(tensor.shape, self.mesh)
-        for axes in reduced:
+        for axes in reduced:  # groups of axes along which XLA itself adds up the result
             scattered = bool(steps) and steps[0].kind == "Slice" and {*steps[0].axes} == {*axes}
             kind = "ReduceScatter" if scattered else "AllReduce"
-            self.record_collective(op, tensor, kind, axes, elements, times, dtype=op.summed_in)
+            sum_up = Transfer(kind, tuple(axes), natural, elements)
+            self.record_collective(op, tensor, sum_up, times, dtype=op.summed_in)
         self.record_moves(op, tensor, steps, times)
         primal = self.planned_form(tensor.primal)
         if primal is not None:
@@ -283,37 +267,32 @@ class Planner(ABC):
                     owner = self.state.sum_owners.get(tensor, op)
                     label = self.state.sum_names.get(tensor, label)
                 ends = (step.source, step.result)
-                self.record_collective(
-                    owner, tensor, step.kind, step.axes, step.elements, times, label, ends=ends
-                )
+                self.record_collective(owner, tensor, step, times, label, way=ends)
 
     def record_collective(
         self,
         op: Op,
         tensor: Tensor,
-        kind: str,
-        axes: Sequence[str],
-        elements: int,
+        step: Transfer,
         times: int,
         label: str | None = None,
         dtype: str | None = None,
-        hop: Hop | None = None,
-        ends: tuple[Sharding, Sharding] | None = None,
+        way: Hop | tuple[Sharding, Sharding] | None = None,
     ) -> None:
-        """Record one collective; ends are the shardings before and after it."""
+        """Record one collective; its way is a hop, or the shardings before and after it."""
         dtype, mesh, names = dtype or tensor.dtype, self.mesh, self.uses.names
-        ordered = tuple(axis for axis in mesh.axes if axis in axes)
-        size = elements * BYTES.get(dtype, 1)
+        ordered = tuple(axis for axis in mesh.axes if axis in step.axes)
+        size = step.elements * BYTES.get(dtype, 1)
         host_bytes, slice_bytes = (
-            count_crossing_bytes(kind, size, ordered, mesh, blocks, hop or ends)
+            count_crossing_bytes(step.kind, size, ordered, mesh, blocks, way)
             for blocks in (mesh.hosts, mesh.slices)
         )
         producer = self.uses.binders.get(tensor) or self.uses.producers.get(tensor)
         self.state.collectives.append(
             Collective(
-                kind=kind,
+                kind=step.kind,
                 axes=ordered,
-                elements=elements,
+                elements=step.elements,
                 dtype=dtype,
                 bytes=size,
                 times=times,
@@ -326,7 +305,7 @@ class Planner(ABC):
                 scope=op.scope.rstrip("/"),
                 producer=names[producer] if producer else "",
                 times_outside=self.state.invariant.get(tensor, 0),
-                hop=hop,
+                hop=way if isinstance(way, Hop) else None,
                 host_bytes=host_bytes,
                 slice_bytes=slice_bytes,
             )

@@ -1,15 +1,12 @@
-"""The rule of ordinary ops: operands agree on a sharding, results inherit it by name.
-
-Sums over a sharded dimension are left partial: devices add them up once, and late.
-"""
+"""The rule of ordinary ops: operands agree on a sharding, results inherit it by name."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 
 from namedmesh.dims.layout import Layout
-from namedmesh.dims.sharding import Sharding
+from namedmesh.dims.sharding import Sharding, Transfer
 from namedmesh.errors.errors import name_all, suggest_names
 from namedmesh.ir.op import Op
 from namedmesh.ir.placement import Placement, Shards
@@ -32,7 +29,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     agreement = Agreement(planner, op, asked, target)
     claims = agreement.find_axes(places)
     agreement.shard_constants(claims)
-    renamed = rename_axes(planner, op, claims, asked.renames, target)
+    renamed = rename_axes(agreement, claims)
     axes = claims | renamed
     state.continue_sums(op)
     # Partial sums of operands pass through linear ops; the op may leave sums of its own.
@@ -46,8 +43,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
     for i, tensor in enumerate(op.inputs):
         if tensor not in state.accumulators:
             own = {name: used for name, used in claims.items() if name in tensor.shape.names}
-            place = Sharding.of(own, places[i].whole)
-            place = place.with_partial(passing) if i in carriers else place
+            place = Sharding.of(own, places[i].whole, passing if i in carriers else ())
             planner.move_operand(op, i, place, times)
     for tensor in op.outputs:
         # A result that keeps a dimension the op reduces over, as one of several may, is no sum.
@@ -57,7 +53,7 @@ def plan_by_name(planner: Planner, op: Op, times: int) -> None:
         # On a device's own shard, a dimension made of others is made whole.
         whole = asked.whole | ({*asked.renames.values()} - {*renamed} if partial else set())
         others = [used for used in reduced if not kept & {*used}]
-        plan_result(planner, op, tensor, axes, whole, places, sums, others, times)
+        plan_result(agreement, tensor, axes, whole, places, sums, others, times)
     if exchanged:
         record_exchanges(planner, op, axes, times)
     state.close_accumulators(op)
@@ -69,9 +65,8 @@ def record_exchanges(planner: Planner, op: Op, axes: Axes, times: int) -> None:
     for one in op.exchanges(shards) or ():
         used, tensor = axes[one.dim], op.inputs[one.operand]
         hop = one.hop and dataclasses.replace(one.hop, axes=used)
-        planner.record_collective(
-            op, tensor, one.kind, used, one.elements, times, None, one.dtype, hop
-        )
+        sent = Transfer(one.kind, used, Sharding(), one.elements)
+        planner.record_collective(op, tensor, sent, times, dtype=one.dtype, way=hop)
 
 
 def check_placement(op: Op, asked: Placement) -> None:
@@ -89,24 +84,16 @@ def check_placement(op: Op, asked: Placement) -> None:
         )
 
 
-def rename_axes(
-    planner: Planner,
-    op: Op,
-    claims: Axes,
-    renames: Mapping[str, str],
-    target: Sharding | None,
-) -> Axes:
-    """Pass axes on to the dimensions that take others' places; drop claims that cannot pass.
-
-    They pass where the layout, or the place that the result is wanted in, shards the new dimension
-    over them: a dimension that the layout does not map stays whole.
-    """
-    renamed = {}
-    for old, new in renames.items():
+def rename_axes(agreement: Agreement, claims: Axes) -> Axes:
+    """Pass axes on to the dimensions that take others' places; drop claims that cannot pass."""
+    # They pass where the layout, or the place that the result is wanted in, shards the new
+    # dimension over them: a dimension that the layout does not map stays whole.
+    planner, renamed = agreement.planner, {}
+    for old, new in agreement.asked.renames.items():
         axes = claims.get(old, ())
-        legal = [planner.layout_axes(planner.layout_of(op), new)]
-        if target is not None:
-            legal.append(target.axes(new))
+        legal = [planner.layout_axes(planner.layout_of(agreement.op), new)]
+        if agreement.target is not None:
+            legal.append(agreement.target.axes(new))
         if axes and any(candidate[: len(axes)] == axes for candidate in legal):
             renamed[new] = axes
         else:
@@ -115,8 +102,7 @@ def rename_axes(
 
 
 def plan_result(
-    planner: Planner,
-    op: Op,
+    agreement: Agreement,
     tensor: Tensor,
     axes: Axes,
     needs_whole: frozenset[str] | set[str],
@@ -126,53 +112,44 @@ def plan_result(
     times: int,
 ) -> None:
     """Decide one result: what it inherits, and the axes that new dimensions and others take."""
+    planner, op = agreement.planner, agreement.op
     names, layout = tensor.shape.names, planner.layout_of(op)
     natural = {name: used for name, used in axes.items() if name in names}
     whole = frozenset(name for place in places for name in place.whole if name in names)
     known = {name for x in op.inputs for name in x.shape.names} | {*axes} | needs_whole
     fresh = [name for name in names if name not in known]
 
-    def place(natural: Axes, final: Sharding) -> None:
-        made = natural_sharding(planner, op, tensor, natural, fresh, whole)
-        planner.place_result(op, tensor, made.with_partial(partial), final, times, reduced)
+    def natural_sharding() -> Sharding:
+        """Return what the op makes directly; shards of new dims are even on a device's own."""
+        held = natural
+        if op.manual or op in planner.state.local_ops:
+            size, ways = tensor.shape.size_of, planner.mesh.size
+            uneven = [n for n in fresh if n in held and size(n) % ways(held[n])]
+            held = {name: used for name, used in held.items() if name not in uneven}
+        return Sharding.of(held, whole)
 
     inherited = Sharding.of(natural, whole)
     target = planner.sharding_of(tensor.primal)
     if any(x in planner.state.accumulators for x in op.inputs):
-        place(natural, inherited)  # a sum that a loop carries moves when the loop is over
+        final = inherited  # a sum that a loop carries moves when the loop is over
     elif target is not None:
         busy = {axis for used in (*natural.values(), *reduced, partial) for axis in used}
         for name in fresh:
             natural[name] = tuple(axis for axis in target.axes(name) if axis not in busy)
-        made = natural_sharding(planner, op, tensor, natural, fresh, whole)
         # Terms of a cotangent are added up before they are moved.
-        place(natural, made if planner.uses.is_summand(tensor) else target)
+        final = natural_sharding() if planner.uses.is_summand(tensor) else target
     elif op.derived or planner.rests(op):
-        place(natural, inherited)
+        final = inherited
     else:
         whole -= find_scattered(planner, tensor, whole, partial, layout)
         full, contested = planner.take_idle_axes(tensor, natural, whole, layout)
-        if contested:
-            full = decide_contested(planner, op, tensor, full, contested, layout)
+        for axis, rivals in contested.items():
+            full = decide_contested(planner, op, tensor, full, axis, rivals)
         if not reduced and not partial:
             natural |= {name: full[name] for name in fresh if name in full}
-        place(natural, Sharding.of(full, whole))
-
-
-def natural_sharding(
-    planner: Planner,
-    op: Op,
-    tensor: Tensor,
-    axes: Axes,
-    fresh: Iterable[str],
-    whole: frozenset[str],
-) -> Sharding:
-    """Return what an op can make directly: manual ops split new dims only where they divide."""
-    if op.manual or op in planner.state.local_ops:
-        size = tensor.shape.size_of
-        uneven = [n for n in fresh if n in axes and size(n) % planner.mesh.size(axes[n])]
-        axes = {name: used for name, used in axes.items() if name not in uneven}
-    return Sharding.of(axes, whole)
+        final = Sharding.of(full, whole)
+    made = natural_sharding().with_partial(partial)
+    planner.place_result(op, tensor, made, final, times, reduced)
 
 
 def find_scattered(
@@ -206,24 +183,14 @@ def plan_constant(planner: Planner, op: Op, tensor: Tensor, place: Sharding | No
 
 
 def decide_contested(
-    planner: Planner,
-    op: Op,
-    tensor: Tensor,
-    axes: Axes,
-    contested: Mapping[str, list[str]],
-    layout: Layout,
+    planner: Planner, op: Op, tensor: Tensor, axes: Axes, axis: str, names: Sequence[str]
 ) -> Axes:
-    """Give an axis that two dimensions want to the one a reader expects, or the layout has first.
-
-    After the forward pass, an axis stays idle if no reader expects it.
-    """
-    for axis, names in contested.items():
-        name = find_expected_dim(planner, tensor, axis, names)
-        if name is None and not op.constant and op.phase == "forward":
-            name = planner.prefer(tensor, axis, names, layout)
-        if name is not None:
-            axes = planner.assign_axis(axes, name, axis, layout)
-    return axes
+    """Give a contested axis to the dimension a reader expects, or that the layout has first."""
+    layout, name = planner.layout_of(op), find_expected_dim(planner, tensor, axis, names)
+    # After the forward pass, an axis stays idle if no reader expects it.
+    if name is None and not op.constant and op.phase == "forward":
+        name = planner.prefer(tensor, axis, names, layout)
+    return axes if name is None else planner.assign_axis(axes, name, axis, layout)
 
 
 def find_expected_dim(
@@ -253,7 +220,7 @@ def find_expected_dim(
 
 
 def find_sums(
-    planner: Planner, op: Op, asked: Placement, axes: Mapping[str, tuple[str, ...]]
+    planner: Planner, op: Op, asked: Placement, axes: Axes
 ) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Split the axes an op reduces over: those with partial sums, and those XLA reduces over."""
     groups = [axes[name] for name in sorted(asked.reduced) if name in axes]
@@ -262,13 +229,9 @@ def find_sums(
     return (), groups
 
 
-def find_passing_axes(
-    planner: Planner, op: Op, axes: Mapping[str, tuple[str, ...]]
-) -> tuple[str, ...]:
-    """Return the axes along which partial sums of operands become partial sums of the result.
-
-    An op that is not linear, or that would make them larger, needs them added up first.
-    """
+def find_passing_axes(planner: Planner, op: Op, axes: Axes) -> tuple[str, ...]:
+    """Return the axes along which partial sums of operands become partial sums of the result."""
+    # An op that is not linear, or that would make them larger, needs them added up first.
     state = planner.state
     carriers = find_carriers(planner, op)
     pending = [state.pending_axes(x) if i in carriers else () for i, x in enumerate(op.inputs)]
@@ -286,18 +249,16 @@ def find_passing_axes(
     # to it: the sum is then added up once, at its end.
     running = op.output in state.running_sums or not len(op.output.shape)
     allowed = fits or (op.elementwise and running and planner.uses.count_uses(op.output) == 1)
-    place, mesh = Sharding.of(dict(axes)), planner.mesh
+    place, mesh = Sharding.of(axes), planner.mesh
     summed = [x for x, one in zip(op.inputs, pending, strict=True) if one]
     before = sum(place.local_elements(x.shape, mesh) for x in summed)
     return passing if allowed and place.local_elements(op.output.shape, mesh) <= before else ()
 
 
 def find_carriers(planner: Planner, op: Op) -> set[int]:
-    """Return the operands that may be partial sums when the op runs.
-
-    A product is linear in each of its operands, but not in several at once: the largest stays
-    partial, and the others are added up before.
-    """
+    """Return the operands that may be partial sums when the op runs."""
+    # A product is linear in each of its operands, but not in several at once: the largest stays
+    # partial, and the others are added up before.
     pending = {i for i, x in enumerate(op.inputs) if planner.state.pending_axes(x)}
     groups = [group for group in op.linear_in if op.late_sums and not pending.isdisjoint(group)]
     largest = lambda group: max(op.inputs[i].shape.elements for i in pending.intersection(group))
@@ -318,7 +279,7 @@ def is_accumulated(planner: Planner, tensor: Tensor) -> bool:
     return False
 
 
-def divides(planner: Planner, op: Op, axes: Mapping[str, tuple[str, ...]]) -> bool:
+def divides(planner: Planner, op: Op, axes: Axes) -> bool:
     """Return whether all shards are of equal size, as ops on a device's own shard need."""
-    place = Sharding.of(dict(axes))
+    place = Sharding.of(axes)
     return all(place.divides(t.shape, planner.mesh) for t in (*op.inputs, *op.outputs))
