@@ -1,7 +1,4 @@
-"""Assembly: instructions to one StableHLO module, from copies of templates.
-
-A template is cut out of the module that TensorFlow made of all fragments.
-"""
+"""Assembly: instructions to StableHLO, from copies of what TensorFlow made of the fragments."""
 
 from __future__ import annotations
 
@@ -36,10 +33,7 @@ from namedmesh.lowering.fragments import (
 
 
 def assemble(programs: Sequence[Block], fragments: Compiled) -> list[bytes]:
-    """Put programs together.
-
-    Equal programs give equal bytes, in this process and in others.
-    """
+    """Put programs together; equal ones give equal bytes, in this process and in others."""
     with module_context(), ir.Location.unknown():
         source = ir.Module.parse(fragments.module)  # templates do not keep it alive
         templates = cut_templates(source, fragments.counts)
@@ -77,7 +71,7 @@ class _Assembler:
         main.attributes["function_type"] = ir.TypeAttr.get(kind)
 
     def block(self, block: Block, arguments: Sequence[ir.Value]) -> list[ir.Value]:
-        """Assemble a block's instructions at the insertion point, and returns its results."""
+        """Assemble a block's instructions at the insertion point, and return its results."""
         self.values.update(zip(block.arguments, arguments, strict=True))
         for one in block.instructions:
             results = self.call(one) if isinstance(one, Call) else self.control(one)
@@ -85,7 +79,7 @@ class _Assembler:
         return [self.values[value] for value in block.results]
 
     def locate(self, name: str) -> ir.Location:
-        """The location that gives an op its name."""
+        """Return the location that gives an op its name."""
         if name not in self.locations:
             self.locations[name] = ir.Location.name(name) if name else ir.Location.unknown()
         return self.locations[name]
@@ -131,7 +125,7 @@ class _Assembler:
 
 
 def _tensor_type(value: Value) -> ir.RankedTensorType:
-    """The type of a value."""
+    """Return the type of a value."""
     return tensor_type(value.sizes, np.dtype(value.dtype))
 
 
@@ -170,7 +164,7 @@ def _cut(
     numbers: dict[ir.Value, int],
     results: Sequence[ir.Value],
 ) -> Template:
-    """Follow results back to numbered values, and makes a template of the ops between them."""
+    """Follow results back to numbered values, and make a template of the ops between them."""
     needed, waiting, operands = set[int](), list(results), 0
     while waiting:
         value = waiting.pop()
@@ -185,10 +179,8 @@ def _cut(
 
 
 def _drop_unchanging(main: ir.Operation) -> None:
-    """Take out ops that give a value the type it has.
-
-    TensorFlow's top_k sets sizes to what they are, which the TPU compiler takes for dynamic sizes.
-    """
+    """Take out ops that give a value the type it has."""
+    # TensorFlow's top_k sets sizes to what they are, which the TPU compiler takes for dynamic ones.
     for block in blocks(main):
         for view in list(block.operations):
             op = view.operation

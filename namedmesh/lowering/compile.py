@@ -22,13 +22,7 @@ _OPTIONS = ("mesh", "layout", "params", "precision", "strict", "partitioner", "c
 
 
 class Step(Executable):
-    """A compiled step that also knows the program and the plan it came from.
-
-    Args:
-        plan: What to lower and compile.
-        precision: The precision of matrix products: default, high or highest.
-        strict: Whether a collective that the plan does not have is an error.
-        partitioner: What splits the program over the devices, `gspmd` or `shardy`.
+    """A compiled step that also knows its program and plan; `nm.compile` has the arguments.
 
     Example:
         >>> import numpy as np
@@ -99,8 +93,7 @@ def compile(
         The step, called as `state, results = step(state, *inputs)`.
 
     Raises:
-        NamedMeshError: The function, the layout or the mesh is wrong, or strict finds a collective
-            that was not planned.
+        NamedMeshError: A collective was not planned, and strict is set.
 
     Example:
         >>> import numpy as np

@@ -52,9 +52,6 @@ def export(
     Returns:
         What `namedmesh.runtime` runs, here or in another process.
 
-    Raises:
-        NamedMeshError: The program cannot be planned or lowered so.
-
     Example:
         >>> import namedmesh as nm
         >>> (B,) = nm.dims("batch=8")

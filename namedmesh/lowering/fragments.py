@@ -1,9 +1,4 @@
-"""Fragments: what TensorFlow lowers once, however often a program has it.
-
-A large program has thousands of ops but hundreds of different ones. All fragments are traced into
-one TensorFlow function, each on stand-ins for its operands; `namedmesh.lowering.assemble` puts
-copies of what they compile to together.
-"""
+"""Fragments: what TensorFlow lowers once, in one function, however often a program has it."""
 
 from __future__ import annotations
 
@@ -134,7 +129,7 @@ class Fragments:
         return self.traced[known]
 
     def _stand_in(self, signature: tuple[Any, ...], position: int) -> Any:
-        """A value of which nothing is known but what an operand's signature says."""
+        """Return a value of which nothing is known but what an operand's signature says."""
         key = signature, position
         if key not in self._stand_ins:
             sizes, dtype, sharding = signature
@@ -154,12 +149,12 @@ def custom_call(target: str, operands: Any, sizes: Any, dtype: Any, config: str)
 
 
 def scope_of(number: int) -> str:
-    """The scope in which TensorFlow names a fragment's ops."""
+    """Return the scope in which TensorFlow names a fragment's ops."""
     return f"fragment.{number}/"
 
 
 def _sign(value: Any) -> tuple[Any, ...]:
-    """The signature of a TensorFlow value."""
+    """Return the signature of a TensorFlow value."""
     sharding = value.op.get_attr("sharding") if value.op.type == "XlaSharding" else None
     return tuple(value.shape.as_list()), value.dtype.name, sharding
 

@@ -1,8 +1,4 @@
-"""Agreement: which dimension of an op each mesh axis shards, when its operands disagree.
-
-Operands that want one axis for two dimensions are in conflict. What the layout alone asks for may
-yield; what the program states does not, and is an error with every fix and its price.
-"""
+"""Agreement: which dimension of an op each mesh axis shards, when its operands disagree."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class LayoutConflict(NamedMeshError):
 
     Attributes:
         fixes: Everything that can be written to end it; the first sends and keeps the fewest bytes.
-        dims: The two dimensions; one where a dimension lies on different axes.
+        dims: The two dimensions; one where it is sharded over different axes.
 
     Example:
         >>> import namedmesh as nm

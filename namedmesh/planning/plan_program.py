@@ -70,9 +70,7 @@ def plan(
     *,
     conflicts: str = "error",
 ) -> Plan:
-    """Decide the sharding of every tensor of a program, and with that every collective.
-
-    Needs no devices and neither TensorFlow nor jax.
+    """Decide every sharding and collective; needs no devices and neither TensorFlow nor jax.
 
     Args:
         program: What `nm.trace` returned.
@@ -85,13 +83,11 @@ def plan(
             every fix with its price, and `cheapest` takes the cheapest: see `plan.decisions`.
 
     Returns:
-        The plan of a step and of the variables' initialisation.
+        The plan of a step and of the variables' initialisation. Warns of mesh axes and mapped
+        dimensions that nothing uses, and of padding above a tenth.
 
     Raises:
-        NamedMeshError: The layout names what is not there.
         LayoutConflict: Two operands of an op want one axis for different dimensions.
-
-    Warns of mesh axes and mapped dimensions that nothing uses, and of padding above a tenth.
 
     Example:
         >>> import namedmesh as nm
