@@ -22,7 +22,13 @@ _OPTIONS = ("mesh", "layout", "params", "precision", "strict", "partitioner", "c
 
 
 class Step(Executable):
-    """A compiled step that also knows its program and plan; `nm.compile` has the arguments.
+    """A compiled step that also knows its program and plan.
+
+    Args:
+        plan: What to lower and compile.
+        precision: The precision of matrix products: default, high or highest.
+        strict: Whether a collective that the plan does not have is an error.
+        partitioner: `gspmd` or `shardy`.
 
     Example:
         >>> import numpy as np
@@ -91,9 +97,6 @@ def compile(
 
     Returns:
         The step, called as `state, results = step(state, *inputs)`.
-
-    Raises:
-        NamedMeshError: A collective was not planned, and strict is set.
 
     Example:
         >>> import numpy as np

@@ -41,7 +41,7 @@ class Repeat:
     start: Sequence[Value]
     test: Block
     body: Block
-    results: Sequence[Value]
+    results: list[Value]
 
     @property
     def captures(self) -> list[Value]:
@@ -62,7 +62,7 @@ class Choice:
     condition: Value
     yes: Block
     no: Block
-    results: Sequence[Value]
+    results: list[Value]
 
     @property
     def operands(self) -> list[Value]:

@@ -72,8 +72,7 @@ def write_saved_model(
         assets: Files that go with it, e.g. vocabularies.
 
     Raises:
-        NamedMeshError: The program changes variables or returns several tensors without names,
-            or the state does not fit it.
+        NamedMeshError: The program changes variables, or the state does not fit it.
 
     Example:
         >>> import tempfile

@@ -40,8 +40,7 @@ class Plan:
         params: The same for parameters and their slots at rest.
         shardings: The sharding of each tensor, as its readers find it.
         collectives: Every communication of a step, in order.
-        decisions: What the program does not state: which of several dimensions gets an axis, and
-            the tensors it was decided for.
+        decisions: Which of several dimensions gets an axis, where the program does not state it.
         warnings: What the layout leaves unused, in sentences.
         initializers: The plan of each variable's first value.
         placements: The compiler's notes, for lowering and costs; they change without notice.
@@ -69,7 +68,11 @@ class Plan:
     initializers: Mapping[str, Plan] = field(default_factory=lambda: MappingProxyType({}))
 
     def bytes_per_device(self, tensor: Tensor) -> int:
-        """Return the bytes of one device's shard of a tensor of the program, padding included."""
+        """Return the bytes of one device's shard of a tensor, padding included.
+
+        Args:
+            tensor: A tensor of the program.
+        """
         return self.shardings[tensor].local_elements(tensor.shape, self.mesh) * tensor.itemsize
 
     @property
@@ -87,14 +90,18 @@ class Plan:
         return [one for plan in self.initializers.values() for one in plan.collectives]
 
     def of_phase(self, phase: str) -> list[Collective]:
-        """Return the collectives of a phase: forward, backward, update or init."""
+        """Return the collectives of a phase, in order.
+
+        Args:
+            phase: forward, backward or update, which make up a step; or init.
+        """
         check_word("phase", phase, ALL_PHASES)
         if phase == "init":
             return self.initial_collectives
         return [one for one in self.collectives if one.phase == phase]
 
     def count(self, kind: str, phase: str | None = None) -> int:
-        """Count how many collectives of a kind one step runs.
+        """Return how many collectives of a kind one step runs.
 
         Args:
             kind: Such as `AllReduce`; in a loop it counts once for each iteration.
@@ -105,19 +112,35 @@ class Plan:
         return sum(one.times for one in collectives if one.kind == kind)
 
     def total_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes per device that phases communicate, those of a step by default."""
+        """Return the bytes per device that phases communicate.
+
+        Args:
+            phases: A phase, or the phases to add up; by default those of a step.
+        """
         return self._total("total_bytes", phases)
 
     def total_wire_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one device sends in phases, by the usual algorithms."""
+        """Return the bytes that one device sends in phases, by the usual algorithms.
+
+        Args:
+            phases: A phase, or the phases to add up; by default those of a step.
+        """
         return self._total("total_wire_bytes", phases)
 
     def total_host_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one host's devices send to other hosts in phases."""
+        """Return the bytes that one host's devices send to other hosts in phases.
+
+        Args:
+            phases: A phase, or the phases to add up; by default those of a step.
+        """
         return self._total("total_host_bytes", phases)
 
     def total_slice_bytes(self, phases: str | Iterable[str] = PHASES) -> int:
-        """Return the bytes that one slice's devices send to other slices in phases."""
+        """Return the bytes that one slice's devices send to other slices in phases.
+
+        Args:
+            phases: A phase, or the phases to add up; by default those of a step.
+        """
         return self._total("total_slice_bytes", phases)
 
     def _total(self, attribute: str, phases: str | Iterable[str]) -> int:
@@ -148,16 +171,7 @@ class Plan:
                 yield TensorRecord(tensor.label, place, size, waste, op.source, op.phase, scope)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the plan as values that JSON has: where tensors lie, collectives and totals.
-
-        Example:
-            >>> import namedmesh as nm
-            >>> B = nm.Dimension("batch", 8)
-            >>> program = nm.trace(lambda x: nm.sum(x), x=nm.spec([B]))
-            >>> plan = nm.plan(program, nm.Mesh(data=4), "batch:data")
-            >>> [(one["kind"], one["bytes"]) for one in plan.to_json()["collectives"]]
-            [('AllReduce', 4)]
-        """
+        """Return the plan as values that JSON has: shardings, collectives and totals."""
         return PlanRecord.of_plan(self).to_json()
 
     def save(self, path: str | os.PathLike[str], target: Any = None, *, lines: bool = True) -> None:
@@ -174,7 +188,12 @@ class Plan:
         PlanRecord.of_plan(self, cost).save(path, lines=lines)
 
     def report(self, path: str | os.PathLike, **options: Any) -> None:
-        """Write the plan as one HTML page; options are those of `nm.report`."""
+        """Write the plan as one HTML page.
+
+        Args:
+            path: The file to write.
+            **options: What `nm.report` takes besides.
+        """
         import namedmesh as nm  # reports are written by a room that imports this one
 
         nm.report(self, path, **options)
