@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import keyword
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -184,14 +185,11 @@ def _read_key(value: Any, path: str) -> Any:
         items = _check_list(value[kind], path)
         return tuple(_read_key(item, f"{path}[{i}]") for i, item in enumerate(items))
     if kind == "dimension":
-        pair = _check_list(value[kind], path)
-        try:
-            return Dimension(*pair)
-        except (NamedMeshError, TypeError):
-            raise _wrong(path, value, "the key of a dict") from None
-    if not isinstance(value, _PLAIN_KEYS):
-        raise _wrong(path, value, "the key of a dict")
-    return value
+        with contextlib.suppress(NamedMeshError, TypeError):
+            return Dimension(*_check_list(value[kind], path))
+    elif isinstance(value, _PLAIN_KEYS):
+        return value
+    raise _wrong(path, value, "the key of a dict")
 
 
 def _check_list(value: Any, path: str) -> list[Any]:

@@ -21,13 +21,9 @@ from namedmesh.errors.errors import NamedMeshError, check_text, did_you_mean
 
 EXAMPLES = "wire_bytes > +5%, memory > 16GiB, seconds >= 1.2x, AllGather > +0, different"
 _COMPARE: dict[str, Callable[[float, float], bool]] = {
-    ">": operator.gt,
-    ">=": operator.ge,
-    "<": operator.lt,
-    "<=": operator.le,
-    "==": operator.eq,
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le, "==": operator.eq,
     "!=": operator.ne,
-}
+}  # fmt: skip
 _UNITS = {
     "": ("", 1.0),
     "B": ("bytes", 1.0),
@@ -76,11 +72,8 @@ class Condition:
         before, after = diff.totals.get(self.metric, (0, 0))
         absolute = not self.sign and self.unit not in ("%", "x")
         if after is None or (before is None and not absolute):
-            which = (
-                "both plans"
-                if before is after
-                else f"the {'first' if before is None else 'second'} plan"
-            )
+            which = "the first plan" if before is None else "the second plan"
+            which = "both plans" if before is after else which
             raise NamedMeshError(
                 f"{self.text!r}: {self.metric} is not known of {which}",
                 fix="give --target for what is planned, and save plans with one: "
@@ -116,18 +109,12 @@ def _ratio(before: float, after: float) -> float:
 
 def _check_metric(metric: str, text: str) -> None:
     """Raise for an unknown metric."""
-    name, dot, part = metric.partition(".")
-    if dot and name in COUNTED:
-        if part in PARTS:
-            return
-        metrics = [f"{name}.{one}" for one in PARTS]
-    elif metric in METRICS:
-        return
-    else:
-        metrics = [*METRICS]
-    raise NamedMeshError(
-        f"{text!r}: there is no metric {metric!r}", fix=did_you_mean(metric, metrics)
-    )
+    name, dot, _ = metric.partition(".")
+    metrics = [f"{name}.{part}" for part in PARTS] if dot and name in COUNTED else METRICS
+    if metric not in metrics:
+        raise NamedMeshError(
+            f"{text!r}: there is no metric {metric!r}", fix=did_you_mean(metric, metrics)
+        )
 
 
 def _check_unit(metric: str, sign: str, unit: str, text: str) -> None:
@@ -135,15 +122,12 @@ def _check_unit(metric: str, sign: str, unit: str, text: str) -> None:
     kind = unit_of(metric)
     fitting = ["%", "x", *(name for name, (what, _) in _UNITS.items() if what in (kind, ""))]
     if unit not in fitting:
-        raise NamedMeshError(
-            f"{text!r}: {metric} is not counted in {unit!r}",
-            fix=f"use one of {', '.join(filter(None, fitting))}, or no unit",
-        )
-    if unit == "%" and not sign:
-        raise NamedMeshError(
-            f"{text!r}: a percentage is a change", fix="write a sign, e.g. wire_bytes > +5%"
-        )
-    if unit == "x" and sign:
-        raise NamedMeshError(
-            f"{text!r}: a multiple has no sign", fix="write e.g. wire_bytes > 1.2x"
-        )
+        problem = f"{metric} is not counted in {unit!r}"
+        fix = f"use one of {', '.join(filter(None, fitting))}, or no unit"
+    elif unit == "%" and not sign:
+        problem, fix = "a percentage is a change", "write a sign, e.g. wire_bytes > +5%"
+    elif unit == "x" and sign:
+        problem, fix = "a multiple has no sign", "write e.g. wire_bytes > 1.2x"
+    else:
+        return
+    raise NamedMeshError(f"{text!r}: {problem}", fix=fix)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from namedmesh.diff.pairing import Changes
+from namedmesh.diff.pairing import Changes, R
 from namedmesh.diff.sources import record_of
 from namedmesh.diff.totals import METRICS, format_change, format_figure, measure
 from namedmesh.display.html import html_block, html_details, html_table, html_text
@@ -82,7 +83,13 @@ class Diff:
             raise NamedMeshError(
                 f"{most!r} is not a number of changes", fix="give a whole number, or None for all"
             )
-        return _format_text(self, most)
+        head = "\n".join(_head_lines(self.before, self.after))
+        if self.same:
+            return f"{head}\n  {_same_line(self)}"
+        parts = [head, "\n".join(columns(_total_rows(self.totals)))]
+        for title, lines in _sections(self, most):
+            parts.append("\n".join([f"  {title}", *(f"    {line}" for line in lines)]))
+        return "\n\n".join(parts)
 
     def to_json(self) -> dict[str, Any]:
         """Return the totals of both plans and every change, as values that JSON has.
@@ -94,10 +101,11 @@ class Diff:
             >>> nm.diff(plan, plan).to_json()["tensors"]
             {'changed': [], 'came': [], 'went': [], 'equal': 2}
         """
+        facts = ("origin", "program", "mesh", "layout", "params", "target")
         return {
             "same": self.same,
-            "before": _describe_side(self.before),
-            "after": _describe_side(self.after),
+            "before": {name: getattr(self.before, name) for name in facts},
+            "after": {name: getattr(self.after, name) for name in facts},
             "totals": {name: {"before": a, "after": b} for name, (a, b) in self.totals.items()},
             "tensors": self.tensors.to_json(),
             "collectives": self.collectives.to_json(),
@@ -107,10 +115,20 @@ class Diff:
         return self.describe()
 
     def __repr__(self) -> str:
-        return _format_summary(self)
+        head, *lines = _head_lines(self.before, self.after)
+        counts = [_same_line(self)] if self.same else [title for title, _ in _sections(self, 0)]
+        return "\n".join([f"Diff of {head}", *lines, *(f"  {line}" for line in counts)])
 
     def _repr_html_(self) -> str:
-        return _format_html(self)
+        title, *lines = _head_lines(self.before, self.after)
+        if self.same:
+            return html_block(title, html_text(*lines, _same_line(self)))
+        head, *rows = _total_rows(self.totals)
+        sections = (
+            html_details(name, html_text(*changes))
+            for name, changes in _sections(self, _HTML_LINES)
+        )
+        return html_block(title, html_text(*lines), html_table(head, rows, head[1:]), *sections)
 
 
 def diff(a: Any, b: Any, target: Any = None) -> Diff:
@@ -169,17 +187,15 @@ def diff(a: Any, b: Any, target: Any = None) -> Diff:
     return Diff(before, after, tensors, collectives)
 
 
-def _place_of(one: TensorRecord) -> object:
-    return one.place, one.bytes_per_device
+_place_of = operator.attrgetter("place", "bytes_per_device")
+_communication_of = operator.attrgetter(
+    "kind", "axes", "hop", "dtype", "devices", "bytes", "wire_bytes", "host_bytes", "slice_bytes",
+    "times",
+)  # fmt: skip
 
 
 def _summed_place_of(one: TensorRecord) -> object:
     return one.place.partition(" parts/")[0], one.bytes_per_device
-
-
-def _communication_of(one: Collective) -> object:
-    facts = (one.kind, one.axes, one.hop, one.dtype, one.devices)
-    return *facts, one.bytes, one.wire_bytes, one.host_bytes, one.slice_bytes, one.times
 
 
 def _op_kind(op: str) -> str:
@@ -212,42 +228,6 @@ _COLLECTIVE_KEYS = (
 )
 
 
-def _describe_side(record: PlanRecord) -> dict[str, Any]:
-    """Return what a record is of, without its tensors and collectives."""
-    names = ("origin", "program", "mesh", "layout", "params", "target")
-    return {name: getattr(record, name) for name in names}
-
-
-def _format_text(diff: Diff, most: int | None) -> str:
-    """Format a comparison as text."""
-    head = "\n".join(_head_lines(diff.before, diff.after))
-    if diff.same:
-        return f"{head}\n  {_same_line(diff)}"
-    parts = [head, "\n".join(columns(_total_rows(diff.totals)))]
-    for title, lines in _sections(diff, most):
-        parts.append("\n".join([f"  {title}", *(f"    {line}" for line in lines)]))
-    return "\n\n".join(parts)
-
-
-def _format_summary(diff: Diff) -> str:
-    """Format a comparison in a few lines: what is compared, and how much differs."""
-    head, *lines = _head_lines(diff.before, diff.after)
-    counts = [_same_line(diff)] if diff.same else [title for title, _ in _sections(diff, 0)]
-    return "\n".join([f"Diff of {head}", *lines, *(f"  {line}" for line in counts)])
-
-
-def _format_html(diff: Diff) -> str:
-    """Format a comparison for notebooks: totals, and changes that unfold."""
-    title, *lines = _head_lines(diff.before, diff.after)
-    if diff.same:
-        return html_block(title, html_text(*lines, _same_line(diff)))
-    head, *rows = _total_rows(diff.totals)
-    sections = [
-        html_details(name, html_text(*lines)) for name, lines in _sections(diff, _HTML_LINES)
-    ]
-    return html_block(title, html_text(*lines), html_table(head, rows, head[1:]), *sections)
-
-
 def _same_line(diff: Diff) -> str:
     both = f"{diff.tensors.equal} tensors and " if _both_have_tensors(diff) else ""
     return f"the same: {both}{diff.collectives.equal} collectives"
@@ -259,43 +239,58 @@ def _both_have_tensors(diff: Diff) -> bool:
 
 def _sections(diff: Diff, most: int | None) -> list[tuple[str, list[str]]]:
     """Return titles with the lines of the changes under them."""
-    sections = [_collective_section(diff.collectives, most)]
+    counts, lines = _list_changes(diff.collectives, "total_wire_bytes", _describe, _change, most)
+    sections = [(f"collectives: {counts[0]} changed, {counts[1]}", lines)]
     if _both_have_tensors(diff):
-        sections.append(_tensor_section(diff.tensors, most))
+        counts, lines = _list_changes(diff.tensors, "bytes_per_device", _locate, _move, most)
+        sections.append((f"tensors: {counts[0]} moved, {counts[1]}", lines))
     return sections
+
+
+def _list_changes(
+    changes: Changes[R],
+    size: str,
+    describe: Callable[[R], str],
+    compare: Callable[[R, R], str],
+    most: int | None,
+) -> tuple[tuple[int, str], list[str]]:
+    """Count the changes, and format the largest, equal ones once, and how many are left out."""
+    size_of = operator.attrgetter(size)
+    weighted = [(size_of(b) - size_of(a), f"~ {compare(a, b)}") for a, b in changes.changed]
+    weighted += [(size_of(one), f"+ {describe(one)}") for one in changes.came]
+    weighted += [(size_of(one), f"- {describe(one)}") for one in changes.went]
+    texts = Counter(text for _, text in sorted(weighted, key=lambda one: -abs(one[0])))
+    lines = [f"{text} ({count} of them)" if count > 1 else text for text, count in texts.items()]
+    if most is not None and len(lines) > most:
+        lines[most:] = [f"and {len(lines) - most} more"]
+    rest = f"{len(changes.came)} came, {len(changes.went)} went, {changes.equal} the same"
+    return (len(changes.changed), rest), lines
 
 
 def _head_lines(before: PlanRecord, after: PlanRecord) -> list[str]:
     """Return what both sides are plans of, then the facts in which they differ."""
     program = _arrow(before.program or after.program, after.program or before.program)
-    facts = {
-        "mesh": (_format_mesh(before), _format_mesh(after)),
-        "layout": (_format_layout(before), _format_layout(after)),
-        "params": (_format_params(before), _format_params(after)),
-        "compared": (before.origin, after.origin),
-        "target": (before.target, after.target),
-    }
-    different = {name: pair for name, pair in facts.items() if pair[0] != pair[1] and all(pair)}
+    old, new = _format_facts(before), _format_facts(after)
+    different = [name for name in old if old[name] != new[name] and old[name] and new[name]]
     head = program or "what the compiler made"
     for name, words in (("mesh", " on "), ("layout", ", layout "), ("target", ", target ")):
-        known = facts[name][0] or facts[name][1]
+        known = old[name] or new[name]
         head += words + known if known and name not in different else ""
-    return [head, *(f"  {name}: {_arrow(*pair)}" for name, pair in different.items())]
+    return [head, *(f"  {name}: {_arrow(old[name], new[name])}" for name in different)]
 
 
-def _format_layout(record: PlanRecord) -> str:
-    return repr(record.layout) if record.origin in ("plan", "artifact") or record.layout else ""
-
-
-def _format_params(record: PlanRecord) -> str:
-    if not _format_layout(record):
-        return ""
-    return "as the layout" if record.params == record.layout else repr(record.params)
-
-
-def _format_mesh(record: PlanRecord) -> str:
+def _format_facts(record: PlanRecord) -> dict[str, str]:
+    """Format what a record is a plan of; empty where it is not known."""
     sizes = ", ".join(f"{name}={size}" for name, size in record.mesh.items())
-    return f"Mesh({sizes})" if sizes else ""
+    planned = record.origin in ("plan", "artifact") or record.layout
+    params = "as the layout" if record.params == record.layout else repr(record.params)
+    return {
+        "mesh": f"Mesh({sizes})" if sizes else "",
+        "layout": repr(record.layout) if planned else "",
+        "params": params if planned else "",
+        "compared": record.origin,
+        "target": record.target,
+    }
 
 
 def _total_rows(totals: Totals) -> list[tuple[str, str, str, str]]:
@@ -307,48 +302,8 @@ def _total_rows(totals: Totals) -> list[tuple[str, str, str, str]]:
         if before == after and (before is None or name not in main):
             continue
         change = "" if before is None or after is None else format_change(before, after)
-        rows.append((name, _format_known(name, before), _format_known(name, after), change))
+        rows.append((name, format_figure(name, before), format_figure(name, after), change))
     return rows
-
-
-def _format_known(name: str, value: float | None) -> str:
-    return "unknown" if value is None else format_figure(name, value)
-
-
-def _collective_section(changes: Changes[Collective], most: int | None) -> tuple[str, list[str]]:
-    weighted = [
-        (new.total_wire_bytes - old.total_wire_bytes, _change(old, new))
-        for old, new in changes.changed
-    ]
-    weighted += [(one.total_wire_bytes, f"+ {_describe(one)}") for one in changes.came]
-    weighted += [(one.total_wire_bytes, f"- {_describe(one)}") for one in changes.went]
-    return f"collectives: {_count(changes, 'changed')}", _largest(weighted, most)
-
-
-def _tensor_section(changes: Changes[TensorRecord], most: int | None) -> tuple[str, list[str]]:
-    weighted = [
-        (new.bytes_per_device - old.bytes_per_device, _move(old, new))
-        for old, new in changes.changed
-    ]
-    weighted += [(one.bytes_per_device, f"+ {_locate(one)}") for one in changes.came]
-    weighted += [(one.bytes_per_device, f"- {_locate(one)}") for one in changes.went]
-    return f"tensors: {_count(changes, 'moved')}", _largest(weighted, most)
-
-
-def _count(changes: Changes[Any], word: str) -> str:
-    numbers = (len(changes.changed), len(changes.came), len(changes.went), changes.equal)
-    words = (word, "came", "went", "the same")
-    return ", ".join(f"{number} {what}" for number, what in zip(numbers, words, strict=True))
-
-
-def _largest(weighted: Iterable[tuple[int, str]], most: int | None) -> list[str]:
-    """Return the lines of the largest changes, equal ones once, and how many are left out."""
-    texts = [text for _, text in sorted(weighted, key=lambda one: -abs(one[0]))]
-    lines = [
-        f"{text} ({count} of them)" if count > 1 else text for text, count in Counter(texts).items()
-    ]
-    hidden = len(lines) - (len(lines) if most is None else most)
-    return lines if hidden <= 0 else [*lines[:most], f"and {hidden} more"]
 
 
 def _name(one: Collective | TensorRecord) -> str:
@@ -369,9 +324,8 @@ def _route(one: Collective) -> str:
 def _describe(one: Collective) -> str:
     of = f" of {_name(one)}" if one.tensor else f" in {one.dtype}"
     times = f", {one.times} times" if one.times != 1 else ""
-    size = human(one.total_wire_bytes)
-    leaves = _leaves(one, one)
-    return f"{one.phase} {one.kind}{of} over {_route(one)}: {size} on the wire{leaves}{times}"
+    size = f"{human(one.total_wire_bytes)} on the wire{_leaves(one, one)}"
+    return f"{one.phase} {one.kind}{of} over {_route(one)}: {size}{times}"
 
 
 def _leaves(old: Collective, new: Collective) -> str:
@@ -384,11 +338,10 @@ def _leaves(old: Collective, new: Collective) -> str:
 def _change(old: Collective, new: Collective) -> str:
     of = f" of {_name(new)}" if new.tensor else ""
     kind, route = _arrow(old.kind, new.kind), _arrow(_route(old), _route(new))
-    size = _arrow(human(old.total_wire_bytes), human(new.total_wire_bytes))
+    size = _arrow(human(old.total_wire_bytes), human(new.total_wire_bytes)) + " on the wire"
     dtype = "" if old.dtype == new.dtype else f", {old.dtype} -> {new.dtype}"
     times = "" if old.times == new.times else f", {old.times} -> {new.times} times"
-    leaves = _leaves(old, new)
-    return f"~ {new.phase} {kind}{of} over {route}: {size} on the wire{leaves}{dtype}{times}"
+    return f"{new.phase} {kind}{of} over {route}: {size}{_leaves(old, new)}{dtype}{times}"
 
 
 def _locate(one: TensorRecord) -> str:
@@ -397,7 +350,7 @@ def _locate(one: TensorRecord) -> str:
 
 def _move(old: TensorRecord, new: TensorRecord) -> str:
     size = _arrow(human(old.bytes_per_device), human(new.bytes_per_device))
-    return f"~ {_name(new)}: {_format_move(old.place, new.place)}, {size}"
+    return f"{_name(new)}: {_format_move(old.place, new.place)}, {size}"
 
 
 def _format_move(old: str, new: str) -> str:

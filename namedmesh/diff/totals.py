@@ -6,14 +6,13 @@ from collections import Counter
 
 from namedmesh.display.text import human
 from namedmesh.records.collective import ALL_PHASES, KINDS
-from namedmesh.records.plan import PlanRecord
+from namedmesh.records.plan import COSTS, PlanRecord
 
-SECONDS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 SIZES = ("bytes", "wire_bytes", "host_bytes", "slice_bytes")
 COUNTED = (*SIZES, "collectives")
 # Totals of a step; each of those that are counted also by phase and by kind, as in
 # wire_bytes.backward and bytes.AllGather. A kind alone is a number of collectives.
-METRICS = (*COUNTED, "flops", "memory", *SECONDS, *KINDS)
+METRICS = (*COUNTED, "flops", "memory", *COSTS, *KINDS)
 PARTS = (*ALL_PHASES, "unplanned", *KINDS)
 
 
@@ -28,7 +27,7 @@ def measure(record: PlanRecord) -> dict[str, float | None]:
                 counted[name][part] += amount
     figures: dict[str, float | None] = {name: counted[name][""] for name in COUNTED}
     figures |= {"flops": record.flops, "memory": record.memory}
-    figures |= {name: record.seconds.get(name) for name in SECONDS}
+    figures |= {name: record.seconds.get(name) for name in COSTS}
     figures |= {kind: counted["collectives"][kind] for kind in KINDS}
     for name in COUNTED:
         parts = sorted(part for part in counted[name] if part)
@@ -41,19 +40,21 @@ def unit_of(metric: str) -> str:
     name = metric.partition(".")[0]
     if name in (*SIZES, "memory"):
         return "bytes"
-    return "seconds" if name in SECONDS else ""
+    return "seconds" if name in COSTS else ""
 
 
-def format_figure(metric: str, value: float) -> str:
+def format_figure(metric: str, value: float | None) -> str:
     """Format a figure in its unit."""
+    if value is None:
+        return "unknown"
     unit = unit_of(metric)
     if unit == "bytes":
         return human(value)
     if unit == "seconds":
-        scale, name = next(
-            (one for one in ((1, "s"), (1e3, "ms")) if abs(value) * one[0] >= 1), (1e6, "us")
-        )
-        return f"{value * scale:.3g} {name}"
+        for scale, name in ((1, "s"), (1e3, "ms")):
+            if abs(value) * scale >= 1:
+                return f"{value * scale:.3g} {name}"
+        return f"{value * 1e6:.3g} us"
     return f"{value:,.0f}" if abs(value) < 1e6 else f"{value:.3g}"
 
 

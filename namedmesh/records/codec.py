@@ -140,9 +140,8 @@ def _is_number(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    if not isinstance(value, (int, float)) or isinstance(value, bool):
-        return False
-    return 0 <= value < 1e300  # false for nan
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and 0 <= value < 1e300  # false for nan
 
 
 def _checked(kind: type, expected: str, make: Callable[[Any, Any], Any]) -> Any:
@@ -193,12 +192,13 @@ def _converter() -> Converter:
     write(Source, str)
     read(Hop | None, _read_hop)
     write(Hop | None, lambda hop: str(hop or ""))
-    read(Shape, _read_shape)
+    read(Dimension, _read_dimension)
+    read(Shape, lambda value, _: Shape(converter.structure(value, tuple[Dimension, ...])))
     write(Shape, lambda shape: [[dim.name, dim.size] for dim in shape])
     read(Sharding, lambda value, _: Sharding.of(converter.structure(value, _Axes)))
     write(Sharding, lambda sharding: {name: list(axes) for name, axes in sharding.held})
     read(Mesh, _read_mesh)
-    write(Mesh, _write_mesh)
+    write(Mesh, lambda mesh: converter.unstructure(_MeshFields.of(mesh)))
     for kind in (Collective, TensorRecord):
         _register_with_source(converter, kind)
     return converter
@@ -227,15 +227,15 @@ def _register_with_source(converter: Converter, kind: type) -> None:
         if not isinstance(value, dict):
             raise WrongValueError(value, "an object")
         record = record_of(value, kind)
-        source = dataclasses.replace(
-            record.source, function=converter.structure(value.get("function", ""), str)
+        function = converter.structure(value.get("function", ""), str)
+        record = dataclasses.replace(
+            record, source=dataclasses.replace(record.source, function=function)
         )
-        changes: dict[str, Any] = {"source": source}
         sent = converter.structure(value.get("wire_bytes", 0), int)
         # Compilers' reports count what is sent; of a plan it follows from the kind.
-        if "wire_bytes" in value and sent != record.wire_bytes:
-            changes["measured_wire_bytes"] = sent
-        return dataclasses.replace(record, **changes)
+        if "wire_bytes" not in value or sent == record.wire_bytes:
+            return record
+        return dataclasses.replace(record, measured_wire_bytes=sent)
 
     converter.register_unstructure_hook(kind, write)
     converter.register_structure_hook(kind, read)
@@ -268,30 +268,9 @@ _read_size = _expect(
 )
 
 
-def _read_shape(value: Any, _: Any) -> Shape:
-    if not isinstance(value, list):
-        raise WrongValueError(value, "a list")
-    dims: list[Dimension] = []
-    problems: list[str] = []
-    for i, item in enumerate(value):
-        try:
-            name, size = _read_pair(item, None)
-            dims.append(Dimension(name, _read_size(size, None)))
-        except (WrongValueError, NamedMeshError) as error:
-            problems += _list_problems(error, f"[{i}]")
-    if problems:
-        raise InvalidRecordError(problems)
-    return Shape(dims)
-
-
-def _write_mesh(mesh: Mesh) -> dict[str, Any]:
-    assignment = None if mesh.device_assignment is None else list(mesh.device_assignment)
-    return {
-        "axes": dict(mesh.axes),
-        "device_assignment": assignment,
-        "hosts": mesh.hosts,
-        "slices": mesh.slices,
-    }
+def _read_dimension(value: Any, _: Any) -> Dimension:
+    name, size = _read_pair(value, None)
+    return Dimension(name, _read_size(size, None))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -300,6 +279,10 @@ class _MeshFields:
     device_assignment: tuple[int, ...] | None
     hosts: int = 1
     slices: int = 1
+
+    @classmethod
+    def of(cls, mesh: Mesh) -> _MeshFields:
+        return cls(mesh.axes, mesh.device_assignment, mesh.hosts, mesh.slices)
 
 
 def _read_mesh(value: Any, _: Any) -> Mesh:

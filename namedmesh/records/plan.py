@@ -28,7 +28,7 @@ HEADER = ("namedmesh-plan", 1)  # the format and its version
 LARGEST_FILE = 2**28  # bytes: a plan of a million tensors
 LARGEST_COUNT = 2**22  # tensors
 AGAIN = "write it again with plan.save(path), or namedmesh plan ... --save PATH"
-_COSTS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
+COSTS = ("seconds", "least_seconds", "compute_seconds", "collective_seconds")
 _FACTS = (
     "program", "mesh", "layout", "params", "flops", "notes", "warnings", "decisions",
 )  # fmt: skip
@@ -242,21 +242,16 @@ def read_plan(data: str | bytes, label: str) -> PlanRecord:
     return record
 
 
-@dataclass(frozen=True)
-class _Cost:
-    target: str
-    seconds: float
-    least_seconds: float
-    compute_seconds: float
-    collective_seconds: float
-    memory: int
+_Cost = dataclasses.make_dataclass(
+    "_Cost", [("target", str), *((name, float) for name in COSTS), ("memory", int)]
+)
 
 
 def _split_cost(cost: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a record that a cost fills."""
     if not cost:
         return {}
-    seconds = {name: cost[name] for name in _COSTS}
+    seconds = {name: cost[name] for name in COSTS}
     return {"memory": cost["memory"], "seconds": seconds, "target": cost["target"]}
 
 

@@ -217,16 +217,12 @@ def check_state(
     missing = [name for name in variables if name not in state.arrays]
     unknown = [name for name in state.arrays if name not in variables]
     if missing or unknown:
-        names = [
-            f"{label}: {', '.join(names)}"
-            for label, names in (("missing", missing), ("unknown", unknown))
-            if names
-        ]
+        lists = {"missing": missing, "unknown": unknown}.items()
         raise NamedMeshError(
             f"the state given to {artifact.name} is that of another program",
             f"given: {state}",
             expected,
-            *names,
+            *(f"{label}: {', '.join(names)}" for label, names in lists if names),
             fix=_START,
         )
     _check_arrays(artifact, variables, state.arrays, sharding)
@@ -258,16 +254,12 @@ def _check_arrays(
         fixes.append("use the state that step returned")
     if different:
         problems.append(f"{_subject(different, 'is', 'are')} not what {artifact.name} has")
-        for name in different:
-            array = arrays[name]
-            details.append(
-                f"{name} is {array.dtype}{list(array.shape)}, not {variables[name].text}"
-            )
+        types = {name: f"{arrays[name].dtype}{list(arrays[name].shape)}" for name in different}
+        details += [f"{name} is {text}, not {variables[name].text}" for name, text in types.items()]
         fixes.append("start from this step's own init or place")
     if elsewhere:
-        problems.append(
-            f"{_subject(elsewhere, 'is', 'are')} sharded otherwise than in {artifact.name}"
-        )
+        verb = _subject(elsewhere, "is", "are")
+        problems.append(f"{verb} sharded otherwise than in {artifact.name}")
         details += [f"{name}: {variables[name].sharded_text}" for name in elsewhere]
         details.append(f"mesh: {artifact.mesh}")
         fixes.append("move it with step.place(state)")
@@ -305,11 +297,8 @@ def _find_alias(
     array: jax.Array, variables: Mapping[str, jax.Array], updated: Collection[str]
 ) -> str | None:
     """Return the updated variable that shares memory with an array, if there is one."""
-    likely = [
-        name
-        for name in updated
-        if variables[name].shape == array.shape and variables[name].dtype == array.dtype
-    ]
+    kind = array.shape, array.dtype
+    likely = [one for one in updated if (variables[one].shape, variables[one].dtype) == kind]
     if not likely:
         return None
     addresses = _addresses(array)
