@@ -19,6 +19,10 @@ _SMALL = 2**20  # bytes of a member that may be compressed to any ratio
 _MARK = b"namedmesh-sha256:"
 _DIGITS = 64
 AGAIN = "export it again with nm.export"
+# What zipfile raises for files that are not as they should be.
+_DAMAGED = (
+    zipfile.BadZipFile, KeyError, ValueError, EOFError, OSError, RuntimeError, OverflowError,
+)  # fmt: skip
 
 
 def pack_members(members: Mapping[str, bytes]) -> bytes:
@@ -61,16 +65,7 @@ def unpack_members(data: bytes, names: Sequence[str], label: str) -> dict[str, b
         problem = "its contents cannot be decompressed"
     except NamedMeshError:
         raise
-    except (
-        zipfile.BadZipFile,
-        KeyError,
-        ValueError,
-        EOFError,
-        OSError,
-        NotImplementedError,
-        RuntimeError,
-        OverflowError,
-    ) as error:
+    except _DAMAGED as error:
         problem = str(error.args[0]) if error.args else type(error).__name__
     raise NamedMeshError(
         f"{label!r} is not a namedmesh artifact, or is damaged: {problem}", fix=AGAIN

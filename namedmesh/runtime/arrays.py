@@ -109,8 +109,8 @@ class ArrayPlacer:
         padded, rows = spec.padded(self.mesh), spec.sizes[0]
         shards = self.sharding(spec).addressable_devices_indices_map(padded).values()
         bounds = [index[0].indices(padded[0])[:2] for index in shards if index is not None]
-        start, stop = min(one for one, _ in bounds), max(one for _, one in bounds)
-        return slice(min(start, rows), min(stop, rows))
+        starts, stops = zip(*bounds, strict=True)
+        return slice(min(*starts, rows), min(max(stops), rows))
 
     def _is_placed(self, spec: TensorSpec, value: Any) -> bool:
         """Return whether a value is sharded as the program wants it, padding included."""
@@ -157,12 +157,9 @@ class ArrayPlacer:
             if inside:
                 inside[0] = slice(bounds[0][0] - first, bounds[0][1] - first)
             shard = own[tuple(inside)]
-            missing = [
-                (0, stop - start - size)
-                for (start, stop), size in zip(bounds, shard.shape, strict=True)
-            ]
-            if any(more for _, more in missing):
-                return np.pad(shard, missing)
+            missing = [b - a - size for (a, b), size in zip(bounds, shard.shape, strict=True)]
+            if any(missing):
+                return np.pad(shard, [(0, more) for more in missing])
             # On CPU jax takes over the memory it is given, and elsewhere it reads it later: a user
             # who writes the next batch into the same array would change this one.
             return shard.copy()

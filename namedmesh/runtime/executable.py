@@ -67,14 +67,8 @@ class Report:
         """
         memory = compiled.memory_analysis()
         assert memory is not None, "CPU, GPU and TPU compilers all count memory"
-        return cls(
-            seconds,
-            memory.argument_size_in_bytes,
-            memory.output_size_in_bytes,
-            memory.temp_size_in_bytes,
-            memory.alias_size_in_bytes,
-            memory.generated_code_size_in_bytes,
-        )
+        names = ("argument", "output", "temp", "alias", "generated_code")
+        return cls(seconds, *(getattr(memory, f"{name}_size_in_bytes") for name in names))
 
     @property
     def peak_bytes(self) -> int:

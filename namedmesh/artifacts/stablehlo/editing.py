@@ -195,7 +195,7 @@ def main_template(module: ir.Module) -> Template:
 
 def replace_call(op: ir.Operation, results: Sequence[ir.Value]) -> None:
     """Replace a custom call by the values that it returns."""
-    if isinstance(op.result.type, ir.TupleType) or str(op.result.type).startswith("tuple"):
+    if str(op.result.type).startswith("tuple"):
         for use in list(op.result.uses):
             element = use.owner.operation
             number = ir.IntegerAttr(element.attributes["index"]).value
@@ -215,16 +215,15 @@ class _Inliner:
 
     def inline(self, function: ir.Operation) -> None:
         """Replace every call inside a function."""
-        for block in list(blocks(function)):
-            for view in list(block.operations):
-                op = view.operation
-                if op.name == "func.call":
-                    callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
-                    with ir.InsertionPoint(op):
-                        results = self.template(callee).copy(list(op.operands))
-                    for old, new in zip(op.results, results, strict=True):
-                        old.replace_all_uses_with(new)
-                    op.erase()
+        ops = [view.operation for block in blocks(function) for view in block.operations]
+        for op in ops:
+            if op.name == "func.call":
+                callee = ir.FlatSymbolRefAttr(op.attributes["callee"]).value
+                with ir.InsertionPoint(op):
+                    results = self.template(callee).copy(list(op.operands))
+                for old, new in zip(op.results, results, strict=True):
+                    old.replace_all_uses_with(new)
+                op.erase()
 
     def template(self, name: str) -> Template:
         """Return the template of a function, its own calls inlined."""
