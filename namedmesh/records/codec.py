@@ -140,8 +140,9 @@ def _is_number(value: object) -> bool:
 
 
 def _is_real(value: object) -> bool:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and 0 <= value < 1e300  # false for nan
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return False
+    return 0 <= value < 1e300  # false for nan
 
 
 def _checked(kind: type, expected: str, make: Callable[[Any, Any], Any]) -> Any:

@@ -349,9 +349,8 @@ class AttentionCall:
         operands = self.shared(first)
         batch, queries, heads, _ = shape = operands.q.shape
         y, lse, dy = y.reshape(shape), lse.reshape(batch, heads, queries), dy.reshape(shape)
-        tiles = {
-            "by_keys": self.tiles(BACKWARD_KEYS),
-            "by_queries": self.tiles(BACKWARD_QUERIES),
-        }
-        cotangents = run_backward(operands, y, lse, dy, self.options, **tiles)
+        by_keys, by_queries = self.tiles(BACKWARD_KEYS), self.tiles(BACKWARD_QUERIES)
+        cotangents = run_backward(
+            operands, y, lse, dy, self.options, by_keys=by_keys, by_queries=by_queries
+        )
         return tuple(x.reshape(like.shape) for x, like in zip(cotangents, reads, strict=False))
