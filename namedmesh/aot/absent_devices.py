@@ -13,7 +13,7 @@ import numpy as np
 from jax.experimental import topologies
 from jax.sharding import SingleDeviceSharding
 
-from namedmesh.aot.memory import read_available
+from namedmesh.aot.memory import read_totals
 from namedmesh.errors.errors import NamedMeshError
 from namedmesh.hardware.chips import TPUS
 from namedmesh.hardware.topology import Target
@@ -90,13 +90,13 @@ def hbm_bytes(device: Any) -> int | None:
     if device.platform == "cpu":
         return None
     # The compiler tells it only for programs that need more, so one that does is compiled.
-    too_large = jax.ShapeDtypeStruct(
-        (2**20, 2**19), np.float32, sharding=SingleDeviceSharding(device)
-    )
+    here = SingleDeviceSharding(device)
+    too_large = jax.ShapeDtypeStruct((2**20, 2**19), np.float32, sharding=here)
     try:
         jax.jit(lambda x: x + 1.0).lower(too_large).compile()
     except RuntimeError as error:
-        return read_available(str(error))
+        totals = read_totals(str(error))
+        return totals[1] if totals else None
     return None
 
 

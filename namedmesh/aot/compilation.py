@@ -73,8 +73,8 @@ def compile_for(
     partitioner = choose_partitioner(partitioner)
     if target.generation and artifact.mesh.slices != target.slices:
         same = replace(target, slices=artifact.mesh.slices)
-        other = same.suggest(artifact.mesh.devices).partition(", or plan")[0]
-        other = f"{other}, or " if other.startswith("use") else ""
+        other, _, rest = same.suggest(artifact.mesh.devices).partition(", or plan")
+        other = f"{other}, or " if rest else ""
         raise NamedMeshError(
             f"{artifact.name} is planned for slices={artifact.mesh.slices}, "
             f"and {target} has {target.slices}",
@@ -82,12 +82,10 @@ def compile_for(
             fix=f"{other}plan it for a mesh with slices={target.slices}",
         )
     if artifact.mesh.devices != target.cores:
-        raise NamedMeshError(
-            f"{artifact.name} is planned for {artifact.mesh.devices} devices, "
-            f"and {target} has {target.cores}",
-            f"mesh: {artifact.mesh}",
-            fix=target.suggest(artifact.mesh.devices),
-        )
+        planned = f"{artifact.name} is planned for {artifact.mesh.devices} devices"
+        problem = f"{planned}, and {target} has {target.cores}"
+        fix = target.suggest(artifact.mesh.devices)
+        raise NamedMeshError(problem, f"mesh: {artifact.mesh}", fix=fix)
     devices = devices_of(target)
     torus = Torus.of_devices(devices, target)
     assignment = assign_devices(artifact.mesh, torus, traffic_of(artifact.collectives))
@@ -99,7 +97,12 @@ def compile_for(
     except RuntimeError as error:
         step, lack = None, read_exhaustion(str(error), artifact)
         if lack is None:
-            raise _refused(artifact, target, error) from error
+            raise NamedMeshError(
+                f"the compiler of {target} refuses {artifact.name}",
+                *first_lines(error),
+                fix="replace the op it names; an op that runs on CPU alone has no place "
+                "in a program for TPU",
+            ) from error
     seconds = time.perf_counter() - start
     text = step.as_text() if step is not None else _dump_last_try(lowered)
     module = parse_module(text) if text else None
@@ -153,21 +156,6 @@ def _dump_last_try(lowered: LoweredModule) -> str | None:
     with tempfile.TemporaryDirectory() as folder:
         with contextlib.suppress(RuntimeError):
             compile_lowered(lowered, {"xla_dump_to": folder, "xla_dump_hlo_as_text": True})
-        scheduled = [
-            path
-            for path in pathlib.Path(folder).rglob("*.txt")
-            if "is_scheduled=true" in path.read_text()[:4000]
-        ]
-        if not scheduled:
-            return None
-        return max(scheduled, key=lambda path: path.stat().st_mtime).read_text()
-
-
-def _refused(artifact: Artifact, target: Target, error: Exception) -> NamedMeshError:
-    """Make the error for a program that a compiler does not take."""
-    return NamedMeshError(
-        f"the compiler of {target} refuses {artifact.name}",
-        *first_lines(error),
-        fix="replace the op it names; an op that runs on CPU alone has no place "
-        "in a program for TPU",
-    )
+        dumped = sorted(pathlib.Path(folder).rglob("*.txt"), key=lambda path: path.stat().st_mtime)
+        texts = (path.read_text() for path in reversed(dumped))
+        return next((text for text in texts if "is_scheduled=true" in text[:4000]), None)

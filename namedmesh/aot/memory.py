@@ -60,10 +60,8 @@ def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[
         opcode, op_name = value.instruction.opcode, value.instruction.op_name
         together = len(value.arrays) > 1 and opcode in COMMUNICATING
         for array in value.arrays:
-            if together:
-                origin = f"one of {len(value.arrays)} in an {opcode}"
-            else:
-                origin = find_origin(op_name, array, artifact)
+            origin = f"one of {len(value.arrays)} in an {opcode}"
+            origin = origin if together else find_origin(op_name, array, artifact)
             alike[array.bytes, str(array), origin] += 1
     buffers = [Buffer(size, shape, origin, n) for (size, shape, origin), n in alike.items()]
     return _largest(buffers, count)
@@ -71,10 +69,8 @@ def largest_buffers(artifact: Artifact, module: Module, count: int = 8) -> list[
 
 def known_buffers(artifact: Artifact, count: int = 8) -> list[Buffer]:
     """Return the largest tensors of the manifest: entries, and operands of collectives."""
-    buffers = [
-        Buffer(spec.bytes_per_device(artifact.mesh), spec.sharded_text, spec.name)
-        for spec in (*artifact.inputs, *artifact.variables)
-    ]
+    sizes = _planned_bytes(artifact)
+    buffers = [Buffer(size, spec.sharded_text, spec.name) for spec, size in sizes]
     for one in artifact.collectives:
         shape = f"{one.dtype}[{one.elements}]"
         buffers.append(Buffer(one.bytes, shape, _result_texts(one.op, artifact)[0]))
@@ -154,10 +150,8 @@ class Memory:
     @property
     def rows(self) -> list[tuple[str, str]]:
         """The rows of a table for people."""
-        labels = {
-            "state": "optimizer and other state",
-            "activations": "activations that loops keep, as planned",
-        }
+        labels = {"state": "optimizer and other state"}
+        labels["activations"] = "activations that loops keep, as planned"
         return [(labels.get(name, name), human(size)) for name, size in vars(self).items()]
 
     def _repr_html_(self) -> str:
@@ -167,50 +161,37 @@ class Memory:
 
 def attribute_memory(artifact: Artifact, report: Report, module: Module) -> Memory:
     """Divide a compiled step's bytes by use."""
-    return _memory(
-        artifact,
-        entry_bytes(artifact, module),
-        between=report.argument_bytes,
-        within=report.temporary_bytes,
-        results=report.output_bytes - report.aliased_bytes,
-        code=report.code_bytes,
-    )
+    used = report.argument_bytes, report.temporary_bytes
+    results = report.output_bytes - report.aliased_bytes
+    return _divide(artifact, entry_bytes(artifact, module), *used, results, report.code_bytes)
 
 
 def estimate_memory(artifact: Artifact, needed: int) -> Memory:
     """Divide a total by use as the manifest has it, without padding and results."""
-    mesh = artifact.mesh
-    sizes = [
-        (spec, spec.bytes_per_device(mesh)) for spec in (*artifact.inputs, *artifact.variables)
-    ]
+    sizes = _planned_bytes(artifact)
     between = sum(size for _, size in sizes)
-    within = max(needed - between, 0)
-    return _memory(artifact, sizes, between=between, within=within, results=0, code=0)
+    return _divide(artifact, sizes, between, max(needed - between, 0))
 
 
-def _memory(
-    artifact: Artifact,
-    sizes: Sequence[tuple[TensorSpec, int]],
-    *,
-    between: int,
-    within: int,
-    results: int,
-    code: int,
+Sizes = Sequence[tuple[TensorSpec, int]]
+
+
+def _planned_bytes(artifact: Artifact) -> Sizes:
+    """Return the bytes that each entry of a step takes on a core, by the manifest."""
+    entries = (*artifact.inputs, *artifact.variables)
+    return [(spec, spec.bytes_per_device(artifact.mesh)) for spec in entries]
+
+
+def _divide(
+    artifact: Artifact, sizes: Sizes, between: int, within: int, results: int = 0, code: int = 0
 ) -> Memory:
     """Divide the bytes that are allocated between steps and within one by use."""
     variables = [(spec, size) for spec, size in sizes if isinstance(spec, VariableSpec)]
     weights = sum(size for spec, size in variables if spec.trainable)
     inputs = sum(size for spec, size in sizes if not isinstance(spec, VariableSpec))
+    state = between - weights - inputs
     activations = min(artifact.activation_bytes, within)
-    return Memory(
-        weights=weights,
-        state=between - weights - inputs,
-        inputs=inputs,
-        results=results,
-        activations=activations,
-        temporaries=within - activations,
-        code=code,
-    )
+    return Memory(weights, state, inputs, results, activations, within - activations, code)
 
 
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -226,7 +207,6 @@ _ALLOCATION = re.compile(r"\n\s*\d+\. Size: ")
 _OPERATOR = re.compile(r'op_name="([^"]*)"')
 _SHAPE = re.compile(r"Shape: (\S+\])")
 _PARAMETER = re.compile(r"parameter\((\d+)\)")
-_AVAILABLE = re.compile(r"(?:Used \S+ of|available HBM \(|has) ?([\d.]+)([MG])")
 
 
 @dataclass(frozen=True)
@@ -244,18 +224,16 @@ def read_exhaustion(message: str, artifact: Artifact) -> Exhausted | None:
     # that number, the memory that shallower ones grow towards, weights and all.
     if "RESOURCE_EXHAUSTED" not in message and "CompileTimeHbmOom" not in message:
         return None
+    totals = read_totals(message)
+    return Exhausted(*totals, tuple(_allocations(message, artifact))) if totals else None
+
+
+def read_totals(message: str) -> tuple[int, int] | None:
+    """Return the needed and the available bytes of an out-of-memory message."""
     for pattern in _TOTALS:
-        match = pattern.search(message)
-        if match:
-            needed, available = _bytes(match[1], match[2]), _bytes(match[3], match[4])
-            return Exhausted(needed, available, tuple(_allocations(message, artifact)))
+        if match := pattern.search(message):
+            return _bytes(match[1], match[2]), _bytes(match[3], match[4])
     return None
-
-
-def read_available(message: str) -> int | None:
-    """Return the bytes of memory that an out-of-memory message says there are."""
-    match = _AVAILABLE.search(message)
-    return _bytes(match[1], match[2]) if match else None
 
 
 def _allocations(message: str, artifact: Artifact) -> list[Buffer]:
@@ -319,9 +297,8 @@ def _find_replicated(artifact: Artifact) -> tuple[float, str]:
     waste, largest, example = 0.0, 0, ""
     mesh = artifact.mesh
     for spec in artifact.variables:
-        idle = [
-            axis for axis, size in mesh.axes.items() if size > 1 and axis not in spec.sharding.used
-        ]
+        wide = [axis for axis, size in mesh.axes.items() if size > 1]
+        idle = [axis for axis in wide if axis not in spec.sharding.used]
         if idle and spec.shape:
             size = spec.bytes_per_device(mesh)
             waste += size * (1 - 1 / mesh.size(idle))

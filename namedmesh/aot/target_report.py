@@ -42,18 +42,11 @@ class CollectiveRow:
     planned_wire_bytes: int = 0
     made_wire_bytes: int = 0  # the same as compiled
 
-    def add(
-        self, planned: Collective | None = None, made: CompiledCollective | None = None
-    ) -> None:
-        """Count one more collective, with all its runs."""
-        if planned:
-            self.planned += planned.times
-            self.planned_bytes += planned.total_bytes
-            self.planned_wire_bytes += planned.total_wire_bytes
-        if made:
-            self.made += made.times
-            self.made_bytes += made.times * made.bytes
-            self.made_wire_bytes += made.times * made.wire_bytes
+    def add(self, side: str, one: Collective | CompiledCollective) -> None:
+        """Count one more planned or made collective, with all its runs."""
+        figures = {"": 1, "_bytes": one.bytes, "_wire_bytes": one.wire_bytes}
+        for name, size in figures.items():
+            setattr(self, side + name, getattr(self, side + name) + one.times * size)
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
@@ -71,12 +64,14 @@ def tabulate_collectives(audit: Audit) -> list[CollectiveRow]:
 
     different = [(one.planned, one.compiled) for one in audit.differences]
     for plan, one in (*audit.matched, *different):
-        row(plan.kind, plan.axes, plan.dtype, one.dtype).add(plan, one)
+        found = row(plan.kind, plan.axes, plan.dtype, one.dtype)
+        found.add("planned", plan)
+        found.add("made", one)
     for plan in (*audit.merged, *audit.missing):
-        row(plan.kind, plan.axes, plan.dtype, plan.dtype).add(planned=plan)
+        row(plan.kind, plan.axes, plan.dtype, plan.dtype).add("planned", plan)
     for one in audit.unplanned:
         axes = one.axes or ("other groups",)
-        row(one.kind, axes, one.dtype, one.dtype).add(made=one)
+        row(one.kind, axes, one.dtype, one.dtype).add("made", one)
     return list(rows.values())
 
 
@@ -219,9 +214,8 @@ class TargetReport:
             lines.append(f"  {self._verdict}")
             rows = _format_collectives(self.collectives())
             lines += columns(rows, 4) if rows else ["    none"]
-            lines += [
-                f"    {line}" for line in (*self.audit.describe_problems(), *self.audit.notes)
-            ]
+            problems = self.audit.describe_problems()
+            lines += [f"    {line}" for line in (*problems, *self.audit.notes)]
         return "\n".join([*lines, *(f"  {line}" for line in self._costs)])
 
     def __repr__(self) -> str:
@@ -232,10 +226,8 @@ class TargetReport:
         numbers = ("bytes", *_HEAD[2:8])
         parts = [html_table(("a core holds", "bytes"), self._memory_rows, numbers)]
         if self.buffers:
-            parts += [
-                html_text(_VALUES),
-                html_table(("bytes", "shape", "value"), self._buffer_rows),
-            ]
+            head = ("bytes", "shape", "value")
+            parts += [html_text(_VALUES), html_table(head, self._buffer_rows)]
         parts += [html_text(f"what helps: {lever}") for lever in self.levers]
         if self.audit:
             parts.append(html_text(self._verdict))
@@ -273,10 +265,8 @@ class TargetReport:
     @property
     def _costs(self) -> list[str]:
         """The lines about bytes that leave a host, FLOPs, time and distance."""
-        lines = [
-            f"{human(size)} leave a {block} in a step, as planned"
-            for block, size in self.leaving.items()
-        ]
+        leaving = self.leaving.items()
+        lines = [f"{human(size)} leave a {block} in a step, as planned" for block, size in leaving]
         counter = "program" if self.flops_per_core == self.program_flops else "compiler"
         flops = f"{self.flops_per_core:.4g} FLOPs a core and step (the {counter}'s count)"
         lines.append(f"{self.weights:,} weights, {flops}")
@@ -285,10 +275,8 @@ class TargetReport:
             extent = once.removeprefix(", ") or "all of it"
             lines.append(f"{human(self.bytes_accessed)} of memory accessed by a core ({extent})")
         if self.compute_seconds:
-            lines.append(
-                f"{self.compute_seconds:.3g} s of computation by the compiler's "
-                "estimate of cycles, loops in full"
-            )
+            source = "by the compiler's estimate of cycles, loops in full"
+            lines.append(f"{self.compute_seconds:.3g} s of computation {source}")
         if self.optimal_seconds and self.optimal_seconds > 0:
             lines.append(f"{self.optimal_seconds:.3g} s at best by its cost analysis{once}")
         hops, listed = self.assignment.hops, self.assignment.listed_hops
@@ -304,16 +292,10 @@ def count_weights(artifact: Artifact) -> int:
 
 def failed_row(artifact: Artifact | None, target: Target, model: str, error: str) -> dict[str, Any]:
     """Return the JSON row of an Artifact that could not be compiled at all."""
-    unknown = dict.fromkeys(
-        ("peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds", "collectives_match_plan")
-    )
-    return {
-        "model": model,
-        "target": str(target),
-        "mesh": str(artifact.mesh) if artifact else None,
-        "cores": target.cores,
-        "weights": count_weights(artifact) if artifact else None,
-        "fits": None,
-        "error": error,
-        **unknown,
-    }
+    names = (
+        "mesh", "weights", "fits", "peak_bytes", "hbm_bytes", "flops_per_core", "compile_seconds",
+        "collectives_match_plan",
+    )  # fmt: skip
+    row = {"model": model, "target": str(target), "cores": target.cores, "error": error}
+    known = {"mesh": str(artifact.mesh), "weights": count_weights(artifact)} if artifact else {}
+    return {**row, **dict.fromkeys(names), **known}
