@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from textwrap import shorten
@@ -15,6 +15,7 @@ from namedmesh.display.html import html_block, html_table, html_text
 from namedmesh.display.text import columns, human
 from namedmesh.errors.errors import NamedMeshError, check_word
 from namedmesh.errors.source import Source
+from namedmesh.hardware.assignment import traffic_of
 from namedmesh.hardware.hardware import Hardware
 from namedmesh.ir.format import format_value
 from namedmesh.planning.plan import Plan
@@ -136,28 +137,18 @@ class Cost:
             "mesh": self.plan.mesh.to_json(),
             "layout": self.plan.layout.text,
             **{name: getattr(self, name) for name in (*_SECONDS, "flops", "mfu")},
-            "ops": [
-                {
-                    "kind": one.op.kind,
-                    "source": str(one.source),
-                    **{name: getattr(one, name) for name in of_op},
-                }
-                for one in self.ops
-            ],
+            "ops": [{"kind": one.op.kind, **_describe(one, of_op)} for one in self.ops],
             "collectives": [
                 {
                     "axes": list(one.collective.axes),
-                    "source": str(one.collective.source),
                     "seconds": one.seconds,
-                    **{name: getattr(one.collective, name) for name in of_collective},
+                    **_describe(one.collective, of_collective),
                 }
                 for one in self.collectives
             ],
             "memory": {
-                "peak_bytes": memory.peak_bytes,
-                "at": memory.at,
-                "kept_bytes": memory.kept_bytes,
-                "alive": [{**vars(one), "source": str(one.source)} for one in memory.alive],
+                **vars(memory),
+                "alive": [_describe(one, vars(one)) for one in memory.alive],
                 "timeline": [list(one) for one in memory.timeline],
             },
         }
@@ -172,8 +163,7 @@ class Cost:
     def __repr__(self) -> str:
         times = f"{format_seconds(self.least_seconds)} to {format_seconds(self.seconds)} a step"
         memory = f"{human(self.memory.peak_bytes)} of {human(self.hardware.memory_bytes)}"
-        place = f"{self.plan.program.name} on {self.plan.mesh}, {self.hardware}"
-        return f"Cost({place}: {times}, {memory})"
+        return f"Cost({self._place}: {times}, {memory})"
 
     def _repr_html_(self) -> str:
         parts = [html_table(("", ""), [*self._totals.items()])]
@@ -184,9 +174,11 @@ class Cost:
 
     @property
     def _title(self) -> str:
-        plan = self.plan
-        place = f"{plan.program.name} on {plan.mesh}, {self.hardware}"
-        return f"cost of {place}, layout {plan.layout.text!r}"
+        return f"cost of {self._place}, layout {self.plan.layout.text!r}"
+
+    @property
+    def _place(self) -> str:
+        return f"{self.plan.program.name} on {self.plan.mesh}, {self.hardware}"
 
     @property
     def _totals(self) -> dict[str, str]:
@@ -214,17 +206,18 @@ class Cost:
             one, time = cost.collective, format_seconds(cost.total_seconds)
             cells = (one.kind, time, format_times(one.times, one.open_ended), "+".join(one.axes))
             collectives.append((*cells, one.tensor, human(one.bytes), _format_line(one.source)))
-        alive = [
-            (one.label, human(one.bytes), one.place, str(one.source)) for one in memory.alive[:MOST]
-        ]
-        head = ("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")
-        tables = [_Table(head, ops, len(self.ops), "ops")]
-        head = ("collective", "in one step", "times", "axes", "tensor", "bytes", "line")
-        tables.append(_Table(head, collectives, len(self.collectives), "collectives"))
+        held = memory.alive[:MOST]
+        alive = [(one.label, human(one.bytes), one.place, str(one.source)) for one in held]
+        of_op = ("op", "in one step", "times", "bound by", "FLOPs", "bytes", "line")
+        of_collective = ("collective", "in one step", "times", "axes", "tensor", "bytes", "line")
         at = f" (during {memory.at})" if memory.at else ""
-        head = (f"at the peak{at}", "bytes", "dims with the axes they hold", "line")
-        tables = [table for table in tables if table.rows]
-        return [*tables, _Table(head, alive, len(memory.alive), "tensors")]
+        of_tensor = (f"at the peak{at}", "bytes", "dims with the axes they hold", "line")
+        tables = [
+            _Table(of_op, ops, len(self.ops), "ops"),
+            _Table(of_collective, collectives, len(self.collectives), "collectives"),
+            _Table(of_tensor, alive, len(memory.alive), "tensors"),
+        ]
+        return [table for table in tables if table.rows or table.head is of_tensor]
 
 
 def format_seconds(seconds: float) -> str:
@@ -233,6 +226,11 @@ def format_seconds(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
     return f"{seconds / 1e-6:.3g} us"
+
+
+def _describe(record: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return some fields of a record as JSON has them, and its line."""
+    return {**{name: getattr(record, name) for name in names}, "source": str(record.source)}
 
 
 def _format_line(source: Source) -> str:
@@ -279,10 +277,8 @@ def cost(plan: Plan, target: str | os.PathLike | Hardware, *, precision: str = "
     program = plan.program
     donated = {tensor: program.variables[name].tensor for name, tensor in program.updates.items()}
     outputs = (*program.outputs, *program.updates.values())
-    occupancy = estimator.walk(program, program.ops, outputs, 1, donated)
-    traffic: Counter[tuple[str, ...]] = Counter()
-    for one in plan.collectives:
-        traffic[one.axes] += one.total_bytes
+    occupancy = estimator.walk(program.ops, outputs, 1, donated)
+    traffic = traffic_of(plan.collectives)
     collectives = tuple(
         CollectiveCost(one, hardware.network.seconds(one, plan.mesh, traffic))
         for one in plan.collectives

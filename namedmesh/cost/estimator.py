@@ -14,6 +14,8 @@ from namedmesh.ir.op import Body, Op
 from namedmesh.ir.tensor import Tensor
 from namedmesh.planning.plan import Plan
 
+Homes = Mapping[Tensor, Tensor | None]  # the tensor whose memory each result reuses
+
 
 @dataclass(frozen=True, eq=False)
 class OpCost:
@@ -44,15 +46,10 @@ class Estimator:
         self.ops: list[OpCost] = []
 
     def walk(
-        self,
-        owner: object,
-        ops: Sequence[Op],
-        outputs: Sequence[Tensor],
-        times: int,
-        homes: Mapping[Tensor, Tensor | None],
+        self, ops: Sequence[Op], outputs: Sequence[Tensor], times: int, homes: Homes
     ) -> Occupancy:
         """Enter the costs of a body's ops, and return what they hold in memory."""
-        body = FusedBody(self.plan, owner, ops, outputs, self.hardware)
+        body = FusedBody(self.plan, ops, outputs, self.hardware)
         inner: dict[int, Occupancy] = {}
         shared: dict[Tensor, Tensor] = {}
         for i, run in enumerate(body.runs):
@@ -71,7 +68,7 @@ class Estimator:
         before, found = self.ops, []
         for body in op.bodies:
             self.ops = []
-            occupancy = self.walk(body, body.ops, body.outputs, repeats, _find_homes(op, body))
+            occupancy = self.walk(body.ops, body.outputs, repeats, _find_homes(op, body))
             found.append((self.ops, occupancy))
         if op.branches:
             found.sort(key=lambda one: sum(cost.total_seconds for cost in one[0]))
@@ -110,18 +107,10 @@ class Estimator:
             vector_rate *= hardware.kernel_share
         compute = run.flops / rate + run.fused_flops / vector_rate
         memory = run.bytes / (hardware.memory_bandwidth * hardware.memory_share)
-        return OpCost(
-            op,
-            self.plan.placements.names[op],
-            op.phase,
-            op.scope.rstrip("/"),
-            op.source,
-            times,
-            run.flops + run.fused_flops,
-            run.bytes,
-            hardware.start + max(compute, memory),
-            "compute" if compute > memory else "memory",
-        )
+        seconds = hardware.start + max(compute, memory)
+        bound = "compute" if compute > memory else "memory"
+        place = (op, self.plan.placements.names[op], op.phase, op.scope.rstrip("/"), op.source)
+        return OpCost(*place, times, run.flops + run.fused_flops, run.bytes, seconds, bound)
 
     def describe_memory(self, occupancy: Occupancy) -> PeakMemory:
         """Describe the peak by the plan's names, with inputs and state."""
@@ -129,19 +118,14 @@ class Estimator:
         given = [*program.inputs.values(), *(one.tensor for one in program.variables.values())]
         kept = {tensor: body.bytes_of(tensor) for tensor in given}
         below = sum(kept.values())
-        alive = [
-            self._describe(buffer, size)
-            for buffer, size in (*kept.items(), *occupancy.find_alive())
-            if size
-        ]
+        held = (*kept.items(), *occupancy.find_alive())
+        alive = [self._describe(buffer, size) for buffer, size in held if size]
         run = occupancy.find_peak()
-        return PeakMemory(
-            below + occupancy.peak_bytes,
-            plan.placements.names[run.op] if run else "",
-            below,
-            tuple(sorted(alive, key=lambda one: -one.bytes)),
-            tuple((plan.placements.names[run.op], held) for run, held in occupancy.walk(below)),
-        )
+        names = plan.placements.names
+        timeline = tuple((names[run.op], held) for run, held in occupancy.walk(below))
+        alive.sort(key=lambda one: -one.bytes)
+        at = names[run.op] if run else ""
+        return PeakMemory(below + occupancy.peak_bytes, at, below, tuple(alive), timeline)
 
     def _describe(self, buffer: Buffer, size: int) -> Alive:
         """Describe a buffer; a resharded value has the name of its tensor."""
@@ -152,8 +136,7 @@ class Estimator:
             tensor = value if isinstance(value, Tensor) else value[0]  # type: ignore[index]
         whole = place.local_elements(tensor.shape, self.plan.mesh) * tensor.itemsize
         dtype = "bfloat16" if 2 * size == whole else tensor.dtype
-        text = f"{dtype}{place.text(tensor.shape)}"
-        return Alive(tensor.label, size, tensor.source, text)
+        return Alive(tensor.label, size, tensor.source, f"{dtype}{place.text(tensor.shape)}")
 
 
 def _is_read_by_products(

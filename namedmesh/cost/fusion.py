@@ -92,16 +92,12 @@ class Contents:
 
     def describe(self, op: Op) -> Hashable:
         """Return a key that equal ops on equal operands and shardings share."""
-        operands = [
-            (self._describe_operand(x), self._place(op, i)) for i, x in enumerate(op.inputs)
-        ]
+        operands = []
+        for i, x in enumerate(op.inputs):
+            steps = self.plan.placements.operand_moves.get((op, i))
+            operands.append((self._describe_operand(x), steps[-1].result if steps else None))
         places = [self.plan.shardings[tensor] for tensor in op.outputs]
         return describe_options(op), tuple(operands), tuple(places)
-
-    def _place(self, op: Op, i: int) -> Sharding | None:
-        """Return the sharding that an operand is moved to, if it is."""
-        steps = self.plan.placements.operand_moves.get((op, i))
-        return steps[-1].result if steps else None
 
     def _describe_operand(self, tensor: Tensor) -> Hashable:
         """Return a key of an operand; constants are equal if their ops are."""
@@ -178,16 +174,10 @@ class FusedBody:
     """The fusions of a program's or a loop body's ops, in order."""
 
     def __init__(
-        self,
-        plan: Plan,
-        owner: object,
-        ops: Sequence[Op],
-        outputs: Sequence[Tensor],
-        hardware: Hardware,
+        self, plan: Plan, ops: Sequence[Op], outputs: Sequence[Tensor], hardware: Hardware
     ):
         self.plan, self.hardware, self.outputs = plan, hardware, outputs
         self._sizes: dict[tuple[Tensor, Sharding], int] = {}
-        self._positions: dict[Op, range] = {}
         self.ops = self._find_live(ops)
         self._producers = {tensor: op for op in self.ops for tensor in op.outputs}
         self._replaced = self._find_replaced(ops)
@@ -201,7 +191,7 @@ class FusedBody:
                 operands = {self.resolve(op.inputs[i]) for i in self.read_positions(op)}
                 self.readers.update(operands)
                 self._last_reader.update(dict.fromkeys(operands, op))
-        self._demanded = self._find_demanded(owner)
+        self._demanded = self._find_demanded()
         self._moved: set[Buffer] = set()
         self._within: dict[Tensor, Run] = {}  # for what is not written: how it is made
         self.runs = [run for op in self.ops if (run := self._make_run(op)) is not None]
@@ -210,14 +200,9 @@ class FusedBody:
 
     def read_positions(self, op: Op) -> range:
         """Return which operands an op reads when it runs; the others are for derivatives."""
-        if op not in self._positions:
-            count = len(op.inputs)
-            if self.uses_kernel(op):
-                self._positions[op] = range(len(op.outputs), count)
-            else:
-                passes = op.passes_through
-                self._positions[op] = range(len(op.outputs) if passes else count)
-        return self._positions[op]
+        if self.uses_kernel(op):
+            return range(len(op.outputs), len(op.inputs))
+        return range(len(op.outputs if op.passes_through else op.inputs))
 
     def uses_kernel(self, op: Op) -> bool:
         """Return True if a kernel replaces the named ops that computed an op's operands."""
@@ -225,10 +210,9 @@ class FusedBody:
 
     def elements_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
         """Count the elements of one device's shard, as planned or of another sharding."""
-        place = self.plan.shardings[tensor] if place is None else place
-        key = tensor, place
+        key = tensor, self.plan.shardings[tensor] if place is None else place
         if key not in self._sizes:
-            self._sizes[key] = place.local_elements(tensor.shape, self.plan.mesh)
+            self._sizes[key] = key[1].local_elements(tensor.shape, self.plan.mesh)
         return self._sizes[key]
 
     def bytes_of(self, tensor: Tensor, place: Sharding | None = None) -> int:
@@ -249,9 +233,7 @@ class FusedBody:
 
     def fuses(self, op: Op) -> bool:
         """Return True if an op fuses into those that read its results."""
-        if op.control or self.uses_kernel(op):
-            return False
-        if self._is_barrier(op):
+        if op.control or self.uses_kernel(op) or self._is_barrier(op):
             return False
         return op.elementwise or only_rearranges(op) or op.repeatable or spreads(op)
 
@@ -329,11 +311,8 @@ class FusedBody:
 
     def _passes_on(self, op: Op) -> bool:
         """Return True if an op's results are its operands, and nothing is moved."""
-        positions = self.read_positions(op)
-        passes = op.passes_through
-        if not passes and not (len(positions) == 1 == len(op.outputs) and keeps_numbers(op)):
-            return False
-        return self._stays(op)
+        alone = len(self.read_positions(op)) == 1 == len(op.outputs)
+        return (op.passes_through or (alone and keeps_numbers(op))) and self._stays(op)
 
     def _stays(self, op: Op) -> bool:
         """Return True if an op's results are as large as its operands, and nothing is moved."""
@@ -361,14 +340,13 @@ class FusedBody:
             return False
         return op.output.shape.elements < tensor.shape.elements  # a reduction
 
-    def _find_demanded(self, owner: object) -> set[Tensor]:
+    def _find_demanded(self) -> set[Tensor]:
         """Find the tensors that are read from memory, or that collectives move."""
         plan = self.plan
         demanded = {self.resolve(tensor) for tensor in self.outputs}
         for op in self.ops:
-            demanded.update(
-                tensor for tensor in op.outputs if moves_data(plan.placements.moves.get(tensor, ()))
-            )
+            moves = plan.placements.moves
+            demanded.update(x for x in op.outputs if moves_data(moves.get(x, ())))
             if self._is_barrier(op):
                 demanded.update(self.resolve(x) for x in op.inputs)
             if op in self._renaming:
@@ -467,7 +445,6 @@ class FusedBody:
             elements = elements if most is None else min(most, elements)
             run.reads[root] = max(run.reads.get(root, 0), elements * self._item_bytes(root))
         for (_, place), (i, _) in plan.placements.captured_moves.get(op, {}).items():
-            run.reads[plan.placements.value_of(op.inputs[i]), place] = self.bytes_of(
-                op.inputs[i], place
-            )
+            x = op.inputs[i]
+            run.reads[plan.placements.value_of(x), place] = self.bytes_of(x, place)
         return run
